@@ -1,0 +1,220 @@
+"""The client half of every method: one round from chunk to stored answer, hooks where methods differ."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.client import NumPyClient
+from torch import Tensor
+
+from fedkace_flwr import messages as keys
+from fedkace_flwr.buffer import Samples
+from fedkace_flwr.experiment import Experiment, as_arrays
+from fedkace_flwr.metrics import accuracy
+from fedkace_flwr.model import ResNet18
+from fedkace_flwr.objectives import Objective, TaskLoss
+from fedkace_flwr.seeding import generator_for
+from fedkace_flwr.store import Answer, ClientState, ClientStore
+from fedkace_flwr.training import predict, train
+
+Metrics = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ClientRound:
+    """A client's round as it begins.
+
+    Attributes
+    ----------
+    number : int
+        t, from 1.
+    chunk : Samples
+        D_t.
+    state : ClientState
+        What the client knew at the end of the round before; its buffer is M_{t-1}.
+    current : Tensor
+        bool (C,): the chunk's classes, C_t.
+    """
+
+    number: int
+    chunk: Samples
+    state: ClientState
+    current: Tensor
+
+    @property
+    def old(self) -> Tensor:
+        """Classes of earlier chunks, C_<t."""
+        return self.state.seen
+
+    @property
+    def seen(self) -> Tensor:
+        """Classes of all chunks, C_<=t."""
+        return self.current | self.state.seen
+
+
+class Stopwatch:
+    """Seconds by purpose."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, purpose: str) -> Iterator[None]:
+        """Add the time that the block takes."""
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[purpose] = self.seconds.get(purpose, 0.0) + time.perf_counter() - begun
+
+
+class ContinualClient(NumPyClient):
+    """One client of a streaming federation.
+
+    As it stands it is federated averaging: it trains on its chunk, keeps no buffer and answers by the global
+    model. A method overrides :meth:`objective`, :meth:`maintain`, :meth:`report` and :meth:`decide`.
+
+    Parameters
+    ----------
+    number : int
+        The client's number k, from 0.
+    experiment : Experiment
+        Configuration, data and network.
+    store : ClientStore
+        Where the client's state lies.
+    """
+
+    def __init__(self, number: int, experiment: Experiment, store: ClientStore) -> None:
+        self.number = number
+        self.experiment = experiment
+        self.config = experiment.config
+        self.store = store
+
+    # What methods override
+
+    def objective(self, now: ClientRound) -> Objective:
+        """The loss that this round's training minimises; its masks lie on the experiment's device."""
+        device = self.experiment.device
+        return TaskLoss(now.current.to(device), now.old.to(device))
+
+    def maintain(self, net: ResNet18, now: ClientRound) -> Samples:
+        """Choose the new buffer M_t, by the trained local model."""
+        return now.state.buffer
+
+    def report(self, objective: Objective, now: ClientRound) -> Metrics:
+        """What the server may know of training and buffer, beside sizes and seconds."""
+        return {}
+
+    def decide(self, net: ResNet18, state: ClientState, round_number: int) -> tuple[ClientState, Metrics]:
+        """Choose the inference model, given the new global model; the state with the decision, and a report."""
+        return replace(state, switched_at=state.switched_at or round_number), {}
+
+    # One round, as Flower drives it
+
+    def fit(self, parameters: list[np.ndarray[Any, Any]], config: dict[str, Any]) -> tuple[list[Any], int, Metrics]:
+        """Train on this round's chunk and buffer, choose the new buffer, and return the local model.
+
+        A round already done is answered from the store.
+        """
+        round_number = int(config[keys.ROUND])
+        answer = self.store.answer(round_number) or self._train_round(parameters, round_number)
+        return list(answer.arrays.values()), answer.examples, dict(answer.metrics)
+
+    def evaluate(self, parameters: list[np.ndarray[Any, Any]], config: dict[str, Any]) -> tuple[float, int, Metrics]:
+        """Take the new global model, decide which model answers, and report that model's test accuracy.
+
+        Returns the share of wrong answers as Flower's loss. A client that has met no class yet tests nothing.
+        """
+        round_number = int(config[keys.ROUND])
+        state = self.store.before(round_number + 1)
+        if not bool(state.seen.any()):
+            return 1.0, 0, {}
+        if state.evaluated != round_number:
+            state = self._evaluate_round(parameters, state, round_number)
+            self.store.save(state)
+        metrics = dict(state.evaluation)
+        return 1.0 - metrics[keys.ACCURACY], metrics.pop(keys.EXAMPLES), metrics
+
+    def _train_round(self, parameters: list[np.ndarray[Any, Any]], round_number: int) -> Answer:
+        started, watch = time.time(), Stopwatch()
+        state = self.store.before(round_number)
+        chunk = self.experiment.chunk(self.number, round_number)
+        now = ClientRound(round_number, chunk, state, chunk.class_counts(self.experiment.num_classes) > 0)
+        net = self._network(parameters)
+
+        with watch(keys.TRAINING_SECONDS):
+            objective = self.objective(now)
+            self._train(net, now, objective)
+        with watch(keys.SELECTION_SECONDS):
+            buffer = self.maintain(net, now)
+        with watch(keys.EVALUATION_SECONDS):
+            needed = state.switched_at is None or self.config.run.evaluate == "both"
+            local_accuracy = self._test(net, now.seen)[0] if needed else None
+
+        report = self.report(objective, now) | {keys.BUFFER_SIZE: len(buffer)}
+        if self.config.run.report_classes:
+            report[keys.BUFFER_CLASSES] = buffer.class_counts(self.experiment.num_classes).tolist()
+        report |= watch.seconds | {keys.STARTED: started, keys.FINISHED: time.time()}
+        learned = replace(state, round=round_number, seen=now.seen, buffer=buffer, local_accuracy=local_accuracy)
+        answer = Answer(as_arrays(net.state_dict()), len(chunk), report)
+        self.store.save_trained(learned, answer)
+        return answer
+
+    def _evaluate_round(
+        self, parameters: list[np.ndarray[Any, Any]], state: ClientState, round_number: int
+    ) -> ClientState:
+        started, watch = time.time(), Stopwatch()
+        net = self._network(parameters)
+        with watch(keys.EVALUATION_SECONDS):
+            state, report = self.decide(net, state, round_number)
+            local = state.local_accuracy
+            if state.switched_at is not None or self.config.run.evaluate == "both":
+                report[keys.GLOBAL_ACCURACY], examples = self._test(net, state.seen)
+            else:
+                examples = len(self.experiment.test_set(self.number, state.seen))
+        if local is not None:
+            report[keys.LOCAL_ACCURACY] = local
+        by_global = state.switched_at is not None
+        report[keys.ACCURACY] = report[keys.GLOBAL_ACCURACY] if by_global else local
+        if state.switched_at is not None:
+            report[keys.SWITCHED_AT] = state.switched_at
+        report |= {keys.SEEN_CLASSES: int(state.seen.sum()), keys.EXAMPLES: examples}
+        report |= watch.seconds | {keys.STARTED: started, keys.FINISHED: time.time()}
+        return replace(state, evaluated=round_number, evaluation=report)
+
+    # Tools for methods
+
+    def logits(self, net: ResNet18, samples: Samples) -> Tensor:
+        """Logits in evaluation mode, float32 (n, C) on the CPU."""
+        content, fetch = samples.content, self.experiment.dataset.fetch
+        images_of = fetch if content.dtype == torch.int64 else (lambda block: block)
+        return predict(net, images_of, content, self.experiment.preprocess)
+
+    def generator(self, purpose: str, round_number: int) -> torch.Generator:
+        """This client's own stream of randomness for a purpose in a round."""
+        return generator_for(self.config.run.seed, purpose, self.number, round_number)
+
+    def _network(self, parameters: list[np.ndarray[Any, Any]]) -> ResNet18:
+        names = self.experiment.weight_names
+        return self.experiment.network({n: torch.from_numpy(a) for n, a in zip(names, parameters, strict=True)})
+
+    def _train(self, net: ResNet18, now: ClientRound, objective: Objective) -> None:
+        fetch = self.experiment.dataset.fetch
+        train(
+            net,
+            (now.chunk.images(fetch), now.chunk.labels),
+            (now.state.buffer.images(fetch), now.state.buffer.labels),
+            objective,
+            self.config.training,
+            self.experiment.preprocess,
+            self.generator("batches", now.number),
+        )
+
+    def _test(self, net: ResNet18, seen: Tensor) -> tuple[float, int]:
+        """Accuracy on the test images of the classes met, and their number."""
+        samples = self.experiment.test_set(self.number, seen)
+        return accuracy(self.logits(net, samples), samples.labels, seen), len(samples)

@@ -1,0 +1,84 @@
+"""The client of FedKACE: balanced replay, kernel-scored buffer, inference switch (paper, section 4)."""
+
+import math
+from dataclasses import replace
+
+from clients.base import ClientRound, ContinualClient, Metrics
+from fedkace_flwr import messages as keys
+from fedkace_flwr.buffer import Samples
+from fedkace_flwr.hbms import kernel_beta, kernel_condition_number, score_candidates, select
+from fedkace_flwr.metrics import accuracy, true_class_probability
+from fedkace_flwr.model import ResNet18
+from fedkace_flwr.objectives import BalancedReplayLoss, Objective
+from fedkace_flwr.replay import GradientBalance
+from fedkace_flwr.store import ClientState
+from fedkace_flwr.switching import InferenceSwitch
+
+_LARGEST_DIAGNOSED_BUFFER = 2000
+
+
+class FedKaceClient(ContinualClient):
+    """Figure 1 of the paper, top to bottom."""
+
+    def objective(self, now: ClientRound) -> Objective:
+        """Replay weighted by the ratio of output-layer gradient norms (section 4.2)."""
+        settings, device = self.config.replay, self.experiment.device
+        self._balance = GradientBalance(
+            settings.gradient_norm,
+            settings.lambda_max,
+            task_size=len(now.chunk),
+            replay_size=max(1, len(now.state.buffer)),
+        )
+        return BalancedReplayLoss(
+            now.current.to(device), now.old.to(device), self._balance, gradient_bias=settings.gradient_bias
+        )
+
+    def maintain(self, net: ResNet18, now: ClientRound) -> Samples:
+        """Score old buffer and chunk by the local model, and select class by class (section 4.3)."""
+        settings = self.config.buffer
+        candidates = now.state.buffer.followed_by(now.chunk)
+        logits = self.logits(net, candidates)
+        scores = score_candidates(
+            logits,
+            candidates.labels,
+            len(now.state.buffer),
+            now.old,
+            now.seen,
+            self_distance=settings.self_distance,
+            landmarks=settings.landmarks,
+            generator=self.generator("landmarks", now.number),
+        )
+        kept = select(
+            scores,
+            candidates.labels,
+            settings.capacity,
+            now.old,
+            now.seen,
+            self.generator("selection", now.number),
+            leftover=settings.leftover,
+        )
+        self._buffer_logits = logits[kept]
+        return candidates.take(kept)
+
+    def report(self, objective: Objective, now: ClientRound) -> Metrics:
+        """The replay weight of each epoch, and the condition number of the new buffer's kernel matrix (Table 3)."""
+        assert isinstance(objective, BalancedReplayLoss)
+        report: Metrics = {keys.REPLAY_WEIGHTS: objective.weights, keys.REPLAY_SKIPPED: self._balance.skipped}
+        size = len(self._buffer_logits)
+        if self.config.run.diagnostics and size <= _LARGEST_DIAGNOSED_BUFFER:
+            beta = kernel_beta(size, int(now.seen.sum()))
+            number = kernel_condition_number(self._buffer_logits, now.seen, beta)
+            if math.isfinite(number):
+                report[keys.CONDITION_NUMBER] = number
+        return report
+
+    def decide(self, net: ResNet18, state: ClientState, round_number: int) -> tuple[ClientState, Metrics]:
+        """Compare the global model's accuracy and confidence on the buffer, until the switch (section 4.1)."""
+        if state.switched_at is not None or len(state.buffer) == 0:
+            return state, {}
+        logits, labels = self.logits(net, state.buffer), state.buffer.labels
+        correct, confident = (measure(logits, labels, state.seen) for measure in (accuracy, true_class_probability))
+        switch = InferenceSwitch(self.config.switch.patience, gaps=state.gaps)
+        switch.observe(correct, confident, round_number=round_number)
+        report = {keys.BUFFER_ACCURACY: correct, keys.BUFFER_PROBABILITY: confident, keys.GAP: switch.gaps[-1]}
+        return replace(state, gaps=tuple(switch.gaps), switched_at=switch.switched_at), report

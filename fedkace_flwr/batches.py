@@ -1,0 +1,57 @@
+"""Which samples make up each step of an epoch (Reading ``batching``).
+
+Positions count through the chunk first and the buffer after it.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """The steps of one epoch.
+
+    Attributes
+    ----------
+    batches : list of Tensor
+        int64 positions of each step; none holds a single sample, which batch normalisation could not take.
+    task_draws, replay_draws : float
+        How often each sample of chunk and buffer is drawn, on average; 1 where each is drawn once.
+    """
+
+    batches: list[Tensor]
+    task_draws: float = 1.0
+    replay_draws: float = 1.0
+
+
+def union_epoch(chunk: int, buffer: int, batch_size: int, generator: torch.Generator) -> Epoch:
+    """One shuffled pass over chunk and buffer together, ``batch_size`` samples a step."""
+    return Epoch(_split(torch.randperm(chunk + buffer, generator=generator), batch_size))
+
+
+def paired_epoch(chunk: int, buffer: int, batch_size: int, generator: torch.Generator) -> Epoch:
+    """``batch_size`` samples of each side a step; the longer side is passed once, the shorter one cycled."""
+    if buffer == 0:
+        return union_epoch(chunk, 0, batch_size, generator)
+    steps_over = max(chunk, buffer)
+    new = _cycled(chunk, steps_over, generator)
+    held = _cycled(buffer, steps_over, generator) + chunk
+    pairs = zip(new.split(batch_size), held.split(batch_size), strict=True)
+    return Epoch([torch.cat(pair) for pair in pairs], steps_over / chunk, steps_over / buffer)
+
+
+EPOCHS = {"union": union_epoch, "paired": paired_epoch}
+
+
+def _split(order: Tensor, batch_size: int) -> list[Tensor]:
+    batches = list(order.split(batch_size))
+    if len(batches) > 1 and len(batches[-1]) == 1:
+        batches[-2:] = [torch.cat(batches[-2:])]
+    return batches
+
+
+def _cycled(size: int, length: int, generator: torch.Generator) -> Tensor:
+    passes = [torch.randperm(size, generator=generator) for _ in range(-(-length // size))]
+    return torch.cat(passes)[:length]

@@ -1,0 +1,77 @@
+"""Flower ClientApp: a message becomes a call of the chosen method's NumPyClient, its result a reply."""
+
+from collections.abc import Mapping
+
+import torch
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from clients.base import ContinualClient
+from fedkace_flwr import messages as keys
+from fedkace_flwr.buffer import Samples
+from fedkace_flwr.config import Config, Scalar
+from fedkace_flwr.errors import MessageError
+from fedkace_flwr.experiment import shared_experiment
+from fedkace_flwr.logs import join_flower_log
+from fedkace_flwr.methods import find_method
+from fedkace_flwr.paths import client_folder
+from fedkace_flwr.store import ClientState, ClientStore
+
+app = ClientApp()
+join_flower_log()
+
+
+@app.query()
+def identify(message: Message, context: Context) -> Message:
+    """Name the partition of the data that lies at this node."""
+    partition, partitions = _place(context.node_config)
+    record = ConfigRecord({keys.PARTITION: partition, keys.PARTITIONS: partitions})
+    return Message(RecordDict({keys.CONFIG: record}), reply_to=message)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Train one round and return the local model."""
+    client, config = _client(message, context)
+    weights, examples, metrics = client.fit(_parameters(message, client), config)
+    named = dict(zip(client.experiment.weight_names, weights, strict=True))
+    return Message(keys.reply_content(named, examples, metrics), reply_to=message)
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """Take the new global model and test the inference model."""
+    client, config = _client(message, context)
+    _, examples, metrics = client.evaluate(_parameters(message, client), config)
+    return Message(keys.reply_content(None, examples, metrics), reply_to=message)
+
+
+def _client(message: Message, context: Context) -> tuple[ContinualClient, dict[str, int]]:
+    config = Config.parse(context.run_config)
+    if config.run.threads:
+        torch.set_num_threads(config.run.threads)
+    told = message.content.config_records[keys.CONFIG]
+    number, round_number = told[keys.CLIENT], told[keys.ROUND]
+    assert isinstance(number, int) and isinstance(round_number, int)
+    partition, partitions = _place(context.node_config)
+    if number % partitions != partition:
+        raise MessageError(f"client {number} does not live at partition {partition} of {partitions}")
+    experiment = shared_experiment(config)
+    empty = ClientState(seen=torch.zeros(experiment.num_classes, dtype=torch.bool), buffer=Samples.none())
+    store = ClientStore(client_folder(config, context.run_id, number, context.node_config), empty)
+    client = find_method(config.method).client(number, experiment, store)
+    return client, {keys.ROUND: round_number}
+
+
+def _parameters(message: Message, client: ContinualClient) -> list[keys.NumpyArray]:
+    weights = keys.unpack(message.content.array_records[keys.ARRAYS])
+    return [weights[name] for name in client.experiment.weight_names]
+
+
+def _place(node_config: Mapping[str, Scalar]) -> tuple[int, int]:
+    try:
+        return int(node_config[keys.PARTITION]), int(node_config[keys.PARTITIONS])
+    except KeyError as error:
+        raise MessageError(
+            f"--node-config lacks {error}; start the SuperNode with --node-config 'partition-id=K num-partitions=N'"
+        ) from error

@@ -1,0 +1,352 @@
+"""The configuration: one frozen tree, parsed once from Flower's flat run config.
+
+Every key is declared here and nowhere else: its default, type, range, unit and meaning. A key's name in run
+configs, studies and records is the field's name in kebab-case. ``docs/configuration.md`` is generated from
+this module (``python -m fedkace_flwr.config``).
+"""
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
+
+from fedkace_flwr.errors import ConfigError
+
+Scalar = bool | int | float | str
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a configuration key means and which values it takes."""
+
+    meaning: str
+    unit: str = ""
+    low: float | None = None
+    above: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+
+    def range_text(self) -> str:
+        """The allowed values in words, empty where every value of the type is allowed."""
+        if self.choices:
+            return ", ".join(f"`{choice}`" for choice in self.choices)
+        low = f">= {self.low:g}" if self.low is not None else f"> {self.above:g}" if self.above is not None else ""
+        high = f"<= {self.high:g}" if self.high is not None else ""
+        return " and ".join(part for part in (low, high) if part)
+
+    def allows(self, value: Scalar) -> bool:
+        """Whether ``value``, already of the right type, lies in the range."""
+        if self.choices:
+            return value in self.choices
+        if isinstance(value, str) or isinstance(value, bool):
+            return True
+        return (
+            math.isfinite(value)
+            and (self.low is None or value >= self.low)
+            and (self.above is None or value > self.above)
+            and (self.high is None or value <= self.high)
+        )
+
+
+def _key(default: Any, meaning: str, **limits: Any) -> Any:
+    return field(default=default, metadata={"key": Key(meaning, **limits)})
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Data set"""
+
+    dataset: str = _key(
+        "digits",
+        "Data set: `digits` (bundled with scikit-learn), `cifar100`, `imagenet100`, or `folder` (any image folder with train/ and val/ or test/).",
+    )
+    data_dir: str = _key(
+        "data",
+        "Where the original files lie or are downloaded to: the folder that holds `cifar-100-python/` (cifar100), ILSVRC2012's `train/` (imagenet100), or `train/` and `val/` or `test/` (folder). Relative to the working directory of the process.",
+    )
+    cache_dir: str = _key(
+        "",
+        "Where the prepared, memory-mapped arrays are kept. Empty: `$FEDKACE_CACHE_DIR`, else `~/.cache/fedkace_flwr`.",
+    )
+    num_classes: int = _key(0, "Keep the first so many classes; 0 keeps all.", unit="classes", low=0)
+    image_size: int = _key(
+        0,
+        "Height and width of the images. 0: the data set's own (digits 8, cifar100 32, imagenet100 224, folder 64).",
+        unit="pixels",
+        low=0,
+        high=1024,
+    )
+    normalise: bool = _key(
+        True, "Reading: subtract the data set's mean and divide by its standard deviation, per channel."
+    )
+    test_per_class: int = _key(
+        0,
+        "Each client draws a fixed test set of so many images per class; 0 uses the whole test split (the paper draws 100 of 300 on ImageNet100).",
+        unit="images",
+        low=0,
+    )
+
+
+@dataclass(frozen=True)
+class StreamConfig:
+    """Stream"""
+
+    clients: int = _key(10, "Number of clients K.", low=1)
+    rounds: int = _key(20, "Number of rounds T.", low=1)
+    window: int = _key(2, "Classes in a client's chunk, W.", unit="classes", low=1)
+    overlap: int = _key(
+        1, "Classes that two adjacent chunks share, O, between 0 and `window`.", unit="classes", low=0
+    )
+    samples_per_class: int = _key(25, "New samples of each class in a chunk, n.", unit="samples", low=1)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Model"""
+
+    width: int = _key(
+        16, "Channels of ResNet-18's first stage (paper: 16 for CIFAR-100, 64 for ImageNet100).", low=1
+    )
+    stem: str = _key(
+        "auto",
+        "First layers: `cifar` (3x3, stride 1), `imagenet` (7x7, stride 2, max-pool); `auto` takes `imagenet` from 112 pixels up.",
+        choices=("auto", "cifar", "imagenet"),
+    )
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """Local training"""
+
+    epochs: int = _key(5, "Local epochs per round, J.", unit="epochs", low=1)
+    batch_size: int = _key(32, "Samples per step.", unit="samples", low=2)
+    learning_rate: float = _key(
+        0.01, "Learning rate of AdamW in the first epoch; falls to 0 along a cosine over the round's epochs.", above=0
+    )
+    weight_decay: float = _key(0.001, "Weight decay of AdamW.", low=0)
+    batching: str = _key(
+        "union",
+        "Reading: `union` passes once over chunk and buffer shuffled together; `paired` takes `batch-size` of each in every step and cycles the shorter side.",
+        choices=("union", "paired"),
+    )
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """Gradient-balanced replay"""
+
+    gradient_norm: str = _key(
+        "sum",
+        "Reading: gradients of the losses summed over each set (`sum`, the literal equations) or averaged per sample (`mean`).",
+        choices=("sum", "mean"),
+    )
+    gradient_bias: bool = _key(False, "Reading: whether the output layer's bias takes part in its gradient norm.")
+    lambda_max: float = _key(1e4, "Reading: the replay weight is clipped to [0, lambda-max].", above=0)
+
+
+@dataclass(frozen=True)
+class BufferConfig:
+    """Buffer"""
+
+    capacity: int = _key(
+        60, "Buffer capacity M of each client; at least the number of classes.", unit="samples", low=1
+    )
+    self_distance: str = _key(
+        "include",
+        "Reading: whether a buffered sample counts as its own nearest neighbour (`include`: its diversity is 0) or not (`exclude`).",
+        choices=("include", "exclude"),
+    )
+    leftover: str = _key(
+        "drop",
+        "Reading: places left by floor(M / classes) and by classes with few samples stay empty (`drop`) or go to the other classes (`fill`).",
+        choices=("drop", "fill"),
+    )
+    landmarks: int = _key(
+        0,
+        "Score against so many uniformly drawn buffer samples instead of the whole buffer where the buffer is larger; 0: always the whole buffer.",
+        unit="samples",
+        low=0,
+    )
+
+
+@dataclass(frozen=True)
+class SwitchConfig:
+    """Inference switch"""
+
+    patience: int = _key(
+        2, "Reading: consecutive rounds in which the gap must shrink before a client switches.", unit="rounds", low=1
+    )
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Run"""
+
+    seed: int = _key(0, "Seed of everything random.", low=0)
+    device: str = _key(
+        "auto", "Where clients compute: `auto` (a GPU if the worker has one), `cpu`, `cuda` or `cuda:N`."
+    )
+    threads: int = _key(1, "CPU threads per worker; 0 leaves PyTorch's own choice.", unit="threads", low=0)
+    results_dir: str = _key(
+        "results", "Where the run's folder is made. Relative to the working directory of the server process."
+    )
+    run_name: str = _key("", "Name of the run's folder in `results-dir`; empty: `run-` and Flower's run id.")
+    state_dir: str = _key(
+        "",
+        "Where clients keep their state; empty: `clients/` in the run's folder. A client's `--node-config state-dir=...` goes before it.",
+    )
+    evaluate: str = _key(
+        "inference",
+        "What a client tests each round: its inference model alone, or local and global model (`both`).",
+        choices=("inference", "both"),
+    )
+    diagnostics: bool = _key(
+        True, "Record client drift and the condition number of each buffer's kernel matrix (for buffers up to 2000)."
+    )
+    report_classes: bool = _key(
+        True, "Clients report the class histogram of their buffer; switch off where that must not leave the device."
+    )
+    quorum: float = _key(
+        0.5, "Share of the clients whose valid replies a round needs; below it the run stops.", above=0, high=1
+    )
+    deadline: float = _key(
+        7200.0, "Longest wait for the replies of one phase of a round.", unit="seconds", above=0
+    )
+    join_deadline: float = _key(300.0, "Longest wait for the SuperNodes at the start.", unit="seconds", above=0)
+
+
+@dataclass(frozen=True)
+class Config:
+    """The whole configuration.
+
+    Attributes
+    ----------
+    method : str
+        Name of the method, see :mod:`fedkace_flwr.methods`.
+    data, stream, model, training, replay, buffer, switch, run
+        The sections.
+    """
+
+    method: str = _key("fedkace", "Method, one of the names in `fedkace_flwr/methods.py`.")
+    data: DataConfig = field(default_factory=DataConfig)
+    stream: StreamConfig = field(default_factory=StreamConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    buffer: BufferConfig = field(default_factory=BufferConfig)
+    switch: SwitchConfig = field(default_factory=SwitchConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+    @classmethod
+    def parse(cls, values: Mapping[str, object]) -> Self:
+        """Build the tree from flat kebab-case keys; a key left out takes its default.
+
+        Raises
+        ------
+        ConfigError
+            An unknown key, a value of the wrong type or out of range, or two keys that contradict each other.
+        """
+        known = {_kebab(f.name) for _, f in _leaves()}
+        for name in values:
+            if name not in known:
+                close = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {close[0]}?" if close else "see docs/configuration.md for the keys"
+                raise ConfigError(f"unknown key {name} = {values[name]!r}; {hint}")
+        sections: dict[str, dict[str, Scalar]] = {}
+        for section, f in _leaves():
+            name = _kebab(f.name)
+            if name in values:
+                sections.setdefault(section, {})[f.name] = _checked(name, values[name], f)
+        top = sections.pop("", {})
+        parts = {name: _SECTIONS[name](**chosen) for name, chosen in sections.items()}
+        config = cls(**top, **parts)  # type: ignore[arg-type]
+        config._check_together()
+        return config
+
+    def flat(self) -> dict[str, Scalar]:
+        """Return every key with its value, in the order of declaration."""
+        return {_kebab(f.name): getattr(getattr(self, s) if s else self, f.name) for s, f in _leaves()}
+
+    def _check_together(self) -> None:
+        stream = self.stream
+        if stream.overlap > stream.window:
+            raise ConfigError(f"overlap = {stream.overlap}: must be between 0 and window = {stream.window}")
+        if stream.window * stream.samples_per_class < 2:
+            raise ConfigError(
+                f"samples-per-class = {stream.samples_per_class} with window = {stream.window}: "
+                "a chunk needs at least 2 samples, for batch normalisation"
+            )
+        if 0 < self.data.num_classes < stream.window:
+            raise ConfigError(f"window = {stream.window}: must be at most num-classes = {self.data.num_classes}")
+        if self.buffer.capacity < self.data.num_classes:
+            raise ConfigError(
+                f"capacity = {self.buffer.capacity}: must be at least the number of classes, {self.data.num_classes}"
+            )
+
+
+_SECTIONS: dict[str, type] = {
+    "data": DataConfig,
+    "stream": StreamConfig,
+    "model": ModelConfig,
+    "training": TrainingConfig,
+    "replay": ReplayConfig,
+    "buffer": BufferConfig,
+    "switch": SwitchConfig,
+    "run": RunConfig,
+}
+
+
+def _leaves() -> list[tuple[str, "Field[Any]"]]:
+    top = [("", f) for f in fields(Config) if "key" in f.metadata]
+    return top + [(name, f) for name, section in _SECTIONS.items() for f in fields(section)]
+
+
+def _kebab(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _checked(name: str, value: object, f: "Field[Any]") -> Scalar:
+    kind = type(f.default)
+    key: Key = f.metadata["key"]
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if type(value) is not kind:
+        words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+        raise ConfigError(f"{name} = {value!r}: must be {words[kind]}")
+    assert isinstance(value, bool | int | float | str)
+    if not key.allows(value):
+        raise ConfigError(f"{name} = {value!r}: must be {key.range_text().replace('`', '') or 'finite'}")
+    return value
+
+
+def markdown() -> str:
+    """Return ``docs/configuration.md`` as it should be."""
+    lines = [
+        "# Configuration",
+        "",
+        "Generated from `fedkace_flwr/config.py` by `python -m fedkace_flwr.config`; a test compares the two.",
+        "",
+        "Set a key with `flwr run . --run-config 'overlap=0 seed=1'`, with a file of such keys "
+        "(`--run-config experiments/cifar100.toml`), or in a study (`--set overlap=0`). "
+        "Keys marked *Reading* choose between readings of the paper; `docs/method.md` explains them.",
+    ]
+    by_section: dict[str, list[Field[Any]]] = {}
+    for section, f in _leaves():
+        by_section.setdefault(section, []).append(f)
+    for section, leaves in by_section.items():
+        title = _SECTIONS[section].__doc__ if section else "Method"
+        lines += ["", f"## {title}", "", "| key | default | unit | range | meaning |", "|---|---|---|---|---|"]
+        for f in leaves:
+            key: Key = f.metadata["key"]
+            default = str(f.default).lower() if isinstance(f.default, bool) else f.default
+            shown = f'`"{default}"`' if isinstance(f.default, str) else f"`{default}`"
+            lines.append(f"| `{_kebab(f.name)}` | {shown} | {key.unit} | {key.range_text()} | {key.meaning} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    target = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
+    target.write_text(markdown(), encoding="utf-8")
+    print(target)

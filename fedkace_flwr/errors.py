@@ -1,0 +1,29 @@
+"""The errors a user can meet; each message is one line that says what is wrong and what would be right."""
+
+
+class FedkaceError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class ConfigError(FedkaceError):
+    """A configuration key or study file is unknown, of the wrong type, out of range or in contradiction."""
+
+
+class DataError(FedkaceError):
+    """Files of a data set are missing, truncated or not what they should be."""
+
+
+class StreamError(FedkaceError):
+    """The stream asks for more samples or classes than the data set has."""
+
+
+class StateError(FedkaceError):
+    """A stored client state cannot be read back."""
+
+
+class MessageError(FedkaceError):
+    """A reply from a client is not fit to touch the global model."""
+
+
+class RunError(FedkaceError):
+    """A run could not be started or did not come to its end."""

@@ -1,0 +1,168 @@
+"""What a configuration and its data set make together: streams, test sets, networks.
+
+Checked as a whole before any round runs. One instance serves all clients of a worker process.
+"""
+
+from collections.abc import Mapping
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedkace_flwr.buffer import Samples
+from fedkace_flwr.config import Config
+from fedkace_flwr.datasets import Dataset, load_dataset
+from fedkace_flwr.devices import choose_device
+from fedkace_flwr.errors import ConfigError, DataError
+from fedkace_flwr.model import ResNet18, choose_stem, load_weights, seeded_resnet18
+from fedkace_flwr.seeding import seed_for
+from fedkace_flwr.stream import ClientStream, client_stream
+from fedkace_flwr.training import Preprocess
+
+
+class Experiment:
+    """A configuration with its data set opened.
+
+    Parameters
+    ----------
+    config : Config
+        The configuration.
+    progress : bool
+        Show a progress bar where the data set has to be prepared first.
+
+    Raises
+    ------
+    ConfigError, DataError
+        The configuration does not fit the data set, or the data set cannot be opened.
+    """
+
+    def __init__(self, config: Config, *, progress: bool = False) -> None:
+        self.config = config
+        self.dataset: Dataset = load_dataset(config.data, progress=progress)
+        self.num_classes = self.dataset.num_classes
+        self._streams: dict[int, ClientStream] = {}
+        self._tests: dict[int, list[npt.NDArray[np.int64]]] = {}
+        self._check_sizes()
+
+    def check_streams(self) -> None:
+        """Draw the stream and the test set of every client.
+
+        Raises
+        ------
+        StreamError, DataError
+            A stream would run out of samples, or a class has too few test images.
+        """
+        for client in range(self.config.stream.clients):
+            self.stream(client)
+            self._test_sets(client)
+
+    def stream(self, client: int) -> ClientStream:
+        """The stream of one client, drawn once."""
+        if client not in self._streams:
+            settings = self.config.stream
+            self._streams[client] = client_stream(
+                client,
+                self.config.run.seed,
+                self._train_ids,
+                window=settings.window,
+                overlap=settings.overlap,
+                rounds=settings.rounds,
+                samples_per_class=settings.samples_per_class,
+            )
+        return self._streams[client]
+
+    def chunk(self, client: int, round_number: int) -> Samples:
+        """The chunk D_t of a client's round (1-based), by sample id."""
+        ids = self.stream(client).chunks[round_number - 1]
+        return Samples.arrived(torch.from_numpy(ids), self.labels_of(ids), round_number)
+
+    def test_set(self, client: int, seen: Tensor) -> Samples:
+        """The client's test images of the classes it has met; ``seen`` is bool (C,)."""
+        sets = self._test_sets(client)
+        ids = np.concatenate([sets[int(label)] for label in seen.nonzero()])
+        return Samples.arrived(torch.from_numpy(ids), self.labels_of(ids), 0)
+
+    def labels_of(self, ids: npt.NDArray[np.int64]) -> Tensor:
+        """Labels, int64 (n,)."""
+        return torch.from_numpy(np.asarray(self.dataset.labels[ids], dtype=np.int64))
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Where this process computes."""
+        return choose_device(self.config.run.device)
+
+    @cached_property
+    def preprocess(self) -> Preprocess:
+        """Normalisation by the data set's statistics, or to [0, 1] alone."""
+        mean, std = (self.dataset.mean, self.dataset.std) if self.config.data.normalise else ((0.0,) * 3, (1.0,) * 3)
+        return Preprocess.by_statistics(mean, std, self.device)
+
+    def initial_weights(self) -> dict[str, Tensor]:
+        """The weights of theta_g^0."""
+        return dict(self._blank_network().state_dict())
+
+    def network(self, weights: Mapping[str, Tensor]) -> ResNet18:
+        """This process's one network, on its device, with the given weights."""
+        load_weights(self._network, weights)
+        return self._network
+
+    @cached_property
+    def weight_names(self) -> list[str]:
+        """Names of parameters and batch-norm statistics, in the order in which they travel."""
+        return list(self._network.state_dict())
+
+    @cached_property
+    def parameter_names(self) -> frozenset[str]:
+        """Names of what training changes by gradient."""
+        return frozenset(name for name, _ in self._network.named_parameters())
+
+    @cached_property
+    def _network(self) -> ResNet18:
+        return self._blank_network().to(self.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+    def _blank_network(self) -> ResNet18:
+        model = self.config.model
+        stem = choose_stem(model.stem, self.dataset.image_size)
+        return seeded_resnet18(self.num_classes, model.width, stem, seed_for(self.config.run.seed, "weights"))
+
+    @cached_property
+    def _train_ids(self) -> list[npt.NDArray[np.int64]]:
+        return [self.dataset.train_ids(label) for label in range(self.num_classes)]
+
+    def _test_sets(self, client: int) -> list[npt.NDArray[np.int64]]:
+        if client not in self._tests:
+            self._tests[client] = [self._test_ids(client, label) for label in range(self.num_classes)]
+        return self._tests[client]
+
+    def _test_ids(self, client: int, label: int) -> npt.NDArray[np.int64]:
+        ids, wanted = self.dataset.test_ids(label), self.config.data.test_per_class
+        if len(ids) < max(1, wanted):
+            raise DataError(
+                f"test-per-class = {wanted}: class {label} ({self.dataset.class_names[label]}) of {self.dataset.name} "
+                f"has {len(ids)} test images"
+            )
+        if wanted == 0:
+            return ids
+        generator = np.random.default_rng(seed_for(self.config.run.seed, "test", client, label))
+        return np.sort(generator.choice(ids, size=wanted, replace=False))
+
+    def _check_sizes(self) -> None:
+        for name, value in (("window", self.config.stream.window), ("capacity", self.config.buffer.capacity)):
+            fits = value <= self.num_classes if name == "window" else value >= self.num_classes
+            if not fits:
+                side = "at most" if name == "window" else "at least"
+                raise ConfigError(f"{name} = {value}: must be {side} the number of classes, {self.num_classes}")
+
+
+@lru_cache(maxsize=1)
+def shared_experiment(config: Config) -> Experiment:
+    """The experiment of this process, kept from message to message."""
+    return Experiment(config)
+
+
+def as_arrays(weights: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
+    """Weights as NumPy arrays of their own."""
+    return {name: tensor.detach().cpu().numpy().copy() for name, tensor in weights.items()}

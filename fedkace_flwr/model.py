@@ -1,0 +1,115 @@
+"""ResNet-18 with a chosen width and stem (paper, section A.3).
+
+Shapes: B batch, H and W image height and width, C classes, F = 8 x width features.
+"""
+
+from collections.abc import Mapping
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedkace_flwr.errors import ConfigError
+
+_IMAGENET_STEM_FROM = 112
+
+
+class _BasicBlock(nn.Module):
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(outputs)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = functional.relu(self.norm1(self.conv1(x)), inplace=True)
+        y = self.norm2(self.conv2(y))
+        return functional.relu(y + self.shortcut(x), inplace=True)
+
+
+class ResNet18(nn.Module):
+    """ResNet-18: a feature extractor phi and a linear output layer h (paper, section 3).
+
+    Attributes
+    ----------
+    output : nn.Linear
+        The output layer h, F to C.
+    """
+
+    def __init__(self, num_classes: int, width: int, stem: str) -> None:
+        super().__init__()
+        if stem == "cifar":
+            first: list[nn.Module] = [nn.Conv2d(3, width, 3, 1, 1, bias=False)]
+            pool: list[nn.Module] = []
+        else:
+            first = [nn.Conv2d(3, width, 7, 2, 3, bias=False)]
+            pool = [nn.MaxPool2d(3, 2, 1)]
+        self.stem = nn.Sequential(*first, nn.BatchNorm2d(width), nn.ReLU(inplace=True), *pool)
+        blocks: list[nn.Module] = []
+        inputs = width
+        for stage in range(4):
+            outputs = width * 2**stage
+            blocks += [_BasicBlock(inputs, outputs, 1 if stage == 0 else 2), _BasicBlock(outputs, outputs, 1)]
+            inputs = outputs
+        self.blocks = nn.Sequential(*blocks)
+        self.output = nn.Linear(inputs, num_classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def features(self, x: Tensor) -> Tensor:
+        """Map float images (B, 3, H, W) to features (B, F)."""
+        y: Tensor = self.blocks(self.stem(x))
+        return y.mean(dim=(2, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map float images (B, 3, H, W) to logits (B, C)."""
+        return cast(Tensor, self.output(self.features(x)))
+
+
+def resnet18(num_classes: int, width: int, stem: str) -> ResNet18:
+    """Build a randomly initialised ResNet-18 from PyTorch's global generator.
+
+    Parameters
+    ----------
+    num_classes : int
+        Outputs C; always all classes of the data set, masked per client.
+    width : int
+        Channels of the first stage; the last has 8 times as many.
+    stem : {"cifar", "imagenet"}
+        3x3 stride 1, or 7x7 stride 2 with max-pooling.
+
+    Raises
+    ------
+    ConfigError
+        An unknown stem, or fewer than one class or channel.
+    """
+    if stem not in ("cifar", "imagenet"):
+        raise ConfigError(f"stem = {stem!r}: must be cifar or imagenet")
+    if num_classes < 1 or width < 1:
+        raise ConfigError(f"num-classes = {num_classes}, width = {width}: both must be >= 1")
+    return ResNet18(num_classes, width, stem)
+
+
+def choose_stem(stem: str, image_size: int) -> str:
+    """Resolve ``auto``: the ImageNet stem from 112 pixels up."""
+    if stem != "auto":
+        return stem
+    return "imagenet" if image_size >= _IMAGENET_STEM_FROM else "cifar"
+
+
+def seeded_resnet18(num_classes: int, width: int, stem: str, seed: int) -> ResNet18:
+    """Build a ResNet-18 whose initial weights depend on ``seed`` alone; the global generator is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return resnet18(num_classes, width, stem)
+
+
+def load_weights(net: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Copy named weights into ``net``; every name of its state must be there."""
+    net.load_state_dict(dict(weights), strict=True)

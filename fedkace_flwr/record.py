@@ -1,0 +1,230 @@
+"""A run's folder: what was asked, where it ran, what each round brought, and the sum of it.
+
+``config.json`` and ``environment.json`` are written before the first round, one line of ``rounds.jsonl`` after
+each, ``summary.json`` and ``accuracy.png`` after the last.
+"""
+
+import json
+import os
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fedkace_flwr
+from fedkace_flwr import messages as keys
+from fedkace_flwr.config import Config
+from fedkace_flwr.errors import RunError
+from fedkace_flwr.metrics import average_accuracy
+from fedkace_flwr.picture import draw_accuracy
+
+_PACKAGES = ("flwr", "ray", "torch", "torchvision", "numpy")
+
+
+class RunFolder:
+    """Writes one run's folder.
+
+    Parameters
+    ----------
+    path : Path
+        Made here.
+
+    Raises
+    ------
+    RunError
+        The folder cannot be written, or already holds the rounds of another run.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._rounds: list[dict[str, Any]] = []
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            probe = path / ".writable"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise RunError(
+                f"results-dir: {path} cannot be written ({error.strerror}); name a folder that can"
+            ) from error
+        if (path / "rounds.jsonl").exists():
+            raise RunError(f"run-name = {path.name!r}: {path} already holds a run; choose another name or move it away")
+
+    def begin(self, config: Config, device: torch.device) -> None:
+        """Write configuration and environment."""
+        self._write("config.json", config.flat())
+        self._write("environment.json", environment(device))
+
+    def add_round(self, record: Mapping[str, Any]) -> None:
+        """Append a round; on disk before this returns."""
+        self._rounds.append(dict(record))
+        with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record, allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def finish(self, config: Config) -> dict[str, Any]:
+        """Write summary and picture; return the summary."""
+        summary = summarise(config, self._rounds)
+        self._write("summary.json", summary)
+        draw_accuracy(self._rounds, self.path / "accuracy.png", title=_title(config))
+        return summary
+
+    def _write(self, name: str, content: Mapping[str, Any]) -> None:
+        partial = self.path / f"{name}.partial"
+        partial.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        partial.replace(self.path / name)
+
+
+def round_record(
+    number: int,
+    clients: int,
+    trained: Mapping[int, Mapping[str, Any]],
+    evaluated: Mapping[int, Mapping[str, Any]],
+    *,
+    drift: float | None,
+    failures: Sequence[Mapping[str, Any]],
+    bytes_down: int,
+    bytes_up: int,
+    seconds: float,
+) -> dict[str, Any]:
+    """One line of ``rounds.jsonl``.
+
+    Parameters
+    ----------
+    number, clients : int
+        t from 1, and K.
+    trained, evaluated : mapping
+        Each client's metrics of the two phases; a client that is missing becomes null.
+    drift : float, optional
+        Mean squared distance of local models from the global one.
+    failures : sequence of mapping
+        Client, phase and reason.
+    bytes_down, bytes_up : int
+        Records sent to clients and received from them.
+    seconds : float
+        Wall time of the round.
+
+    Returns
+    -------
+    dict
+        JSON-ready. Every time stands under ``seconds``, so that the rest is equal for equal seeds.
+    """
+
+    def column(source: Mapping[int, Mapping[str, Any]], name: str) -> list[Any]:
+        return [source.get(client, {}).get(name) for client in range(clients)]
+
+    accuracies = [value for value in column(evaluated, keys.ACCURACY) if value is not None]
+    seen = [value for value in column(evaluated, keys.SEEN_CLASSES) if value is not None]
+    record = {
+        "round": number,
+        "accuracy": sum(accuracies) / len(accuracies) if accuracies else None,
+        "chance": sum(1 / value for value in seen) / len(seen) if seen else None,
+        "client_accuracy": column(evaluated, keys.ACCURACY),
+        "local_accuracy": column(evaluated, keys.LOCAL_ACCURACY),
+        "global_accuracy": column(evaluated, keys.GLOBAL_ACCURACY),
+        "seen_classes": column(evaluated, keys.SEEN_CLASSES),
+        "switched_at": column(evaluated, keys.SWITCHED_AT),
+        "gap": column(evaluated, keys.GAP),
+        "buffer_accuracy": column(evaluated, keys.BUFFER_ACCURACY),
+        "buffer_probability": column(evaluated, keys.BUFFER_PROBABILITY),
+        "replay_weights": column(trained, keys.REPLAY_WEIGHTS),
+        "replay_ratios_skipped": column(trained, keys.REPLAY_SKIPPED),
+        "buffer_size": column(trained, keys.BUFFER_SIZE),
+        "buffer_classes": column(trained, keys.BUFFER_CLASSES),
+        "condition_number": column(trained, keys.CONDITION_NUMBER),
+        "client_drift": drift,
+        "bytes": {"down": bytes_down, "up": bytes_up},
+        "failures": list(failures),
+    }
+    both = [metrics for phase in (trained, evaluated) for metrics in phase.values()]
+
+    def total(name: str) -> float:
+        return float(sum(metrics.get(name, 0.0) for metrics in both))
+
+    record["seconds"] = {
+        "round": seconds,
+        "training": total(keys.TRAINING_SECONDS),
+        "selection": total(keys.SELECTION_SECONDS),
+        "evaluation": total(keys.EVALUATION_SECONDS),
+        "transport": max(0.0, seconds - busy_seconds(both)),
+    }
+    return record
+
+
+def busy_seconds(spans: Sequence[Mapping[str, Any]]) -> float:
+    """Seconds during which at least one client computed; what is left of a round is transport and bookkeeping."""
+    edges = sorted((span[keys.STARTED], span[keys.FINISHED]) for span in spans if keys.STARTED in span)
+    busy, reached = 0.0, float("-inf")
+    for started, finished in edges:
+        busy += max(0.0, finished - max(started, reached))
+        reached = max(reached, finished)
+    return busy
+
+
+def summarise(config: Config, rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The content of ``summary.json``."""
+    accuracies = [record["accuracy"] for record in rounds if record["accuracy"] is not None]
+    chances = [record["chance"] for record in rounds if record["chance"] is not None]
+    switched = rounds[-1]["switched_at"] if rounds else []
+    times = {
+        name: sum(record["seconds"][name] for record in rounds)
+        for name in ("round", "training", "selection", "evaluation", "transport")
+    }
+    return {
+        "method": config.method,
+        "dataset": config.data.dataset,
+        "clients": config.stream.clients,
+        "rounds": len(rounds),
+        "seed": config.run.seed,
+        "average_accuracy": average_accuracy(accuracies) if accuracies else None,
+        "final_accuracy": accuracies[-1] if accuracies else None,
+        "average_chance": average_accuracy(chances) if chances else None,
+        "switched_at": switched,
+        "failures": sum(len(record["failures"]) for record in rounds),
+        "bytes": {way: sum(record["bytes"][way] for record in rounds) for way in ("down", "up")},
+        "seconds": times,
+    }
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Versions and hardware of the server process."""
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    return {
+        "fedkace_flwr": fedkace_flwr.__version__,
+        "python": platform.python_version(),
+        **{name: _version(name) for name in _PACKAGES},
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "gpu": gpu,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def _title(config: Config) -> str:
+    stream = config.stream
+    return (
+        f"{config.method} on {config.data.dataset}: {stream.clients} clients, window {stream.window}, "
+        f"overlap {stream.overlap}, M = {config.buffer.capacity}"
+    )

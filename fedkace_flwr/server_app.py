@@ -1,0 +1,83 @@
+"""Flower ServerApp: the run config becomes the chosen method's strategy, which runs the rounds."""
+
+import logging
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fedkace_flwr import messages as keys
+from fedkace_flwr.config import Config
+from fedkace_flwr.errors import FedkaceError
+from fedkace_flwr.experiment import Experiment, as_arrays
+from fedkace_flwr.logs import join_flower_log
+from fedkace_flwr.methods import find_method
+from fedkace_flwr.paths import run_folder
+from fedkace_flwr.record import RunFolder, round_record
+from strategies.base import RoundReport
+
+logger = logging.getLogger(__name__)
+
+app = ServerApp()
+join_flower_log()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Check everything, run the rounds, leave the run's folder behind."""
+    try:
+        config = Config.parse(context.run_config)
+        run(grid, config, context.run_id)
+    except FedkaceError as error:
+        logger.error("%s: %s", type(error).__name__, error)
+        raise
+
+
+def run(grid: Grid, config: Config, run_id: int) -> None:
+    """Run one experiment over a grid.
+
+    Raises
+    ------
+    FedkaceError
+        Before any round: the configuration, the data or the results folder will not do. Later: the run
+        cannot go on.
+    """
+    method = find_method(config.method)
+    experiment = Experiment(config)
+    experiment.check_streams()
+    folder = RunFolder(run_folder(config, run_id))
+    folder.begin(config, experiment.device)
+    logger.info("results go to %s", folder.path)
+
+    def keep(report: RoundReport) -> None:
+        record = round_record(
+            report.number,
+            config.stream.clients,
+            report.trained,
+            report.evaluated,
+            drift=report.drift if config.run.diagnostics else None,
+            failures=report.failures,
+            bytes_down=sum(phase.bytes_down for phase in report.exchanges.values()),
+            bytes_up=sum(phase.bytes_up for phase in report.exchanges.values()),
+            seconds=report.seconds,
+        )
+        folder.add_round(record)
+        logger.info("round %d of %d: accuracy %s", report.number, config.stream.rounds, _percent(record["accuracy"]))
+
+    weights = as_arrays(experiment.initial_weights())
+    strategy = method.strategy(
+        config.stream.clients, keys.shapes_of(weights), experiment.parameter_names, config.run, keep
+    )
+    strategy.start(
+        grid, keys.array_record(weights), num_rounds=config.stream.rounds, timeout=config.run.deadline
+    )
+    summary = folder.finish(config)
+    logger.info(
+        "average accuracy %s, chance %s; see %s",
+        _percent(summary["average_accuracy"]),
+        _percent(summary["average_chance"]),
+        folder.path / "accuracy.png",
+    )
+
+
+def _percent(value: float | None) -> str:
+    return "unknown" if value is None else f"{100 * value:.2f} %"

@@ -1,0 +1,247 @@
+"""Durable client state: versioned, checksummed, atomically replaced; the last two generations are kept.
+
+A client's folder holds ``state-<round>.npz`` for its last two trained rounds and ``answer-<round>.npz``, the
+reply to the last one, so that a repeated message is answered and not trained again. A file is a SHA-256 of
+what follows, then arrays and one JSON record in NumPy's archive format; nothing is pickled. The state is
+written last: until it is in place, the round has not happened.
+"""
+
+import hashlib
+import io
+import json
+import logging
+import os
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedkace_flwr.buffer import Samples
+from fedkace_flwr.errors import StateError
+
+logger = logging.getLogger(__name__)
+
+_VERSION = 1
+_GENERATIONS = 2
+_DIGEST_BYTES = 32
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class ClientState:
+    """What a client knows between rounds.
+
+    Attributes
+    ----------
+    seen : Tensor
+        bool (C,): classes of all chunks so far, C_<=t.
+    buffer : Samples
+        M_t.
+    round : int
+        The last round trained; 0 before the first.
+    gaps : tuple of float
+        GAP of each evaluated round until the switch.
+    switched_at : int or None
+        Round of the inference switch.
+    local_accuracy : float or None
+        Test accuracy of the local model, taken at the end of its training.
+    evaluated : int
+        The last round evaluated.
+    evaluation : dict
+        The answer given then.
+    extra : dict of str to Tensor
+        What a method declares beside this.
+    """
+
+    seen: Tensor
+    buffer: Samples
+    round: int = 0
+    gaps: tuple[float, ...] = ()
+    switched_at: int | None = None
+    local_accuracy: float | None = None
+    evaluated: int = 0
+    evaluation: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def to_record(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        """Split into arrays and a JSON-ready record."""
+        arrays = {
+            "seen": self.seen.numpy(),
+            "buffer.content": self.buffer.content.numpy(),
+            "buffer.labels": self.buffer.labels.numpy(),
+            "buffer.rounds": self.buffer.rounds.numpy(),
+            **{f"extra.{name}": tensor.numpy() for name, tensor in self.extra.items()},
+        }
+        plain = ("round", "gaps", "switched_at", "local_accuracy", "evaluated", "evaluation")
+        return arrays, {name: getattr(self, name) for name in plain}
+
+    @classmethod
+    def from_record(cls, arrays: Mapping[str, Array], record: Mapping[str, Any]) -> Self:
+        """Undo :meth:`to_record`."""
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        return cls(
+            seen=tensors["seen"],
+            buffer=Samples(tensors["buffer.content"], tensors["buffer.labels"], tensors["buffer.rounds"]),
+            extra={name[6:]: tensor for name, tensor in tensors.items() if name.startswith("extra.")},
+            **{**record, "gaps": tuple(record["gaps"])},
+        )
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A client's reply to a training message.
+
+    Attributes
+    ----------
+    arrays : dict of str to array
+        The local model's weights by name.
+    examples : int
+        Samples trained on.
+    metrics : dict
+        Numbers and lists of numbers.
+    """
+
+    arrays: Mapping[str, Array]
+    examples: int
+    metrics: Mapping[str, Any]
+
+
+class ClientStore:
+    """One client's folder.
+
+    Parameters
+    ----------
+    folder : Path
+        Made on first use, readable by its owner only.
+    empty : ClientState
+        The state before the first round; a stored one with other numbers of classes or another kind of
+        buffer is not accepted.
+    """
+
+    def __init__(self, folder: Path, empty: ClientState) -> None:
+        self.folder = folder
+        self._empty = empty
+
+    def before(self, round_number: int) -> ClientState:
+        """The newest readable generation of an earlier round, or the empty state."""
+        return self._newest([number for number in self._generations() if number < round_number])
+
+    def answer(self, round_number: int) -> Answer | None:
+        """The stored reply of a round, if that round is done and its reply still readable."""
+        if self._read_state(round_number) is None:
+            return None
+        content = self._read(self._path("answer", round_number))
+        if content is None:
+            return None
+        arrays, record = content
+        return Answer(arrays, record["examples"], record["metrics"])
+
+    def save_trained(self, state: ClientState, answer: Answer) -> None:
+        """Store a round's reply, then the state that makes the round done; drop older and later ones."""
+        record = {"examples": answer.examples, "metrics": dict(answer.metrics)}
+        self._write(self._path("answer", state.round), answer.arrays, record)
+        self.save(state)
+        for path in self.folder.glob("answer-*.npz"):
+            if path != self._path("answer", state.round):
+                path.unlink()
+        generations = self._generations()
+        kept = [number for number in generations if number <= state.round][:_GENERATIONS]
+        for number in set(generations) - set(kept):
+            self._path("state", number).unlink()
+
+    def save(self, state: ClientState) -> None:
+        """Store a state in place of the one of the same round."""
+        self._write(self._path("state", state.round), *state.to_record())
+
+    def _path(self, kind: str, round_number: int) -> Path:
+        return self.folder / f"{kind}-{round_number:06d}.npz"
+
+    def _generations(self) -> list[int]:
+        numbers = [path.stem.removeprefix("state-") for path in self.folder.glob("state-*.npz")]
+        return sorted((int(number) for number in numbers if number.isdecimal()), reverse=True)
+
+    def _newest(self, numbers: list[int]) -> ClientState:
+        for number in numbers:
+            state = self._read_state(number)
+            if state is not None:
+                return state
+        return self._empty
+
+    def _read_state(self, round_number: int) -> ClientState | None:
+        path = self._path("state", round_number)
+        content = self._read(path)
+        if content is None:
+            return None
+        try:
+            state = ClientState.from_record(*content)
+            self._check(state, round_number)
+        except (KeyError, TypeError, ValueError, StateError) as error:
+            self._quarantine(path, str(error))
+            return None
+        return state
+
+    def _check(self, state: ClientState, round_number: int) -> None:
+        if state.round != round_number:
+            raise StateError(f"holds round {state.round}")
+        if state.seen.shape != self._empty.seen.shape:
+            raise StateError(f"holds {len(state.seen)} classes, not {len(self._empty.seen)}")
+        if state.buffer.content.dtype != self._empty.buffer.content.dtype:
+            raise StateError(f"holds a buffer of {state.buffer.content.dtype}, not {self._empty.buffer.content.dtype}")
+        if not len(state.buffer.content) == len(state.buffer.labels) == len(state.buffer.rounds):
+            raise StateError("holds a buffer of unequal columns")
+
+    def _write(self, path: Path, arrays: Mapping[str, Array], record: Mapping[str, Any]) -> None:
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        payload = io.BytesIO()
+        text = json.dumps({"version": _VERSION, **record}, allow_nan=False).encode()
+        np.savez(payload, **{"record": np.frombuffer(text, dtype=np.uint8), **arrays})
+        body = payload.getvalue()
+        partial = path.with_suffix(".partial")
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(hashlib.sha256(body).digest())
+            file.write(body)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+        folder = os.open(self.folder, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def _read(self, path: Path) -> tuple[dict[str, Array], dict[str, Any]] | None:
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        body = content[_DIGEST_BYTES:]
+        if hashlib.sha256(body).digest() != content[:_DIGEST_BYTES]:
+            self._quarantine(path, "its checksum does not match")
+            return None
+        try:
+            with np.load(io.BytesIO(body), allow_pickle=False) as archive:
+                arrays = {name: archive[name] for name in archive.files}
+            record = json.loads(arrays.pop("record").tobytes())
+            version = record.pop("version")
+        except (AttributeError, KeyError, OSError, TypeError, ValueError, zipfile.BadZipFile) as error:
+            self._quarantine(path, str(error))
+            return None
+        if version != _VERSION:
+            self._quarantine(path, f"it is of version {version}, this program reads {_VERSION}")
+            return None
+        return arrays, record
+
+    def _quarantine(self, path: Path, reason: str) -> None:
+        aside = path.with_suffix(".corrupt")
+        os.replace(path, aside)
+        logger.warning("%s was set aside as %s: %s; going on with the generation before it", path, aside.name, reason)
+
+

@@ -1,0 +1,256 @@
+"""The server half of every method: one round from messages to record, hooks where methods differ."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from fedkace_flwr import messages as keys
+from fedkace_flwr.config import RunConfig
+from fedkace_flwr.errors import MessageError, RunError
+from fedkace_flwr.messages import Reply, Shapes, Weights
+from strategies.exchange import Exchange, by_client, client_of, exchange
+from strategies.roster import Roster
+
+logger = logging.getLogger(__name__)
+
+TRAINING, EVALUATION = "training", "evaluation"
+
+
+@dataclass
+class RoundReport:
+    """What the server knows of a round once it is over.
+
+    Attributes
+    ----------
+    number : int
+        t, from 1.
+    trained, evaluated : dict of int to dict
+        Each client's metrics of the two phases.
+    drift : float or None
+        Client drift, (1/K) sum of squared distances of the local models from the global one.
+    failures : list of dict
+        Client, phase and reason of each reply that did not count.
+    exchanges : dict of str to Exchange
+        What each phase cost.
+    seconds : float
+        The whole round.
+    """
+
+    number: int
+    trained: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    evaluated: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    drift: float | None = None
+    failures: list[dict[str, Any]] = field(default_factory=list)
+    exchanges: dict[str, Exchange] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+class ContinualStrategy(Strategy):
+    """Plain rounds of training and evaluation over all clients.
+
+    Replies are checked before they count, and taken in the order of client numbers, so that a sum does not
+    depend on who answered first. A method overrides :meth:`weight`, or whole phases.
+
+    Parameters
+    ----------
+    clients : int
+        Number of clients K.
+    shapes : mapping
+        Name, shape and dtype of each of the model's arrays.
+    parameters : collection of str
+        The names among them that are trained by gradient.
+    settings : RunConfig
+        Quorum and deadlines.
+    on_round : callable
+        Receives each round's report.
+    """
+
+    def __init__(
+        self,
+        clients: int,
+        shapes: Shapes,
+        parameters: frozenset[str],
+        settings: RunConfig,
+        on_round: Callable[[RoundReport], None],
+    ) -> None:
+        self.clients = clients
+        self._shapes = shapes
+        self._parameters = parameters
+        self._settings = settings
+        self._on_round = on_round
+        self._roster = Roster(clients, settings.join_deadline)
+        self._report = RoundReport(0)
+
+    def weight(self, reply: Reply) -> float:
+        """A local model's weight in the mean; 1/K each after normalisation."""
+        return 1.0
+
+    def summary(self) -> None:
+        """Log what this strategy does."""
+        logger.info("%s over %d clients", type(self).__name__, self.clients)
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Run the rounds; arguments as in Flower's own strategies, ``timeout`` seconds for each phase.
+
+        Raises
+        ------
+        RunError
+            No SuperNode joins, or too few clients answer for the quorum.
+        """
+        self.summary()
+        self._roster.wait(grid)
+        result = Result(arrays=initial_arrays)
+        train_config, evaluate_config = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
+        for number in range(1, num_rounds + 1):
+            begun = time.monotonic()
+            self._report = RoundReport(number)
+
+            questions = self.configure_train(number, result.arrays, train_config, grid)
+            replies = self._exchange(grid, TRAINING, questions, timeout)
+            arrays, _ = self.aggregate_train(number, replies)
+            assert arrays is not None
+            result.arrays = arrays
+
+            questions = self.configure_evaluate(number, arrays, evaluate_config, grid)
+            replies = self._exchange(grid, EVALUATION, questions, timeout)
+            metrics = self.aggregate_evaluate(number, replies)
+            assert metrics is not None
+            result.evaluate_metrics_clientapp[number] = metrics
+            if evaluate_fn and (central := evaluate_fn(number, arrays)) is not None:
+                result.evaluate_metrics_serverapp[number] = central
+
+            self._report.seconds = time.monotonic() - begun
+            self._on_round(self._report)
+        return result
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """One training message per client that can be reached."""
+        return self._instructions(MessageType.TRAIN, server_round, arrays, config, grid)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """One message per client that can be reached, with the new global model."""
+        return self._instructions(MessageType.EVALUATE, server_round, arrays, config, grid)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Average the local models.
+
+        Raises
+        ------
+        RunError
+            Too few valid replies for the quorum.
+        """
+        trained = self._read(TRAINING, replies, self._shapes)
+        mean = weighted_mean([reply.weights for reply in trained], [self.weight(reply) for reply in trained])
+        self._report.trained = {reply.client: reply.metrics for reply in trained}
+        self._report.drift = client_drift([reply.weights for reply in trained], mean, self._parameters)
+        return keys.array_record(mean), None
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Mean accuracy of the clients' inference models.
+
+        Raises
+        ------
+        RunError
+            Too few valid replies for the quorum.
+        """
+        tested = [reply for reply in self._read(EVALUATION, replies, None) if reply.examples > 0]
+        self._report.evaluated = {reply.client: reply.metrics for reply in tested}
+        accuracies = [float(reply.metrics[keys.ACCURACY]) for reply in tested]
+        return MetricRecord({keys.ACCURACY: float(np.mean(accuracies))}) if accuracies else MetricRecord()
+
+    def _instructions(
+        self, kind: str, number: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        return [
+            Message(
+                keys.instruction(arrays, config, client, number),
+                dst_node_id=node,
+                message_type=kind,
+                group_id=str(number),
+                ttl=self._settings.deadline,
+            )
+            for client, node in self._roster.nodes(grid).items()
+        ]
+
+    def _exchange(self, grid: Grid, phase: str, questions: Iterable[Message], deadline: float) -> list[Message]:
+        sent = by_client(questions)
+        found = exchange(grid, sent, deadline)
+        self._report.exchanges[phase] = found
+        for client in sorted(set(range(self.clients)) - set(sent)):
+            self._fail(client, phase, "its SuperNode is not connected")
+        for client in found.silent:
+            self._fail(client, phase, f"no reply within {deadline:g} seconds")
+        self._asked = {reply.metadata.reply_to_message_id: client for client, reply in found.replies.items()}
+        return list(found.replies.values())
+
+    def _read(self, phase: str, replies: Iterable[Message], shapes: Shapes | None) -> list[Reply]:
+        valid = []
+        for message in replies:
+            client = self._asked[message.metadata.reply_to_message_id]
+            try:
+                valid.append(keys.read_reply(message, client, shapes))
+            except MessageError as error:
+                self._fail(client, phase, str(error))
+        if len(valid) < self._settings.quorum * self.clients:
+            reasons = "; ".join(f"client {f['client']}: {f['reason']}" for f in self._report.failures[:3])
+            raise RunError(
+                f"round {self._report.number}, {phase}: {len(valid)} of {self.clients} clients gave a valid reply, "
+                f"quorum = {self._settings.quorum:g} needs more; {reasons}"
+            )
+        return sorted(valid, key=lambda reply: reply.client)
+
+    def _fail(self, client: int, phase: str, reason: str) -> None:
+        logger.warning("round %d, %s: client %d left out: %s", self._report.number, phase, client, reason)
+        self._report.failures.append({"client": client, "phase": phase, "reason": reason})
+
+
+def weighted_mean(models: Sequence[Weights], weights: Sequence[float]) -> dict[str, npt.NDArray[Any]]:
+    """Average named arrays, summed in float64 in the order given.
+
+    Batch-norm running statistics are averaged like parameters; integer counters are rounded and keep their type.
+
+    Parameters
+    ----------
+    models : sequence of mapping
+        At least one; the same names and shapes in each.
+    weights : sequence of float
+        Positive, one per model; normalised here.
+    """
+    total = float(sum(weights))
+    mean: dict[str, npt.NDArray[Any]] = {}
+    for name, first in models[0].items():
+        value = np.zeros(first.shape, dtype=np.float64)
+        for model, weight in zip(models, weights, strict=True):
+            value += model[name] * (weight / total)
+        mean[name] = (value if np.issubdtype(first.dtype, np.floating) else np.rint(value)).astype(first.dtype)
+    return mean
+
+
+def client_drift(models: Sequence[Weights], mean: Weights, names: Iterable[str]) -> float:
+    """(1/K) sum over clients of ||theta_k - theta_g||^2, over the named arrays (paper, Theorem 3)."""
+    chosen = sorted(names)
+    distances = [sum(float(np.square(model[n].astype(np.float64) - mean[n]).sum()) for n in chosen) for model in models]
+    return sum(distances) / len(distances)
