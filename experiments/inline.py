@@ -3,7 +3,9 @@
 No Ray and no SuperLink: for tests, for a debugger, and for machines without Ray.
 """
 
+import json
 import secrets
+import sys
 import traceback
 from collections.abc import Iterable, Mapping
 from uuid import uuid4
@@ -16,6 +18,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedkace_flwr import client_app, server_app
 from fedkace_flwr.config import Config, Scalar
+from fedkace_flwr.errors import FedkaceError
 from fedkace_flwr.messages import PARTITION, PARTITIONS
 
 _CLIENT_FAILED = 2
@@ -112,3 +115,10 @@ def run_inline(config: Config, *, nodes: int | None = None) -> None:
     run_id = secrets.randbits(62)
     grid = InlineGrid(client_app.app, nodes or config.stream.clients, config.flat(), run_id)
     server_app.run(grid, config, run_id)
+
+
+if __name__ == "__main__":
+    try:
+        run_inline(Config.parse(json.loads(sys.argv[1])))
+    except FedkaceError as error:
+        sys.exit(f"{type(error).__name__}: {error}")

@@ -7,6 +7,7 @@ each, ``summary.json`` and ``accuracy.png`` after the last.
 import json
 import os
 import platform
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -42,17 +43,25 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._rounds: list[dict[str, Any]] = []
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            probe = path / ".writable"
-            probe.touch()
-            probe.unlink()
-        except OSError as error:
-            raise RunError(
-                f"results-dir: {path} cannot be written ({error.strerror}); name a folder that can"
-            ) from error
+        self.check(path)
         if (path / "rounds.jsonl").exists():
             raise RunError(f"run-name = {path.name!r}: {path} already holds a run; choose another name or move it away")
+
+    @staticmethod
+    def check(path: Path) -> None:
+        """Make a folder and see that it can be written.
+
+        Raises
+        ------
+        RunError
+            It cannot.
+        """
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=path):
+                pass
+        except OSError as error:
+            raise RunError(f"results-dir: {path} cannot be written ({error.strerror}); name a folder that can") from error
 
     def begin(self, config: Config, device: torch.device) -> None:
         """Write configuration and environment."""

@@ -1,0 +1,73 @@
+"""Command line: ``python -m experiments run STUDY.yaml``, ``python -m experiments bench``."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from experiments.study import ENGINES, load_study, parse_setting
+from fedkace_flwr.errors import FedkaceError
+
+_USER_ERROR, _INTERRUPTED = 2, 130
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command and return its exit status."""
+    options = _parser().parse_args(arguments)
+    console = Console()
+    try:
+        if options.command == "bench":
+            from experiments.bench import bench
+
+            bench(console, repeats=options.repeats, output=options.output)
+        else:
+            _run(options, console)
+    except FedkaceError as error:
+        Console(stderr=True).print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+        return _USER_ERROR
+    except KeyboardInterrupt:
+        Console(stderr=True).print("interrupted; what was finished is in the results folder", style="red")
+        return _INTERRUPTED
+    return 0
+
+
+def _run(options: argparse.Namespace, console: Console) -> None:
+    from experiments.runner import run_study, summary_table
+
+    overrides = dict(parse_setting(text) for text in options.set)
+    study = load_study(
+        options.study,
+        overrides,
+        options.results,
+        engine=options.engine,
+        workers=options.workers,
+        gpu_fraction=options.gpu_fraction,
+    )
+    summaries = run_study(study, console)
+    console.print(summary_table(summaries, list(study.runs)))
+    for name, config in study.runs.items():
+        picture = Path(config.run.results_dir) / name / "accuracy.png"
+        console.print(f"picture: {picture}", highlight=False, soft_wrap=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m experiments", description="Run studies and benchmarks.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="run a study")
+    run.add_argument("study", type=Path, help="YAML file, see experiments/")
+    run.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="a configuration key, see docs/configuration.md"
+    )
+    run.add_argument("--engine", choices=ENGINES, help="flower: Ray's simulation (default); inline: one process, no Ray")
+    run.add_argument("--workers", type=int, help="clients at work at a time (default: one per core)")
+    run.add_argument("--gpu-fraction", type=float, help="share of a GPU that a client takes (default 0)")
+    run.add_argument("--results", type=Path, default=Path("results"), help="folder above the studies' folders")
+    bench = commands.add_parser("bench", help="measure local training, selection and the rest of a round")
+    bench.add_argument("--repeats", type=int, default=5, help="measurements of each figure (default 5)")
+    bench.add_argument("--output", type=Path, help="also write the figures to this JSON file")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
