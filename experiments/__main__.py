@@ -59,7 +59,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="a configuration key, see docs/configuration.md"
     )
-    run.add_argument("--engine", choices=ENGINES, help="flower: Ray's simulation (default); inline: one process, no Ray")
+    run.add_argument(
+        "--engine", choices=ENGINES, help="flower: Ray's simulation (default); inline: one process, no Ray"
+    )
     run.add_argument("--workers", type=int, help="clients at work at a time (default: one per core)")
     run.add_argument("--gpu-fraction", type=float, help="share of a GPU that a client takes (default 0)")
     run.add_argument("--results", type=Path, default=Path("results"), help="folder above the studies' folders")

@@ -109,9 +109,7 @@ class FlowerEngine:
             command += ["--host", "127.0.0.1", "--port", str(port)]
             command += ["--control-api-address", f"127.0.0.1:{control}"]
             output = stack.enter_context(self._link_log.open("w"))
-            link = subprocess.Popen(
-                command, stdout=output, stderr=subprocess.STDOUT, cwd=_APP, env=self._environment
-            )
+            link = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=_APP, env=self._environment)
             stack.callback(_end, link)
             self._wait_until_up(link, port)
             self._stack = stack.pop_all()

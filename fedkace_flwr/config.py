@@ -94,11 +94,9 @@ class StreamConfig:
     """Stream"""
 
     clients: int = _key(10, "Number of clients K.", low=1)
-    rounds: int = _key(20, "Number of rounds T.", low=1)
+    rounds: int = _key(15, "Number of rounds T.", low=1)
     window: int = _key(2, "Classes in a client's chunk, W.", unit="classes", low=1)
-    overlap: int = _key(
-        1, "Classes that two adjacent chunks share, O, between 0 and `window`.", unit="classes", low=0
-    )
+    overlap: int = _key(1, "Classes that two adjacent chunks share, O, between 0 and `window`.", unit="classes", low=0)
     samples_per_class: int = _key(25, "New samples of each class in a chunk, n.", unit="samples", low=1)
 
 
@@ -106,9 +104,7 @@ class StreamConfig:
 class ModelConfig:
     """Model"""
 
-    width: int = _key(
-        16, "Channels of ResNet-18's first stage (paper: 16 for CIFAR-100, 64 for ImageNet100).", low=1
-    )
+    width: int = _key(8, "Channels of ResNet-18's first stage (paper: 16 for CIFAR-100, 64 for ImageNet100).", low=1)
     stem: str = _key(
         "auto",
         "First layers: `cifar` (3x3, stride 1), `imagenet` (7x7, stride 2, max-pool); `auto` takes `imagenet` from 112 pixels up.",
@@ -150,9 +146,7 @@ class ReplayConfig:
 class BufferConfig:
     """Buffer"""
 
-    capacity: int = _key(
-        60, "Buffer capacity M of each client; at least the number of classes.", unit="samples", low=1
-    )
+    capacity: int = _key(60, "Buffer capacity M of each client; at least the number of classes.", unit="samples", low=1)
     self_distance: str = _key(
         "include",
         "Reading: whether a buffered sample counts as its own nearest neighbour (`include`: its diversity is 0) or not (`exclude`).",
@@ -211,9 +205,7 @@ class RunConfig:
     quorum: float = _key(
         0.5, "Share of the clients whose valid replies a round needs; below it the run stops.", above=0, high=1
     )
-    deadline: float = _key(
-        7200.0, "Longest wait for the replies of one phase of a round.", unit="seconds", above=0
-    )
+    deadline: float = _key(7200.0, "Longest wait for the replies of one phase of a round.", unit="seconds", above=0)
     join_deadline: float = _key(300.0, "Longest wait for the SuperNodes at the start.", unit="seconds", above=0)
 
 

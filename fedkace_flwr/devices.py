@@ -20,5 +20,5 @@ def choose_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if found else "cpu")
     if kind == "cuda" and int(index or 0) >= found:
-        raise ConfigError(f"device = {name!r}: this process sees {found} CUDA devices; use device = \"cpu\" or auto")
+        raise ConfigError(f'device = {name!r}: this process sees {found} CUDA devices; use device = "cpu" or auto')
     return torch.device(name)

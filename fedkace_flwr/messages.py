@@ -141,7 +141,9 @@ def _checked_weights(record: ArrayRecord, shapes: Shapes) -> Weights:
     weights = {}
     for name, (shape, dtype) in shapes.items():
         if tuple(record[name].shape) != shape or np.dtype(record[name].dtype) != dtype:
-            raise MessageError(f"array {name!r} is {record[name].dtype} {tuple(record[name].shape)}, not {dtype} {shape}")
+            raise MessageError(
+                f"array {name!r} is {record[name].dtype} {tuple(record[name].shape)}, not {dtype} {shape}"
+            )
         array = record[name].numpy()
         if not np.isfinite(array).all():
             raise MessageError(f"array {name!r} holds values that are not finite")

@@ -66,9 +66,7 @@ def _mark_switches(axes: Any, rounds: Sequence[Mapping[str, Any]]) -> None:
         label = "clients that switch to the global model" if index == 0 else None
         axes.axvline(number, color=_ACCENT, alpha=0.35, linewidth=1, linestyle=":")
         axes.plot([number], [0.015], marker="^", color=_ACCENT, markersize=6, linestyle="none", label=label)
-        axes.annotate(
-            str(clients), (number, 0.05), color=_ACCENT, ha="center", fontsize=8, annotation_clip=False
-        )
+        axes.annotate(str(clients), (number, 0.05), color=_ACCENT, ha="center", fontsize=8, annotation_clip=False)
 
 
 def _or_nan(value: float | None) -> float:

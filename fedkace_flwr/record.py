@@ -61,7 +61,9 @@ class RunFolder:
             with tempfile.TemporaryFile(dir=path):
                 pass
         except OSError as error:
-            raise RunError(f"results-dir: {path} cannot be written ({error.strerror}); name a folder that can") from error
+            raise RunError(
+                f"results-dir: {path} cannot be written ({error.strerror}); name a folder that can"
+            ) from error
 
     def begin(self, config: Config, device: torch.device) -> None:
         """Write configuration and environment."""

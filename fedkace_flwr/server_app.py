@@ -67,9 +67,7 @@ def run(grid: Grid, config: Config, run_id: int) -> None:
     strategy = method.strategy(
         config.stream.clients, keys.shapes_of(weights), experiment.parameter_names, config.run, keep
     )
-    strategy.start(
-        grid, keys.array_record(weights), num_rounds=config.stream.rounds, timeout=config.run.deadline
-    )
+    strategy.start(grid, keys.array_record(weights), num_rounds=config.stream.rounds, timeout=config.run.deadline)
     summary = folder.finish(config)
     logger.info(
         "average accuracy %s, chance %s; see %s",

@@ -243,5 +243,3 @@ class ClientStore:
         aside = path.with_suffix(".corrupt")
         os.replace(path, aside)
         logger.warning("%s was set aside as %s: %s; going on with the generation before it", path, aside.name, reason)
-
-

@@ -113,9 +113,7 @@ def train(
 
 
 @torch.inference_mode()
-def predict(
-    net: ResNet18, images_of: Callable[[Tensor], Tensor], content: Tensor, preprocess: Preprocess
-) -> Tensor:
+def predict(net: ResNet18, images_of: Callable[[Tensor], Tensor], content: Tensor, preprocess: Preprocess) -> Tensor:
     """Logits of images in evaluation mode, fetched block by block.
 
     Parameters
