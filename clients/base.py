@@ -195,7 +195,7 @@ class ContinualClient(NumPyClient):
         return predict(net, images_of, content, self.experiment.preprocess)
 
     def generator(self, purpose: str, round_number: int) -> torch.Generator:
-        """This client's own stream of randomness for a purpose in a round."""
+        """A stream of randomness for one purpose of this client in one round."""
         return generator_for(self.config.run.seed, purpose, self.number, round_number)
 
     def _network(self, parameters: list[np.ndarray[Any, Any]]) -> ResNet18:

@@ -1,0 +1,1 @@
+"""Studies, the runner and the benchmarks."""

@@ -10,13 +10,12 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Protocol, Self
-
-import httpx
+from typing import Any, Protocol, Self
 
 from fedkace_flwr.config import Config, Scalar
 from fedkace_flwr.errors import RunError
@@ -134,9 +133,11 @@ class FlowerEngine:
         deadline = time.monotonic() + _START_SECONDS
         while time.monotonic() < deadline and link.poll() is None:
             try:
-                if httpx.get(f"http://127.0.0.1:{port}/health", timeout=2, trust_env=False).is_success:
+                # No proxy: the SuperLink is on this machine whatever the environment says.
+                opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+                with opener.open(f"http://127.0.0.1:{port}/health", timeout=2):
                     return
-            except httpx.HTTPError:
+            except OSError:
                 time.sleep(0.2)
         raise RunError(f"Flower's SuperLink did not start: {_last_error(self._link_log)}")
 

@@ -38,7 +38,7 @@ def paired_epoch(chunk: int, buffer: int, batch_size: int, generator: torch.Gene
     steps_over = max(chunk, buffer)
     new = _cycled(chunk, steps_over, generator)
     held = _cycled(buffer, steps_over, generator) + chunk
-    pairs = zip(new.split(batch_size), held.split(batch_size), strict=True)
+    pairs = zip(torch.split(new, batch_size), torch.split(held, batch_size), strict=True)
     return Epoch([torch.cat(pair) for pair in pairs], steps_over / chunk, steps_over / buffer)
 
 
@@ -46,7 +46,7 @@ EPOCHS = {"union": union_epoch, "paired": paired_epoch}
 
 
 def _split(order: Tensor, batch_size: int) -> list[Tensor]:
-    batches = list(order.split(batch_size))
+    batches = list(torch.split(order, batch_size))
     if len(batches) > 1 and len(batches[-1]) == 1:
         batches[-2:] = [torch.cat(batches[-2:])]
     return batches

@@ -40,7 +40,7 @@ class Key:
         """Whether ``value``, already of the right type, lies in the range."""
         if self.choices:
             return value in self.choices
-        if isinstance(value, str) or isinstance(value, bool):
+        if isinstance(value, str | bool):
             return True
         return (
             math.isfinite(value)
@@ -56,7 +56,7 @@ def _key(default: Any, meaning: str, **limits: Any) -> Any:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Data set"""
+    """Data set."""
 
     dataset: str = _key(
         "digits",
@@ -91,7 +91,7 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class StreamConfig:
-    """Stream"""
+    """Stream."""
 
     clients: int = _key(10, "Number of clients K.", low=1)
     rounds: int = _key(15, "Number of rounds T.", low=1)
@@ -102,7 +102,7 @@ class StreamConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Model"""
+    """Model."""
 
     width: int = _key(8, "Channels of ResNet-18's first stage (paper: 16 for CIFAR-100, 64 for ImageNet100).", low=1)
     stem: str = _key(
@@ -114,7 +114,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """Local training"""
+    """Local training."""
 
     epochs: int = _key(5, "Local epochs per round, J.", unit="epochs", low=1)
     batch_size: int = _key(32, "Samples per step.", unit="samples", low=2)
@@ -131,7 +131,7 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class ReplayConfig:
-    """Gradient-balanced replay"""
+    """Gradient-balanced replay."""
 
     gradient_norm: str = _key(
         "sum",
@@ -144,7 +144,7 @@ class ReplayConfig:
 
 @dataclass(frozen=True)
 class BufferConfig:
-    """Buffer"""
+    """Buffer."""
 
     capacity: int = _key(60, "Buffer capacity M of each client; at least the number of classes.", unit="samples", low=1)
     self_distance: str = _key(
@@ -167,7 +167,7 @@ class BufferConfig:
 
 @dataclass(frozen=True)
 class SwitchConfig:
-    """Inference switch"""
+    """Inference switch."""
 
     patience: int = _key(
         2, "Reading: consecutive rounds in which the gap must shrink before a client switches.", unit="rounds", low=1
@@ -176,7 +176,7 @@ class SwitchConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Run"""
+    """Run."""
 
     seed: int = _key(0, "Seed of everything random.", low=0)
     device: str = _key(
@@ -328,7 +328,7 @@ def markdown() -> str:
     for section, f in _leaves():
         by_section.setdefault(section, []).append(f)
     for section, leaves in by_section.items():
-        title = _SECTIONS[section].__doc__ if section else "Method"
+        title = str(_SECTIONS[section].__doc__).rstrip(".") if section else "Method"
         lines += ["", f"## {title}", "", "| key | default | unit | range | meaning |", "|---|---|---|---|---|"]
         for f in leaves:
             key: Key = f.metadata["key"]

@@ -105,7 +105,7 @@ class Experiment:
         return dict(self._blank_network().state_dict())
 
     def network(self, weights: Mapping[str, Tensor]) -> ResNet18:
-        """This process's one network, on its device, with the given weights."""
+        """The one network of this process, on its device, with the given weights."""
         load_weights(self._network, weights)
         return self._network
 

@@ -208,7 +208,8 @@ def _directions(x: Tensor) -> Tensor:
     """Rows scaled to unit length; a row of zeros stays. Scaling by the largest entry first avoids overflow."""
     tiny = torch.finfo(torch.float64).tiny
     x = x / x.abs().amax(dim=1, keepdim=True).clamp_min(tiny)
-    return x / x.norm(dim=1, keepdim=True).clamp_min(tiny)
+    length: Tensor = torch.linalg.vector_norm(x, dim=1, keepdim=True)
+    return x / length.clamp_min(tiny)
 
 
 def _squared_distances(x: Tensor, centres: Tensor) -> Tensor:

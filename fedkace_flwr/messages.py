@@ -155,7 +155,7 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, Sequence) else value
 
 
-def _root_cause(reason: str) -> str:
+def _root_cause(reason: str | None) -> str:
     """The last line of a client's traceback: the error itself."""
-    lines = [line.strip() for line in reason.replace("\\n", "\n").splitlines() if line.strip()]
+    lines = [line.strip() for line in (reason or "").replace("\\n", "\n").splitlines() if line.strip()]
     return lines[-1].strip("'\">)") if lines else "the client reported an error without a reason"

@@ -201,7 +201,8 @@ class ClientStore:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         payload = io.BytesIO()
         text = json.dumps({"version": _VERSION, **record}, allow_nan=False).encode()
-        np.savez(payload, **{"record": np.frombuffer(text, dtype=np.uint8), **arrays})
+        columns: dict[str, Any] = {"record": np.frombuffer(text, dtype=np.uint8), **arrays}
+        np.savez(payload, **columns)
         body = payload.getvalue()
         partial = path.with_suffix(".partial")
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -1,6 +1,7 @@
 """Adaptive inference switching: from the local to the global model, once (paper, section 4.1)."""
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 
 class InferenceSwitch:
@@ -50,7 +51,7 @@ class InferenceSwitch:
         if self.switched_at is None:
             self.gaps.append(max(0.0, accuracy - probability))
             latest = self.gaps[-self.patience - 1 :]
-            shrinks = all(after < before for before, after in zip(latest, latest[1:], strict=False))
+            shrinks = all(after < before for before, after in pairwise(latest))
             if len(latest) == self.patience + 1 and shrinks:
                 self.switched_at = round_number if round_number is not None else len(self.gaps)
         return self.switched_at is not None

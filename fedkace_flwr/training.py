@@ -101,7 +101,7 @@ def train(
             features = net.features(batch.images)
             loss = objective.loss(net.output(features), features, batch)
             optimiser.zero_grad(set_to_none=True)
-            loss.backward()
+            torch.autograd.backward(loss)
             optimiser.step()
             total += loss.detach()
         schedule.step()
@@ -135,5 +135,5 @@ def predict(net: ResNet18, images_of: Callable[[Tensor], Tensor], content: Tenso
     net.eval()
     if not len(content):
         return torch.empty((0, net.output.out_features))
-    blocks = [net(preprocess(images_of(block))).cpu() for block in content.split(_PREDICTION_BATCH)]
+    blocks = [net(preprocess(images_of(block))).cpu() for block in torch.split(content, _PREDICTION_BATCH)]
     return torch.cat(blocks)

@@ -1,0 +1,1 @@
+"""Server half of the methods: one strategy per aggregation rule."""

@@ -16,7 +16,7 @@ from fedkace_flwr import messages as keys
 from fedkace_flwr.config import RunConfig
 from fedkace_flwr.errors import MessageError, RunError
 from fedkace_flwr.messages import Reply, Shapes, Weights
-from strategies.exchange import Exchange, by_client, client_of, exchange
+from strategies.exchange import Exchange, by_client, exchange
 from strategies.roster import Roster
 
 logger = logging.getLogger(__name__)
