@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedkace_flwr import messages as keys
 from fedkace_flwr.buffer import Samples
+from fedkace_flwr.errors import RunError
 from fedkace_flwr.experiment import Experiment, as_arrays
 from fedkace_flwr.metrics import accuracy
 from fedkace_flwr.model import ResNet18
@@ -189,10 +190,20 @@ class ContinualClient(NumPyClient):
     # Tools for methods
 
     def logits(self, net: ResNet18, samples: Samples) -> Tensor:
-        """Logits in evaluation mode, float32 (n, C) on the CPU."""
+        """Logits in evaluation mode, float32 (n, C) on the CPU.
+
+        Raises
+        ------
+        RunError
+            They are not finite: training has diverged, though its last loss did not show it.
+        """
         content, fetch = samples.content, self.experiment.dataset.fetch
         images_of = fetch if content.dtype == torch.int64 else (lambda block: block)
-        return predict(net, images_of, content, self.experiment.preprocess)
+        logits = predict(net, images_of, content, self.experiment.preprocess)
+        if not bool(logits.isfinite().all()):
+            rate = self.config.training.learning_rate
+            raise RunError(f"the model's logits are not finite; try a learning-rate below {rate:g}")
+        return logits
 
     def generator(self, purpose: str, round_number: int) -> torch.Generator:
         """A stream of randomness for one purpose of this client in one round."""

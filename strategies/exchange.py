@@ -43,16 +43,19 @@ def exchange(grid: Grid, sent: Mapping[int, Message], deadline: float) -> Exchan
     result = Exchange(bytes_down=sum(keys.size_in_bytes(message.content) for message in sent.values()))
     pushed = [str(number) for number in grid.push_messages(list(sent.values())) if number]
     asked = {message.metadata.message_id: client for client, message in sent.items()}
-    waiting, replies, pause = set(pushed), {}, _FIRST_PAUSE
-    while waiting and time.monotonic() - begun < deadline:
+    waiting, replies, pause, end = set(pushed), {}, _FIRST_PAUSE, time.monotonic() + deadline
+    while waiting:
         for reply in grid.pull_messages(sorted(waiting)):
             number = reply.metadata.reply_to_message_id
             if number in waiting:
                 waiting.discard(number)
                 replies[asked[number]] = reply
                 pause = _FIRST_PAUSE
+        left = end - time.monotonic()
+        if left <= 0:
+            break
         if waiting:
-            time.sleep(min(pause, max(0.0, deadline - (time.monotonic() - begun))))
+            time.sleep(min(pause, left))
             pause = min(2 * pause, _LONGEST_PAUSE)
     result.replies = dict(sorted(replies.items()))
     result.silent = sorted(set(sent) - set(replies))

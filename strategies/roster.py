@@ -67,6 +67,9 @@ class Roster:
         return nodes
 
     def _ask(self, grid: Grid, unknown: list[int]) -> None:
+        if not unknown:
+            return
+
         def question(node: int) -> Message:
             content = RecordDict({keys.CONFIG: ConfigRecord({keys.CLIENT: node})})
             return Message(content, dst_node_id=node, message_type=MessageType.QUERY, ttl=self._deadline)

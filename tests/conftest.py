@@ -1,0 +1,55 @@
+"""Shared by all tests: one cache of prepared data sets per session, one thread, small configurations."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedkace_flwr.config import Config
+
+SMALL = {
+    "clients": 3,
+    "rounds": 3,
+    "epochs": 1,
+    "width": 4,
+    "samples-per-class": 8,
+    "capacity": 20,
+    "threads": 1,
+    "seed": 7,
+}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Nothing leaks into the user's cache, nor from it."""
+    folder = tmp_path_factory.mktemp("cache")
+    before = os.environ.get("FEDKACE_CACHE_DIR")
+    os.environ["FEDKACE_CACHE_DIR"] = str(folder)
+    torch.set_num_threads(1)
+    yield folder
+    os.environ.pop("FEDKACE_CACHE_DIR")
+    if before is not None:
+        os.environ["FEDKACE_CACHE_DIR"] = before
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Callable[..., Config]:
+    """Make a small configuration on digits; keys as keyword arguments with underscores."""
+
+    def make(**changes: Any) -> Config:
+        named = {key.replace("_", "-"): value for key, value in changes.items()}
+        return Config.parse({**SMALL, "results-dir": str(tmp_path), "run-name": "run", **named})
+
+    return make
+
+
+def rounds_of(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a run's ``rounds.jsonl``, times taken away."""
+    records = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    for record in records:
+        del record["seconds"]
+    return records
