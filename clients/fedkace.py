@@ -66,7 +66,7 @@ class FedKaceClient(ContinualClient):
         report: Metrics = {keys.REPLAY_WEIGHTS: objective.weights, keys.REPLAY_SKIPPED: self._balance.skipped}
         size = len(self._buffer_logits)
         if self.config.run.diagnostics and size <= _LARGEST_DIAGNOSED_BUFFER:
-            beta = kernel_beta(size, int(now.seen.sum()))
+            beta = kernel_beta(len(now.state.buffer), int(now.seen.sum()))
             number = kernel_condition_number(self._buffer_logits, now.seen, beta)
             if math.isfinite(number):
                 report[keys.CONDITION_NUMBER] = number

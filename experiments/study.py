@@ -12,6 +12,7 @@
 import itertools
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,17 @@ from fedkace_flwr.errors import ConfigError
 
 ENGINES = ("flower", "inline")
 _KEYS = ("config", "grid", "engine", "workers", "gpu-fraction")
+_PATHS = ("data-dir", "cache-dir", "state-dir")  # the engines run elsewhere than the command
 _RUNNERS_OWN = ("results-dir", "run-name")
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML in which 1e-3 is a number, as in YAML 1.2; PyYAML follows 1.1, where it is a text."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
 
 
 @dataclass(frozen=True)
@@ -88,7 +99,10 @@ def load_study(path: Path, overrides: Mapping[str, Scalar], results: Path, **opt
     runs: dict[str, Config] = {}
     for chosen in itertools.product(*grid.values()):
         cell = dict(zip(grid, chosen, strict=True))
-        values = {**fixed, **cell, **overrides, "results-dir": str(folder)}
+        values = {"data-dir": "data", **fixed, **cell, **overrides, "results-dir": str(folder)}
+        for key in _PATHS:
+            if isinstance(values.get(key), str) and values[key]:
+                values[key] = str(Path(values[key]).expanduser().resolve())
         try:
             config = Config.parse(values)
             name = _run_name(config, cell)
@@ -108,7 +122,7 @@ def parse_setting(text: str) -> tuple[str, Scalar]:
     """
     key, separator, value = text.partition("=")
     try:
-        parsed = yaml.safe_load(value) if value else ""
+        parsed = yaml.load(value, _Loader) if value else ""
     except yaml.YAMLError:
         parsed = None
     if not separator or not key or not isinstance(parsed, bool | int | float | str):
@@ -118,7 +132,7 @@ def parse_setting(text: str) -> tuple[str, Scalar]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); name a study file") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -18,17 +18,18 @@ class Epoch:
     batches : list of Tensor
         int64 positions of each step; none holds a single sample, which batch normalisation could not take.
     task_draws, replay_draws : float
-        How often each sample of chunk and buffer is drawn, on average; 1 where each is drawn once.
+        How often each sample of chunk and buffer is drawn, on average; 0 for an empty buffer.
     """
 
     batches: list[Tensor]
-    task_draws: float = 1.0
-    replay_draws: float = 1.0
+    task_draws: float
+    replay_draws: float
 
 
 def union_epoch(chunk: int, buffer: int, batch_size: int, generator: torch.Generator) -> Epoch:
     """One shuffled pass over chunk and buffer together, ``batch_size`` samples a step."""
-    return Epoch(_split(torch.randperm(chunk + buffer, generator=generator), batch_size))
+    batches = _split(torch.randperm(chunk + buffer, generator=generator), batch_size)
+    return Epoch(batches, 1.0, 1.0 if buffer else 0.0)
 
 
 def paired_epoch(chunk: int, buffer: int, batch_size: int, generator: torch.Generator) -> Epoch:

@@ -43,7 +43,7 @@ class Key:
         if isinstance(value, str | bool):
             return True
         return (
-            math.isfinite(value)
+            (isinstance(value, int) or math.isfinite(value))
             and (self.low is None or value >= self.low)
             and (self.above is None or value > self.above)
             and (self.high is None or value <= self.high)
@@ -303,13 +303,18 @@ def _checked(name: str, value: object, f: "Field[Any]") -> Scalar:
     kind = type(f.default)
     key: Key = f.metadata["key"]
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+        try:
+            value = float(value)
+        except OverflowError:
+            value = math.inf if value > 0 else -math.inf
     if type(value) is not kind:
         words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
         raise ConfigError(f"{name} = {value!r}: must be {words[kind]}")
     assert isinstance(value, bool | int | float | str)
     if not key.allows(value):
-        raise ConfigError(f"{name} = {value!r}: must be {key.range_text().replace('`', '') or 'finite'}")
+        wanted = ["finite"] if isinstance(value, float) and not math.isfinite(value) else []
+        wanted += [key.range_text().replace("`", "")] if key.range_text() else []
+        raise ConfigError(f"{name} = {value!r}: must be {' and '.join(wanted)}")
     return value
 
 

@@ -196,7 +196,8 @@ def kernel_condition_number(logits: Tensor, active: Tensor, beta: float) -> floa
         Ratio of the largest to the smallest eigenvalue; infinite where the matrix is singular to float64.
     """
     direction = _directions(logits.detach().to("cpu", torch.float64)[:, active])
-    distance = _squared_distances(direction, direction).fill_diagonal_(0.0)
+    # Unlike _squared_distances this is exactly 0 between duplicates, which a large beta needs.
+    distance = torch.cdist(direction, direction, compute_mode="donot_use_mm_for_euclid_dist").square()
     eigenvalues = torch.linalg.eigvalsh(torch.exp(-beta * distance))
     smallest, largest = float(eigenvalues[0]), float(eigenvalues[-1])
     if smallest <= largest * len(direction) * torch.finfo(torch.float64).eps:

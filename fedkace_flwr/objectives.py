@@ -35,7 +35,7 @@ class Objective(Protocol):
     """A training loss that may learn from an epoch for the next one."""
 
     def begin_epoch(self, task_draws: float, replay_draws: float) -> None:
-        """Hear how often each sample of chunk and buffer will be drawn in the coming epoch."""
+        """Hear how often each sample of chunk and buffer will be drawn in the coming epoch; 0: the buffer is empty."""
 
     def loss(self, logits: Tensor, features: Tensor, batch: Batch) -> Tensor:
         """Return the scalar loss of a batch; logits (B, C), features (B, F)."""
@@ -111,6 +111,8 @@ class BalancedReplayLoss(TaskLoss):
     def _observe(self, residual: Tensor, features: Tensor, replayed: Tensor) -> None:
         # Dividing by the draws makes an epoch's total the sum over the set, however often its samples came up.
         task_draws, replay_draws = self._draws
+        if replay_draws == 0:
+            return
         known = with_bias_column(features) if self._gradient_bias else features
         task = (residual * ((1 - replayed) / task_draws).unsqueeze(1)).T @ known
         replay = (residual * (replayed / replay_draws).unsqueeze(1)).T @ known

@@ -107,7 +107,8 @@ def client_stream(
                 f"samples-per-class = {samples_per_class}, rounds = {rounds}: client {client} would need {needed} "
                 f"training samples of class {label}, the data set has {held}; at most "
                 f"{_longest(windows, ids_by_class, samples_per_class)} rounds or "
-                f"{held // times} samples per class and round are possible"
+                f"{min(len(ids_by_class[each]) // count for each, count in appearances.items())} "
+                "samples per class and round are possible"
             )
     shuffled = {
         label: np.random.default_rng(seed_for(seed, "samples", client, label)).permutation(ids_by_class[label])

@@ -1,0 +1,52 @@
+# Everything a newcomer types: `make run`, `make test`. Each sets up what it needs, in .venv, and nothing else.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help run test quick check bench docs setup clean
+
+help:
+	@echo 'make run     ten clients learn a stream of digits; prints a table and the path of a picture'
+	@echo 'make test    all tests'
+	@echo 'make quick   the tests without the slow ones'
+	@echo 'make check   lint, format, types, direction of imports'
+	@echo 'make bench   speed of local training, selection and the rest of a round'
+	@echo 'make docs    docs/configuration.md, from the code'
+	@echo 'make setup   the virtual environment alone'
+	@echo 'make clean   remove the virtual environment, caches and build leftovers; results stay'
+
+run: $(READY)
+	$(BIN)/python -m experiments run experiments/quickstart.yaml
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+quick: $(READY)
+	$(BIN)/python -m pytest -m 'not slow'
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(READY)
+	$(BIN)/python -m experiments bench
+
+docs: $(READY)
+	$(BIN)/python -m fedkace_flwr.config
+
+setup: $(READY)
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "error: $(PYTHON) is $$($(PYTHON) --version 2>&1); Python 3.11 or newer is needed: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $(READY)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.fab
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

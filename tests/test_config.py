@@ -1,0 +1,327 @@
+"""The configuration: what it takes, what it refuses and in which words, and the files that must agree with it."""
+
+import math
+import re
+import tomllib
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from experiments.study import load_study
+from fedkace_flwr import config as config_module
+from fedkace_flwr.config import Config, Key
+from fedkace_flwr.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parent.parent
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def _keys() -> dict[str, tuple[Any, Key]]:
+    """Every key with its default and meaning, read off the dataclasses."""
+    found: dict[str, tuple[Any, Key]] = {}
+    for part in (Config(), *(getattr(Config(), f.name) for f in fields(Config))):
+        if is_dataclass(part):
+            found |= {f.name.replace("_", "-"): (f.default, f.metadata["key"]) for f in fields(part) if f.metadata}
+    return found
+
+
+KEYS = _keys()
+NUMBERS = sorted(name for name, (default, _) in KEYS.items() if type(default) in (int, float))
+CHOICES = sorted(name for name, (_, key) in KEYS.items() if key.choices)
+FLOATS = sorted(name for name, (default, _) in KEYS.items() if type(default) is float)
+
+
+def refusal(values: dict[str, Any]) -> str:
+    """The message with which a configuration is refused; one line, whatever the value."""
+    with pytest.raises(ConfigError) as caught:
+        Config.parse(values)
+    text = str(caught.value)
+    assert len(text.splitlines()) == 1
+    return text
+
+
+def with_company(name: str, value: Any) -> dict[str, Any]:
+    """The value, with what other keys must be so that it contradicts none of them."""
+    company = {"overlap": {"window": max(1, value)}, "num-classes": {"capacity": max(60, value), "window": 1}}
+    return {**company.get(name, {}), name: value}
+
+
+def inside(name: str) -> st.SearchStrategy[Any]:
+    default, key = KEYS[name]
+    if key.choices:
+        return st.sampled_from(key.choices)
+    if type(default) is bool:
+        return st.booleans()
+    if type(default) is str:
+        return st.text(max_size=20)
+    if type(default) is int:
+        low = int(key.low) if key.low is not None else int(key.above) + 1  # type: ignore[arg-type]
+        return st.integers(low, int(key.high) if key.high is not None else low + 10**6)
+    return st.floats(
+        key.low if key.low is not None else key.above,
+        key.high,
+        exclude_min=key.low is None and key.above is not None,
+        allow_nan=False,
+        allow_infinity=False,
+    )
+
+
+def outside(name: str) -> st.SearchStrategy[Any]:
+    """Values just beyond the ends of a key's range, and far beyond."""
+    default, key = KEYS[name]
+    step = 1 if type(default) is int else 0.0
+    sides = []
+    if key.low is not None:
+        last = int(key.low) - 1 if step else math.nextafter(key.low, -math.inf)
+        sides.append(st.just(last) | (st.integers(max_value=last) if step else st.floats(max_value=last)))
+    if key.above is not None:
+        sides.append(st.just(float(key.above)) | st.floats(max_value=key.above))
+    if key.high is not None:
+        first = int(key.high) + 1 if step else math.nextafter(key.high, math.inf)
+        sides.append(st.just(first) | (st.integers(min_value=first) if step else st.floats(min_value=first)))
+    return st.one_of(sides)
+
+
+def test_the_test_sees_every_key() -> None:
+    assert set(KEYS) == set(Config().flat())
+    assert {"seed", "overlap", "method", "learning-rate"} <= set(KEYS)
+
+
+def test_defaults_parse_and_come_back() -> None:
+    assert Config.parse({}) == Config()
+    assert Config.parse(Config().flat()) == Config()
+    assert Config.parse({}).flat() == Config().flat()
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_each_default_parses_alone_and_is_in_its_own_range(name: str) -> None:
+    default, key = KEYS[name]
+    assert key.allows(default)
+    assert Config.parse({name: default}) == Config()
+
+
+@st.composite
+def configurations(draw: st.DrawFn) -> dict[str, Any]:
+    """Values for any keys, those that are held against each other drawn so that they fit."""
+    together = ("num-classes", "window", "overlap", "samples-per-class", "capacity")
+    names = draw(st.lists(st.sampled_from(sorted(set(KEYS) - set(together))), unique=True, max_size=8))
+    classes = draw(st.integers(1, 1000))
+    window = draw(st.integers(1, classes))
+    fitting = (classes, window, draw(st.integers(0, window)), draw(st.integers(2, 500)), classes + draw(st.integers(0)))
+    return dict(zip(together, fitting, strict=True)) | {name: draw(inside(name), label=name) for name in names}
+
+
+@settings(deadline=None, max_examples=60)
+@given(configurations())
+def test_any_accepted_configuration_comes_back_equal_and_with_equal_hash(values: dict[str, Any]) -> None:
+    config = Config.parse(values)
+    again = Config.parse(config.flat())
+    assert again == config
+    assert hash(again) == hash(config)
+    assert {name: config.flat()[name] for name in values} == values
+
+
+def test_configurations_serve_as_keys() -> None:
+    assert len({Config(), Config.parse({"seed": 0}), Config.parse({"seed": 1})}) == 2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("learning_rate", "learning-rate"),
+        ("epoch", "epochs"),
+        ("sample-per-class", "samples-per-class"),
+        ("patiance", "patience"),
+        ("Overlap", "overlap"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_key_that_was_meant(wrong: str, meant: str) -> None:
+    text = refusal({wrong: 3})
+    assert f"unknown key {wrong} = 3" in text
+    assert f"did you mean {meant}?" in text
+
+
+def test_an_unknown_key_like_no_other_is_refused_with_where_to_look() -> None:
+    text = refusal({"zzz": 1})
+    assert "zzz" in text
+    assert "docs/configuration.md" in text
+
+
+WRONG_TYPES = {
+    bool: ("true or false", [0, 1, 1.0, "true", None, [True]]),
+    int: ("a whole number", [True, 1.0, "1", None, [1], math.nan]),
+    float: ("a number", [True, "0.1", "1e-3", None, [0.1]]),
+    str: ("a text", [0, 1.5, False, None, ["cpu"]]),
+}
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_a_value_of_the_wrong_type_is_refused_with_key_value_and_type(name: str) -> None:
+    words, wrongs = WRONG_TYPES[type(KEYS[name][0])]
+    for wrong in wrongs:
+        assert refusal({name: wrong}) == f"{name} = {wrong!r}: must be {words}"
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_a_whole_number_is_taken_for_a_number(name: str) -> None:
+    value = Config.parse({name: 1}).flat()[name]
+    assert value == 1.0
+    assert type(value) is float
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.data())
+def test_every_number_is_taken_inside_its_range_and_refused_outside_by_name(data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(NUMBERS))
+    good = data.draw(inside(name), label="inside")
+    assert Config.parse(with_company(name, good)).flat()[name] == good
+    bad = data.draw(outside(name), label="outside")
+    text = refusal({name: bad})
+    assert text.startswith(f"{name} = {bad!r}: must be ")
+    key = KEYS[name][1]
+    assert all(f"{end:g}" in text for end in (key.low, key.above, key.high) if end is not None)
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_the_ends_of_a_range_belong_to_it_or_not_as_said(name: str) -> None:
+    default, key = KEYS[name]
+    kind = type(default)
+    for end in (key.low, key.high):
+        if end is not None:
+            assert Config.parse(with_company(name, kind(end))).flat()[name] == end
+    if key.above is not None:
+        assert f"> {key.above:g}" in refusal({name: kind(key.above)})
+        assert Config.parse({name: math.nextafter(key.above, math.inf)}).flat()[name] > key.above
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", FLOATS)
+def test_what_is_not_finite_is_refused_and_the_message_says_so(name: str, value: float) -> None:
+    text = refusal({name: value})
+    assert text.startswith(f"{name} = {value!r}: must be ")
+    assert "finite" in text
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400)], ids=["far above", "far below"])
+@pytest.mark.parametrize("name", FLOATS)
+def test_a_whole_number_too_large_for_a_float_is_refused_like_infinity(name: str, value: int) -> None:
+    assert "finite" in refusal({name: value})
+
+
+def test_a_whole_number_below_any_float_is_refused_like_any_other() -> None:
+    assert refusal({"rounds": -(10**400)}).endswith("must be >= 1")
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_a_choice_takes_its_names_and_no_other(name: str) -> None:
+    choices = KEYS[name][1].choices
+    for choice in choices:
+        assert Config.parse({name: choice}).flat()[name] == choice
+    text = refusal({name: choices[0].upper()})
+    assert text == f"{name} = {choices[0].upper()!r}: must be {', '.join(choices)}"
+
+
+def test_overlap_lies_between_0_and_the_window() -> None:
+    for window in (1, 2, 5):
+        for overlap in range(window + 1):
+            assert Config.parse({"window": window, "overlap": overlap}).stream.overlap == overlap
+        text = refusal({"window": window, "overlap": window + 1})
+        assert f"overlap = {window + 1}" in text
+        assert f"window = {window}" in text
+
+
+def test_overlap_is_held_against_the_default_window_too() -> None:
+    assert "window = 2" in refusal({"overlap": 3})
+
+
+def test_a_buffer_has_a_place_for_each_class() -> None:
+    assert Config.parse({"capacity": 60, "num-classes": 60}).buffer.capacity == 60
+    text = refusal({"capacity": 59, "num-classes": 60})
+    assert "capacity = 59" in text
+    assert "60" in text
+
+
+def test_a_window_holds_no_more_classes_than_there_are() -> None:
+    assert Config.parse({"window": 5, "num-classes": 5}).stream.window == 5
+    text = refusal({"window": 6, "num-classes": 5})
+    assert "window = 6" in text
+    assert "num-classes = 5" in text
+
+
+def test_a_chunk_has_two_samples_at_least() -> None:
+    assert Config.parse({"window": 2, "samples-per-class": 1}).stream.samples_per_class == 1
+    assert Config.parse({"window": 1, "overlap": 0, "samples-per-class": 2}).stream.window == 1
+    text = refusal({"window": 1, "overlap": 0, "samples-per-class": 1})
+    assert "samples-per-class = 1" in text
+    assert "window = 1" in text
+    assert "at least 2" in text
+
+
+# Files that must agree with the code
+
+
+def test_the_documentation_is_what_the_code_generates() -> None:
+    assert (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8") == config_module.markdown()
+
+
+def test_the_documentation_has_one_row_per_key_with_its_default_and_meaning() -> None:
+    rows = {row[1]: row for row in re.findall(r"^(\| `([\w-]+)` \| .*)$", config_module.markdown(), re.MULTILINE)}
+    assert set(rows) == set(KEYS)
+    for name, (row, _) in rows.items():
+        default, key = KEYS[name]
+        assert key.meaning in row
+        assert f"`{str(default).lower()}`" in row or f'`"{default}"`' in row
+
+
+def test_the_app_config_that_flower_reads_holds_the_defaults() -> None:
+    flower = PYPROJECT["tool"]["flwr"]["app"]["config"]
+    flat = Config().flat()
+    assert flower == flat
+    assert {name: type(value) for name, value in flower.items()} == {name: type(v) for name, v in flat.items()}
+
+
+def test_example_run_configs_parse() -> None:
+    files = sorted((ROOT / "experiments").glob("*.toml"))
+    assert files
+    for file in files:
+        values = tomllib.loads(file.read_text(encoding="utf-8"))
+        flat = Config.parse(values).flat()
+        assert values, file
+        assert {name: flat[name] for name in values} == values, file
+
+
+def test_example_studies_load(tmp_path: Path) -> None:
+    files = sorted((ROOT / "experiments").glob("*.yaml"))
+    assert files
+    for file in files:
+        assert load_study(file, {}, tmp_path).runs, file
+
+
+def test_the_quickstart_is_the_defaults(tmp_path: Path) -> None:
+    runs = load_study(ROOT / "experiments" / "quickstart.yaml", {}, tmp_path).runs
+    (config,) = runs.values()
+    own = {"results_dir": Config().run.results_dir, "run_name": Config().run.run_name}
+    assert replace(config, run=replace(config.run, **own)) == Config()
+
+
+def test_flower_finds_nothing_to_install() -> None:
+    """Flower runs ``uv sync`` before every run; the overrides must take every package of every extra away."""
+    project = PYPROJECT["project"]
+    assert project["dependencies"] == []
+    extras = [Requirement(line) for extra in ("all", "dev") for line in project["optional-dependencies"][extra]]
+    assert set(project["optional-dependencies"]) == {"all", "dev"}
+    assert "dependency-groups" not in PYPROJECT
+    wanted = {canonicalize_name(extra.name) for extra in extras} - {canonicalize_name(project["name"])}
+    overrides = [Requirement(line) for line in PYPROJECT["tool"]["uv"]["override-dependencies"]]
+    assert {canonicalize_name(override.name) for override in overrides} == wanted
+    assert not any(override.marker is None or override.marker.evaluate() for override in overrides)
+
+
+def test_federations_are_left_to_the_users_flower_settings() -> None:
+    assert "federations" not in PYPROJECT["tool"]["flwr"]

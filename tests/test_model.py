@@ -1,0 +1,106 @@
+"""ResNet-18 as the paper counts it (section A.3)."""
+
+import pytest
+import torch
+from torch import nn
+
+from fedkace_flwr.errors import ConfigError
+from fedkace_flwr.model import choose_stem, load_weights, resnet18, seeded_resnet18
+
+
+@pytest.mark.parametrize(
+    ("width", "stem", "parameters"), [(16, "cifar", 713_076), (64, "imagenet", 11_227_812)], ids=["cifar", "imagenet"]
+)
+def test_parameter_counts(width, stem, parameters):
+    net = resnet18(100, width, stem)
+    assert sum(parameter.numel() for parameter in net.parameters()) == parameters
+    assert net.output.weight.numel() == 100 * 8 * width
+
+
+def test_multiply_adds_of_the_cifar_network():
+    """35.06 M in convolutions and output layer, counted from the shapes that pass through."""
+    net = resnet18(100, 16, "cifar").eval()
+    total = 0
+
+    def count(module: nn.Module, inputs: tuple[torch.Tensor], output: torch.Tensor) -> None:
+        nonlocal total
+        total += output[0].numel() * module.weight[0].numel()
+
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            module.register_forward_hook(count)
+    with torch.inference_mode():
+        net(torch.zeros(1, 3, 32, 32))
+    assert total / 1e6 == pytest.approx(35.06, abs=0.005)
+
+
+@pytest.mark.parametrize(("stem", "size", "cells"), [("cifar", 32, 4), ("cifar", 8, 1), ("imagenet", 112, 4)])
+@pytest.mark.parametrize("width", [2, 5])
+def test_logits_are_the_output_layer_of_eight_times_width_features(width, stem, size, cells):
+    net = seeded_resnet18(7, width, stem, 0).eval()
+    images = torch.randn(3, 3, size, size, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        features = net.features(images)
+        logits = net(images)
+        maps = net.blocks(net.stem(images))
+    assert features.shape == (3, 8 * width)
+    assert maps.shape == (3, 8 * width, cells, cells)
+    assert torch.allclose(features, maps.sum(dim=(2, 3)) / cells**2, atol=1e-6)
+    assert logits.shape == (3, 7)
+    assert torch.allclose(logits, features @ net.output.weight.T + net.output.bias, atol=1e-6)
+
+
+def test_seeded_weights_repeat_differ_by_seed_and_ignore_the_global_generator():
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = seeded_resnet18(5, 2, "cifar", 3).state_dict()
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    second, other = (seeded_resnet18(5, 2, "cifar", seed).state_dict() for seed in (3, 4))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not torch.equal(first["output.weight"], other["output.weight"])
+    assert not torch.equal(first["stem.0.weight"], other["stem.0.weight"])
+
+
+def test_unseeded_network_follows_the_global_generator():
+    torch.manual_seed(5)
+    first = resnet18(3, 2, "cifar").output.weight
+    second = resnet18(3, 2, "cifar").output.weight
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("stem", "size", "chosen"),
+    [
+        ("auto", 8, "cifar"),
+        ("auto", 32, "cifar"),
+        ("auto", 111, "cifar"),
+        ("auto", 112, "imagenet"),
+        ("auto", 224, "imagenet"),
+        ("cifar", 224, "cifar"),
+        ("imagenet", 32, "imagenet"),
+    ],
+)
+def test_choose_stem(stem, size, chosen):
+    assert choose_stem(stem, size) == chosen
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [((10, 16, "auto"), "stem = 'auto'"), ((0, 16, "cifar"), "num-classes = 0"), ((10, 0, "imagenet"), "width = 0")],
+)
+def test_bad_arguments_are_refused_by_name(arguments, named):
+    with pytest.raises(ConfigError, match=named):
+        resnet18(*arguments)
+
+
+def test_load_weights_copies_all_and_refuses_a_missing_name():
+    source, target = seeded_resnet18(4, 2, "cifar", 0), seeded_resnet18(4, 2, "cifar", 1)
+    weights = {name: value.clone() for name, value in source.state_dict().items()}
+    load_weights(target, weights)
+    assert all(torch.equal(value, target.state_dict()[name]) for name, value in weights.items())
+    weights["output.bias"].add_(1)
+    assert torch.equal(target.output.bias, source.output.bias)
+    del weights["output.bias"]
+    with pytest.raises(RuntimeError, match=r"output\.bias"):
+        load_weights(target, weights)
