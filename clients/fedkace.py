@@ -23,14 +23,14 @@ class FedKaceClient(ContinualClient):
     def objective(self, now: ClientRound) -> Objective:
         """Replay weighted by the ratio of output-layer gradient norms (section 4.2)."""
         settings, device = self.config.replay, self.experiment.device
-        self._balance = GradientBalance(
+        balance = GradientBalance(
             settings.gradient_norm,
             settings.lambda_max,
             task_size=len(now.chunk),
             replay_size=max(1, len(now.state.buffer)),
         )
         return BalancedReplayLoss(
-            now.current.to(device), now.old.to(device), self._balance, gradient_bias=settings.gradient_bias
+            now.current.to(device), now.old.to(device), balance, gradient_bias=settings.gradient_bias
         )
 
     def maintain(self, net: ResNet18, now: ClientRound) -> Samples:
@@ -63,7 +63,7 @@ class FedKaceClient(ContinualClient):
     def report(self, objective: Objective, now: ClientRound) -> Metrics:
         """The replay weight of each epoch, and the condition number of the new buffer's kernel matrix (Table 3)."""
         assert isinstance(objective, BalancedReplayLoss)
-        report: Metrics = {keys.REPLAY_WEIGHTS: objective.weights, keys.REPLAY_SKIPPED: self._balance.skipped}
+        report: Metrics = {keys.REPLAY_WEIGHTS: objective.weights, keys.REPLAY_SKIPPED: objective.balance.skipped}
         size = len(self._buffer_logits)
         if self.config.run.diagnostics and size <= _LARGEST_DIAGNOSED_BUFFER:
             beta = kernel_beta(len(now.state.buffer), int(now.seen.sum()))

@@ -106,6 +106,8 @@ def load_study(path: Path, overrides: Mapping[str, Scalar], results: Path, **opt
         try:
             config = Config.parse(values)
             name = _run_name(config, cell)
+            if name in runs:
+                raise ConfigError(f"grid: two runs would share the folder {name}; give values whose names differ")
             runs[name] = Config.parse({**values, "run-name": name})
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from error
@@ -149,7 +151,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _mapping(path: Path, content: Mapping[str, Any], name: str) -> dict[str, Any]:
-    value = content.get(name) or {}
+    value = content.get(name)
+    value = {} if value is None else value
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         raise ConfigError(f"{path}: {name}: must hold configuration keys")
     return value
@@ -160,7 +163,8 @@ def _number(
 ) -> float:
     value = option if option is not None else content.get(name, default)
     if type(value) not in (type(default), int) or not math.isfinite(value) or value < low:
-        raise ConfigError(f"{path}: {name} = {value!r}: must be a number >= {low:g}")
+        kind = "whole number" if isinstance(default, int) else "number"
+        raise ConfigError(f"{path}: {name} = {value!r}: must be a {kind} >= {low:g}")
     return float(value)
 
 

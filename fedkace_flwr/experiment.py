@@ -150,11 +150,11 @@ class Experiment:
         return np.sort(generator.choice(ids, size=wanted, replace=False))
 
     def _check_sizes(self) -> None:
-        for name, value in (("window", self.config.stream.window), ("capacity", self.config.buffer.capacity)):
-            fits = value <= self.num_classes if name == "window" else value >= self.num_classes
-            if not fits:
-                side = "at most" if name == "window" else "at least"
-                raise ConfigError(f"{name} = {value}: must be {side} the number of classes, {self.num_classes}")
+        window, capacity, classes = self.config.stream.window, self.config.buffer.capacity, self.num_classes
+        if window > classes:
+            raise ConfigError(f"window = {window}: must be at most the number of classes, {classes}")
+        if capacity < classes:
+            raise ConfigError(f"capacity = {capacity}: must be at least the number of classes, {classes}")
 
 
 @lru_cache(maxsize=1)

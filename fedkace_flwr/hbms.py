@@ -74,11 +74,11 @@ def score_candidates(
     Scores
         In the order of the candidates.
     """
+    labels, old, active = labels.cpu(), old.cpu(), active.cpu()
     x = logits.detach().to("cpu", torch.float64)[:, active]
-    labels, old = labels.cpu(), old.cpu()
     direction = _directions(x)
     log_probability = x.log_softmax(dim=1)
-    column = (active.cpu().long().cumsum(0) - 1)[labels]
+    column = (active.long().cumsum(0) - 1)[labels]
     own = log_probability.gather(1, column.unsqueeze(1)).squeeze(1)
     if buffer_size == 0:
         return Scores(torch.zeros_like(own), -own, torch.zeros_like(own))
@@ -195,7 +195,7 @@ def kernel_condition_number(logits: Tensor, active: Tensor, beta: float) -> floa
     float
         Ratio of the largest to the smallest eigenvalue; infinite where the matrix is singular to float64.
     """
-    direction = _directions(logits.detach().to("cpu", torch.float64)[:, active])
+    direction = _directions(logits.detach().to("cpu", torch.float64)[:, active.cpu()])
     # Unlike _squared_distances this is exactly 0 between duplicates, which a large beta needs.
     distance = torch.cdist(direction, direction, compute_mode="donot_use_mm_for_euclid_dist").square()
     eigenvalues = torch.linalg.eigvalsh(torch.exp(-beta * distance))

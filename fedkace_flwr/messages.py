@@ -3,6 +3,8 @@
 Arrays travel as ArrayRecords, numbers as MetricRecords and ConfigRecords; nothing is pickled.
 """
 
+import io
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -112,11 +114,11 @@ def read_reply(message: Message, client: int, shapes: Shapes | None) -> Reply:
     Raises
     ------
     MessageError
-        The client reports an error, a record is missing, or an array has the wrong name, shape or dtype or
-        is not finite.
+        The client reports an error, a record is missing, an array has the wrong name, shape or dtype, or a
+        number is not finite.
     """
     if message.has_error():
-        raise MessageError(_root_cause(message.error.reason))
+        raise MessageError(root_cause(message.error.reason))
     content = message.content
     metrics = content.metric_records.get(METRICS)
     if metrics is None or not isinstance(metrics.get(EXAMPLES), int):
@@ -130,6 +132,9 @@ def read_reply(message: Message, client: int, shapes: Shapes | None) -> Reply:
         if examples < 1:
             raise MessageError(f"{EXAMPLES} = {examples}: must be at least 1")
         weights = _checked_weights(content.array_records[ARRAYS], shapes)
+    for name, value in metrics.items():
+        if not np.isfinite(value).all():
+            raise MessageError(f"metric {name!r} = {value}: must be finite")
     others = {name: _plain(value) for name, value in metrics.items() if name != EXAMPLES}
     return Reply(client, weights, examples, others)
 
@@ -140,11 +145,12 @@ def _checked_weights(record: ArrayRecord, shapes: Shapes) -> Weights:
         raise MessageError(f"the reply's arrays differ from the model's in {len(odd)} names, {odd[0]!r} the first")
     weights = {}
     for name, (shape, dtype) in shapes.items():
-        if tuple(record[name].shape) != shape or np.dtype(record[name].dtype) != dtype:
-            raise MessageError(
-                f"array {name!r} is {record[name].dtype} {tuple(record[name].shape)}, not {dtype} {shape}"
-            )
-        array = record[name].numpy()
+        try:
+            array = np.lib.format.read_array(io.BytesIO(record[name].data), allow_pickle=False)
+        except Exception as error:  # the bytes are the client's, and NumPy raises whatever its parsers raise
+            raise MessageError(f"array {name!r} cannot be read ({type(error).__name__})") from error
+        if array.shape != shape or array.dtype != dtype:
+            raise MessageError(f"array {name!r} is {array.dtype} {array.shape}, not {dtype} {shape}")
         if not np.isfinite(array).all():
             raise MessageError(f"array {name!r} holds values that are not finite")
         weights[name] = array
@@ -155,7 +161,12 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, Sequence) else value
 
 
-def _root_cause(reason: str | None) -> str:
-    """The last line of a client's traceback: the error itself."""
+def root_cause(reason: str | None) -> str:
+    """The last line of a client's traceback: the error itself.
+
+    The reason holds a traceback, or what Flower makes of an exception: ``<class 'NAME'>:<'TEXT'>``.
+    """
     lines = [line.strip() for line in (reason or "").replace("\\n", "\n").splitlines() if line.strip()]
-    return lines[-1].strip("'\">)") if lines else "the client reported an error without a reason"
+    if not lines:
+        return "the client reported an error without a reason"
+    return re.sub(r"^<class '(?:.*\.)?(\w+)'>:<'", r"\1: ", lines[-1]).removesuffix("'>")

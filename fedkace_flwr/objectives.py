@@ -85,13 +85,15 @@ class BalancedReplayLoss(TaskLoss):
 
     Attributes
     ----------
+    balance : GradientBalance
+        The one given.
     weights : list of float
         lambda of each epoch begun so far; the first is 1.
     """
 
     def __init__(self, current: Tensor, old: Tensor, balance: GradientBalance, *, gradient_bias: bool = False) -> None:
         super().__init__(current, old)
-        self._balance = balance
+        self.balance = balance
         self._gradient_bias = gradient_bias
         self._draws = (1.0, 1.0)
         self.weights: list[float] = []
@@ -99,7 +101,7 @@ class BalancedReplayLoss(TaskLoss):
     def begin_epoch(self, task_draws: float, replay_draws: float) -> None:
         """Fix the epoch's weight."""
         self._draws = (task_draws, replay_draws)
-        self.weights.append(self._balance.weight)
+        self.weights.append(self.balance.weight)
 
     def loss(self, logits: Tensor, features: Tensor, batch: Batch) -> Tensor:
         """Weighted mean over the batch; the gradients for the balance come from the same softmax."""
@@ -116,8 +118,8 @@ class BalancedReplayLoss(TaskLoss):
         known = with_bias_column(features) if self._gradient_bias else features
         task = (residual * ((1 - replayed) / task_draws).unsqueeze(1)).T @ known
         replay = (residual * (replayed / replay_draws).unsqueeze(1)).T @ known
-        self._balance.observe(task=task, replay=replay)
+        self.balance.observe(task=task, replay=replay)
 
     def end_epoch(self) -> None:
         """Set the next epoch's weight."""
-        self._balance.next_weight()
+        self.balance.next_weight()

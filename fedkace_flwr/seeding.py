@@ -24,7 +24,7 @@ def seed_for(seed: int, *labels: str | int) -> int:
     int
         In [0, 2**63), the same on every machine and Python version.
     """
-    text = repr((int(seed), *((label if isinstance(label, str) else int(label)) for label in labels)))
+    text = repr((int(seed), *((str(label) if isinstance(label, str) else int(label)) for label in labels)))
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 

@@ -137,11 +137,16 @@ class ClientStore:
         """The stored reply of a round, if that round is done and its reply still readable."""
         if self._read_state(round_number) is None:
             return None
-        content = self._read(self._path("answer", round_number))
+        path = self._path("answer", round_number)
+        content = self._read(path)
         if content is None:
             return None
         arrays, record = content
-        return Answer(arrays, record["examples"], record["metrics"])
+        try:
+            return Answer(arrays, **record)
+        except TypeError as error:
+            self._quarantine(path, str(error))
+            return None
 
     def save_trained(self, state: ClientState, answer: Answer) -> None:
         """Store a round's reply, then the state that makes the round done; drop older and later ones."""
@@ -192,8 +197,11 @@ class ClientStore:
             raise StateError(f"holds round {state.round}")
         if state.seen.shape != self._empty.seen.shape:
             raise StateError(f"holds {len(state.seen)} classes, not {len(self._empty.seen)}")
-        if state.buffer.content.dtype != self._empty.buffer.content.dtype:
-            raise StateError(f"holds a buffer of {state.buffer.content.dtype}, not {self._empty.buffer.content.dtype}")
+        held, wanted = state.buffer.content, self._empty.buffer.content
+        if held.dtype != wanted.dtype or held.shape[1:] != wanted.shape[1:]:
+            raise StateError(
+                f"holds a buffer of {held.dtype} {tuple(held.shape[1:])}, not {wanted.dtype} {tuple(wanted.shape[1:])}"
+            )
         if not len(state.buffer.content) == len(state.buffer.labels) == len(state.buffer.rounds):
             raise StateError("holds a buffer of unequal columns")
 
@@ -232,7 +240,7 @@ class ClientStore:
                 arrays = {name: archive[name] for name in archive.files}
             record = json.loads(arrays.pop("record").tobytes())
             version = record.pop("version")
-        except (AttributeError, KeyError, OSError, TypeError, ValueError, zipfile.BadZipFile) as error:
+        except (AttributeError, EOFError, KeyError, OSError, TypeError, ValueError, zipfile.BadZipFile) as error:
             self._quarantine(path, str(error))
             return None
         if version != _VERSION:
