@@ -99,8 +99,8 @@ class ContinualClient(NumPyClient):
 
     def objective(self, now: ClientRound) -> Objective:
         """The loss that this round's training minimises; its masks lie on the experiment's device."""
-        device = self.experiment.device
-        return TaskLoss(now.current.to(device), now.old.to(device))
+        seen = now.seen.to(self.experiment.device)
+        return TaskLoss(seen, seen)
 
     def maintain(self, net: ResNet18, now: ClientRound) -> Samples:
         """Choose the new buffer M_t, by the trained local model."""

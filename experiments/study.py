@@ -33,6 +33,16 @@ class _Loader(yaml.SafeLoader):
     """Safe YAML in which 1e-3 is a number, as in YAML 1.2; PyYAML follows 1.1, where it is a text."""
 
 
+def _mapping_without_repeats(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    met = set()
+    for key, _ in node.value:
+        if key.value in met:
+            raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} stands twice", key.start_mark)
+        met.add(key.value)
+    return loader.construct_mapping(node, deep=True)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:map", _mapping_without_repeats)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
 )

@@ -57,7 +57,11 @@ def _client(message: Message, context: Context) -> tuple[ContinualClient, dict[s
     if number % partitions != partition:
         raise MessageError(f"client {number} does not live at partition {partition} of {partitions}")
     experiment = shared_experiment(config)
-    empty = ClientState(seen=torch.zeros(experiment.num_classes, dtype=torch.bool), buffer=Samples.none())
+    empty = ClientState(
+        seen=torch.zeros(experiment.num_classes, dtype=torch.bool),
+        buffer=Samples.none(),
+        run=str(told.get(keys.RUN, "")),
+    )
     store = ClientStore(client_folder(config, context.run_id, number, context.node_config), empty)
     client = find_method(config.method).client(number, experiment, store)
     return client, {keys.ROUND: round_number}
@@ -69,9 +73,11 @@ def _parameters(message: Message, client: ContinualClient) -> list[keys.NumpyArr
 
 
 def _place(node_config: Mapping[str, Scalar]) -> tuple[int, int]:
-    try:
-        return int(node_config[keys.PARTITION]), int(node_config[keys.PARTITIONS])
-    except KeyError as error:
-        raise MessageError(
-            f"--node-config lacks {error}; start the SuperNode with --node-config 'partition-id=K num-partitions=N'"
-        ) from error
+    place = node_config.get(keys.PARTITION), node_config.get(keys.PARTITIONS)
+    partition, partitions = place
+    if type(partition) is int and type(partitions) is int and 0 <= partition < partitions:
+        return partition, partitions
+    raise MessageError(
+        f"--node-config: {keys.PARTITION} = {partition!r}, {keys.PARTITIONS} = {partitions!r}: "
+        f"start the SuperNode with --node-config '{keys.PARTITION}=K {keys.PARTITIONS}=N', whole numbers, 0 <= K < N"
+    )

@@ -16,7 +16,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from fedkace_flwr.errors import MessageError
 
 ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
-ROUND, CLIENT = "round", "client"
+ROUND, CLIENT, RUN = "round", "client", "run"
 PARTITION, PARTITIONS = "partition-id", "num-partitions"
 EXAMPLES = "num-examples"
 

@@ -2,7 +2,7 @@
 
 import logging
 
-from flwr.app import Context
+from flwr.app import ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedkace_flwr import messages as keys
@@ -67,7 +67,15 @@ def run(grid: Grid, config: Config, run_id: int) -> None:
     strategy = method.strategy(
         config.stream.clients, keys.shapes_of(weights), experiment.parameter_names, config.run, keep
     )
-    strategy.start(grid, keys.array_record(weights), num_rounds=config.stream.rounds, timeout=config.run.deadline)
+    told = ConfigRecord({keys.RUN: f"{run_id:020d}"})  # of one length, so that bytes do not depend on it
+    strategy.start(
+        grid,
+        keys.array_record(weights),
+        num_rounds=config.stream.rounds,
+        timeout=config.run.deadline,
+        train_config=told,
+        evaluate_config=told,
+    )
     summary = folder.finish(config)
     logger.info(
         "average accuracy %s, chance %s; see %s",

@@ -44,6 +44,8 @@ class ClientState:
         bool (C,): classes of all chunks so far, C_<=t.
     buffer : Samples
         M_t.
+    run : str
+        The run that the state belongs to.
     round : int
         The last round trained; 0 before the first.
     gaps : tuple of float
@@ -62,6 +64,7 @@ class ClientState:
 
     seen: Tensor
     buffer: Samples
+    run: str = ""
     round: int = 0
     gaps: tuple[float, ...] = ()
     switched_at: int | None = None
@@ -79,7 +82,7 @@ class ClientState:
             "buffer.rounds": self.buffer.rounds.numpy(),
             **{f"extra.{name}": tensor.numpy() for name, tensor in self.extra.items()},
         }
-        plain = ("round", "gaps", "switched_at", "local_accuracy", "evaluated", "evaluation")
+        plain = ("run", "round", "gaps", "switched_at", "local_accuracy", "evaluated", "evaluation")
         return arrays, {name: getattr(self, name) for name in plain}
 
     @classmethod
@@ -121,8 +124,8 @@ class ClientStore:
     folder : Path
         Made on first use, readable by its owner only.
     empty : ClientState
-        The state before the first round; a stored one with other numbers of classes or another kind of
-        buffer is not accepted.
+        The state before the first round. A stored one of another run does not count; one with other numbers
+        of classes or another kind of buffer is not accepted.
     """
 
     def __init__(self, folder: Path, empty: ClientState) -> None:
@@ -186,6 +189,8 @@ class ClientStore:
             return None
         try:
             state = ClientState.from_record(*content)
+            if state.run != self._empty.run:
+                return None
             self._check(state, round_number)
         except (KeyError, TypeError, ValueError, StateError) as error:
             self._quarantine(path, str(error))

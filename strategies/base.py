@@ -176,7 +176,7 @@ class ContinualStrategy(Strategy):
         RunError
             Too few valid replies for the quorum.
         """
-        tested = [reply for reply in self._read(EVALUATION, replies, None) if reply.examples > 0]
+        tested = [reply for reply in self._read(EVALUATION, replies, None) if keys.ACCURACY in reply.metrics]
         self._report.evaluated = {reply.client: reply.metrics for reply in tested}
         accuracies = [float(reply.metrics[keys.ACCURACY]) for reply in tested]
         return MetricRecord({keys.ACCURACY: float(np.mean(accuracies))}) if accuracies else MetricRecord()

@@ -77,6 +77,6 @@ class Roster:
         found = exchange(grid, {node: question(node) for node in unknown}, self._deadline)
         for node, reply in found.replies.items():
             if reply.has_error():
-                raise RunError(f"a SuperNode could not name its partition: {reply.error.reason}")
+                raise RunError(f"a SuperNode could not name its partition: {keys.root_cause(reply.error.reason)}")
             answer = reply.content.config_records[keys.CONFIG]
             self._partitions[node] = (int(answer[keys.PARTITION]), int(answer[keys.PARTITIONS]))  # type: ignore[arg-type]

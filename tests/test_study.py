@@ -262,3 +262,10 @@ def test_a_setting_that_is_none_is_refused_with_an_example(text: str) -> None:
         parse_setting(text)
     assert f"--set {text}: must be key=value" in str(caught.value)
     assert "--set overlap=0" in str(caught.value)
+
+
+def test_a_key_that_stands_twice_is_refused_where_it_stands(tmp_path: Path) -> None:
+    path = tmp_path / "twice.yaml"
+    path.write_text("config:\n  rounds: 2\n  rounds: 3\n")
+    with pytest.raises(ConfigError, match=r"twice\.yaml, line 3: .*'rounds' stands twice"):
+        load_study(path, {}, tmp_path)
