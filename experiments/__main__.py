@@ -48,7 +48,9 @@ def _run(options: argparse.Namespace, console: Console) -> None:
     console.print(summary_table(summaries, list(study.runs)))
     for name, config in study.runs.items():
         picture = Path(config.run.results_dir) / name / "accuracy.png"
-        console.print(f"picture: {picture}", highlight=False, soft_wrap=True)
+        here = Path.cwd()
+        shown = picture.relative_to(here) if picture.is_relative_to(here) else picture
+        console.print(f"picture: {shown}", highlight=False, soft_wrap=True)
 
 
 def _parser() -> argparse.ArgumentParser:
