@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from flwr.app import RecordDict
 from flwr.client import NumPyClient
 from torch import Tensor
 
 from fedkace_flwr import messages as keys
 from fedkace_flwr.buffer import Samples
-from fedkace_flwr.errors import RunError
+from fedkace_flwr.errors import MessageError, RunError
 from fedkace_flwr.experiment import Experiment, as_arrays
 from fedkace_flwr.metrics import accuracy
 from fedkace_flwr.model import ResNet18
@@ -77,7 +78,8 @@ class ContinualClient(NumPyClient):
     """One client of a streaming federation.
 
     As it stands it is federated averaging: it trains on its chunk, keeps no buffer and answers by the global
-    model. A method overrides :meth:`objective`, :meth:`maintain`, :meth:`report` and :meth:`decide`.
+    model. A method overrides :meth:`objective`, :meth:`maintain`, :meth:`report` and
+    :meth:`receive`, and :meth:`act` where it has messages of its own.
 
     Parameters
     ----------
@@ -87,13 +89,24 @@ class ContinualClient(NumPyClient):
         Configuration, data and network.
     store : ClientStore
         Where the client's state lies.
+    content : RecordDict, optional
+        The whole message, for methods that send more than a model.
+
+    Attributes
+    ----------
+    extra : dict of str to Tensor
+        What a method wants stored with the round's state, beside the buffer; on the CPU.
     """
 
-    def __init__(self, number: int, experiment: Experiment, store: ClientStore) -> None:
+    def __init__(
+        self, number: int, experiment: Experiment, store: ClientStore, content: RecordDict | None = None
+    ) -> None:
         self.number = number
         self.experiment = experiment
         self.config = experiment.config
         self.store = store
+        self.content = content if content is not None else RecordDict()
+        self.extra: dict[str, Tensor] = {}
 
     # What methods override
 
@@ -110,9 +123,26 @@ class ContinualClient(NumPyClient):
         """What the server may know of training and buffer, beside sizes and seconds."""
         return {}
 
-    def decide(self, net: ResNet18, state: ClientState, round_number: int) -> tuple[ClientState, Metrics]:
-        """Choose the inference model, given the new global model; the state with the decision, and a report."""
+    def receive(
+        self, net: ResNet18, state: ClientState, round_number: int, content: RecordDict
+    ) -> tuple[ClientState, Metrics]:
+        """Take the new global model, and whatever else the message brings: choose the inference model.
+
+        Returns the state with the decision (``switched_at`` set: the global model answers), and what to report.
+        """
+        if self.config.switch.inference == "local":
+            return state, {}
         return replace(state, switched_at=state.switched_at or round_number), {}
+
+    def act(self, action: str, content: RecordDict, round_number: int) -> RecordDict:
+        """Answer a message of the method's own, such as ``query.features``, inside a round.
+
+        Raises
+        ------
+        MessageError
+            The method has no such action.
+        """
+        raise MessageError(f"{type(self).__name__} has no action {action!r} (content: {sorted(content)})")
 
     # One round, as Flower drives it
 
@@ -160,7 +190,14 @@ class ContinualClient(NumPyClient):
         if self.config.run.report_classes:
             report[keys.BUFFER_CLASSES] = buffer.class_counts(self.experiment.num_classes).tolist()
         report |= watch.seconds | {keys.STARTED: started, keys.FINISHED: time.time()}
-        learned = replace(state, round=round_number, seen=now.seen, buffer=buffer, local_accuracy=local_accuracy)
+        learned = replace(
+            state,
+            round=round_number,
+            seen=now.seen,
+            buffer=buffer,
+            local_accuracy=local_accuracy,
+            extra={**state.extra, **self.extra},
+        )
         answer = Answer(as_arrays(net.state_dict()), len(chunk), report)
         self.store.save_trained(learned, answer)
         return answer
@@ -171,7 +208,7 @@ class ContinualClient(NumPyClient):
         started, watch = time.time(), Stopwatch()
         net = self._network(parameters)
         with watch(keys.EVALUATION_SECONDS):
-            state, report = self.decide(net, state, round_number)
+            state, report = self.receive(net, state, round_number, self.content)
             local = state.local_accuracy
             if state.switched_at is not None or self.config.run.evaluate == "both":
                 report[keys.GLOBAL_ACCURACY], examples = self._test(net, state.seen)

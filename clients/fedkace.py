@@ -3,6 +3,8 @@
 import math
 from dataclasses import replace
 
+from flwr.app import RecordDict
+
 from clients.base import ClientRound, ContinualClient, Metrics
 from fedkace_flwr import messages as keys
 from fedkace_flwr.buffer import Samples
@@ -72,8 +74,12 @@ class FedKaceClient(ContinualClient):
                 report[keys.CONDITION_NUMBER] = number
         return report
 
-    def decide(self, net: ResNet18, state: ClientState, round_number: int) -> tuple[ClientState, Metrics]:
+    def receive(
+        self, net: ResNet18, state: ClientState, round_number: int, content: RecordDict
+    ) -> tuple[ClientState, Metrics]:
         """Compare the global model's accuracy and confidence on the buffer, until the switch (section 4.1)."""
+        if self.config.switch.inference != "auto":
+            return super().receive(net, state, round_number, content)
         if state.switched_at is not None or len(state.buffer) == 0:
             return state, {}
         logits, labels = self.logits(net, state.buffer), state.buffer.labels

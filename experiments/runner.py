@@ -17,7 +17,7 @@ from experiments.study import Study
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.experiment import Experiment
-from fedkace_flwr.methods import find_method
+from fedkace_flwr.methods import configured
 from fedkace_flwr.record import RunFolder
 
 _POLL_SECONDS = 0.25
@@ -62,8 +62,7 @@ def check_study(study: Study, *, progress: bool = False) -> None:
     if study.gpu_fraction > gpus:
         raise ConfigError(f"gpu-fraction = {study.gpu_fraction:g}: this machine has {gpus} GPUs")
     for config in study.runs.values():
-        find_method(config.method)
-        experiment = Experiment(config, progress=progress)
+        experiment = Experiment(configured(config)[1], progress=progress)
         experiment.check_streams()
         if config.run.device.startswith("cuda") and study.gpu_fraction == 0 and study.engine == "flower":
             raise ConfigError(

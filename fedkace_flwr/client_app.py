@@ -13,7 +13,7 @@ from fedkace_flwr.config import Config, Scalar
 from fedkace_flwr.errors import MessageError
 from fedkace_flwr.experiment import shared_experiment
 from fedkace_flwr.logs import join_flower_log
-from fedkace_flwr.methods import find_method
+from fedkace_flwr.methods import METHODS, configured
 from fedkace_flwr.paths import client_folder
 from fedkace_flwr.store import ClientState, ClientStore
 
@@ -46,8 +46,22 @@ def evaluate(message: Message, context: Context) -> Message:
     return Message(keys.reply_content(None, examples, metrics), reply_to=message)
 
 
+def _register(action: str) -> None:
+    """Route a method's own messages, ``train.NAME`` or ``query.NAME``, to its client."""
+    kind, _, name = action.partition(".")
+
+    @getattr(app, kind)(name)  # type: ignore[untyped-decorator]
+    def handle(message: Message, context: Context) -> Message:
+        client, config = _client(message, context)
+        return Message(client.act(action, message.content, config[keys.ROUND]), reply_to=message)
+
+
+for _action in sorted({action for method in METHODS.values() for action in method.actions}):
+    _register(_action)
+
+
 def _client(message: Message, context: Context) -> tuple[ContinualClient, dict[str, int]]:
-    config = Config.parse(context.run_config)
+    method, config = configured(Config.parse(context.run_config))
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
     told = message.content.config_records[keys.CONFIG]
@@ -63,7 +77,7 @@ def _client(message: Message, context: Context) -> tuple[ContinualClient, dict[s
         run=str(told.get(keys.RUN, "")),
     )
     store = ClientStore(client_folder(config, context.run_id, number, context.node_config), empty)
-    client = find_method(config.method).client(number, experiment, store)
+    client = method.client(number, experiment, store, message.content)
     return client, {keys.ROUND: round_number}
 
 

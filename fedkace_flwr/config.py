@@ -140,6 +140,16 @@ class ReplayConfig:
     )
     gradient_bias: bool = _key(False, "Reading: whether the output layer's bias takes part in its gradient norm.")
     lambda_max: float = _key(1e4, "Reading: the replay weight is clipped to [0, lambda-max].", above=0)
+    replay_weight: str = _key(
+        "balanced",
+        "Weight of the replay loss: by gradient balance, or 1 throughout (ablation AS4).",
+        choices=("balanced", "one"),
+    )
+    replay_gradient: str = _key(
+        "output",
+        "Whose gradient the balance compares: the output layer's, or the whole model's at two more backward passes (ablation AS5).",
+        choices=("output", "full"),
+    )
 
 
 @dataclass(frozen=True)
@@ -157,6 +167,11 @@ class BufferConfig:
         "Reading: places left by floor(M / classes) and by classes with few samples stay empty (`drop`) or go to the other classes (`fill`).",
         choices=("drop", "fill"),
     )
+    selection: str = _key(
+        "hbms",
+        "FedKACE's buffer: both stages (`hbms`), sampling by information for every class (`information`, ablation AS6), or drawn at random class by class (`random`, ablation AS7).",
+        choices=("hbms", "information", "random"),
+    )
     landmarks: int = _key(
         0,
         "Score against so many uniformly drawn buffer samples instead of the whole buffer where the buffer is larger; 0: always the whole buffer.",
@@ -169,8 +184,115 @@ class BufferConfig:
 class SwitchConfig:
     """Inference switch."""
 
+    inference: str = _key(
+        "auto",
+        "Which model answers: `auto` (FedKACE switches, the others' own rule, mostly the global model), or `global` or `local` throughout (ablations AS2, AS3).",
+        choices=("auto", "global", "local"),
+    )
+    aggregation: str = _key(
+        "mean",
+        "FedKACE's server: the mean of the local models, or `none`, where each client keeps its own (ablation LKC).",
+        choices=("mean", "none"),
+    )
+
     patience: int = _key(
         2, "Reading: consecutive rounds in which the gap must shrink before a client switches.", unit="rounds", low=1
+    )
+
+
+@dataclass(frozen=True)
+class RefedConfig:
+    """Re-Fed."""
+
+    refed_lambda: float = _key(
+        0.5, "Inferred: how local the informative model is; 1 ignores the global model.", above=0, high=1
+    )
+    refed_steps: int = _key(5, "Inferred: steps of the informative model, s.", unit="steps", low=1)
+    refed_learning_rate: float = _key(0.01, "Inferred: step size of the informative model.", above=0)
+    refed_reduction: str = _key(
+        "mean", "Inferred: the informative model follows the mean or the sum of the gradients.", choices=("mean", "sum")
+    )
+    refed_gradient: str = _key(
+        "full",
+        "Inferred: gradient norms over all parameters, or the last layer's alone.",
+        choices=("full", "last-layer"),
+    )
+    refed_power: int = _key(1, "Inferred: gradient norms as they are (1) or squared (2).", low=1, high=2)
+
+
+@dataclass(frozen=True)
+class OfclConfig:
+    """OFCL."""
+
+    ofcl_views: str = _key(
+        "per-sample",
+        "Inferred: the 12 views draw their parameters for each image, or once for all as the published code does.",
+        choices=("per-sample", "per-batch"),
+    )
+    ofcl_rescore: str = _key(
+        "current", "Inferred: score the chunk's classes each round, or all classes.", choices=("current", "all")
+    )
+
+
+@dataclass(frozen=True)
+class FedcbdrConfig:
+    """FedCBDR."""
+
+    fedcbdr_tau_old: float = _key(0.9, "Temperature of the old classes' logits.", above=0)
+    fedcbdr_tau_new: float = _key(1.1, "Temperature of the chunk's classes' logits.", above=0)
+    fedcbdr_weight_old: float = _key(1.1, "Weight of the buffered samples' loss.", low=0)
+    fedcbdr_weight_new: float = _key(0.9, "Weight of the chunk's loss.", low=0)
+    fedcbdr_new_columns: str = _key(
+        "chunk",
+        "Inferred: new classes are those of the chunk, or only those never met before (`novel`).",
+        choices=("chunk", "novel"),
+    )
+    fedcbdr_balanced: bool = _key(
+        True, "Inferred: draw class by class with equal quotas; false draws over all samples of a client."
+    )
+
+
+@dataclass(frozen=True)
+class TfclConfig:
+    """TFCL."""
+
+    tfcl_label_weight: float = _key(0.9, "Weight of the label loss beside distillation, on both sides.", low=0, high=1)
+    tfcl_temperature: float = _key(5.0, "Temperature of distillation.", above=0)
+    tfcl_server_epochs: int = _key(20, "Epochs of the server's network per round.", unit="epochs", low=1)
+    tfcl_pick_learning_rate: float = _key(1e-4, "Adam's learning rate for the pick mask.", above=0)
+    tfcl_loss: str = _key(
+        "cross-entropy", "Inferred: label loss; `bce` is the published code's.", choices=("cross-entropy", "bce")
+    )
+    tfcl_inference: str = _key(
+        "latest",
+        "Inferred: answer by the latest sub-model, or by the most confident of all (`most-confident`).",
+        choices=("latest", "most-confident"),
+    )
+
+
+@dataclass(frozen=True)
+class DcfclConfig:
+    """DCFCL."""
+
+    dcfcl_epsilon: float = _key(0.2, "Weight of model similarity beside update similarity.", low=0)
+    dcfcl_lambda: float = _key(0.2, "Inferred: weight of distillation from the model of the round before.", low=0)
+    dcfcl_temperature: float = _key(2.0, "Temperature of distillation.", above=0)
+    dcfcl_batch_norm: str = _key(
+        "mean",
+        "Inferred: batch-norm statistics averaged within a coalition, or each client's own (`local`).",
+        choices=("mean", "local"),
+    )
+
+
+@dataclass(frozen=True)
+class CentralizedConfig:
+    """Centralized."""
+
+    centralized_every: int = _key(
+        1,
+        "Train at rounds 1, 1 + m, 1 + 2m, ... and the last; values between are interpolated and marked so.",
+        unit="rounds",
+        low=1,
     )
 
 
@@ -217,7 +339,7 @@ class Config:
     ----------
     method : str
         Name of the method, see :mod:`fedkace_flwr.methods`.
-    data, stream, model, training, replay, buffer, switch, run
+    data, stream, model, training, replay, buffer, switch, refed, ofcl, fedcbdr, tfcl, dcfcl, centralized, run
         The sections.
     """
 
@@ -229,6 +351,12 @@ class Config:
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     buffer: BufferConfig = field(default_factory=BufferConfig)
     switch: SwitchConfig = field(default_factory=SwitchConfig)
+    refed: RefedConfig = field(default_factory=RefedConfig)
+    ofcl: OfclConfig = field(default_factory=OfclConfig)
+    fedcbdr: FedcbdrConfig = field(default_factory=FedcbdrConfig)
+    tfcl: TfclConfig = field(default_factory=TfclConfig)
+    dcfcl: DcfclConfig = field(default_factory=DcfclConfig)
+    centralized: CentralizedConfig = field(default_factory=CentralizedConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
     @classmethod
@@ -286,6 +414,12 @@ _SECTIONS: dict[str, type] = {
     "replay": ReplayConfig,
     "buffer": BufferConfig,
     "switch": SwitchConfig,
+    "refed": RefedConfig,
+    "ofcl": OfclConfig,
+    "fedcbdr": FedcbdrConfig,
+    "tfcl": TfclConfig,
+    "dcfcl": DcfclConfig,
+    "centralized": CentralizedConfig,
     "run": RunConfig,
 }
 
@@ -327,7 +461,7 @@ def markdown() -> str:
         "",
         "Set a key with `flwr run . --run-config 'overlap=0 seed=1'`, with a file of such keys "
         "(`--run-config experiments/cifar100.toml`), or in a study (`--set overlap=0`). "
-        "Keys marked *Reading* choose between readings of the paper; `docs/method.md` explains them.",
+        "Keys marked *Reading* choose between readings of the paper; `docs/method.md` explains them. Keys marked *Inferred* stand for what a rival's publication leaves open.",
     ]
     by_section: dict[str, list[Field[Any]]] = {}
     for section, f in _leaves():

@@ -4,10 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from clients.base import ContinualClient
+from clients.er import ReplayClient
 from clients.fedkace import FedKaceClient
-from fedkace_flwr.config import Scalar
+from fedkace_flwr.config import Config, Scalar
 from fedkace_flwr.errors import ConfigError
 from strategies.base import ContinualStrategy
+from strategies.fedavg import FedAvg
 from strategies.fedkace import FedKace
 
 
@@ -21,15 +23,29 @@ class Method:
         Server and client half.
     preset : mapping
         Configuration keys that the method fixes.
+    actions : tuple of str
+        Messages of its own inside a round, ``train.NAME`` or ``query.NAME``.
     """
 
     strategy: type[ContinualStrategy]
     client: type[ContinualClient]
     preset: Mapping[str, Scalar] = field(default_factory=dict)
+    actions: tuple[str, ...] = ()
 
 
 METHODS: dict[str, Method] = {
     "fedkace": Method(FedKace, FedKaceClient),
+    "as1": Method(FedKace, FedKaceClient, {"patience": 1}),
+    "as2": Method(FedKace, FedKaceClient, {"inference": "global"}),
+    "as3": Method(FedKace, FedKaceClient, {"inference": "local"}),
+    "as4": Method(FedKace, FedKaceClient, {"replay-weight": "one"}),
+    "as5": Method(FedKace, FedKaceClient, {"replay-gradient": "full"}),
+    "as6": Method(FedKace, FedKaceClient, {"selection": "information"}),
+    "as7": Method(FedKace, FedKaceClient, {"selection": "random"}),
+    "as8": Method(FedKace, FedKaceClient, {"replay-weight": "one", "selection": "random"}),
+    "lkc": Method(FedKace, FedKaceClient, {"aggregation": "none"}),
+    "fedavg": Method(FedAvg, ContinualClient),
+    "er": Method(ContinualStrategy, ReplayClient),
 }
 
 
@@ -44,3 +60,15 @@ def find_method(name: str) -> Method:
     if name not in METHODS:
         raise ConfigError(f"method = {name!r}: must be one of {', '.join(sorted(METHODS))}")
     return METHODS[name]
+
+
+def configured(config: Config) -> tuple[Method, Config]:
+    """The method a configuration names, and the configuration with that method's preset in force.
+
+    Raises
+    ------
+    ConfigError
+        No method of that name.
+    """
+    method = find_method(config.method)
+    return method, Config.parse({**config.flat(), **method.preset})

@@ -10,7 +10,7 @@ from fedkace_flwr.config import Config
 from fedkace_flwr.errors import FedkaceError
 from fedkace_flwr.experiment import Experiment, as_arrays
 from fedkace_flwr.logs import join_flower_log
-from fedkace_flwr.methods import find_method
+from fedkace_flwr.methods import configured
 from fedkace_flwr.paths import run_folder
 from fedkace_flwr.record import RunFolder, round_record
 from strategies.base import RoundReport
@@ -41,7 +41,7 @@ def run(grid: Grid, config: Config, run_id: int) -> None:
         Before any round: the configuration, the data or the results folder will not do. Later: the run
         cannot go on.
     """
-    method = find_method(config.method)
+    method, config = configured(config)
     experiment = Experiment(config)
     experiment.check_streams()
     folder = RunFolder(run_folder(config, run_id))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
@@ -16,7 +16,7 @@ from fedkace_flwr import messages as keys
 from fedkace_flwr.config import RunConfig
 from fedkace_flwr.errors import MessageError, RunError
 from fedkace_flwr.messages import Reply, Shapes, Weights
-from strategies.exchange import Exchange, by_client, exchange
+from strategies.exchange import Exchange, by_client, client_of, exchange
 from strategies.roster import Roster
 
 logger = logging.getLogger(__name__)
@@ -88,10 +88,23 @@ class ContinualStrategy(Strategy):
         self._on_round = on_round
         self._roster = Roster(clients, settings.join_deadline)
         self._report = RoundReport(0)
+        self._told: dict[str, Any] = {}
 
     def weight(self, reply: Reply) -> float:
         """A local model's weight in the mean; 1/K each after normalisation."""
         return 1.0
+
+    def model_for(self, client: int, arrays: ArrayRecord) -> ArrayRecord:
+        """The model that a client is sent; personalised methods override this."""
+        return arrays
+
+    def between(self, number: int, arrays: ArrayRecord, grid: Grid) -> ArrayRecord:
+        """A method's own exchanges between aggregation and evaluation, inside the round; the global model."""
+        return arrays
+
+    def extras_for(self, client: int) -> dict[str, ArrayRecord | ConfigRecord]:
+        """Records that a client's evaluation message carries beside the model."""
+        return {}
 
     def summary(self) -> None:
         """Log what this strategy does."""
@@ -117,6 +130,7 @@ class ContinualStrategy(Strategy):
         self.summary()
         self._roster.wait(grid)
         result = Result(arrays=initial_arrays)
+        self._told = dict(train_config or {})
         train_config, evaluate_config = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
         for number in range(1, num_rounds + 1):
             begun = time.monotonic()
@@ -126,7 +140,7 @@ class ContinualStrategy(Strategy):
             replies = self._exchange(grid, TRAINING, questions, timeout)
             arrays, _ = self.aggregate_train(number, replies)
             assert arrays is not None
-            result.arrays = arrays
+            result.arrays = arrays = self.between(number, arrays, grid)
 
             questions = self.configure_evaluate(number, arrays, evaluate_config, grid)
             replies = self._exchange(grid, EVALUATION, questions, timeout)
@@ -150,7 +164,11 @@ class ContinualStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """One message per client that can be reached, with the new global model."""
-        return self._instructions(MessageType.EVALUATE, server_round, arrays, config, grid)
+        messages = self._instructions(MessageType.EVALUATE, server_round, arrays, config, grid)
+        for message in messages:
+            for name, record in self.extras_for(client_of(message)).items():
+                message.content[name] = record
+        return messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -186,7 +204,7 @@ class ContinualStrategy(Strategy):
     ) -> list[Message]:
         return [
             Message(
-                keys.instruction(arrays, config, client, number),
+                keys.instruction(self.model_for(client, arrays), config, client, number),
                 dst_node_id=node,
                 message_type=kind,
                 group_id=str(number),
@@ -195,11 +213,54 @@ class ContinualStrategy(Strategy):
             for client, node in self._roster.nodes(grid).items()
         ]
 
-    def _exchange(self, grid: Grid, phase: str, questions: Iterable[Message], deadline: float) -> list[Message]:
+    def ask(
+        self, grid: Grid, phase: str, action: str, number: int, contents: Mapping[int, RecordDict]
+    ) -> dict[int, RecordDict]:
+        """Exchange a method's own messages; replies with content by client, the others recorded as failures.
+
+        Parameters
+        ----------
+        grid : Grid
+            Where the clients are.
+        phase : str
+            Name for the record.
+        action : str
+            ``train.NAME`` or ``query.NAME``, one of the method's registered actions.
+        number : int
+            The round.
+        contents : mapping of int to RecordDict
+            What each client is sent; its configuration record is added here.
+        """
+        nodes = self._roster.nodes(grid)
+        questions = []
+        for client, content in contents.items():
+            if client in nodes:
+                content[keys.CONFIG] = ConfigRecord({**self._told, keys.ROUND: number, keys.CLIENT: client})
+                questions.append(
+                    Message(
+                        content,
+                        dst_node_id=nodes[client],
+                        message_type=action,
+                        group_id=str(number),
+                        ttl=self._settings.deadline,
+                    )
+                )
+        answers = {}
+        for message in self._exchange(grid, phase, questions, self._settings.deadline, set(contents)):
+            client = self._asked[message.metadata.reply_to_message_id]
+            if message.has_error():
+                self._fail(client, phase, keys.root_cause(message.error.reason))
+            else:
+                answers[client] = message.content
+        return answers
+
+    def _exchange(
+        self, grid: Grid, phase: str, questions: Iterable[Message], deadline: float, wanted: set[int] | None = None
+    ) -> list[Message]:
         sent = by_client(questions)
         found = exchange(grid, sent, deadline)
         self._report.exchanges[phase] = found
-        for client in sorted(set(range(self.clients)) - set(sent)):
+        for client in sorted((set(range(self.clients)) if wanted is None else wanted) - set(sent)):
             self._fail(client, phase, "its SuperNode is not connected")
         for client in found.silent:
             self._fail(client, phase, f"no reply within {deadline:g} seconds")
