@@ -64,9 +64,7 @@ def run(grid: Grid, config: Config, run_id: int) -> None:
         logger.info("round %d of %d: accuracy %s", report.number, config.stream.rounds, _percent(record["accuracy"]))
 
     weights = as_arrays(experiment.initial_weights())
-    strategy = method.strategy(
-        config.stream.clients, keys.shapes_of(weights), experiment.parameter_names, config.run, keep
-    )
+    strategy = method.strategy(config, keys.shapes_of(weights), experiment.parameter_names, keep)
     told = ConfigRecord({keys.RUN: f"{run_id:020d}"})  # of one length, so that bytes do not depend on it
     strategy.start(
         grid,

@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedkace_flwr import messages as keys
-from fedkace_flwr.config import RunConfig
+from fedkace_flwr.config import Config
 from fedkace_flwr.errors import MessageError, RunError
 from fedkace_flwr.messages import Reply, Shapes, Weights
 from strategies.exchange import Exchange, by_client, client_of, exchange
@@ -61,32 +61,30 @@ class ContinualStrategy(Strategy):
 
     Parameters
     ----------
-    clients : int
-        Number of clients K.
+    config : Config
+        The configuration.
     shapes : mapping
         Name, shape and dtype of each of the model's arrays.
     parameters : collection of str
         The names among them that are trained by gradient.
-    settings : RunConfig
-        Quorum and deadlines.
     on_round : callable
         Receives each round's report.
     """
 
     def __init__(
         self,
-        clients: int,
+        config: Config,
         shapes: Shapes,
         parameters: frozenset[str],
-        settings: RunConfig,
         on_round: Callable[[RoundReport], None],
     ) -> None:
-        self.clients = clients
+        self.config = config
+        self.clients = config.stream.clients
         self._shapes = shapes
         self._parameters = parameters
-        self._settings = settings
+        self._settings = config.run
         self._on_round = on_round
-        self._roster = Roster(clients, settings.join_deadline)
+        self._roster = Roster(config.stream.clients, config.run.join_deadline)
         self._report = RoundReport(0)
         self._told: dict[str, Any] = {}
 
