@@ -110,7 +110,7 @@ class ContinualClient(NumPyClient):
 
     # What methods override
 
-    def objective(self, now: ClientRound) -> Objective:
+    def objective(self, net: ResNet18, now: ClientRound) -> Objective:
         """The loss that this round's training minimises; its masks lie on the experiment's device."""
         seen = now.seen.to(self.experiment.device)
         return TaskLoss(seen, seen)
@@ -178,7 +178,7 @@ class ContinualClient(NumPyClient):
         net = self._network(parameters)
 
         with watch(keys.TRAINING_SECONDS):
-            objective = self.objective(now)
+            objective = self.objective(net, now)
             self._train(net, now, objective)
         with watch(keys.SELECTION_SECONDS):
             buffer = self.maintain(net, now)

@@ -11,7 +11,7 @@ from fedkace_flwr.buffer import Samples
 from fedkace_flwr.hbms import kernel_beta, kernel_condition_number, score_candidates, select
 from fedkace_flwr.metrics import accuracy, true_class_probability
 from fedkace_flwr.model import ResNet18
-from fedkace_flwr.objectives import BalancedReplayLoss, Objective
+from fedkace_flwr.objectives import BalancedReplayLoss, FullGradientReplayLoss, Objective, TaskLoss
 from fedkace_flwr.replay import GradientBalance
 from fedkace_flwr.store import ClientState
 from fedkace_flwr.switching import InferenceSwitch
@@ -22,18 +22,17 @@ _LARGEST_DIAGNOSED_BUFFER = 2000
 class FedKaceClient(ContinualClient):
     """Figure 1 of the paper, top to bottom."""
 
-    def objective(self, now: ClientRound) -> Objective:
+    def objective(self, net: ResNet18, now: ClientRound) -> Objective:
         """Replay weighted by the ratio of output-layer gradient norms (section 4.2)."""
         settings, device = self.config.replay, self.experiment.device
-        balance = GradientBalance(
-            settings.gradient_norm,
-            settings.lambda_max,
-            task_size=len(now.chunk),
-            replay_size=max(1, len(now.state.buffer)),
-        )
-        return BalancedReplayLoss(
-            now.current.to(device), now.old.to(device), balance, gradient_bias=settings.gradient_bias
-        )
+        current, old = now.current.to(device), now.old.to(device)
+        if settings.replay_weight == "one":
+            return TaskLoss(current, old)
+        sizes = {"task_size": len(now.chunk), "replay_size": max(1, len(now.state.buffer))}
+        balance = GradientBalance(settings.gradient_norm, settings.lambda_max, **sizes)
+        if settings.replay_gradient == "full":
+            return FullGradientReplayLoss(current, old, balance, list(net.parameters()))
+        return BalancedReplayLoss(current, old, balance, gradient_bias=settings.gradient_bias)
 
     def maintain(self, net: ResNet18, now: ClientRound) -> Samples:
         """Score old buffer and chunk by the local model, and select class by class (section 4.3)."""
@@ -58,14 +57,16 @@ class FedKaceClient(ContinualClient):
             now.seen,
             self.generator("selection", now.number),
             leftover=settings.leftover,
+            rule=settings.selection,
         )
         self._buffer_logits = logits[kept]
         return candidates.take(kept)
 
     def report(self, objective: Objective, now: ClientRound) -> Metrics:
         """The replay weight of each epoch, and the condition number of the new buffer's kernel matrix (Table 3)."""
-        assert isinstance(objective, BalancedReplayLoss)
-        report: Metrics = {keys.REPLAY_WEIGHTS: objective.weights, keys.REPLAY_SKIPPED: objective.balance.skipped}
+        report: Metrics = {keys.REPLAY_WEIGHTS: [1.0] * self.config.training.epochs}
+        if isinstance(objective, BalancedReplayLoss):
+            report = {keys.REPLAY_WEIGHTS: objective.weights, keys.REPLAY_SKIPPED: objective.balance.skipped}
         size = len(self._buffer_logits)
         if self.config.run.diagnostics and size <= _LARGEST_DIAGNOSED_BUFFER:
             beta = kernel_beta(len(now.state.buffer), int(now.seen.sum()))

@@ -119,6 +119,7 @@ def select(
     generator: torch.Generator,
     *,
     leftover: str = "drop",
+    rule: str = "hbms",
 ) -> Tensor:
     """Choose the new buffer from the candidates, class by class, in two stages.
 
@@ -140,6 +141,9 @@ def select(
         CPU generator for the draws of new classes.
     leftover : {"drop", "fill"}
         Leave the places that floor(M / classes) does not cover empty, or share them out.
+    rule : {"hbms", "information", "random"}
+        Both stages; or, for every class, drawn by information as new classes are (ablation AS6), or uniformly
+        (ablation AS7).
 
     Returns
     -------
@@ -154,7 +158,9 @@ def select(
     for label, positions, quota in zip(classes, members, share([len(p) for p in members], capacity), strict=True):
         if len(positions) <= quota:
             kept.append(positions)
-        elif bool(old[label]):
+        elif rule == "random":
+            kept.append(positions[torch.randperm(len(positions), generator=generator)[:quota]])
+        elif rule == "hbms" and bool(old[label]):
             informative = _highest(positions, scores.information, 2 * quota)
             kept.append(_highest(informative, scores.consistency, quota))
         else:

@@ -1,5 +1,6 @@
 """What local training minimises: one class per loss, all driven by the one loop in ``training.py``."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -123,3 +124,36 @@ class BalancedReplayLoss(TaskLoss):
     def end_epoch(self) -> None:
         """Set the next epoch's weight."""
         self.balance.next_weight()
+
+
+class FullGradientReplayLoss(BalancedReplayLoss):
+    """As :class:`BalancedReplayLoss`, with lambda from the gradient of the whole model (ablation AS5, section 5.3).
+
+    Every step with samples of a side costs one more backward pass for that side.
+
+    Parameters
+    ----------
+    current, old, balance
+        As in :class:`BalancedReplayLoss`.
+    parameters : sequence of Tensor
+        What the gradient is taken by: all trainable parameters of the network.
+    """
+
+    def __init__(self, current: Tensor, old: Tensor, balance: GradientBalance, parameters: Sequence[Tensor]) -> None:
+        super().__init__(current, old, balance)
+        self._parameters = list(parameters)
+
+    def loss(self, logits: Tensor, features: Tensor, batch: Batch) -> Tensor:
+        """Weighted mean over the batch; the two sides' gradients are taken on their own before it is returned."""
+        losses, _ = masked_cross_entropy(logits, batch.labels, self.masks_of(batch))
+        replayed = batch.replayed.to(losses.dtype)
+        task_draws, replay_draws = self._draws
+        if replay_draws > 0:
+            task = self._gradient((losses * (1 - replayed)).sum() / task_draws)
+            replay = self._gradient((losses * replayed).sum() / replay_draws)
+            self.balance.observe(task=task, replay=replay)
+        return (losses * (1 + (self.weights[-1] - 1) * replayed)).mean()
+
+    def _gradient(self, loss: Tensor) -> Tensor:
+        parts = torch.autograd.grad(loss, self._parameters, retain_graph=True)
+        return torch.cat([part.flatten() for part in parts])

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -280,6 +280,13 @@ class ContinualStrategy(Strategy):
                 f"quorum = {self._settings.quorum:g} needs more; {reasons}"
             )
         return sorted(valid, key=lambda reply: reply.client)
+
+    def valid(self, replies: Iterable[Message]) -> Iterator[tuple[int, Message]]:
+        """Clients and messages of the training replies that counted this round."""
+        for message in replies:
+            client = self._asked[message.metadata.reply_to_message_id]
+            if client in self._report.trained:
+                yield client, message
 
     def _fail(self, client: int, phase: str, reason: str) -> None:
         logger.warning("round %d, %s: client %d left out: %s", self._report.number, phase, client, reason)

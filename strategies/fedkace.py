@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from flwr.app import Message, MetricRecord
+from flwr.app import ArrayRecord, Message, MetricRecord
 
 from fedkace_flwr import messages as keys
 from strategies.base import ContinualStrategy
@@ -11,6 +11,8 @@ from strategies.base import ContinualStrategy
 
 class FedKace(ContinualStrategy):
     """theta_g = (1/K) sum of theta_k, as in :class:`ContinualStrategy`; collects the clients' switch decisions.
+
+    With ``aggregation = "none"`` (ablation LKC, section 5.3) each client is sent its own last model instead.
 
     Attributes
     ----------
@@ -21,6 +23,21 @@ class FedKace(ContinualStrategy):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.switched_at: dict[int, int] = {}
+        self._own: dict[int, ArrayRecord] = {}
+
+    def model_for(self, client: int, arrays: ArrayRecord) -> ArrayRecord:
+        """The global model, or the client's own."""
+        return self._own.get(client, arrays)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The plain mean; without aggregation, keep each client's model for itself."""
+        replies = list(replies)
+        result = super().aggregate_train(server_round, replies)
+        if self.config.switch.aggregation == "none":
+            self._own |= {client: message.content.array_records[keys.ARRAYS] for client, message in self.valid(replies)}
+        return result
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Mean accuracy, and the share of clients that answer by the global model."""
