@@ -21,6 +21,10 @@ def main(arguments: list[str] | None = None) -> int:
             from experiments.bench import bench
 
             bench(console, repeats=options.repeats, output=options.output)
+        elif options.command == "keep":
+            from experiments.keep import keep
+
+            keep(options.run, options.target)
         else:
             _run(options, console)
     except FedkaceError as error:
@@ -70,6 +74,11 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="measure local training, selection and the rest of a round")
     bench.add_argument("--repeats", type=int, default=5, help="measurements of each figure (default 5)")
     bench.add_argument("--output", type=Path, help="also write the figures to this JSON file")
+    keep = commands.add_parser(
+        "keep", help="copy a run's record into the documentation, without this machine's folders"
+    )
+    keep.add_argument("run", type=Path, help="folder of a finished run")
+    keep.add_argument("target", type=Path, help="where it goes")
     return parser
 
 
