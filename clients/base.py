@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedkace_flwr import messages as keys
 from fedkace_flwr.buffer import Samples
+from fedkace_flwr.config import TrainingConfig
 from fedkace_flwr.errors import MessageError, RunError
 from fedkace_flwr.experiment import Experiment, as_arrays
 from fedkace_flwr.metrics import accuracy
@@ -114,6 +115,10 @@ class ContinualClient(NumPyClient):
         """The loss that this round's training minimises; its masks lie on the experiment's device."""
         seen = now.seen.to(self.experiment.device)
         return TaskLoss(seen, seen)
+
+    def training_settings(self) -> TrainingConfig:
+        """Epochs, learning rate and batching of local training."""
+        return self.config.training
 
     def maintain(self, net: ResNet18, now: ClientRound) -> Samples:
         """Choose the new buffer M_t, by the trained local model."""
@@ -257,7 +262,7 @@ class ContinualClient(NumPyClient):
             (now.chunk.images(fetch), now.chunk.labels),
             (now.state.buffer.images(fetch), now.state.buffer.labels),
             objective,
-            self.config.training,
+            self.training_settings(),
             self.experiment.preprocess,
             self.generator("batches", now.number),
         )

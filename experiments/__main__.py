@@ -10,12 +10,13 @@ from experiments.study import ENGINES, load_study, parse_setting
 from fedkace_flwr.errors import FedkaceError
 
 _USER_ERROR, _INTERRUPTED = 2, 130
+_PLAIN_WIDTH = 120  # where the output is a file, tables keep one line a row
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit status."""
     options = _parser().parse_args(arguments)
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
     try:
         if options.command == "bench":
             from experiments.bench import bench
@@ -37,7 +38,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace, console: Console) -> None:
-    from experiments.runner import run_study, summary_table
+    from experiments.compare import draw_comparisons, summary_table
+    from experiments.runner import run_study
 
     overrides = dict(parse_setting(text) for text in options.set)
     study = load_study(
@@ -49,9 +51,9 @@ def _run(options: argparse.Namespace, console: Console) -> None:
         gpu_fraction=options.gpu_fraction,
     )
     summaries = run_study(study, console)
-    console.print(summary_table(summaries, list(study.runs)))
-    for name, config in study.runs.items():
-        picture = Path(config.run.results_dir) / name / "accuracy.png"
+    console.print(summary_table(study, summaries))
+    pictures = [Path(config.run.results_dir) / name / "accuracy.png" for name, config in study.runs.items()]
+    for picture in draw_comparisons(study) or pictures:
         here = Path.cwd()
         shown = picture.relative_to(here) if picture.is_relative_to(here) else picture
         console.print(f"picture: {shown}", highlight=False, soft_wrap=True)

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
+from experiments.compare import percent
 from experiments.engines import FlowerEngine, InlineEngine, Job
 from experiments.study import Study
 from fedkace_flwr.config import Config
@@ -23,8 +23,8 @@ from fedkace_flwr.record import RunFolder
 _POLL_SECONDS = 0.25
 
 
-def run_study(study: Study, console: Console) -> list[dict[str, Any]]:
-    """Run every run of a study and return their summaries.
+def run_study(study: Study, console: Console) -> dict[str, dict[str, Any]]:
+    """Run every run of a study and return their summaries by name.
 
     Raises
     ------
@@ -33,7 +33,7 @@ def run_study(study: Study, console: Console) -> list[dict[str, Any]]:
         failed, with the app's own error.
     """
     check_study(study, progress=console.is_terminal)
-    summaries = []
+    summaries = {}
     with _display(console) as display, _engine(study) as engine:
         for name, config in study.runs.items():
             folder = Path(config.run.results_dir) / name
@@ -46,7 +46,7 @@ def run_study(study: Study, console: Console) -> list[dict[str, Any]]:
             finally:
                 job.stop()
             _drop_answers(folder)
-            summaries.append(json.loads((folder / "summary.json").read_text(encoding="utf-8")))
+            summaries[name] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     return summaries
 
 
@@ -71,26 +71,6 @@ def check_study(study: Study, *, progress: bool = False) -> None:
             )
         _ = experiment.device
         RunFolder.check(Path(config.run.results_dir))
-
-
-def summary_table(summaries: list[dict[str, Any]], names: list[str]) -> Table:
-    """What the runs came to, one row each."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in ("run", "AA %", "final %", "chance %", "switched", "failures", "MB up", "seconds"):
-        table.add_column(heading, justify="left" if heading == "run" else "right")
-    for name, summary in zip(names, summaries, strict=True):
-        switched = sum(number is not None for number in summary["switched_at"])
-        table.add_row(
-            name,
-            _percent(summary["average_accuracy"]),
-            _percent(summary["final_accuracy"]),
-            _percent(summary["average_chance"]),
-            f"{switched} of {summary['clients']}",
-            str(summary["failures"]),
-            f"{summary['bytes']['up'] / 1e6:.1f}",
-            f"{summary['seconds']['round']:.1f}",
-        )
-    return table
 
 
 def _engine(study: Study) -> AbstractContextManager[InlineEngine | FlowerEngine]:
@@ -118,7 +98,7 @@ class _Display:
         if record["accuracy"] is not None:
             self._accuracies.append(record["accuracy"])
         mean = sum(self._accuracies) / len(self._accuracies) if self._accuracies else None
-        note = f"accuracy {_percent(record['accuracy'])} %, so far {_percent(mean)} %"
+        note = f"accuracy {percent(record['accuracy'])} %, so far {percent(mean)} %"
         if self._progress:
             self._progress.update(self._task, completed=record["round"], note=note)
         else:
@@ -178,7 +158,3 @@ def _drop_answers(folder: Path) -> None:
     """Stored replies serve repeated messages; of a run that is over none will come."""
     for path in folder.glob("clients/client-*/answer-*.npz"):
         path.unlink()
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.2f}"

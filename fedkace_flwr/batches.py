@@ -1,4 +1,4 @@
-"""Which samples make up each step of an epoch (Reading ``batching``).
+"""Which samples make up each step of an epoch (Reading ``batching``, or the method's own way).
 
 Positions count through the chunk first and the buffer after it.
 """
@@ -43,7 +43,18 @@ def paired_epoch(chunk: int, buffer: int, batch_size: int, generator: torch.Gene
     return Epoch([torch.cat(pair) for pair in pairs], steps_over / chunk, steps_over / buffer)
 
 
-EPOCHS = {"union": union_epoch, "paired": paired_epoch}
+def random_replay_epoch(chunk: int, buffer: int, batch_size: int, generator: torch.Generator) -> Epoch:
+    """One shuffled pass over the chunk, each step with as many draws from the buffer, uniform and distinct.
+
+    A step takes at most the whole buffer.
+    """
+    new = _split(torch.randperm(chunk, generator=generator), batch_size)
+    batches = [torch.cat([part, chunk + torch.randperm(buffer, generator=generator)[: len(part)]]) for part in new]
+    drawn = sum(len(batch) for batch in batches) - chunk
+    return Epoch(batches, 1.0, drawn / buffer if buffer else 0.0)
+
+
+EPOCHS = {"union": union_epoch, "paired": paired_epoch, "random-replay": random_replay_epoch}
 
 
 def _split(order: Tensor, batch_size: int) -> list[Tensor]:

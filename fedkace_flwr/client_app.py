@@ -83,7 +83,7 @@ def _client(message: Message, context: Context) -> tuple[ContinualClient, dict[s
 
 def _parameters(message: Message, client: ContinualClient) -> list[keys.NumpyArray]:
     weights = keys.unpack(message.content.array_records[keys.ARRAYS])
-    return [weights[name] for name in client.experiment.weight_names]
+    return [weights[name] for name in client.experiment.weight_names if name in weights]
 
 
 def _place(node_config: Mapping[str, Scalar]) -> tuple[int, int]:

@@ -177,7 +177,7 @@ def load_dataset(config: DataConfig, *, progress: bool = False) -> Dataset:
         check_num_classes(config, source.classes)
     size = config.image_size or source.image_size
     origin = source.find(config, size)
-    cache = _cache_dir(config)
+    cache = cache_dir(config)
     folder = cache / f"{config.dataset}-{size}-{origin.fingerprint}"
     try:
         dataset = _open(folder, config.dataset)  # without the lock: a finished cache may lie on a read-only disk
@@ -196,7 +196,8 @@ def _source(name: str) -> Source:
     return DATASETS[name]
 
 
-def _cache_dir(config: DataConfig) -> Path:
+def cache_dir(config: DataConfig) -> Path:
+    """Where prepared data and cached references are kept: ``cache-dir``, its environment variable, or the user's cache."""
     chosen = config.cache_dir or os.environ.get("FEDKACE_CACHE_DIR") or "~/.cache/fedkace_flwr"
     return Path(chosen).expanduser().resolve()
 

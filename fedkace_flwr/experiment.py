@@ -102,7 +102,7 @@ class Experiment:
 
     def initial_weights(self) -> dict[str, Tensor]:
         """The weights of theta_g^0."""
-        return dict(self._blank_network().state_dict())
+        return dict(self._blank_network(seed_for(self.config.run.seed, "weights")).state_dict())
 
     def network(self, weights: Mapping[str, Tensor]) -> ResNet18:
         """The one network of this process, on its device, with the given weights."""
@@ -121,12 +121,19 @@ class Experiment:
 
     @cached_property
     def _network(self) -> ResNet18:
-        return self._blank_network().to(self.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+        return self.fresh_network(seed_for(self.config.run.seed, "weights"))
 
-    def _blank_network(self) -> ResNet18:
+    def fresh_network(self, seed: int) -> ResNet18:
+        """A network of its own, on this process's device, its initial weights drawn from ``seed``."""
+        return self._placed(self._blank_network(seed))
+
+    def _placed(self, net: ResNet18) -> ResNet18:
+        return net.to(self.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+    def _blank_network(self, seed: int) -> ResNet18:
         model = self.config.model
         stem = choose_stem(model.stem, self.dataset.image_size)
-        return seeded_resnet18(self.num_classes, model.width, stem, seed_for(self.config.run.seed, "weights"))
+        return seeded_resnet18(self.num_classes, model.width, stem, seed)
 
     @cached_property
     def _train_ids(self) -> list[npt.NDArray[np.int64]]:

@@ -4,11 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from clients.base import ContinualClient
+from clients.centralized import CentralizedClient
 from clients.er import ReplayClient
 from clients.fedkace import FedKaceClient
 from fedkace_flwr.config import Config, Scalar
 from fedkace_flwr.errors import ConfigError
 from strategies.base import ContinualStrategy
+from strategies.centralized import Centralized
 from strategies.fedavg import FedAvg
 from strategies.fedkace import FedKace
 
@@ -45,6 +47,7 @@ METHODS: dict[str, Method] = {
     "as8": Method(FedKace, FedKaceClient, {"replay-weight": "one", "selection": "random"}),
     "lkc": Method(FedKace, FedKaceClient, {"aggregation": "none"}),
     "fedavg": Method(FedAvg, ContinualClient),
+    "centralized": Method(Centralized, CentralizedClient),
     "er": Method(ContinualStrategy, ReplayClient),
 }
 

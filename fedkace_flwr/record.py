@@ -148,6 +148,7 @@ def round_record(
         "buffer_size": column(trained, keys.BUFFER_SIZE),
         "buffer_classes": column(trained, keys.BUFFER_CLASSES),
         "condition_number": column(trained, keys.CONDITION_NUMBER),
+        "interpolated": any(column(evaluated, keys.INTERPOLATED)),
         "client_drift": drift,
         "bytes": {"down": bytes_down, "up": bytes_up},
         "failures": list(failures),

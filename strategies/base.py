@@ -104,6 +104,10 @@ class ContinualStrategy(Strategy):
         """Records that a client's evaluation message carries beside the model."""
         return {}
 
+    def phase_clients(self, phase: str) -> set[int]:
+        """Clients that a phase, ``training`` or ``evaluation``, is meant to reach."""
+        return set(range(self.clients))
+
     def summary(self) -> None:
         """Log what this strategy does."""
         logger.info("%s over %d clients", type(self).__name__, self.clients)
@@ -258,7 +262,7 @@ class ContinualStrategy(Strategy):
         sent = by_client(questions)
         found = exchange(grid, sent, deadline)
         self._report.exchanges[phase] = found
-        for client in sorted((set(range(self.clients)) if wanted is None else wanted) - set(sent)):
+        for client in sorted((self.phase_clients(phase) if wanted is None else wanted) - set(sent)):
             self._fail(client, phase, "its SuperNode is not connected")
         for client in found.silent:
             self._fail(client, phase, f"no reply within {deadline:g} seconds")
