@@ -1,0 +1,55 @@
+"""The documents tell the truth: what they say to type is typed."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_method_can_be_added_as_the_page_says(tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    for name in ("fedkace_flwr", "strategies", "clients", "experiments", "tests", "docs"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, copy / name)
+    blocks = re.findall(r"```(\w+)\n(.*?)```", (ROOT / "docs" / "add-a-method.md").read_text(), re.DOTALL)
+    (client, line), (study,) = ([body for kind, body in blocks if kind == wanted] for wanted in ("python", "yaml"))
+    (copy / "clients" / "recent.py").write_text(client)
+    (copy / "experiments" / "recent.yaml").write_text(study)
+    methods = copy / "fedkace_flwr" / "methods.py"
+    text = methods.read_text().replace("METHODS: dict[str, Method] = {\n", "METHODS: dict[str, Method] = {\n" + line)
+    methods.write_text(text.replace("from clients.er", "from clients.recent import RecentClient\nfrom clients.er"))
+
+    def run(*command: str) -> str:
+        environment = {**os.environ, "PYTHONPATH": str(copy)}
+        done = subprocess.run(
+            [sys.executable, *command], cwd=copy, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    assert "passed" in run("-m", "pytest", "-q", "tests/test_contract.py", "-k", "recent", "-p", "no:cacheprovider")
+    small = ["--set=rounds=2", "--set=clients=2", "--set=epochs=1", "--set=width=4", "--engine=inline"]
+    table = run("-m", "experiments", "run", "experiments/recent.yaml", *small)
+    assert re.search(r"^recent_seed-0 .*\d", table, re.MULTILINE) and "accuracy_seed-0.png" in table
+
+
+def test_every_file_that_a_page_links_to_exists() -> None:
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            if not target.startswith("http"):
+                assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_every_study_and_module_that_the_readme_names_exists() -> None:
+    text = (ROOT / "README.md").read_text() + (ROOT / "docs" / "method.md").read_text()
+    for name in set(re.findall(r"\b(?:experiments|fedkace_flwr|clients|strategies)/[\w/]+\.\w+", text)):
+        assert (ROOT / name).exists(), name
