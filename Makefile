@@ -21,10 +21,10 @@ run: $(READY)
 	$(BIN)/python -m experiments run experiments/quickstart.yaml
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 quick: $(READY)
-	$(BIN)/python -m pytest -m 'not slow'
+	$(BIN)/python -m pytest -n auto -m 'not slow'
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -12,10 +12,12 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
+
+import psutil
 
 from fedkace_flwr.config import Config, Scalar
 from fedkace_flwr.errors import RunError
@@ -98,6 +100,7 @@ class FlowerEngine:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedkace-flower-")))
+            stack.callback(_end_all_of, home)
             port, control = _free_port(), _free_port()
             self._environment = _environment(home)
             settings = f'[superlink]\ndefault = "{_LINK}"\n\n[superlink.{_LINK}]\n'
@@ -228,6 +231,21 @@ def _last_error(log: Path) -> str:
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     named = [line for line in lines if "Error" in line]
     return (named or lines or ["it left no output"])[-1]
+
+
+def _end_all_of(home: Path) -> None:
+    """End every process that Flower and Ray have started for this SuperLink; they detach, but inherit its home."""
+    left = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and process.environ().get("FLWR_HOME") == str(home):
+                process.terminate()
+                left.append(process)
+        except psutil.Error:
+            continue
+    for process in psutil.wait_procs(left, timeout=_STOP_SECONDS)[1]:
+        with suppress(psutil.Error):
+            process.kill()
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

@@ -132,7 +132,7 @@ def read_reply(message: Message, client: int, shapes: Shapes | None) -> Reply:
             raise MessageError(f"the reply holds no record {ARRAYS!r}")
         if examples < 1:
             raise MessageError(f"{EXAMPLES} = {examples}: must be at least 1")
-        weights = _checked_weights(content.array_records[ARRAYS], shapes)
+        weights = checked_arrays(content.array_records[ARRAYS], shapes)
     for name, value in metrics.items():
         if not np.isfinite(value).all():
             raise MessageError(f"metric {name!r} = {value}: must be finite")
@@ -140,7 +140,14 @@ def read_reply(message: Message, client: int, shapes: Shapes | None) -> Reply:
     return Reply(client, weights, examples, others)
 
 
-def _checked_weights(record: ArrayRecord, shapes: Shapes) -> Weights:
+def checked_arrays(record: ArrayRecord, shapes: Shapes) -> Weights:
+    """Read arrays that came from a client.
+
+    Raises
+    ------
+    MessageError
+        Names, shapes or types differ from ``shapes``, the bytes cannot be read, or a value is not finite.
+    """
     if set(record) != set(shapes):
         odd = sorted(set(record) ^ set(shapes))
         raise MessageError(f"the reply's arrays differ from the model's in {len(odd)} names, {odd[0]!r} the first")

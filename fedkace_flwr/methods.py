@@ -5,13 +5,19 @@ from dataclasses import dataclass, field
 
 from clients.base import ContinualClient
 from clients.centralized import CentralizedClient
+from clients.dcfcl import DcfclClient
 from clients.er import ReplayClient
+from clients.fedcbdr import FedCbdrClient
 from clients.fedkace import FedKaceClient
+from clients.ofcl import OfclClient
+from clients.refed import RefedClient
 from fedkace_flwr.config import Config, Scalar
 from fedkace_flwr.errors import ConfigError
 from strategies.base import ContinualStrategy
 from strategies.centralized import Centralized
+from strategies.dcfcl import Dcfcl
 from strategies.fedavg import FedAvg
+from strategies.fedcbdr import FedCbdr
 from strategies.fedkace import FedKace
 
 
@@ -48,6 +54,10 @@ METHODS: dict[str, Method] = {
     "lkc": Method(FedKace, FedKaceClient, {"aggregation": "none"}),
     "fedavg": Method(FedAvg, ContinualClient),
     "centralized": Method(Centralized, CentralizedClient),
+    "fedcbdr": Method(FedCbdr, FedCbdrClient, actions=("query.features", "query.scores")),
+    "dcfcl": Method(Dcfcl, DcfclClient),
+    "ofcl": Method(ContinualStrategy, OfclClient),
+    "refed": Method(ContinualStrategy, RefedClient),
     "er": Method(ContinualStrategy, ReplayClient),
 }
 

@@ -129,6 +129,8 @@ def round_record(
     def column(source: Mapping[int, Mapping[str, Any]], name: str) -> list[Any]:
         return [source.get(client, {}).get(name) for client in range(clients)]
 
+    # A method may choose its buffer only after the new global model has come; then the later report counts.
+    settled = {client: {**metrics, **evaluated.get(client, {})} for client, metrics in trained.items()}
     accuracies = [value for value in column(evaluated, keys.ACCURACY) if value is not None]
     seen = [value for value in column(evaluated, keys.SEEN_CLASSES) if value is not None]
     record = {
@@ -145,8 +147,8 @@ def round_record(
         "buffer_probability": column(evaluated, keys.BUFFER_PROBABILITY),
         "replay_weights": column(trained, keys.REPLAY_WEIGHTS),
         "replay_ratios_skipped": column(trained, keys.REPLAY_SKIPPED),
-        "buffer_size": column(trained, keys.BUFFER_SIZE),
-        "buffer_classes": column(trained, keys.BUFFER_CLASSES),
+        "buffer_size": column(settled, keys.BUFFER_SIZE),
+        "buffer_classes": column(settled, keys.BUFFER_CLASSES),
         "condition_number": column(trained, keys.CONDITION_NUMBER),
         "interpolated": any(column(evaluated, keys.INTERPOLATED)),
         "client_drift": drift,

@@ -56,6 +56,10 @@ def train(
     settings: TrainingConfig,
     preprocess: Preprocess,
     generator: torch.Generator,
+    *,
+    optimiser: torch.optim.Optimizer | None = None,
+    epochs: range | None = None,
+    after_step: Callable[[int, float], None] | None = None,
 ) -> None:
     """Train ``net`` in place on chunk and buffer for one round (paper, section A.3).
 
@@ -75,6 +79,12 @@ def train(
         Normalisation and device.
     generator : torch.Generator
         CPU generator that orders the samples.
+    optimiser : Optimizer, optional
+        What to go on with, made by :func:`adamw`, where training happens in parts.
+    epochs : range, optional
+        Which of the epochs to run, from 0; the learning rate is the one that they have among all. By default all.
+    after_step : callable, optional
+        Called after each step with the epoch's number, from 1, and the share of its steps that are done.
 
     Raises
     ------
@@ -85,16 +95,18 @@ def train(
     pool = torch.cat([chunk[0], buffer[0]]).permute(0, 2, 3, 1).contiguous().to(device)
     labels = torch.cat([chunk[1], buffer[1]]).to(device)
     replayed = torch.arange(len(labels), device=device) >= len(chunk[1])
-    optimiser = torch.optim.AdamW(
-        net.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
-    )
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, T_max=settings.epochs)
+    optimiser = optimiser or adamw(net, settings)
+    epochs = range(settings.epochs) if epochs is None else epochs
+    rate = settings.learning_rate
+    for group in optimiser.param_groups:
+        group["initial_lr"], group["lr"] = rate, rate * (1 + math.cos(math.pi * epochs.start / settings.epochs)) / 2
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, T_max=settings.epochs, last_epoch=epochs.start - 1)
     net.train()
-    for number in range(1, settings.epochs + 1):
+    for number in range(epochs.start + 1, epochs.stop + 1):
         epoch = EPOCHS[settings.batching](len(chunk[1]), len(buffer[1]), settings.batch_size, generator)
         objective.begin_epoch(epoch.task_draws, epoch.replay_draws)
         total = torch.zeros((), device=device)
-        for order in epoch.batches:
+        for step, order in enumerate(epoch.batches, start=1):
             positions = order.to(device)
             images = preprocess(pool.index_select(0, positions).permute(0, 3, 1, 2))
             batch = Batch(images, labels[positions], replayed[positions], positions)
@@ -103,6 +115,8 @@ def train(
             optimiser.zero_grad(set_to_none=True)
             torch.autograd.backward(loss)
             optimiser.step()
+            if after_step is not None:
+                after_step(number, step / len(epoch.batches))
             total += loss.detach()
         schedule.step()
         objective.end_epoch()
@@ -110,6 +124,13 @@ def train(
             raise RunError(
                 f"epoch {number}: the training loss is not finite; try a learning-rate below {settings.learning_rate:g}"
             )
+
+
+def adamw(net: ResNet18, settings: TrainingConfig) -> torch.optim.AdamW:
+    """The optimiser of local training, at the first epoch's learning rate."""
+    return torch.optim.AdamW(
+        net.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
+    )
 
 
 @torch.inference_mode()

@@ -18,7 +18,10 @@ from fedkace_flwr.methods import METHODS
 Make = Callable[..., Config]
 SHAPE = {"rounds": 3, "epochs": 2, "capacity": 12, "centralized_every": 2, "tfcl_server_epochs": 2}
 
-every_method = pytest.mark.parametrize("method", sorted(METHODS))
+# Presets of another method run the same code; `make quick` leaves them out.
+every_method = pytest.mark.parametrize(
+    "method", [pytest.param(name, marks=[pytest.mark.slow] if METHODS[name].preset else []) for name in sorted(METHODS)]
+)
 
 
 class Wire(InlineGrid):

@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from conftest import SMALL, rounds_of
 
@@ -85,6 +86,32 @@ def test_the_runner_fails_with_the_apps_own_error(engine: str, tmp_path: Path) -
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     assert "quorum" in line and "learning-rate" in line
     assert not _left_over(str(tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_an_interrupted_run_says_so_and_leaves_no_process_behind(tmp_path: Path) -> None:
+    settings = [f"--set={key}={value}" for key, value in {**SMALL, "rounds": 14, "samples-per-class": 10}.items()]
+    command = [sys.executable, "-m", "experiments", "run", "experiments/quickstart.yaml", "--results", str(tmp_path)]
+    marked = {**os.environ, "FEDKACE_TEST_MARK": str(tmp_path)}
+    running = subprocess.Popen(
+        [*command, *settings], cwd=ROOT, env=marked, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert running.stdout is not None
+    for line in running.stdout:
+        if "round 1 of 14" in line:
+            break
+    running.send_signal(signal.SIGINT)
+    _, complaint = running.communicate()
+    assert running.returncode == 130 and "interrupted" in complaint
+    assert not [process for process in psutil.process_iter() if _mark_of(process) == str(tmp_path)]
+
+
+def _mark_of(process: psutil.Process) -> str | None:
+    try:
+        return process.environ().get("FEDKACE_TEST_MARK")
+    except psutil.Error:
+        return None
 
 
 @pytest.fixture

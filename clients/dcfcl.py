@@ -1,0 +1,58 @@
+"""The client of DCFCL: no buffer; distillation from the model it was sent (Yang et al., NeurIPS 2025)."""
+
+from torch import Tensor
+
+from clients.base import ClientRound, ContinualClient
+from fedkace_flwr.distillation import soft_cross_entropy
+from fedkace_flwr.model import ResNet18
+from fedkace_flwr.objectives import Batch, Objective, TaskLoss
+
+
+class DistillationLoss(TaskLoss):
+    """Cross-entropy over all classes met, plus lambda times soft cross-entropy from a teacher over the old ones.
+
+    Parameters
+    ----------
+    seen, old : Tensor
+        bool (C,): C_<=t and C_<t; ``old`` holds at least one class.
+    teacher : Tensor
+        Float (n, C): the teacher's logits of the chunk's samples, in their order. They never change.
+    weight : float
+        lambda.
+    temperature : float
+        Softens both sides.
+    """
+
+    def __init__(self, seen: Tensor, old: Tensor, teacher: Tensor, weight: float, temperature: float) -> None:
+        super().__init__(seen, seen)
+        self._old = old
+        self._teacher = teacher
+        self._weight = weight
+        self._temperature = temperature
+
+    def loss(self, logits: Tensor, features: Tensor, batch: Batch) -> Tensor:
+        """Mean over the batch."""
+        learned = self._teacher[batch.positions]
+        forgotten = soft_cross_entropy(logits, learned, self._old, self._temperature)
+        return super().loss(logits, features, batch) + self._weight * forgotten
+
+
+class DcfclClient(ContinualClient):
+    """Trains from the model of its coalition, which is also its teacher, and answers by that of its new coalition.
+
+    A round is a task here, so that the past model, the teacher, is the one received after the last aggregation
+    and again at the beginning of this round: what the network holds before training.
+
+    Inferred: lambda (``dcfcl-lambda``; the paper varies it and its code has another default), distillation over
+    the classes met before alone, and by its own count of them, so that a client without any, as in round 1,
+    trains by plain cross-entropy.
+    """
+
+    def objective(self, net: ResNet18, now: ClientRound) -> Objective:
+        """Cross-entropy, with distillation from ``net`` as it was received."""
+        settings, device = self.config.dcfcl, self.experiment.device
+        if settings.dcfcl_lambda == 0 or not bool(now.old.any()):
+            return super().objective(net, now)
+        teacher = self.logits(net, now.chunk).to(device)
+        seen, old = now.seen.to(device), now.old.to(device)
+        return DistillationLoss(seen, old, teacher, settings.dcfcl_lambda, settings.dcfcl_temperature)

@@ -1,0 +1,145 @@
+"""The client of FedCBDR: temperature-scaled replay, buffer by global leverage (Qi et al., NeurIPS 2025)."""
+
+from dataclasses import replace
+
+import torch
+from flwr.app import RecordDict
+from torch import Tensor
+
+from clients.base import ClientRound, ContinualClient, Metrics
+from fedkace_flwr import leverage as cbdr
+from fedkace_flwr import messages as keys
+from fedkace_flwr.buffer import Samples
+from fedkace_flwr.errors import MessageError, RunError
+from fedkace_flwr.model import ResNet18
+from fedkace_flwr.objectives import Objective
+from fedkace_flwr.seeding import generator_for
+from fedkace_flwr.store import ClientState
+from fedkace_flwr.temperatures import TemperatureLoss
+
+_BLOCK = 128
+
+
+class FedCbdrClient(ContinualClient):
+    """Train; show masked features of the global model; unmask and score; keep what the server draws.
+
+    The paper selects once per task, from disjoint tasks, for a budget over all clients. Inferred for the stream:
+
+    - every round is a task, and the candidates are buffer and chunk together, M of which stay;
+    - new classes are those of the chunk, old ones the other classes met (``fedcbdr-new-columns``);
+    - the draw is without replacement and class by class (``fedcbdr-balanced``), for which the client sends the
+      candidates' labels beside their scores: the paper's messages hold none. ``report-classes`` does not cover
+      them; with ``fedcbdr-balanced = false`` no labels leave the client;
+    - P is taken off the returned rows, without which they belong to no sample;
+    - the global model answers, and logits are scaled in training alone (``inference``).
+
+    Q comes from the run's seed, which the server of a simulation knows too. Anyone who holds Q sees the Gram
+    matrix of a client's features, though not which row is whose.
+    """
+
+    def objective(self, net: ResNet18, now: ClientRound) -> Objective:
+        """Temperature-scaled cross-entropy; the plain one while the buffer is empty."""
+        if len(now.state.buffer) == 0:
+            return super().objective(net, now)
+        settings, device = self.config.fedcbdr, self.experiment.device
+        new = now.current if settings.fedcbdr_new_columns == "chunk" else now.current & ~now.old
+        return TemperatureLoss(
+            now.seen.to(device),
+            new.to(device),
+            tau_old=settings.fedcbdr_tau_old,
+            tau_new=settings.fedcbdr_tau_new,
+            weight_old=settings.fedcbdr_weight_old,
+            weight_new=settings.fedcbdr_weight_new,
+        )
+
+    def maintain(self, net: ResNet18, now: ClientRound) -> Samples:
+        """A class-balanced random choice, which stands until the server's arrives; everything, where it fits."""
+        pool = now.state.buffer.followed_by(now.chunk)
+        self._pool_size = len(pool)
+        alike = torch.ones(len(pool), dtype=torch.float64)
+        draws = self.generator("fedcbdr-draw", now.number)
+        return pool.take(cbdr.draw(alike, pool.labels, self.config.buffer.capacity, draws))
+
+    def report(self, objective: Objective, now: ClientRound) -> Metrics:
+        """How many samples there are to choose from."""
+        return {cbdr.POOL_SIZE: self._pool_size}
+
+    def act(self, action: str, content: RecordDict, round_number: int) -> RecordDict:
+        """Masked features for a global model, or scores and labels for rows of U.
+
+        Raises
+        ------
+        MessageError
+            The round was not trained, the rows do not fit, or the action is unknown.
+        RunError
+            The features are not finite.
+        """
+        if action not in (cbdr.FEATURES_QUERY, cbdr.SCORES_QUERY):
+            return super().act(action, content, round_number)
+        if self.store.before(round_number + 1).round != round_number:
+            raise MessageError(f"client {self.number} has not trained in round {round_number}")
+        pool, received = self._pool(round_number), keys.unpack(content.array_records[keys.ARRAYS])
+        left = cbdr.random_orthogonal(len(pool), self.generator("fedcbdr-p", round_number))
+
+        if action == cbdr.FEATURES_QUERY:
+            features = self._features(self._network([received[name] for name in self.experiment.weight_names]), pool)
+            shared = generator_for(self.config.run.seed, "fedcbdr-q", round_number)
+            right = cbdr.random_orthogonal(features.shape[1], shared)
+            return RecordDict(
+                {keys.ARRAYS: keys.array_record({cbdr.FEATURES: cbdr.mask(features, left, right).numpy()})}
+            )
+
+        rows = torch.from_numpy(received[cbdr.ROWS])
+        if rows.ndim != 2 or len(rows) != len(pool) or rows.dtype != torch.float64:
+            raise MessageError(f"{cbdr.ROWS} are {rows.dtype} {tuple(rows.shape)}: must be float64 ({len(pool)}, rank)")
+        answer = {cbdr.SCORES: cbdr.leverage(cbdr.unmask(rows, left)).numpy()}
+        if self.config.fedcbdr.fedcbdr_balanced:
+            answer[cbdr.LABELS] = pool.labels.numpy()
+        return RecordDict({keys.ARRAYS: keys.array_record(answer)})
+
+    def receive(
+        self, net: ResNet18, state: ClientState, round_number: int, content: RecordDict
+    ) -> tuple[ClientState, Metrics]:
+        """Take the server's selection as the buffer M_t, and the global model for inference."""
+        state, report = super().receive(net, state, round_number, content)
+        if state.round != round_number:
+            return state, report
+        pool = self._pool(round_number)
+        if len(pool) <= self.config.buffer.capacity:
+            return state, report
+        kept = self._kept(content, len(pool))
+        if kept is None:
+            return state, report | {cbdr.SELECTED: 0}
+        buffer = pool.take(kept)
+        if self.config.run.report_classes:
+            report[keys.BUFFER_CLASSES] = buffer.class_counts(self.experiment.num_classes).tolist()
+        return replace(state, buffer=buffer), report | {cbdr.SELECTED: 1}
+
+    def _pool(self, round_number: int) -> Samples:
+        """M_{t-1} followed by D_t, the same for every message of the round."""
+        return self.store.before(round_number).buffer.followed_by(self.experiment.chunk(self.number, round_number))
+
+    def _features(self, net: ResNet18, samples: Samples) -> Tensor:
+        """Features in evaluation mode, float64 (n, F) on the CPU."""
+        fetch, preprocess = self.experiment.dataset.fetch, self.experiment.preprocess
+        net.eval()
+        with torch.no_grad():
+            blocks = [
+                net.features(preprocess(samples.take(positions).images(fetch))).cpu().double()
+                for positions in torch.split(torch.arange(len(samples)), _BLOCK)
+            ]
+        features = torch.cat(blocks)
+        if not bool(features.isfinite().all()):
+            rate = self.config.training.learning_rate
+            raise RunError(f"the model's features are not finite; try a learning-rate below {rate:g}")
+        return features
+
+    def _kept(self, content: RecordDict, size: int) -> Tensor | None:
+        """The selected positions, if they came and fit the pool."""
+        record = content.array_records.get(cbdr.SELECTION)
+        if record is None or cbdr.POSITIONS not in record:
+            return None
+        kept = torch.from_numpy(keys.unpack(record)[cbdr.POSITIONS])
+        whole = kept.dtype == torch.int64 and tuple(kept.shape) == (self.config.buffer.capacity,)
+        fits = whole and len(set(kept.tolist())) == len(kept) and int(kept.min()) >= 0 and int(kept.max()) < size
+        return kept if fits else None

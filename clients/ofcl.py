@@ -1,0 +1,69 @@
+"""The client of OFCL: random replay from a memory of the samples that the model is most certain of."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from clients.base import ClientRound, ContinualClient
+from fedkace_flwr.bregman import bregman_information, most_certain
+from fedkace_flwr.buffer import Samples
+from fedkace_flwr.config import TrainingConfig
+from fedkace_flwr.model import ResNet18
+from fedkace_flwr.training import predict
+from fedkace_flwr.views import VIEWS, View, draw
+
+
+class OfclClient(ContinualClient):
+    """OFCL (Serra and Buettner, "Federated Continual Learning Goes Online", ICLR 2025).
+
+    Each step joins a batch of the chunk with as many uniform draws from the buffer, under plain cross-entropy
+    over all classes met. The buffer holds, class by class, the samples whose logits vary least over twelve
+    perturbed views (lowest Bregman information, :mod:`fedkace_flwr.bregman`).
+
+    As in the published code only the chunk's classes are scored anew; a class that the chunk lacks keeps the
+    scores of its last scoring and can only shrink, ``ofcl-rescore = all`` scores every class. Inferred: each image
+    draws its own views (``ofcl-views``; the published code draws once for a batch). Inferred, without a key:
+
+    - The method is for streams seen once and updates its memory after every batch; here a chunk is trained for
+      several epochs, and the memory is updated once, after the last.
+    - The local model scores, in evaluation mode, and starts each round as the global model, not half-way to it.
+    - Views alter the image before it is normalised; flips, perspective and inversion always take place; the
+      cut-outs' 10 and 20 pixels are 10/32 and 20/32 of other sizes, around a pixel anywhere in the image.
+    - Places that do not divide evenly among the classes are filled, not lost.
+    """
+
+    def training_settings(self) -> TrainingConfig:
+        """One pass over the chunk per epoch, replay in every step; ``batching`` does not count here."""
+        return replace(super().training_settings(), batching="random-replay")
+
+    def maintain(self, net: ResNet18, now: ClientRound) -> Samples:
+        """Score the chunk's classes by the local model; of each class keep what it is most certain of."""
+        candidates = now.state.buffer.followed_by(now.chunk)
+        known = now.state.extra.get("information", torch.empty(0, dtype=torch.float64))
+        information = torch.cat([known, torch.empty(len(now.chunk), dtype=torch.float64)])
+        due = now.current[candidates.labels]
+        if self.config.ofcl.ofcl_rescore == "all":
+            due = torch.ones_like(due)
+        information[due] = self._information(net, candidates.take(due.nonzero().squeeze(1)), now)
+        capacity, generator = self.config.buffer.capacity, self.generator("ofcl-places", now.number)
+        kept = most_certain(information, candidates.labels, capacity, generator)
+        self.extra = {"information": information[kept]}
+        return candidates.take(kept)
+
+    def _information(self, net: ResNet18, samples: Samples, now: ClientRound) -> Tensor:
+        """Bregman information, float64 (n,)."""
+        each = self.config.ofcl.ofcl_views == "per-sample"
+        numbers = draw(len(samples), self.generator("ofcl-views", now.number), per_sample=each)
+        logits = [self._logits_of(view, net, samples, numbers) for view in VIEWS.values()]
+        return bregman_information(torch.stack(logits), now.seen)
+
+    def _logits_of(self, view: View, net: ResNet18, samples: Samples, numbers: Tensor) -> Tensor:
+        """Logits of one view of each sample, float32 (n, C) on the CPU."""
+        device, fetch = self.experiment.device, self.experiment.dataset.fetch
+
+        def seen_by(rows: Tensor) -> Tensor:
+            images = samples.take(rows).images(fetch).to(device, torch.float32) / 255
+            return view(images, numbers[rows].to(device)) * 255
+
+        return predict(net, seen_by, torch.arange(len(samples)), self.experiment.preprocess)

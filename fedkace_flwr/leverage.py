@@ -1,0 +1,131 @@
+"""Leverage scores of features that never leave their client unmasked (FedCBDR; Qi et al., NeurIPS 2025, Eqs. 1 to 6).
+
+Pure tensor mathematics in float64. Shapes: n samples of a client, N samples of all clients, F features, r the
+rank of the stacked features.
+
+The leverage of row j of a matrix X is ||row j of U||^2, U the left singular vectors of X; equally
+x_j (X^T X)^+ x_j^T. It says how much of X only that row can explain, and does not change when X is multiplied
+from the right by anything invertible. A rotation P of a client's rows does change it, so the client takes P off
+again before it reads its scores.
+"""
+
+import torch
+from torch import Tensor
+
+from fedkace_flwr.quotas import water_filling_quotas
+
+FEATURES_QUERY, SCORES_QUERY = "query.features", "query.scores"
+"""Actions of the exchange: masked features against rows of U, rows of U against scores."""
+
+FEATURES, ROWS, SCORES, LABELS, POSITIONS = "features", "rows", "scores", "labels", "positions"
+"""Names of the arrays exchanged."""
+
+SELECTION = "selection"
+"""Record of the evaluation message that holds the kept positions."""
+
+POOL_SIZE, SELECTED = "pool-size", "selected"
+"""Metrics: samples a client chooses from (training), and whether the server's choice was taken (evaluation)."""
+
+_FLOOR = 1e-12  # a sample without leverage is drawn last, not never
+
+
+def random_orthogonal(size: int, generator: torch.Generator) -> Tensor:
+    """Draw a rotation or reflection from the uniform (Haar) distribution.
+
+    Parameters
+    ----------
+    size : int
+        Rows and columns.
+    generator : torch.Generator
+        CPU generator.
+
+    Returns
+    -------
+    Tensor
+        float64 (size, size).
+    """
+    q, r = torch.linalg.qr(torch.randn(size, size, dtype=torch.float64, generator=generator))
+    signed: Tensor = q * r.diagonal().sign()  # without the signs, QR's own convention would show in the distribution
+    return signed
+
+
+def mask(features: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """P X Q.
+
+    Parameters
+    ----------
+    features : Tensor
+        X, float64 (n, F).
+    left : Tensor
+        P, orthogonal, float64 (n, n), the client's secret.
+    right : Tensor
+        Q, orthogonal, float64 (F, F), the same for all clients.
+    """
+    return left @ features @ right
+
+
+def left_factor(stacked: Tensor) -> Tensor:
+    """Left singular vectors of nonzero singular values, float64 (N, r).
+
+    r counts the singular values above max(N, F) * eps * the largest. The vectors beyond are arbitrary, and with
+    all N of them every leverage would be 1.
+
+    Parameters
+    ----------
+    stacked : Tensor
+        Finite, float64 (N, F).
+    """
+    scale = stacked.abs().max()
+    if scale == 0:
+        return stacked[:, :0]
+    u: Tensor
+    u, values, _ = torch.linalg.svd(stacked / scale, full_matrices=False)
+    tolerance = max(stacked.shape) * torch.finfo(torch.float64).eps * values[0]
+    rank = int((values > tolerance).sum())
+    return u.narrow(1, 0, rank)
+
+
+def unmask(rows: Tensor, left: Tensor) -> Tensor:
+    """Take a client's own rotation off its rows of U: P^T U, float64 (n, r)."""
+    return left.T @ rows
+
+
+def leverage(rows: Tensor) -> Tensor:
+    """Squared lengths of the rows of U: float64 (n,), in [0, 1], over all clients summing to r."""
+    return rows.square().sum(dim=1)
+
+
+def draw(scores: Tensor, labels: Tensor, capacity: int, generator: torch.Generator) -> Tensor:
+    """Draw without replacement inside each class, with probability proportional to the score.
+
+    Places are shared among the classes as evenly as their samples allow; those that cannot be split go to
+    classes in random order. The order is drawn first, so the numbers per class depend on labels and generator
+    alone. Dividing weights by independent exponential variables and keeping the largest is sequential weighted
+    drawing without replacement (Efraimidis and Spirakis, 2006).
+
+    Parameters
+    ----------
+    scores : Tensor
+        float64 (n,), not negative.
+    labels : Tensor
+        int64 (n,); all equal to draw without regard to classes.
+    capacity : int
+        Places in all, M.
+    generator : torch.Generator
+        CPU generator.
+
+    Returns
+    -------
+    Tensor
+        int64 (min(M, n),): distinct positions, ascending.
+    """
+    classes = torch.bincount(labels).nonzero().squeeze(1)
+    classes = classes[torch.randperm(len(classes), generator=generator)]
+    priority = (scores + _FLOOR) / torch.empty_like(scores).exponential_(generator=generator)
+    members = [(labels == label).nonzero().squeeze(1) for label in classes]
+    quotas = water_filling_quotas([len(positions) for positions in members], capacity)
+    kept = [
+        positions[priority[positions].argsort(descending=True, stable=True)[:quota]]
+        for positions, quota in zip(members, quotas, strict=True)
+    ]
+    return torch.cat(kept).sort().values if kept else torch.empty(0, dtype=torch.int64)

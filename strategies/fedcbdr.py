@@ -1,0 +1,129 @@
+"""The server of FedCBDR: one SVD of all clients' masked features, and the draw (Qi et al., NeurIPS 2025)."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+
+from fedkace_flwr import leverage as cbdr
+from fedkace_flwr import messages as keys
+from fedkace_flwr.errors import MessageError
+from fedkace_flwr.messages import Shapes, Weights
+from fedkace_flwr.seeding import generator_for
+from strategies.base import ContinualStrategy
+
+_SLACK = 1e-6  # rounding may carry a leverage of 1 a little beyond it
+
+
+class FedCbdr(ContinualStrategy):
+    """Plain mean; then features, scores and a selection, for each client with more samples than places.
+
+    A client whose answer fails keeps its own random choice, and the others' scores do without it.
+
+    Bytes per round beyond federated averaging, for each client with n > M samples to choose from, F features,
+    rank r, a model record of A bytes, and a configuration record of c = 50 bytes (run, round and client): down
+    ``(A + c) + (8 n r + 132 + c) + (8 M + 137)``, up ``(8 n F + 136) + (16 n + 268)``. The brackets are the messages
+    ``query.features``, ``query.scores`` and the selection within the evaluation; arrays have a header of 128 bytes
+    (more from 10^8 rows on). Without ``fedcbdr-balanced`` no labels travel: ``8 n + 134`` up, not ``16 n + 268``.
+    Metrics: 17 bytes up in training, 16 in evaluation, and with ``report-classes`` 14 + 8 C there.
+
+    Inferred, beside what :class:`clients.fedcbdr.FedCbdrClient` lists: the paper stacks all clients' rows, its
+    published code does not (here: stacked); U keeps the columns of nonzero singular values alone; the draw is the
+    server's, each client's for its own M places; no 1/sqrt(n p) rescales what was drawn (``fedcbdr-balanced``
+    chooses whether classes count).
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._kept: dict[int, ArrayRecord] = {}
+
+    def between(self, number: int, arrays: ArrayRecord, grid: Grid) -> ArrayRecord:
+        """Masked features in, rows of U out, scores in: draw what each client keeps."""
+        self._kept = {}
+        width, double, whole = self._shapes["output.weight"][0][1], np.dtype(np.float64), np.dtype(np.int64)
+        pools = self._pools()
+
+        questions = {client: RecordDict({keys.ARRAYS: self.model_for(client, arrays)}) for client in pools}
+        wanted: dict[int, Shapes] = {client: {cbdr.FEATURES: ((size, width), double)} for client, size in pools.items()}
+        masked = self._ask_arrays(grid, cbdr.FEATURES_QUERY, number, questions, wanted)
+
+        questions = {
+            client: RecordDict({keys.ARRAYS: keys.array_record({cbdr.ROWS: rows})})
+            for client, rows in _rows_of_u(masked).items()
+        }
+        wanted = {client: {cbdr.SCORES: ((size,), double)} for client, size in pools.items()}
+        if self.config.fedcbdr.fedcbdr_balanced:
+            wanted = {client: {**wanted[client], cbdr.LABELS: ((size,), whole)} for client, size in pools.items()}
+        scored = self._ask_arrays(grid, cbdr.SCORES_QUERY, number, questions, wanted)
+
+        for client, answer in scored.items():
+            try:
+                self._kept[client] = self._draw(client, number, answer)
+            except MessageError as error:
+                self._fail(client, cbdr.SCORES_QUERY, str(error))
+        return arrays
+
+    def extras_for(self, client: int) -> dict[str, ArrayRecord | ConfigRecord]:
+        """The positions that the client keeps, if they were drawn."""
+        return {cbdr.SELECTION: self._kept[client]} if client in self._kept else {}
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Mean accuracy, and who did not take the selection."""
+        metrics = super().aggregate_evaluate(server_round, replies)
+        for client, reported in self._report.evaluated.items():
+            if client in self._kept and not reported.get(cbdr.SELECTED):
+                self._fail(client, cbdr.SELECTION, "it did not take the selection and keeps a random choice")
+        return metrics
+
+    def _pools(self) -> dict[int, int]:
+        """Samples that each client chooses from, for those with more than fit its buffer."""
+        capacity, stream, pools = self.config.buffer.capacity, self.config.stream, {}
+        largest = capacity + stream.window * stream.samples_per_class
+        for client, reported in self._report.trained.items():
+            size = reported.get(cbdr.POOL_SIZE)
+            if not isinstance(size, int) or not 0 < size <= largest:
+                self._fail(client, cbdr.FEATURES_QUERY, f"{cbdr.POOL_SIZE} = {size}: must be between 1 and {largest}")
+            elif size > capacity:
+                pools[client] = size
+        return pools
+
+    def _ask_arrays(
+        self, grid: Grid, action: str, number: int, questions: Mapping[int, RecordDict], wanted: Mapping[int, Shapes]
+    ) -> dict[int, Weights]:
+        """Ask, and keep the answers whose arrays have the wanted names, shapes and types and are finite."""
+        valid = {}
+        for client, content in (self.ask(grid, action, action, number, questions) if questions else {}).items():
+            try:
+                valid[client] = keys.checked_arrays(content.array_records[keys.ARRAYS], wanted[client])
+            except KeyError:
+                self._fail(client, action, f"the reply holds no record {keys.ARRAYS!r}")
+            except MessageError as error:
+                self._fail(client, action, str(error))
+        return valid
+
+    def _draw(self, client: int, number: int, answer: Weights) -> ArrayRecord:
+        scores = torch.from_numpy(answer[cbdr.SCORES])
+        labels = torch.from_numpy(answer[cbdr.LABELS]) if cbdr.LABELS in answer else torch.zeros(len(scores)).long()
+        classes = self._shapes["output.weight"][0][0]
+        if float(scores.min()) < 0 or float(scores.max()) > 1 + _SLACK:
+            raise MessageError(f"{cbdr.SCORES} reach from {scores.min():g} to {scores.max():g}: must be within 0 and 1")
+        if int(labels.min()) < 0 or int(labels.max()) >= classes:
+            raise MessageError(
+                f"{cbdr.LABELS} reach from {labels.min()} to {labels.max()}: there are {classes} classes"
+            )
+        draws = generator_for(self.config.run.seed, "fedcbdr-draw", client, number)
+        kept = cbdr.draw(scores, labels, self.config.buffer.capacity, draws)
+        return keys.array_record({cbdr.POSITIONS: kept.numpy()})
+
+
+def _rows_of_u(masked: Mapping[int, Weights]) -> dict[int, keys.NumpyArray]:
+    """Each client's rows of the left factor of all clients' features, stacked in the order of client numbers."""
+    if not masked:
+        return {}
+    order = sorted(masked)
+    blocks = [torch.from_numpy(masked[client][cbdr.FEATURES]) for client in order]
+    rows = torch.split(cbdr.left_factor(torch.cat(blocks)), [len(block) for block in blocks])
+    return {client: np.ascontiguousarray(block.numpy()) for client, block in zip(order, rows, strict=True)}

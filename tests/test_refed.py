@@ -1,0 +1,303 @@
+"""Re-Fed: the informative model, its scores, and the client that keeps the highest."""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import rounds_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_clients import Federation
+from torch import Tensor
+from torch.nn import functional
+
+from clients.refed import RefedClient
+from experiments.inline import run_inline
+from fedkace_flwr import messages as keys
+from fedkace_flwr.buffer import Samples
+from fedkace_flwr.config import Config, RefedConfig
+from fedkace_flwr.informative import (
+    Informative,
+    informative_scores,
+    last_layer_gradients,
+    last_layer_squared_norms,
+    most_informative,
+    network_loss,
+    network_scores,
+    per_sample_gradients,
+)
+from fedkace_flwr.methods import METHODS, Method
+from fedkace_flwr.model import ResNet18, seeded_resnet18
+from fedkace_flwr.replay import masked_cross_entropy
+from fedkace_flwr.store import ClientState, ClientStore
+from strategies.base import ContinualStrategy
+
+Make = Callable[..., Config]
+SEEN = torch.tensor([True, True, False, True, False])
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "refed", Method(ContinualStrategy, RefedClient))
+
+
+# A convex toy: sample i wants v to be at its target.
+
+
+def toy(targets: list[float], **settings: object) -> Informative:
+    def loss(parameters: dict[str, Tensor], target: Tensor) -> Tensor:
+        return 0.5 * (parameters["v"] - target).square()
+
+    usual = {"steps": 2, "learning_rate": 0.1, "locality": 0.5, "reduction": "sum"}
+    samples = torch.tensor(targets, dtype=torch.float64)
+    anchor = {"v": torch.zeros((), dtype=torch.float64)}
+    return informative_scores(per_sample_gradients(loss), lambda: [(samples,)], anchor, **{**usual, **settings})
+
+
+def test_scalar_case_by_hand() -> None:
+    assert float(toy([1, 3], steps=1).parameters["v"]) == pytest.approx(0.4)
+    found = toy([1, 3])
+    assert float(found.parameters["v"]) == pytest.approx(0.7) == found.drift
+    assert found.scores.tolist() == pytest.approx([1.3, 4.3])
+    squared = toy([1, 3], power=2)
+    assert squared.scores.tolist() == pytest.approx([1 + 0.36 / 2, 9 + 6.76 / 2])
+
+
+def test_the_mean_follows_the_sum_at_a_step_so_many_times_larger() -> None:
+    by_sum = toy([1, 3], locality=1.0)
+    by_mean = toy([1, 3], locality=1.0, reduction="mean", learning_rate=0.2)
+    assert by_mean.scores.tolist() == pytest.approx(by_sum.scores.tolist())
+
+
+def test_a_local_informative_model_is_plain_gradient_descent_and_a_glued_one_stays_nearer() -> None:
+    v = 0.0
+    for _ in range(4):
+        v -= 0.1 * ((v - 1) + (v - 3))
+    assert float(toy([1, 3], steps=4, locality=1.0).parameters["v"]) == pytest.approx(v)
+    drifts = [toy([1, 3], steps=4, locality=locality).drift for locality in (0.1, 0.3, 0.5, 0.9, 1.0)]
+    assert drifts == sorted(drifts) and drifts[0] < drifts[-1]
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.floats(-5, 5), min_size=1, max_size=8), st.randoms(use_true_random=False))
+def test_scores_grow_with_the_steps_and_follow_the_samples_in_any_order(targets, random) -> None:
+    order = list(range(len(targets)))
+    random.shuffle(order)
+    scores = [toy(targets, steps=steps).scores for steps in (1, 2, 3)]
+    assert bool((scores[0] >= 0).all()) and bool((scores[1] >= scores[0]).all() and (scores[2] >= scores[1]).all())
+    shuffled = toy([targets[index] for index in order], steps=3).scores
+    assert shuffled.tolist() == pytest.approx(scores[2][order].tolist(), abs=1e-9)
+
+
+def test_a_sample_without_a_finite_gradient_is_dropped_and_a_model_that_leaves_the_numbers_stops() -> None:
+    broken = toy([1, math.inf, 3])
+    assert broken.scores.tolist() == [1.0, -math.inf, 3.0]  # the scores of the first step stand
+    assert broken.drift == 0.0
+
+
+# On the network
+
+
+def network() -> ResNet18:
+    net = seeded_resnet18(5, 2, "cifar", 3)
+    with torch.no_grad():
+        generator = torch.Generator().manual_seed(1)
+        for name, buffer in net.named_buffers():
+            if name.endswith("running_mean"):
+                buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.1)
+    return net
+
+
+def data(count: int = 7) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    images = torch.randn((count, 3, 8, 8), generator=generator)
+    labels = SEEN.nonzero().squeeze(1)[torch.randint(3, (count,), generator=generator)]
+    return images, labels
+
+
+def in_blocks(count: int = 7, most: int = 3) -> Callable[[int], Iterable[tuple[Tensor, Tensor]]]:
+    images, labels = data(count)
+    return lambda size: zip(images.split(min(size, most)), labels.split(min(size, most)), strict=True)
+
+
+def single_backward_passes(net: ResNet18) -> list[dict[str, Tensor]]:
+    net.eval()
+    gradients = []
+    for image, label in zip(*data(), strict=True):
+        logits = net(image.unsqueeze(0)).masked_fill(~SEEN, -math.inf)
+        net.zero_grad(set_to_none=True)
+        functional.cross_entropy(logits, label.unsqueeze(0)).backward()
+        gradients.append({name: parameter.grad.clone() for name, parameter in net.named_parameters()})
+    return gradients
+
+
+def squared_norm(gradient: Iterable[Tensor]) -> float:
+    return sum(float(part.double().square().sum()) for part in gradient)
+
+
+def test_vectorised_gradients_equal_a_loop_of_single_backward_passes() -> None:
+    net = network()
+    single = single_backward_passes(net)
+    parameters = {name: parameter.detach() for name, parameter in net.named_parameters()}
+    squared, total = per_sample_gradients(network_loss(net, SEEN))(parameters, data())
+    assert squared.tolist() == pytest.approx([squared_norm(one.values()) for one in single], rel=1e-5)
+    for name, part in total.items():
+        torch.testing.assert_close(part, sum(one[name] for one in single), rtol=1e-4, atol=1e-5)
+    assert not total["output.weight"][~SEEN].any() and not total["output.bias"][~SEEN].any()
+
+
+def test_the_last_layers_closed_form_equals_autograd() -> None:
+    net = network()
+    single = single_backward_passes(net)
+    parameters = {name: parameter.detach() for name, parameter in net.named_parameters()}
+    squared, total = last_layer_gradients(net, SEEN)(parameters, data())
+    expected = [squared_norm([one["output.weight"], one["output.bias"]]) for one in single]
+    assert squared.tolist() == pytest.approx(expected, rel=1e-5)
+    for name, part in total.items():
+        torch.testing.assert_close(part, sum(one[name] for one in single), rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        images, labels = data()
+        features = net.features(images)
+        _, residual = masked_cross_entropy(net.output(features), labels, SEEN)
+    assert last_layer_squared_norms(residual, features).tolist() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("gradient", ["full", "last-layer"])
+def test_one_step_scores_by_the_gradient_at_the_global_model_whatever_lambda_and_eta(gradient: str) -> None:
+    net = network()
+    taken = None if gradient == "full" else ("output.weight", "output.bias")
+    expected = [
+        math.sqrt(squared_norm(part for name, part in one.items() if taken is None or name in taken))
+        for one in single_backward_passes(net)
+    ]
+    for locality, rate in ((0.5, 0.01), (0.1, 0.5)):
+        chosen = RefedConfig(refed_steps=1, refed_lambda=locality, refed_learning_rate=rate, refed_gradient=gradient)
+        assert network_scores(net, in_blocks(), SEEN, chosen).scores.tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_scores_do_not_depend_on_the_blocks() -> None:
+    whole, parts = (network_scores(network(), in_blocks(most=most), SEEN, RefedConfig()).scores for most in (7, 2))
+    torch.testing.assert_close(whole, parts, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("gradient", ["full", "last-layer"])
+@pytest.mark.parametrize("training", [True, False])
+def test_scoring_leaves_no_trace(gradient: str, training: bool) -> None:
+    net = network().train(training)
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    state = torch.get_rng_state()
+    network_scores(net, in_blocks(), SEEN, RefedConfig(refed_gradient=gradient, refed_learning_rate=1.0))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+    assert all(module.training == training for module in net.modules())
+    assert all(parameter.grad is None for parameter in net.parameters())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.sampled_from([-math.inf, 0.0, 1.0, 2.5, 7.0]), max_size=20), st.integers(1, 25))
+def test_the_highest_scores_are_kept_and_of_equal_ones_the_first(scores, capacity) -> None:
+    kept = most_informative(torch.tensor(scores, dtype=torch.float64), capacity).tolist()
+    ranked = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
+    assert kept == sorted(ranked[:capacity])
+
+
+# The client
+
+
+def state_of(federation: Federation, client: int, round_number: int) -> ClientState:
+    empty = ClientState(seen=torch.zeros(10, dtype=torch.bool), buffer=Samples.none())
+    return ClientStore(federation.folder / f"client-{client:03d}", empty).before(round_number + 1)
+
+
+def ids(samples: Samples) -> list[int]:
+    return sorted(samples.content.tolist())
+
+
+def test_what_fits_is_kept_and_then_the_global_model_chooses_the_highest(small: Make) -> None:
+    federation = Federation(small(method="refed"))
+    stream = federation.experiment.stream(0)
+    federation.train(0, 1)
+    federation.evaluate(0, 1)
+    first = state_of(federation, 0, 1).buffer
+    assert ids(first) == sorted(stream.chunks[0].tolist())
+
+    assert federation.train(0, 2).metrics[keys.BUFFER_SIZE] == 16  # the chunk's turn comes with the global model
+    metrics = federation.evaluate(0, 2).metrics
+    state = state_of(federation, 0, 2)
+    assert metrics[keys.BUFFER_SIZE] == sum(metrics[keys.BUFFER_CLASSES]) == len(state.buffer) == 20
+
+    experiment = federation.experiment
+    net = experiment.network({name: torch.from_numpy(array) for name, array in federation.weights.items()})
+    pool = first.followed_by(experiment.chunk(0, 2))
+    images = experiment.preprocess(pool.images(experiment.dataset.fetch))
+    scores = network_scores(net, lambda size: [(images, pool.labels)], state.seen, federation.config.refed).scores
+    assert ids(state.buffer) == ids(pool.take(most_informative(scores, 20)))
+
+
+def test_a_class_with_the_highest_losses_may_fill_the_buffer(small: Make) -> None:
+    federation = Federation(small(method="refed", capacity=10, samples_per_class=20))
+    bias = federation.weights["output.bias"]
+    unlikely = min(federation.experiment.stream(0).windows[0])
+    bias[unlikely] = -50.0
+    federation.train(0, 1)
+    counts = federation.evaluate(0, 1).metrics[keys.BUFFER_CLASSES]
+    assert counts[unlikely] == 10 == sum(counts)
+
+
+def test_a_repeated_message_changes_nothing(small: Make) -> None:
+    federation = Federation(small(method="refed"))
+    for number in (1, 2):
+        federation.train(0, number)
+        first = federation.evaluate(0, number)
+        stored = federation.state(0, number).read_bytes()
+        trained = federation.train(0, number)
+        assert federation.evaluate(0, number) == first
+        assert federation.train(0, number).metrics == trained.metrics
+        assert federation.state(0, number).read_bytes() == stored
+
+
+def test_rounds_missed_on_either_side_leave_the_buffer_alone(small: Make) -> None:
+    federation = Federation(small(method="refed"))
+    federation.train(0, 1)
+    federation.evaluate(0, 1)
+    first = ids(state_of(federation, 0, 1).buffer)
+    federation.evaluate(0, 2)  # was not asked to train
+    assert ids(state_of(federation, 0, 2).buffer) == first
+    federation.train(0, 2)  # is not sent the global model
+    federation.train(0, 3)
+    assert ids(state_of(federation, 0, 3).buffer) == first
+    federation.evaluate(0, 3)
+    state = state_of(federation, 0, 3)
+    assert len(state.buffer) == 20 and set(state.buffer.rounds.tolist()) <= {1, 3}
+
+
+def test_three_rounds_from_end_to_end_repeat_with_the_seed(small: Make) -> None:
+    root = Path(small().run.results_dir)
+    for name, seed in (("first", 7), ("again", 7), ("other", 8)):
+        run_inline(small(method="refed", run_name=name, seed=seed))
+    records = rounds_of(root / "first")
+    assert records == rounds_of(root / "again") != rounds_of(root / "other")
+    assert [record["failures"] for record in records] == [[]] * 3
+    assert all(size <= 20 for record in records for size in record["buffer_size"])
+    assert records[2]["buffer_size"] == [20] * 3
+    assert records[0]["client_accuracy"] == records[0]["global_accuracy"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"refed_steps": 1},
+        {"refed_lambda": 0.05},
+        {"refed_learning_rate": 0.05},
+        {"refed_reduction": "sum"},
+        {"refed_gradient": "last-layer"},
+        {"refed_power": 2},
+    ],
+)
+def test_every_reading_makes_a_difference_to_the_scores(changes: dict[str, object]) -> None:
+    usual = RefedConfig(refed_learning_rate=0.02)
+    scores = [network_scores(network(), in_blocks(), SEEN, c).scores for c in (usual, replace(usual, **changes))]
+    assert not torch.allclose(*scores)
