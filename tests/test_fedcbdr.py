@@ -379,7 +379,7 @@ def test_without_classes_no_labels_travel_and_the_record_shows_the_true_buffer(c
     for client, (_, reply) in grid.of(cbdr.SCORES_QUERY, 2).items():
         assert reply is not None and set(reply.array_records[keys.ARRAYS]) == {cbdr.SCORES}
         labels = buffer_of(config, client, 2)[1]
-        assert reports[1].trained[client][keys.BUFFER_CLASSES] == np.bincount(labels, minlength=10).tolist()
+        assert reports[1].evaluated[client][keys.BUFFER_CLASSES] == np.bincount(labels, minlength=10).tolist()
         assert len(labels) == 20
     assert reports[1].exchanges[cbdr.SCORES_QUERY].bytes_up == 3 * (8 * 32 + 134)
 
