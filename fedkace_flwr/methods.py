@@ -11,6 +11,7 @@ from clients.fedcbdr import FedCbdrClient
 from clients.fedkace import FedKaceClient
 from clients.ofcl import OfclClient
 from clients.refed import RefedClient
+from clients.tfcl import TfclClient
 from fedkace_flwr.config import Config, Scalar
 from fedkace_flwr.errors import ConfigError
 from strategies.base import ContinualStrategy
@@ -19,6 +20,7 @@ from strategies.dcfcl import Dcfcl
 from strategies.fedavg import FedAvg
 from strategies.fedcbdr import FedCbdr
 from strategies.fedkace import FedKace
+from strategies.tfcl import Tfcl
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ METHODS: dict[str, Method] = {
     "dcfcl": Method(Dcfcl, DcfclClient),
     "ofcl": Method(ContinualStrategy, OfclClient),
     "refed": Method(ContinualStrategy, RefedClient),
+    "tfcl": Method(Tfcl, TfclClient, actions=("train.head", "train.tail")),
     "er": Method(ContinualStrategy, ReplayClient),
 }
 

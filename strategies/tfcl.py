@@ -1,0 +1,182 @@
+"""The server of TFCL (TagFed; Wang, Liu and Li, CVPR 2024): one upper network a round, and its logits."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+
+from fedkace_flwr import messages as keys
+from fedkace_flwr.config import Config
+from fedkace_flwr.devices import choose_device
+from fedkace_flwr.distillation import DistilledLoss, upper_half
+from fedkace_flwr.errors import MessageError, RunError
+from fedkace_flwr.messages import Reply, Shapes
+from fedkace_flwr.model import ResNet18, seeded_resnet18
+from fedkace_flwr.seeding import generator_for, seed_for
+from fedkace_flwr.training import Preprocess, predict, train
+from strategies.base import TRAINING, ContinualStrategy, logger
+
+TAIL = "tail"
+
+
+class Tfcl(ContinualStrategy):
+    """Train stages 3 and 4 on the union of the clients' features, and send each client its samples' logits.
+
+    Bytes of arrays up per client: n (F + C) floats, n labels of 8 bytes, C classes of 1 byte, F = 2 x width x h x w;
+    down n C floats. Model weights: none.
+
+    Inferred: all clients of a round are one group, so the network is new each round; it is trained like a client,
+    AdamW on a cosine over ``tfcl-server-epochs``; each sample over all classes that its sender has met.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._lessons: dict[int, Reply] = {}
+
+    def model_for(self, client: int, arrays: ArrayRecord) -> ArrayRecord:
+        """No weights travel."""
+        return ArrayRecord()
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask each client for the first half of its round."""
+        return self._instructions("train.head", server_round, arrays, config, grid)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Collect features; nothing is averaged.
+
+        Raises
+        ------
+        RunError
+            Too few valid replies for the quorum.
+        """
+        lessons: dict[int, tuple[Message, Reply]] = {}
+        for message in replies:
+            client = self._asked[message.metadata.reply_to_message_id]
+            try:
+                lessons[client] = message, self._lesson(message, client)
+            except MessageError as error:
+                self._fail(client, TRAINING, str(error))
+        shapes = Counter(reply.weights["features"].shape[1:] for _, reply in lessons.values())
+        usual = max(shapes, key=lambda shape: shapes[shape], default=())
+        for client, (_, reply) in list(lessons.items()):
+            if reply.weights["features"].shape[1:] != usual:
+                del lessons[client]
+                self._fail(client, TRAINING, f"features are {reply.weights['features'].shape[1:]}, others' {usual}")
+        trained = self._read(TRAINING, [message for message, _ in lessons.values()], None)
+        self._report.trained = {reply.client: reply.metrics for reply in trained}
+        self._lessons = {reply.client: lessons[reply.client][1] for reply in trained}
+        return ArrayRecord(), None
+
+    def between(self, number: int, arrays: ArrayRecord, grid: Grid) -> ArrayRecord:
+        """Learn from all, teach each; a client without an answer ends its round by itself."""
+        try:
+            taught = teach(self._lessons, self._classes, self.config, number)
+        except RunError as error:
+            logger.warning("round %d: no distillation, the server's network diverged: %s", number, error)
+            return arrays
+        contents = {
+            client: RecordDict({keys.ARRAYS: keys.array_record({"logits": logits})})
+            for client, logits in taught.items()
+        }
+        for client, content in self.ask(grid, TAIL, "train.tail", number, contents).items():
+            head, tail = self._report.trained[client], content.metric_records.get(keys.METRICS, MetricRecord())
+            seconds = tail.get(keys.TRAINING_SECONDS, 0.0)
+            if isinstance(seconds, float):
+                total = head.get(keys.TRAINING_SECONDS, 0.0) + seconds
+                self._report.trained[client] = {**head, keys.TRAINING_SECONDS: total}
+        return arrays
+
+    @property
+    def _classes(self) -> int:
+        return self._shapes["output.bias"][0][0]
+
+    def _lesson(self, message: Message, client: int) -> Reply:
+        record = None if message.has_error() else message.content.array_records.get(keys.ARRAYS)
+        declared = tuple(record["features"].shape) if record is not None and "features" in record else ()
+        size, _, height, width = declared if len(declared) == 4 else (0, 0, 0, 0)
+        single, channels = np.dtype(np.float32), 2 * self.config.model.width
+        shapes: Shapes = {
+            "features": ((size, channels, height, width), single),
+            "logits": ((size, self._classes), single),
+            "labels": ((size,), np.dtype(np.int64)),
+            "seen": ((self._classes,), np.dtype(np.bool_)),
+        }
+        reply = keys.read_reply(message, client, shapes)
+        if reply.examples != size:
+            raise MessageError(f"{keys.EXAMPLES} = {reply.examples}, but there are features of {size}")
+        labels, seen = reply.weights["labels"], reply.weights["seen"]
+        if labels.min() < 0 or labels.max() >= self._classes or not seen[labels].all():
+            raise MessageError("labels hold a class that the client has not met")
+        return reply
+
+
+def teach(lessons: Mapping[int, Reply], classes: int, config: Config, number: int) -> dict[int, keys.NumpyArray]:
+    """Train a new upper network on all clients' features and labels, with their logits as teachers.
+
+    Parameters
+    ----------
+    lessons : mapping of int to Reply
+        By client, in any order: ``features`` float32 (n, 2 x width, h, w), ``logits`` float32 (n, C), ``labels`` int64
+        (n,), ``seen`` bool (C,).
+    classes : int
+        C.
+    config : Config
+        The configuration.
+    number : int
+        The round.
+
+    Returns
+    -------
+    dict of int to array
+        Logits float32 (n, C) of each client's samples, in its own order.
+
+    Raises
+    ------
+    RunError
+        Training diverges.
+    """
+    if not lessons:
+        return {}
+    order, device = sorted(lessons), choose_device(config.run.device)
+    features, logits, labels = (
+        torch.cat([torch.from_numpy(lessons[client].weights[name]) for client in order])
+        for name in ("features", "logits", "labels")
+    )
+    sizes = [len(lessons[client].weights["labels"]) for client in order]
+    seen = torch.stack([torch.from_numpy(lessons[client].weights["seen"]) for client in order])
+    objective = DistilledLoss(
+        seen.repeat_interleave(torch.tensor(sizes), dim=0).to(device),
+        logits.to(device),
+        weight=config.tfcl.tfcl_label_weight,
+        temperature=config.tfcl.tfcl_temperature,
+        kind=config.tfcl.tfcl_loss,
+    )
+    net = _upper_network(classes, config, number, device)
+    as_they_are = Preprocess(torch.ones(1, 1, 1, 1, device=device), torch.zeros(1, 1, 1, 1, device=device))
+    train(
+        net,
+        (features, labels),
+        (features[:0], labels[:0]),
+        objective,
+        replace(config.training, epochs=config.tfcl.tfcl_server_epochs),
+        as_they_are,
+        generator_for(config.run.seed, "server-batches", number),
+    )
+    taught = predict(net, torch.Tensor.clone, features, as_they_are)
+    if not bool(taught.isfinite().all()):
+        raise RunError("its logits are not finite")
+    return {client: part.numpy() for client, part in zip(order, torch.split(taught, sizes), strict=True)}
+
+
+def _upper_network(classes: int, config: Config, number: int, device: torch.device) -> ResNet18:
+    net = seeded_resnet18(classes, config.model.width, "cifar", seed_for(config.run.seed, "server-weights", number))
+    return upper_half(net).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
