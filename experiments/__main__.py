@@ -1,4 +1,4 @@
-"""Command line: ``python -m experiments run STUDY.yaml``, ``python -m experiments bench``."""
+"""Command line: ``python -m experiments run STUDY.yaml``, and ``table``, ``keep``, ``bench``."""
 
 import argparse
 import sys
@@ -22,6 +22,10 @@ def main(arguments: list[str] | None = None) -> int:
             from experiments.bench import bench
 
             bench(console, repeats=options.repeats, output=options.output)
+        elif options.command == "table":
+            from experiments.compare import finished_runs, summary_table
+
+            console.print(summary_table(finished_runs(options.runs)))
         elif options.command == "keep":
             from experiments.keep import keep
 
@@ -38,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace, console: Console) -> None:
-    from experiments.compare import draw_comparisons, summary_table
+    from experiments.compare import average_regrets, draw_comparisons, summary_table
     from experiments.runner import run_study
 
     overrides = dict(parse_setting(text) for text in options.set)
@@ -51,7 +55,7 @@ def _run(options: argparse.Namespace, console: Console) -> None:
         gpu_fraction=options.gpu_fraction,
     )
     summaries = run_study(study, console)
-    console.print(summary_table(study, summaries))
+    console.print(summary_table(summaries, average_regrets(study)))
     pictures = [Path(config.run.results_dir) / name / "accuracy.png" for name, config in study.runs.items()]
     for picture in draw_comparisons(study) or pictures:
         here = Path.cwd()
@@ -76,6 +80,8 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="measure local training, selection and the rest of a round")
     bench.add_argument("--repeats", type=int, default=5, help="measurements of each figure (default 5)")
     bench.add_argument("--output", type=Path, help="also write the figures to this JSON file")
+    table = commands.add_parser("table", help="print the summaries of finished runs")
+    table.add_argument("runs", type=Path, nargs="+", help="folders of finished runs")
     keep = commands.add_parser(
         "keep", help="copy a run's record into the documentation, without this machine's folders"
     )

@@ -1,28 +1,31 @@
 """What the runs of a study came to beside one another: a table with regret, and accuracy over rounds per method."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from experiments.study import Study
+from fedkace_flwr.errors import RunError
 from fedkace_flwr.metrics import average_regret
 
 _REFERENCE = "centralized"
 _HEADINGS = ("run", "AA %", "AR %", "final %", "chance %", "switched", "failures", "MB down", "MB up", "seconds")
 
 
-def summary_table(study: Study, summaries: Mapping[str, Mapping[str, Any]]) -> Table:
-    """One row per run; AR where the study holds the Centralized run of the same cell.
+def summary_table(
+    summaries: Mapping[str, Mapping[str, Any]], regrets: Mapping[str, float | None] | None = None
+) -> Table:
+    """One row per run.
 
     Parameters
     ----------
-    study : Study
-        What was run.
     summaries : mapping
         ``summary.json`` of each run, by its name.
+    regrets : mapping, optional
+        AR of each run, from :func:`average_regrets`.
     """
     table = Table(box=None, header_style="bold", pad_edge=False)
     for heading in _HEADINGS:
@@ -32,7 +35,7 @@ def summary_table(study: Study, summaries: Mapping[str, Mapping[str, Any]]) -> T
         table.add_row(
             name,
             percent(summary["average_accuracy"]),
-            percent(_regret(study, name)),
+            percent((regrets or {}).get(name)),
             percent(summary["final_accuracy"]),
             percent(summary["average_chance"]),
             f"{switched} of {summary['clients']}",
@@ -41,6 +44,30 @@ def summary_table(study: Study, summaries: Mapping[str, Mapping[str, Any]]) -> T
             f"{summary['seconds']['round']:.1f}",
         )
     return table
+
+
+def average_regrets(study: Study) -> dict[str, float | None]:
+    """AR of each run, where the study holds the Centralized run of the same cell."""
+    return {name: _regret(study, name) for name in study.runs}
+
+
+def finished_runs(folders: Sequence[Path]) -> dict[str, dict[str, Any]]:
+    """The summaries of finished runs, by method and seed, or by folder where two are alike.
+
+    Raises
+    ------
+    RunError
+        A folder holds no readable ``summary.json``.
+    """
+    summaries = {}
+    for folder in folders:
+        try:
+            summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise RunError(f"{folder}: holds no readable summary.json; name the folder of a finished run") from error
+        name = f"{summary['method']}_seed-{summary['seed']}"
+        summaries[name if name not in summaries else str(folder)] = summary
+    return summaries
 
 
 def draw_comparisons(study: Study) -> list[Path]:

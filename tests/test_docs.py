@@ -1,5 +1,6 @@
 """The documents tell the truth: what they say to type is typed."""
 
+import json
 import os
 import re
 import shutil
@@ -8,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from experiments.study import load_study
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -53,3 +56,17 @@ def test_every_study_and_module_that_the_readme_names_exists() -> None:
     text = (ROOT / "README.md").read_text() + (ROOT / "docs" / "method.md").read_text()
     for name in set(re.findall(r"\b(?:experiments|fedkace_flwr|clients|strategies)/[\w/]+\.\w+", text)):
         assert (ROOT / name).exists(), name
+
+
+@pytest.mark.parametrize("run", ["quickstart", "cifar100_small"])
+def test_the_tables_of_the_readme_are_those_of_the_kept_runs(run: str) -> None:
+    command = [sys.executable, "-m", "experiments", "table", f"docs/results/{run}"]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert printed.rstrip() in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("run", ["quickstart", "cifar100_small"])
+def test_kept_runs_are_those_of_todays_studies(run: str) -> None:
+    kept = json.loads((ROOT / "docs" / "results" / run / "config.json").read_text())
+    (config,) = load_study(ROOT / "experiments" / f"{run}.yaml", {}, ROOT).runs.values()
+    assert kept.items() <= config.flat().items()
