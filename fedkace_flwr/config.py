@@ -304,6 +304,11 @@ class RunConfig:
     device: str = _key(
         "auto", "Where clients compute: `auto` (a GPU if the worker has one), `cpu`, `cuda` or `cuda:N`."
     )
+    precision: str = _key(
+        "fp32",
+        "What networks compute in, parameters and losses aside: `fp32`, `bf16` (autocast), or `auto`: bf16 where the hardware multiplies it. Results differ by rounding.",
+        choices=("fp32", "bf16", "auto"),
+    )
     threads: int = _key(1, "CPU threads per worker; 0 leaves PyTorch's own choice.", unit="threads", low=0)
     results_dir: str = _key(
         "results", "Where the run's folder is made. Relative to the working directory of the server process."

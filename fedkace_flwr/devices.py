@@ -1,4 +1,6 @@
-"""Where tensors live."""
+"""Where tensors live, and in what precision networks compute."""
+
+from typing import Any
 
 import torch
 
@@ -22,3 +24,26 @@ def choose_device(name: str) -> torch.device:
     if kind == "cuda" and int(index or 0) >= found:
         raise ConfigError(f'device = {name!r}: this process sees {found} CUDA devices; use device = "cpu" or auto')
     return torch.device(name)
+
+
+def choose_precision(name: str, device: torch.device) -> torch.dtype:
+    """Resolve the configuration key ``precision`` for a device; ``auto`` is bf16 where the hardware multiplies it.
+
+    Raises
+    ------
+    ConfigError
+        An unknown name.
+    """
+    if name not in ("fp32", "bf16", "auto"):
+        raise ConfigError(f"precision = {name!r}: must be fp32, bf16 or auto")
+    if name == "auto":
+        name = "bf16" if _multiplies_bf16(device) else "fp32"
+    return torch.bfloat16 if name == "bf16" else torch.float32
+
+
+def _multiplies_bf16(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    # PyTorch tells a processor's instructions from 2.10 on; older ones are taken to have none for bf16.
+    found: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return any(found.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))

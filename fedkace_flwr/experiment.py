@@ -15,7 +15,7 @@ from torch import Tensor
 from fedkace_flwr.buffer import Samples
 from fedkace_flwr.config import Config
 from fedkace_flwr.datasets import Dataset, load_dataset
-from fedkace_flwr.devices import choose_device
+from fedkace_flwr.devices import choose_device, choose_precision
 from fedkace_flwr.errors import ConfigError, DataError
 from fedkace_flwr.model import ResNet18, choose_stem, load_weights, seeded_resnet18
 from fedkace_flwr.seeding import seed_for
@@ -128,6 +128,7 @@ class Experiment:
         return self._placed(self._blank_network(seed))
 
     def _placed(self, net: ResNet18) -> ResNet18:
+        net.precision = choose_precision(self.config.run.precision, self.device)
         return net.to(self.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
     def _blank_network(self, seed: int) -> ResNet18:

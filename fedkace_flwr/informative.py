@@ -192,7 +192,8 @@ def network_scores(
     """Score samples by an informative model that starts at ``net``.
 
     Batch normalisation uses its running statistics, without which a single sample would have no gradient of
-    its own. The network, its statistics, its mode and the global generators are left as they were.
+    its own. The network, its statistics, its mode and the global generators are left as they were. Gradients
+    are taken in float32, whatever the network trains in.
 
     Parameters
     ----------
@@ -214,16 +215,17 @@ def network_scores(
     was_training = net.training
     net.eval()
     try:
-        return informative_scores(
-            measure,
-            lambda: blocks(size),
-            anchor,
-            steps=settings.refed_steps,
-            learning_rate=settings.refed_learning_rate,
-            locality=settings.refed_lambda,
-            reduction=settings.refed_reduction,
-            power=settings.refed_power,
-        )
+        with net.computing_in(torch.float32):
+            return informative_scores(
+                measure,
+                lambda: blocks(size),
+                anchor,
+                steps=settings.refed_steps,
+                learning_rate=settings.refed_learning_rate,
+                locality=settings.refed_lambda,
+                reduction=settings.refed_reduction,
+                power=settings.refed_power,
+            )
     finally:
         net.train(was_training)
 

@@ -3,7 +3,8 @@
 Shapes: B batch, H and W image height and width, C classes, F = 8 x width features.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import cast
 
 import torch
@@ -39,7 +40,12 @@ class ResNet18(nn.Module):
     ----------
     output : nn.Linear
         The output layer h, F to C.
+    precision : torch.dtype
+        What phi's matrix products are computed in: float32, or bfloat16 by autocast. Parameters, batch-norm
+        statistics, features and the output layer are float32 with either.
     """
+
+    precision: torch.dtype = torch.float32
 
     def __init__(self, num_classes: int, width: int, stem: str) -> None:
         super().__init__()
@@ -63,13 +69,23 @@ class ResNet18(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def features(self, x: Tensor) -> Tensor:
-        """Map float images (B, 3, H, W) to features (B, F)."""
-        y: Tensor = self.blocks(self.stem(x))
-        return y.mean(dim=(2, 3))
+        """Map float images (B, 3, H, W) to float32 features (B, F)."""
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision is torch.bfloat16):
+            y: Tensor = self.blocks(self.stem(x))
+        return y.float().mean(dim=(2, 3))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map float images (B, 3, H, W) to logits (B, C)."""
         return cast(Tensor, self.output(self.features(x)))
+
+    @contextmanager
+    def computing_in(self, precision: torch.dtype) -> Iterator[None]:
+        """Compute in another precision for a while."""
+        before, self.precision = self.precision, precision
+        try:
+            yield
+        finally:
+            self.precision = before
 
 
 def resnet18(num_classes: int, width: int, stem: str) -> ResNet18:

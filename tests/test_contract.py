@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,6 +67,11 @@ def run_over(grid: Wire, config: Config) -> Path:
     return Path(config.run.results_dir) / config.run.run_name
 
 
+def rounds_of_run(config: Config) -> list[dict[str, Any]]:
+    run_inline(config)
+    return rounds_of(Path(config.run.results_dir) / config.run.run_name)
+
+
 @every_method
 def test_three_rounds_twice_give_the_same_numbers(small: Make, method: str) -> None:
     for name in ("first", "again"):
@@ -77,6 +83,12 @@ def test_three_rounds_twice_give_the_same_numbers(small: Make, method: str) -> N
     assert all(0 <= value <= 1 for record in first for value in record["client_accuracy"])
     assert all(record["failures"] == [] for record in first)
     assert all(size is None or size <= 12 for record in first for size in record["buffer_size"])
+
+
+@every_method
+def test_every_method_computes_in_bf16(small: Make, method: str) -> None:
+    records = rounds_of_run(small(method=method, precision="bf16", **SHAPE))
+    assert all(record["failures"] == [] and record["accuracy"] is not None for record in records)
 
 
 @every_method

@@ -104,3 +104,23 @@ def test_load_weights_copies_all_and_refuses_a_missing_name():
     del weights["output.bias"]
     with pytest.raises(RuntimeError, match=r"output\.bias"):
         load_weights(target, weights)
+
+
+def test_bf16_computes_the_same_network_to_its_rounding():
+    net = seeded_resnet18(7, 8, "cifar", 0).eval()
+    images = torch.rand(16, 3, 32, 32)
+    exact = net.features(images)
+    with net.computing_in(torch.bfloat16):
+        rounded = net.features(images)
+    assert net.precision is torch.float32
+    assert rounded.dtype is exact.dtype is torch.float32
+    assert not torch.equal(rounded, exact)
+    assert (rounded - exact).norm() < 0.02 * exact.norm()  # 8 bits of mantissa through 17 layers
+
+
+def test_bf16_leaves_parameters_statistics_and_gradients_in_float32():
+    net = seeded_resnet18(7, 8, "cifar", 0)
+    net.precision = torch.bfloat16
+    net(torch.rand(4, 3, 32, 32)).sum().backward()
+    tensors = [*net.state_dict().values(), *(parameter.grad for parameter in net.parameters())]
+    assert {tensor.dtype for tensor in tensors if tensor.is_floating_point()} == {torch.float32}
