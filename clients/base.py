@@ -198,6 +198,7 @@ class ContinualClient(NumPyClient):
         learned = replace(
             state,
             round=round_number,
+            follows=state.round,
             seen=now.seen,
             buffer=buffer,
             local_accuracy=local_accuracy,

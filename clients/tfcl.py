@@ -82,7 +82,8 @@ class TfclClient(ContinualClient):
             "pending.steps": torch.tensor(claim.steps),
         }
         kept = {"weights": weights, "tags": owners, f"rest.{now.number}": others, f"classes.{now.number}": current}
-        learned = replace(state, round=now.number, seen=now.seen, extra={**state.extra, **kept, **pending})
+        extra = {**state.extra, **kept, **pending}
+        learned = replace(state, round=now.number, follows=state.round, seen=now.seen, extra=extra)
         report = {keys.BUFFER_SIZE: 0, **watch.seconds, keys.STARTED: started, keys.FINISHED: time.time()}
         arrays = {"features": maps, "logits": logits, "labels": chunk.labels, "seen": now.seen}
         answer = Answer({name: tensor.numpy() for name, tensor in arrays.items()}, len(chunk), report)

@@ -314,6 +314,9 @@ class RunConfig:
         "results", "Where the run's folder is made. Relative to the working directory of the server process."
     )
     run_name: str = _key("", "Name of the run's folder in `results-dir`; empty: `run-` and Flower's run id.")
+    resume: bool = _key(
+        False, "Go on with the run of this `run-name` after its last finished round; one that is not there is begun."
+    )
     state_dir: str = _key(
         "",
         "Where clients keep their state; empty: `clients/` in the run's folder. A client's `--node-config state-dir=...` goes before it.",

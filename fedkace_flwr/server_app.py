@@ -2,15 +2,16 @@
 
 import logging
 
-from flwr.app import ConfigRecord, Context
+from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedkace_flwr import messages as keys
+from fedkace_flwr.checkpoint import Checkpoint
 from fedkace_flwr.config import Config
-from fedkace_flwr.errors import FedkaceError
+from fedkace_flwr.errors import ConfigError, FedkaceError
 from fedkace_flwr.experiment import Experiment, as_arrays
 from fedkace_flwr.logs import join_flower_log
-from fedkace_flwr.methods import configured
+from fedkace_flwr.methods import Method, configured
 from fedkace_flwr.paths import run_folder
 from fedkace_flwr.record import RunFolder, round_record
 from strategies.base import RoundReport
@@ -42,13 +43,30 @@ def run(grid: Grid, config: Config, run_id: int) -> None:
         cannot go on.
     """
     method, config = configured(config)
+    if config.run.resume and not config.run.run_name:
+        raise ConfigError('resume = true: name the run to go on with, for example run-name = "mine"')
     experiment = Experiment(config)
     experiment.check_streams()
-    folder = RunFolder(run_folder(config, run_id))
-    folder.begin(config, experiment.device)
-    logger.info("results go to %s", folder.path)
+    folder = RunFolder(run_folder(config, run_id), resume=config.run.resume)
+    try:
+        _run(grid, config, run_id, method, experiment, folder)
+    finally:
+        folder.close()
 
-    def keep(report: RoundReport) -> None:
+
+def _run(grid: Grid, config: Config, run_id: int, method: Method, experiment: Experiment, folder: RunFolder) -> None:
+    if config.run.resume and folder.finished:
+        logger.info("%s is finished; nothing to do", folder.path)
+        return
+    found = folder.go_on(config) if config.run.resume else None
+    if found is None:
+        folder.begin(config, experiment.device)
+    logger.info("results go to %s", folder.path)
+    initial = as_arrays(experiment.initial_weights())
+    weights = found.weights if found else initial
+    token = found.run if found else f"{run_id:020d}"  # of one length, so that bytes do not depend on it
+
+    def keep(report: RoundReport, arrays: ArrayRecord) -> None:
         record = round_record(
             report.number,
             config.stream.clients,
@@ -61,11 +79,14 @@ def run(grid: Grid, config: Config, run_id: int) -> None:
             seconds=report.seconds,
         )
         folder.add_round(record)
+        folder.save(Checkpoint(report.number, token, keys.unpack(arrays), *strategy.state()))
         logger.info("round %d of %d: accuracy %s", report.number, config.stream.rounds, _percent(record["accuracy"]))
 
-    weights = as_arrays(experiment.initial_weights())
-    strategy = method.strategy(config, keys.shapes_of(weights), experiment.parameter_names, keep)
-    told = ConfigRecord({keys.RUN: f"{run_id:020d}"})  # of one length, so that bytes do not depend on it
+    strategy = method.strategy(config, keys.shapes_of(initial), experiment.parameter_names, keep)
+    if found:
+        strategy.restore(found.round, found.arrays, found.record)
+        logger.info("going on after round %d of %d", found.round, config.stream.rounds)
+    told = ConfigRecord({keys.RUN: token})
     strategy.start(
         grid,
         keys.array_record(weights),

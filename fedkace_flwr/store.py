@@ -1,37 +1,27 @@
-"""Durable client state: versioned, checksummed, atomically replaced; the last two generations are kept.
+"""Durable client state, in files of :mod:`fedkace_flwr.durable`; the last two generations are kept.
 
 A client's folder holds ``state-<round>.npz`` for its last two trained rounds and ``answer-<round>.npz``, the
-reply to the last one, so that a repeated message is answered and not trained again. A file is a SHA-256 of
-what follows, then arrays and one JSON record in NumPy's archive format; nothing is pickled. The state is
-written last: until it is in place, the round has not happened.
+reply to the last one, so that a repeated message is answered and not trained again. The state is written
+last: until it is in place, the round has not happened.
 """
 
-import hashlib
-import io
-import json
 import logging
-import os
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedkace_flwr import durable
 from fedkace_flwr.buffer import Samples
+from fedkace_flwr.durable import Array
 from fedkace_flwr.errors import StateError
 
 logger = logging.getLogger(__name__)
 
-_VERSION = 1
 _GENERATIONS = 2
-_DIGEST_BYTES = 32
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -48,6 +38,8 @@ class ClientState:
         The run that the state belongs to.
     round : int
         The last round trained; 0 before the first.
+    follows : int
+        The round trained before it; 0 where there was none.
     gaps : tuple of float
         GAP of each evaluated round until the switch.
     switched_at : int or None
@@ -66,6 +58,7 @@ class ClientState:
     buffer: Samples
     run: str = ""
     round: int = 0
+    follows: int = 0
     gaps: tuple[float, ...] = ()
     switched_at: int | None = None
     local_accuracy: float | None = None
@@ -82,7 +75,7 @@ class ClientState:
             "buffer.rounds": self.buffer.rounds.numpy(),
             **{f"extra.{name}": tensor.numpy() for name, tensor in self.extra.items()},
         }
-        plain = ("run", "round", "gaps", "switched_at", "local_accuracy", "evaluated", "evaluation")
+        plain = ("run", "round", "follows", "gaps", "switched_at", "local_accuracy", "evaluated", "evaluation")
         return arrays, {name: getattr(self, name) for name in plain}
 
     @classmethod
@@ -133,8 +126,23 @@ class ClientStore:
         self._empty = empty
 
     def before(self, round_number: int) -> ClientState:
-        """The newest readable generation of an earlier round, or the empty state."""
-        return self._newest([number for number in self._generations() if number < round_number])
+        """The newest readable generation of an earlier round, or the empty state.
+
+        Raises
+        ------
+        StateError
+            That generation has been dropped: the client went on for more rounds than it keeps.
+        """
+        generations = self._generations()
+        state = self._newest([number for number in generations if number < round_number])
+        if state is self._empty:
+            oldest = self._newest(generations[::-1])
+            if oldest.follows:
+                raise StateError(
+                    f"{self.folder}: what was known before round {round_number} is gone, the client has done round "
+                    f"{generations[0]}; start the run anew"
+                )
+        return state
 
     def answer(self, round_number: int) -> Answer | None:
         """The stored reply of a round, if that round is done and its reply still readable."""
@@ -154,7 +162,7 @@ class ClientStore:
     def save_trained(self, state: ClientState, answer: Answer) -> None:
         """Store a round's reply, then the state that makes the round done; drop older and later ones."""
         record = {"examples": answer.examples, "metrics": dict(answer.metrics)}
-        self._write(self._path("answer", state.round), answer.arrays, record)
+        durable.write(self._path("answer", state.round), answer.arrays, record)
         self.save(state)
         for path in self.folder.glob("answer-*.npz"):
             if path != self._path("answer", state.round):
@@ -166,14 +174,13 @@ class ClientStore:
 
     def save(self, state: ClientState) -> None:
         """Store a state in place of the one of the same round."""
-        self._write(self._path("state", state.round), *state.to_record())
+        durable.write(self._path("state", state.round), *state.to_record())
 
     def _path(self, kind: str, round_number: int) -> Path:
         return self.folder / f"{kind}-{round_number:06d}.npz"
 
     def _generations(self) -> list[int]:
-        numbers = [path.stem.removeprefix("state-") for path in self.folder.glob("state-*.npz")]
-        return sorted((int(number) for number in numbers if number.isdecimal()), reverse=True)
+        return durable.numbered(self.folder, "state")
 
     def _newest(self, numbers: list[int]) -> ClientState:
         for number in numbers:
@@ -210,50 +217,13 @@ class ClientStore:
         if not len(state.buffer.content) == len(state.buffer.labels) == len(state.buffer.rounds):
             raise StateError("holds a buffer of unequal columns")
 
-    def _write(self, path: Path, arrays: Mapping[str, Array], record: Mapping[str, Any]) -> None:
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        payload = io.BytesIO()
-        text = json.dumps({"version": _VERSION, **record}, allow_nan=False).encode()
-        columns: dict[str, Any] = {"record": np.frombuffer(text, dtype=np.uint8), **arrays}
-        np.savez(payload, **columns)
-        body = payload.getvalue()
-        partial = path.with_suffix(".partial")
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(hashlib.sha256(body).digest())
-            file.write(body)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-        folder = os.open(self.folder, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
     def _read(self, path: Path) -> tuple[dict[str, Array], dict[str, Any]] | None:
         try:
-            content = path.read_bytes()
-        except FileNotFoundError:
-            return None
-        body = content[_DIGEST_BYTES:]
-        if hashlib.sha256(body).digest() != content[:_DIGEST_BYTES]:
-            self._quarantine(path, "its checksum does not match")
-            return None
-        try:
-            with np.load(io.BytesIO(body), allow_pickle=False) as archive:
-                arrays = {name: archive[name] for name in archive.files}
-            record = json.loads(arrays.pop("record").tobytes())
-            version = record.pop("version")
-        except (AttributeError, EOFError, KeyError, OSError, TypeError, ValueError, zipfile.BadZipFile) as error:
+            return durable.read(path)
+        except StateError as error:
             self._quarantine(path, str(error))
             return None
-        if version != _VERSION:
-            self._quarantine(path, f"it is of version {version}, this program reads {_VERSION}")
-            return None
-        return arrays, record
 
     def _quarantine(self, path: Path, reason: str) -> None:
-        aside = path.with_suffix(".corrupt")
-        os.replace(path, aside)
+        aside = durable.set_aside(path)
         logger.warning("%s was set aside as %s: %s; going on with the generation before it", path, aside.name, reason)

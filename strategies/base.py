@@ -68,7 +68,7 @@ class ContinualStrategy(Strategy):
     parameters : collection of str
         The names among them that are trained by gradient.
     on_round : callable
-        Receives each round's report.
+        Receives each round's report and the global model after it.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class ContinualStrategy(Strategy):
         config: Config,
         shapes: Shapes,
         parameters: frozenset[str],
-        on_round: Callable[[RoundReport], None],
+        on_round: Callable[[RoundReport, ArrayRecord], None],
     ) -> None:
         self.config = config
         self.clients = config.stream.clients
@@ -87,6 +87,15 @@ class ContinualStrategy(Strategy):
         self._roster = Roster(config.stream.clients, config.run.join_deadline)
         self._report = RoundReport(0)
         self._told: dict[str, Any] = {}
+        self._done = 0
+
+    def state(self) -> tuple[dict[str, keys.NumpyArray], dict[str, Any]]:
+        """Arrays, and a JSON-ready record, that a later round depends on beside the global model."""
+        return {}, {}
+
+    def restore(self, done: int, arrays: Mapping[str, keys.NumpyArray], record: Mapping[str, Any]) -> None:
+        """Go on after round ``done`` with what :meth:`state` gave then; before :meth:`start`."""
+        self._done = done
 
     def weight(self, reply: Reply) -> float:
         """A local model's weight in the mean; 1/K each after normalisation."""
@@ -122,7 +131,9 @@ class ContinualStrategy(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Run the rounds; arguments as in Flower's own strategies, ``timeout`` seconds for each phase.
+        """Run the rounds, from the one after the last restored; arguments as in Flower's own strategies.
+
+        ``timeout`` holds for each phase.
 
         Raises
         ------
@@ -134,7 +145,7 @@ class ContinualStrategy(Strategy):
         result = Result(arrays=initial_arrays)
         self._told = dict(train_config or {})
         train_config, evaluate_config = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
-        for number in range(1, num_rounds + 1):
+        for number in range(self._done + 1, num_rounds + 1):
             begun = time.monotonic()
             self._report = RoundReport(number)
 
@@ -153,7 +164,7 @@ class ContinualStrategy(Strategy):
                 result.evaluate_metrics_serverapp[number] = central
 
             self._report.seconds = time.monotonic() - begun
-            self._on_round(self._report)
+            self._on_round(self._report, arrays)
         return result
 
     def configure_train(

@@ -1,7 +1,7 @@
 """The server of DCFCL: clients form coalitions, each coalition averages (Yang et al., NeurIPS 2025)."""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,31 @@ class Dcfcl(FedAvg):
         self.models: dict[int, ArrayRecord] = {}
         self.partition: tuple[tuple[int, ...], ...] = ()
         self.formation: Formation | None = None
+
+    def state(self) -> tuple[dict[str, keys.NumpyArray], dict[str, Any]]:
+        """Each model once, who holds which, and the coalitions."""
+        distinct = list({id(model): model for model in self.models.values()}.values())
+        held = {id(model): index for index, model in enumerate(distinct)}
+        arrays = {
+            f"{index}.{name}": array
+            for index, model in enumerate(distinct)
+            for name, array in keys.unpack(model).items()
+        }
+        return arrays, {
+            "models": {str(client): held[id(model)] for client, model in self.models.items()},
+            "partition": self.partition,
+        }
+
+    def restore(self, done: int, arrays: Mapping[str, keys.NumpyArray], record: Mapping[str, Any]) -> None:
+        """Undo :meth:`state`."""
+        super().restore(done, arrays, record)
+        parts: dict[int, dict[str, keys.NumpyArray]] = {}
+        for key, array in arrays.items():
+            index, _, name = key.partition(".")
+            parts.setdefault(int(index), {})[name] = array
+        distinct = {index: keys.array_record(part) for index, part in parts.items()}
+        self.models = {int(client): distinct[index] for client, index in record["models"].items()}
+        self.partition = tuple(tuple(coalition) for coalition in record["partition"])
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

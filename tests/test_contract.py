@@ -1,5 +1,6 @@
 """What every registered method owes: one test file over all of them, so that a new one is covered at once."""
 
+import contextlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from flwr.app import Array, Message, MessageType
 from experiments.inline import InlineGrid, run_inline
 from fedkace_flwr import client_app, server_app
 from fedkace_flwr import messages as keys
+from fedkace_flwr.checkpoint import Checkpoints
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.methods import METHODS
@@ -145,6 +147,39 @@ def test_a_repeated_message_is_answered_alike(small: Make, method: str) -> None:
 
 
 @every_method
+def test_a_run_cut_off_again_and_again_ends_as_one_that_was_not(small: Make, method: str) -> None:
+    """The server dies in one phase of a round or another; each time another one takes up the run."""
+    whole = small(method=method, run_name="whole", **SHAPE)
+    run_inline(whole)
+    pieces = small(method=method, run_name="pieces", resume=True, **SHAPE)
+    folder, cuts = Path(pieces.run.results_dir) / "pieces", 0
+    while not (folder / "summary.json").exists():
+        left = 4 + 3 * cuts
+
+        def cut(message: Message, reply: Message) -> Message:
+            nonlocal left
+            left -= 1
+            if left < 0 and place(message)[0] > 0:
+                raise SystemExit("cut off")
+            return reply
+
+        with contextlib.suppress(SystemExit):
+            run_over(Wire(pieces, cut), pieces)
+        cuts += 1
+    assert cuts > 2
+    assert rounds_of(folder) == rounds_of(folder.with_name("whole"))
+    assert_same_weights(Checkpoints(folder / "server"), Checkpoints(folder.with_name("whole") / "server"))
+
+
+def assert_same_weights(one: Checkpoints, other: Checkpoints) -> None:
+    first, second = one.newest(), other.newest()
+    assert first is not None and second is not None and first.round == second.round == SHAPE["rounds"]
+    for mine, theirs in ((first.weights, second.weights), (first.arrays, second.arrays)):
+        assert list(mine) == list(theirs)
+        assert all(mine[name].tobytes() == theirs[name].tobytes() for name in mine)
+
+
+@every_method
 def test_no_pixel_crosses_the_wire(small: Make, method: str) -> None:
     config = small(method=method, **SHAPE)
     grid = Wire(config)
@@ -175,4 +210,7 @@ def test_only_declared_state_is_on_disk(small: Make, method: str) -> None:
     files = {path.name for path in folder.glob("clients/client-*/*")}
     assert files and all(name.startswith(("state-", "answer-")) and name.endswith(".npz") for name in files)
     top = {path.name for path in folder.iterdir()}
-    assert top == {"config.json", "environment.json", "rounds.jsonl", "summary.json", "accuracy.png", "clients"}
+    assert top == {
+        *("config.json", "environment.json", "rounds.jsonl", "summary.json", "accuracy.png"),
+        *("clients", "server", ".lock"),
+    }

@@ -257,7 +257,9 @@ def start(config: Config, **watch: Any) -> tuple[list[RoundReport], WatchedGrid]
     experiment, grid = Experiment(config), WatchedGrid(config, **watch)
     weights, reports = as_arrays(experiment.initial_weights()), list[RoundReport]()
     told = ConfigRecord({keys.RUN: f"{1:020d}"})
-    FedCbdr(config, keys.shapes_of(weights), experiment.parameter_names, reports.append).start(
+    FedCbdr(
+        config, keys.shapes_of(weights), experiment.parameter_names, lambda report, _: reports.append(report)
+    ).start(
         grid,
         keys.array_record(weights),
         num_rounds=config.stream.rounds,

@@ -205,7 +205,7 @@ def test_config_and_environment_are_there_before_the_first_round(tmp_path: Path)
     assert environment["flwr"].startswith("1.")
     assert environment["cores"] >= 1
     assert environment["gpu"] is None
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["config.json", "environment.json"]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [".lock", "config.json", "environment.json"]
 
 
 def test_each_round_is_readable_as_soon_as_it_is_added(tmp_path: Path) -> None:

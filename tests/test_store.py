@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from experiments.inline import run_inline
-from fedkace_flwr import store as store_module
+from fedkace_flwr import durable
 from fedkace_flwr.buffer import Samples
 from fedkace_flwr.config import Config
 from fedkace_flwr.store import Answer, ClientState, ClientStore
@@ -526,7 +526,7 @@ def test_a_state_of_another_version_is_set_aside(tmp_path: Path, monkeypatch: py
     store = ClientStore(tmp_path, empty())
     train(store, 1)
     with monkeypatch.context() as patch:
-        patch.setattr(store_module, "_VERSION", 7)
+        patch.setattr(durable, "VERSION", 7)
         train(store, 2)
         assert store.before(3).round == 2
     with heard() as warned:
