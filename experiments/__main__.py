@@ -1,15 +1,16 @@
 """Command line: ``python -m experiments run STUDY.yaml``, and ``table``, ``keep``, ``bench``."""
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
 from rich.console import Console
 
-from experiments.study import ENGINES, load_study, parse_setting
+from experiments.study import ENGINES, FULL, load_study, parse_setting
 from fedkace_flwr.errors import FedkaceError
 
-_USER_ERROR, _INTERRUPTED = 2, 130
+_USER_ERROR, _INTERRUPTED, _TERMINATED = 2, 130, 143
 _PLAIN_WIDTH = 120  # where the output is a file, tables keep one line a row
 
 
@@ -31,17 +32,25 @@ def main(arguments: list[str] | None = None) -> int:
 
             keep(options.run, options.target)
         else:
-            _run(options, console)
+            return _run(options, console)
     except FedkaceError as error:
         Console(stderr=True).print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
         return _USER_ERROR
-    except KeyboardInterrupt:
-        Console(stderr=True).print("interrupted; what was finished is in the results folder", style="red")
-        return _INTERRUPTED
+    except KeyboardInterrupt as stopped:
+        Console(stderr=True).print("interrupted; the same command goes on from here", style="red")
+        return _TERMINATED if isinstance(stopped, _Terminated) else _INTERRUPTED
     return 0
 
 
-def _run(options: argparse.Namespace, console: Console) -> None:
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, unwound as Ctrl-C is."""
+
+
+def _terminate(*_: object) -> None:
+    raise _Terminated
+
+
+def _run(options: argparse.Namespace, console: Console) -> int:
     from experiments.compare import average_regrets, draw_comparisons, summary_table
     from experiments.runner import run_study
 
@@ -50,17 +59,29 @@ def _run(options: argparse.Namespace, console: Console) -> None:
         options.study,
         overrides,
         options.results,
+        scale=options.scale,
+        only=options.only,
+        seeds=options.seeds,
         engine=options.engine,
         workers=options.workers,
         gpu_fraction=options.gpu_fraction,
     )
-    summaries = run_study(study, console)
-    console.print(summary_table(summaries, average_regrets(study)))
-    pictures = [Path(config.run.results_dir) / name / "accuracy.png" for name, config in study.runs.items()]
+    if options.dry_run:
+        from experiments.plan import show_plan
+
+        show_plan(study, console)
+        return 0
+    signal.signal(signal.SIGTERM, _terminate)
+    outcome = run_study(study, console)
+    console.print(summary_table(outcome.summaries, average_regrets(study)))
+    pictures = [study.folder / name / "accuracy.png" for name in outcome.summaries]
     for picture in draw_comparisons(study) or pictures:
         here = Path.cwd()
         shown = picture.relative_to(here) if picture.is_relative_to(here) else picture
         console.print(f"picture: {shown}", highlight=False, soft_wrap=True)
+    for error in outcome.failures.values():
+        Console(stderr=True).print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+    return _USER_ERROR if outcome.failures else 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -74,8 +95,12 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--engine", choices=ENGINES, help="flower: Ray's simulation (default); inline: one process, no Ray"
     )
-    run.add_argument("--workers", type=int, help="clients at work at a time (default: one per core)")
+    run.add_argument("--workers", type=int, help="clients at work at a time; inline: runs (default: one per core)")
     run.add_argument("--gpu-fraction", type=float, help="share of a GPU that a client takes (default 0)")
+    run.add_argument("--scale", default=FULL, help="one of the file's scales (default: full, the file as it stands)")
+    run.add_argument("--only", nargs="+", default=[], metavar="PATTERN", help="names of runs, * for anything")
+    run.add_argument("--seeds", type=int, nargs="+", default=[], help="in place of the file's seeds")
+    run.add_argument("--dry-run", action="store_true", help="print the plan and an estimate of its time; run nothing")
     run.add_argument("--results", type=Path, default=Path("results"), help="folder above the studies' folders")
     bench = commands.add_parser("bench", help="measure local training, selection and the rest of a round")
     bench.add_argument("--repeats", type=int, default=5, help="measurements of each figure (default 5)")

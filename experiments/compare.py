@@ -77,10 +77,10 @@ def draw_comparisons(study: Study) -> list[Path]:
         cells.setdefault(_cell(study, name), []).append(name)
     pictures = []
     for cell, names in cells.items():
-        if len(names) > 1:
-            folder = Path(study.runs[names[0]].run.results_dir)
-            path = folder / f"accuracy{cell}.png"
-            _draw({study.runs[name].method: _rounds(study, name) for name in names}, path, title=study.name + cell)
+        curves = {study.runs[name].method: rounds for name in names if (rounds := _rounds(study, name))}
+        if len(curves) > 1:
+            path = study.folder / f"accuracy{cell}.png"
+            _draw(curves, path, title=study.name + cell)
             pictures.append(path)
     return pictures
 
@@ -95,7 +95,7 @@ def _regret(study: Study, name: str) -> float | None:
     if reference not in study.runs:
         return None
     curves = [[record["accuracy"] for record in _rounds(study, run)] for run in (reference, name)]
-    if None in curves[0] + curves[1] or len(curves[0]) != len(curves[1]):
+    if not curves[0] or None in curves[0] + curves[1] or len(curves[0]) != len(curves[1]):
         return None
     return average_regret(*curves)
 
@@ -106,7 +106,7 @@ def _cell(study: Study, name: str) -> str:
 
 
 def _rounds(study: Study, name: str) -> list[dict[str, Any]]:
-    path = Path(study.runs[name].run.results_dir) / name / "rounds.jsonl"
+    path = study.folder / name / "rounds.jsonl"
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -12,13 +12,12 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-import psutil
-
+from experiments.guard import end_all_of
 from fedkace_flwr.config import Config, Scalar
 from fedkace_flwr.errors import RunError
 
@@ -41,8 +40,24 @@ class Job(Protocol):
         """End it now."""
 
 
+class Engine(Protocol):
+    """What starts runs."""
+
+    def start(self, config: Config, log: Path) -> Job:
+        """Start a run whose output goes to ``log``."""
+
+
 class InlineEngine:
-    """One process per run, clients one after another; needs neither Ray nor a SuperLink."""
+    """One process per run, clients one after another; needs neither Ray nor a SuperLink.
+
+    Parameters
+    ----------
+    environment : mapping, optional
+        For the processes; by default this one's.
+    """
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        self._environment = dict(environment or os.environ)
 
     def __enter__(self) -> Self:
         return self
@@ -52,15 +67,17 @@ class InlineEngine:
 
     def start(self, config: Config, log: Path) -> Job:
         """Start a run whose output goes to ``log``."""
-        return _InlineJob(config, log)
+        return _InlineJob(config, log, self._environment)
 
 
 class _InlineJob:
-    def __init__(self, config: Config, log: Path) -> None:
+    def __init__(self, config: Config, log: Path, environment: Mapping[str, str]) -> None:
         self._log = log
         with log.open("w") as output:
             command = [sys.executable, "-m", "experiments.inline", json.dumps(config.flat())]
-            self._process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=_APP)
+            self._process = subprocess.Popen(
+                command, stdout=output, stderr=subprocess.STDOUT, cwd=_APP, env=environment
+            )
 
     def running(self) -> bool:
         return self._process.poll() is None
@@ -85,6 +102,10 @@ class FlowerEngine:
         Clients at work at a time, one CPU each.
     gpu_fraction : float
         Share of a GPU that each takes.
+    environment : mapping, optional
+        For the processes; by default this one's.
+    home : Path, optional
+        Where the SuperLink's folder is made; by default the system's place for temporary files.
 
     Raises
     ------
@@ -92,17 +113,26 @@ class FlowerEngine:
         The SuperLink does not start.
     """
 
-    def __init__(self, workers: int, gpu_fraction: float) -> None:
+    def __init__(
+        self,
+        workers: int,
+        gpu_fraction: float,
+        environment: Mapping[str, str] | None = None,
+        home: Path | None = None,
+    ) -> None:
         self._workers = workers
         self._gpu_fraction = gpu_fraction
+        self._outside = dict(environment or os.environ)
+        self._place = home
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedkace-flower-")))
-            stack.callback(_end_all_of, home)
+            home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedkace-flower-", dir=self._place)))
+            # Flower and Ray detach what they start for this SuperLink, but it all inherits its home.
+            stack.callback(end_all_of, "FLWR_HOME", str(home))
             port, control = _free_port(), _free_port()
-            self._environment = _environment(home)
+            self._environment = _environment(self._outside, home)
             settings = f'[superlink]\ndefault = "{_LINK}"\n\n[superlink.{_LINK}]\n'
             settings += f'address = "127.0.0.1:{port}"\ninsecure = true\n'
             (home / "config.toml").write_text(settings)
@@ -193,11 +223,11 @@ class _FlowerJob:
         return str(run["status-details"]).removeprefix("Simulation failed with exception: ")
 
 
-def _environment(home: Path) -> dict[str, str]:
+def _environment(outside: Mapping[str, str], home: Path) -> dict[str, str]:
     binaries = str(Path(sys.executable).parent)
     return {
-        **os.environ,
-        "PATH": f"{binaries}{os.pathsep}{os.environ.get('PATH', '')}",
+        **outside,
+        "PATH": f"{binaries}{os.pathsep}{outside.get('PATH', '')}",
         "FLWR_HOME": str(home),
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -231,21 +261,6 @@ def _last_error(log: Path) -> str:
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     named = [line for line in lines if "Error" in line]
     return (named or lines or ["it left no output"])[-1]
-
-
-def _end_all_of(home: Path) -> None:
-    """End every process that Flower and Ray have started for this SuperLink; they detach, but inherit its home."""
-    left = []
-    for process in psutil.process_iter():
-        try:
-            if process.pid != os.getpid() and process.environ().get("FLWR_HOME") == str(home):
-                process.terminate()
-                left.append(process)
-        except psutil.Error:
-            continue
-    for process in psutil.wait_procs(left, timeout=_STOP_SECONDS)[1]:
-        with suppress(psutil.Error):
-            process.kill()
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

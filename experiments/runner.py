@@ -1,53 +1,66 @@
-"""Run a study: check all of it, run it with a live display, sum it up."""
+"""Run a study: check all of it, skip what is done, go on with what was cut off, try again what failed.
+
+Several runners may work on one study: each run is claimed by one of them, and a runner that has nothing left
+to start waits for the others', or takes them over if their runner is gone.
+"""
 
 import json
+import os
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections import Counter, deque
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from experiments.compare import percent
-from experiments.engines import FlowerEngine, InlineEngine, Job
+from experiments.cells import Cell, naming
+from experiments.display import Display, display
+from experiments.engines import Engine, FlowerEngine, InlineEngine, Job
+from experiments.guard import Guard
 from experiments.study import Study
-from fedkace_flwr.config import Config
-from fedkace_flwr.errors import ConfigError
+from fedkace_flwr.errors import ConfigError, FedkaceError, RunError
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.methods import configured
-from fedkace_flwr.record import RunFolder
+from fedkace_flwr.record import SCHEMA, RunFolder
 
 _POLL_SECONDS = 0.25
+_ATTEMPTS = 2
 
 
-def run_study(study: Study, console: Console) -> dict[str, dict[str, Any]]:
-    """Run every run of a study and return their summaries by name.
+@dataclass
+class Outcome:
+    """What a study came to.
+
+    Attributes
+    ----------
+    summaries : dict of str to dict
+        Of the finished runs, by name, in the study's order.
+    failures : dict of str to str
+        The last error of each run that failed twice.
+    """
+
+    summaries: dict[str, dict[str, Any]] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+
+
+def run_study(study: Study, console: Console) -> Outcome:
+    """Run what is left of a study.
 
     Raises
     ------
     FedkaceError
-        Before anything is started: a run's configuration, data, folder or GPUs will not do. Later: a run
-        failed, with the app's own error.
+        Before anything is started: a run's configuration, data, folder or GPUs will not do.
     """
+    cells = [Cell(name, config) for name, config in study.runs.items()]
     check_study(study, progress=console.is_terminal)
-    summaries = {}
-    with _display(console) as display, _engine(study) as engine:
-        for name, config in study.runs.items():
-            folder = Path(config.run.results_dir) / name
-            _set_aside(folder)
-            folder.mkdir(parents=True)
-            job = engine.start(config, folder / "app.log")
-            try:
-                _follow(job, name, config, folder, display)
-                job.check()
-            finally:
-                job.stop()
-            _drop_answers(folder)
-            summaries[name] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    return summaries
+    describe(study)
+    with display(console, cells) as shown, Guard() as guard, ExitStack() as engines:
+        failures = _Shift(study, cells, shown, guard, engines).work()
+    summaries = {cell.name: cell.summary() for cell in cells if cell.finished}
+    return Outcome(summaries, failures)
 
 
 def check_study(study: Study, *, progress: bool = False) -> None:
@@ -73,88 +86,119 @@ def check_study(study: Study, *, progress: bool = False) -> None:
         RunFolder.check(Path(config.run.results_dir))
 
 
-def _engine(study: Study) -> AbstractContextManager[InlineEngine | FlowerEngine]:
-    return InlineEngine() if study.engine == "inline" else FlowerEngine(study.workers, study.gpu_fraction)
+def describe(study: Study) -> None:
+    """Add the study's runs and axes to its folder's ``study.json``."""
+    path = study.folder / "study.json"
+    runs: dict[str, Any] = {}
+    if path.exists():
+        try:
+            runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
+        except (ValueError, KeyError, TypeError):
+            runs = {}
+    content = {
+        "schema": SCHEMA,
+        "study": study.name,
+        "scale": study.scale,
+        "title": study.title,
+        "paper": study.paper,
+        "axes": study.axes,
+        "runs": {**runs, **study.cells},
+    }
+    partial = path.with_suffix(f".{os.getpid()}.partial")
+    partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    partial.replace(path)
 
 
-class _Display:
-    """Progress bars on a terminal, plain lines elsewhere."""
+@dataclass
+class _Running:
+    cell: Cell
+    job: Job
 
-    def __init__(self, console: Console, progress: Progress | None) -> None:
-        self._console = console
-        self._progress = progress
-        self._task: Any = None
-        self._accuracies: list[float] = []
 
-    def begin(self, name: str, rounds: int) -> None:
-        self._accuracies = []
-        self._name, self._rounds = name, rounds
-        if self._progress:
-            self._task = self._progress.add_task(name, total=rounds, note="starting")
+class _Shift:
+    """One runner's work on a study."""
+
+    def __init__(self, study: Study, cells: list[Cell], shown: Display, guard: Guard, engines: ExitStack) -> None:
+        self._study, self._shown, self._guard, self._engines = study, shown, guard, engines
+        self._left = deque(cells)
+        self._slots = study.workers if study.engine == "inline" else 1
+        self._running: list[_Running] = []
+        self._attempts: Counter[str] = Counter()
+        self._errors: dict[str, str] = {}
+        self._engine: Engine | None = None
+
+    def work(self) -> dict[str, str]:
+        """Until nothing is left; the errors of the runs that failed for good."""
+        try:
+            while self._left or self._running:
+                started = len(self._running) < self._slots and self._start_one()
+                ended = [running for running in self._running if not self._follow(running)]
+                for running in ended:
+                    self._running.remove(running)
+                    self._settle(running)
+                if not started and not ended:
+                    time.sleep(_POLL_SECONDS)
+        finally:
+            for running in self._running:
+                running.job.stop()
+                running.cell.release()
+        return self._errors
+
+    def _start_one(self) -> bool:
+        """Start the first run that is nobody's; false where there is none."""
+        for _ in range(len(self._left)):
+            cell = self._left.popleft()
+            if not cell.claim():
+                self._left.append(cell)
+                continue
+            if cell.finished:
+                cell.release()
+                self._shown.end(cell, note="was finished before")
+                return True
+            self._attempts[cell.name] += 1
+            self._shown.begin(cell, self._attempts[cell.name])
+            self._running.append(_Running(cell, self._ready_engine().start(cell.prepare(), cell.folder / "app.log")))
+            return True
+        return False
+
+    def _follow(self, running: _Running) -> bool:
+        going = running.job.running()
+        self._shown.follow(running.cell)
+        return going
+
+    def _settle(self, running: _Running) -> None:
+        cell = running.cell
+        try:
+            with naming(cell):
+                running.job.check()
+                cell.drop_answers()
+                if not cell.finished:
+                    raise RunError(f"ended without a result; see {cell.folder / 'app.log'}")
+        except FedkaceError as error:
+            self._after_failure(cell, str(error))
         else:
-            self._console.print(f"{name}: starting, {rounds} rounds")
+            self._shown.end(cell, note="")
+        finally:
+            running.job.stop()
+            cell.release()
 
-    def add(self, record: dict[str, Any]) -> None:
-        if record["accuracy"] is not None:
-            self._accuracies.append(record["accuracy"])
-        mean = sum(self._accuracies) / len(self._accuracies) if self._accuracies else None
-        note = f"accuracy {percent(record['accuracy'])} %, so far {percent(mean)} %"
-        if self._progress:
-            self._progress.update(self._task, completed=record["round"], note=note)
+    def _after_failure(self, cell: Cell, error: str) -> None:
+        if not self._running:
+            self._engines.close()  # whatever is left of Flower or Ray may be what failed
+            self._engine = None
+        if self._attempts[cell.name] < _ATTEMPTS:
+            self._shown.say(f"{error}; trying once more")
+            self._left.appendleft(cell)
         else:
-            self._console.print(f"{self._name}: round {record['round']} of {self._rounds}, {note}", highlight=False)
+            self._errors[cell.name] = error
+            self._shown.end(cell, note="failed twice")
 
-
-@contextmanager
-def _display(console: Console) -> Iterator[_Display]:
-    if not console.is_terminal:
-        yield _Display(console, None)
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
-        yield _Display(console, progress)
-
-
-def _follow(job: Job, name: str, config: Config, folder: Path, display: _Display) -> None:
-    """Show each round as its line appears in ``rounds.jsonl``."""
-    display.begin(name, config.stream.rounds)
-    lines, read = folder / "rounds.jsonl", 0
-    going = True
-    while going:
-        going = job.running()
-        complete = [line for line in _text(lines).splitlines(keepends=True) if line.endswith("\n")]
-        for line in complete[read:]:
-            display.add(json.loads(line))
-        read = len(complete)
-        if going:
-            time.sleep(_POLL_SECONDS)
-
-
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8") if path.exists() else ""
-
-
-def _set_aside(folder: Path) -> None:
-    """Keep an earlier run of the same name under another one."""
-    if folder.exists():
-        stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(folder.stat().st_mtime))
-        target = folder.with_name(f"{folder.name}.{stamp}")
-        number = 1
-        while target.exists():
-            number += 1
-            target = folder.with_name(f"{folder.name}.{stamp}-{number}")
-        folder.rename(target)
-
-
-def _drop_answers(folder: Path) -> None:
-    """Stored replies serve repeated messages; of a run that is over none will come."""
-    for path in folder.glob("clients/client-*/answer-*.npz"):
-        path.unlink()
+    def _ready_engine(self) -> Engine:
+        if self._engine is None:
+            environment, home = self._guard.environment, self._guard.home
+            if self._study.engine == "inline":
+                self._engine = self._engines.enter_context(InlineEngine(environment))
+            else:
+                flower = FlowerEngine(self._study.workers, self._study.gpu_fraction, environment, home)
+                self._engine = self._engines.enter_context(flower)
+        return self._engine

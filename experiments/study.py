@@ -2,19 +2,33 @@
 
 .. code-block:: yaml
 
+    title: FedKACE against replay             # optional
     config: {dataset: digits, rounds: 20}     # keys of docs/configuration.md; what is left out takes its default
     grid: {overlap: [0, 1], seed: [0, 1, 2]}  # optional: one run for each combination
-    engine: flower                            # or inline: one process, no Ray
-    workers: 2                                # clients at work at a time; default: one per core
+    scales:                                   # optional: other sizes of the same study, chosen by --scale
+      smoke: {config: {rounds: 2}, grid: {seed: [0]}}
+    paper: table1                             # optional: the published table that the report sets beside it
+    engine: flower                            # or inline: one process a run, no Ray
+    workers: 2                                # flower: clients at work at a time; inline: runs; default: one per core
     gpu-fraction: 0.25                        # share of a GPU that a client takes; default 0
+
+An axis of the grid is a key with its values, or a name of its own with named groups of keys:
+
+.. code-block:: yaml
+
+    grid:
+      data:
+        cifar100: {dataset: cifar100, width: 16}
+        imagenet100: {dataset: imagenet100, width: 64}
 """
 
 import itertools
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +38,8 @@ from fedkace_flwr.config import Config, Scalar
 from fedkace_flwr.errors import ConfigError
 
 ENGINES = ("flower", "inline")
-_KEYS = ("config", "grid", "engine", "workers", "gpu-fraction")
+FULL = "full"
+_KEYS = ("title", "config", "grid", "scales", "paper", "engine", "workers", "gpu-fraction")
 _PATHS = ("data-dir", "cache-dir", "state-dir")  # the engines run elsewhere than the command
 _RUNNERS_OWN = ("results-dir", "run-name")
 
@@ -56,6 +71,18 @@ class Study:
     ----------
     name : str
         The file's name without its suffix.
+    scale : str
+        ``full``, or one of the file's ``scales``.
+    folder : Path
+        Where its runs' folders are.
+    title : str
+        For people.
+    paper : str or None
+        The published table that it follows.
+    axes : list of str
+        What the grid varies.
+    cells : dict of str to dict
+        Each run's value, or group's name, on each axis.
     runs : dict of str to Config
         By the name of the run's folder.
     engine : {"flower", "inline"}
@@ -67,13 +94,28 @@ class Study:
     """
 
     name: str
+    scale: str
+    folder: Path
+    title: str
+    paper: str | None
+    axes: list[str]
+    cells: dict[str, dict[str, Scalar]]
     runs: dict[str, Config]
     engine: str
     workers: int
     gpu_fraction: float
 
 
-def load_study(path: Path, overrides: Mapping[str, Scalar], results: Path, **options: Any) -> Study:
+def load_study(
+    path: Path,
+    overrides: Mapping[str, Scalar],
+    results: Path,
+    *,
+    scale: str = FULL,
+    only: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+    **options: Any,
+) -> Study:
     """Read a study file.
 
     Parameters
@@ -84,13 +126,19 @@ def load_study(path: Path, overrides: Mapping[str, Scalar], results: Path, **opt
         Configuration keys that go before the file's, and before its grid.
     results : Path
         Folder above the studies' folders.
+    scale : str
+        ``full``: as the file stands, or one of its ``scales``.
+    only : sequence of str
+        Patterns of run names (``*`` stands for anything); by default all runs.
+    seeds : sequence of int
+        In place of the file's.
     **options
         ``engine``, ``workers`` and ``gpu_fraction``; None leaves the file's.
 
     Raises
     ------
     ConfigError
-        The file is missing, is not YAML, or holds a key or value that will not do.
+        The file is missing, is not YAML, or holds a key or value that will not do; no run matches ``only``.
     """
     content = _read(path)
     engine = options.get("engine") or content.get("engine", "flower")
@@ -98,30 +146,58 @@ def load_study(path: Path, overrides: Mapping[str, Scalar], results: Path, **opt
         raise ConfigError(f"{path}: engine = {engine!r}: must be {' or '.join(ENGINES)}")
     workers = _number(path, "workers", options.get("workers"), content, os.cpu_count() or 1, low=1)
     gpu_fraction = _number(path, "gpu-fraction", options.get("gpu_fraction"), content, 0.0, low=0)
-    fixed = _mapping(path, content, "config")
-    grid = {key: values for key, values in _mapping(path, content, "grid").items() if key not in overrides}
-    for key in {*fixed, *grid, *overrides} & set(_RUNNERS_OWN):
+    part = _scale(path, content, scale)
+    fixed = {**_mapping(path, content, "config"), **_mapping(path, part, "config")}
+    axes = {**_mapping(path, content, "grid"), **_mapping(path, part, "grid")}
+    if seeds:
+        axes["seed"] = list(seeds)
+    grid = {
+        axis: _points(path, axis, values)
+        for axis, values in axes.items()
+        if axis not in overrides and values is not None
+    }
+    varied = [key for points in grid.values() for key in {key for values in points.values() for key in values}]
+    for key in {*fixed, *varied, *overrides} & set(_RUNNERS_OWN):
         raise ConfigError(f"{path}: {key} is set by the runner; choose the folder with --results")
-    for key, values in grid.items():
-        if not isinstance(values, list) or not values or len({repr(value) for value in values}) < len(values):
-            raise ConfigError(f"{path}: grid: {key} = {values!r}: must be a list of different values")
-    folder = (results / path.stem).resolve()
+    for key in varied:
+        if varied.count(key) > 1:
+            raise ConfigError(f"{path}: grid: {key} stands on two axes")
+
+    folder = (results / (path.stem if scale == FULL else f"{path.stem}-{scale}")).resolve()
+    cells: dict[str, dict[str, Scalar]] = {}
     runs: dict[str, Config] = {}
-    for chosen in itertools.product(*grid.values()):
-        cell = dict(zip(grid, chosen, strict=True))
-        values = {"data-dir": "data", **fixed, **cell, **overrides, "results-dir": str(folder)}
+    for chosen in itertools.product(*(points.items() for points in grid.values())):
+        cell = {axis: label for axis, (label, _) in zip(grid, chosen, strict=True)}
+        given = {key: value for _, values in chosen for key, value in values.items()}
+        values = {"data-dir": "data", **fixed, **given, **overrides, "results-dir": str(folder)}
         for key in _PATHS:
             if isinstance(values.get(key), str) and values[key]:
                 values[key] = str(Path(values[key]).expanduser().resolve())
         try:
             config = Config.parse(values)
-            name = _run_name(config, cell)
+            name = _run_name(config, cell, _groups(axes))
             if name in runs:
                 raise ConfigError(f"grid: two runs would share the folder {name}; give values whose names differ")
             runs[name] = Config.parse({**values, "run-name": name})
+            cells[name] = {**cell, "method": config.method, "seed": config.run.seed}
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from error
-    return Study(path.stem, runs, engine, int(workers), float(gpu_fraction))
+    chosen_runs = {name for name in runs if not only or any(fnmatchcase(name, pattern) for pattern in only)}
+    if not chosen_runs:
+        raise ConfigError(f"--only {' '.join(only)}: no run of {path} has such a name; the first is {next(iter(runs))}")
+    return Study(
+        name=path.stem,
+        scale=scale,
+        folder=folder,
+        title=str(content.get("title", path.stem)),
+        paper=content.get("paper"),
+        axes=list(dict.fromkeys([*grid, "method", "seed"])),
+        cells={name: cell for name, cell in cells.items() if name in chosen_runs},
+        runs={name: config for name, config in runs.items() if name in chosen_runs},
+        engine=engine,
+        workers=int(workers),
+        gpu_fraction=float(gpu_fraction),
+    )
 
 
 def parse_setting(text: str) -> tuple[str, Scalar]:
@@ -168,6 +244,38 @@ def _mapping(path: Path, content: Mapping[str, Any], name: str) -> dict[str, Any
     return value
 
 
+def _scale(path: Path, content: Mapping[str, Any], scale: str) -> dict[str, Any]:
+    """What the file says of one scale."""
+    scales = _mapping(path, content, "scales")
+    if scale != FULL and scale not in scales:
+        raise ConfigError(f"{path}: --scale {scale}: the file has {', '.join([FULL, *scales])}")
+    part = _mapping(path, scales, scale)
+    for key in part:
+        if key not in ("config", "grid"):
+            raise ConfigError(f"{path}: scales: {scale}: unknown key {key!r}; the keys are config, grid")
+    return part
+
+
+def _points(path: Path, axis: str, values: Any) -> dict[Scalar, dict[str, Any]]:
+    """The points of an axis by label: keys with their values."""
+    if isinstance(values, list):
+        if 0 < len(values) == len({repr(value) for value in values}):
+            return {
+                value if isinstance(value, bool | int | float | str) else repr(value): {axis: value} for value in values
+            }
+    elif (
+        isinstance(values, dict)
+        and values
+        and all(isinstance(group, dict) or group is None for group in values.values())
+    ):
+        return {str(label): dict(group or {}) for label, group in values.items()}
+    raise ConfigError(f"{path}: grid: {axis} = {values!r}: must be a list of different values, or named groups of keys")
+
+
+def _groups(axes: Mapping[str, Any]) -> set[str]:
+    return {axis for axis, values in axes.items() if isinstance(values, dict)}
+
+
 def _number(
     path: Path, name: str, option: float | None, content: Mapping[str, Any], default: float, *, low: float
 ) -> float:
@@ -178,7 +286,11 @@ def _number(
     return float(value)
 
 
-def _run_name(config: Config, cell: Mapping[str, Any]) -> str:
-    """Method, what the grid varies, and the seed."""
-    varied = [f"{key}-{value}" for key, value in cell.items() if key not in ("method", "seed")]
+def _run_name(config: Config, cell: Mapping[str, Any], groups: Collection[str]) -> str:
+    """Method, what the grid varies (a group by its name alone), and the seed."""
+    varied = [
+        str(value) if axis in groups else f"{axis}-{value}"
+        for axis, value in cell.items()
+        if axis not in ("method", "seed")
+    ]
     return "_".join([config.method, *varied, f"seed-{config.run.seed}"]).replace("/", "-")

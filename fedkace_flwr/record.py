@@ -170,12 +170,11 @@ class RunFolder:
             raise RunError(
                 f"{self.path} is of schema {schema}, this program writes {SCHEMA}; move it away and start anew"
             )
-        for key, value in config.flat().items():
-            if key not in _MAY_DIFFER and before.get(key) != value:
-                raise ConfigError(
-                    f"{key} = {value!r}: the run in {self.path} was begun with {before.get(key)!r}; resume it with "
-                    "that, or choose another run-name"
-                )
+        for key in differences(before, config):
+            raise ConfigError(
+                f"{key} = {config.flat()[key]!r}: the run in {self.path} was begun with {before.get(key)!r}; resume "
+                "it with that, or choose another run-name"
+            )
 
     def _full(self, error: OSError) -> RunError:
         return RunError(
@@ -210,6 +209,11 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise RunError(f"{path} holds no JSON object; move its folder away and start anew")
     return content
+
+
+def differences(before: Mapping[str, Any], config: Config) -> list[str]:
+    """Keys in which a stored ``config.json`` would make other numbers than ``config``."""
+    return [key for key, value in config.flat().items() if key not in _MAY_DIFFER and before.get(key) != value]
 
 
 def _line(path: Path, number: int, lines: Sequence[str]) -> dict[str, Any]:

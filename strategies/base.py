@@ -22,6 +22,7 @@ from strategies.roster import Roster
 logger = logging.getLogger(__name__)
 
 TRAINING, EVALUATION = "training", "evaluation"
+_WORKER_LOST = 0  # Flower's code for an error that no client has raised: its simulation has lost the process
 
 
 @dataclass
@@ -277,6 +278,12 @@ class ContinualStrategy(Strategy):
             self._fail(client, phase, "its SuperNode is not connected")
         for client in found.silent:
             self._fail(client, phase, f"no reply within {deadline:g} seconds")
+        for client, reply in found.replies.items():
+            if reply.has_error() and reply.error.code == _WORKER_LOST:
+                raise RunError(
+                    f"round {self._report.number}, {phase}: the worker process of client {client} died "
+                    f"({keys.root_cause(reply.error.reason)}); the same command, or resume = true, goes on from here"
+                )
         self._asked = {reply.metadata.reply_to_message_id: client for client, reply in found.replies.items()}
         return list(found.replies.values())
 

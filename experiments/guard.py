@@ -1,0 +1,75 @@
+"""Ends what a runner has started when the runner itself has no chance to: after ``kill -9``, or a crash.
+
+A process of its own waits for the end of a pipe whose other end the runner alone holds. The kernel closes that
+when the runner is gone, however it went. What the runner starts carries a mark in its environment, and so does
+everything that Flower and Ray start on its behalf, detached or not.
+"""
+
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+MARK = "FEDKACE_RUNNER"
+_ROOT = Path(__file__).resolve().parent.parent
+_END_SECONDS = 20
+
+
+class Guard:
+    """Watches over one runner's processes.
+
+    Attributes
+    ----------
+    environment : dict of str to str
+        For whatever the runner starts.
+    home : Path
+        A temporary folder, which goes when the guard does.
+    """
+
+    def __enter__(self) -> Self:
+        token = secrets.token_hex(16)
+        self.environment = {**os.environ, MARK: token}
+        self.home = Path(tempfile.mkdtemp(prefix="fedkace-runner-"))
+        end, self._held = os.pipe()
+        command = [sys.executable, "-m", "experiments.guard", token, str(self.home)]
+        # A session of its own: a Ctrl-C at the terminal is the runner's to handle.
+        quiet = subprocess.DEVNULL
+        self._process = subprocess.Popen(
+            command, stdin=end, stdout=quiet, stderr=quiet, cwd=_ROOT, start_new_session=True
+        )
+        os.close(end)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._held)
+        self._process.wait()
+
+
+def end_all_of(name: str, value: str) -> None:
+    """End every process that has a variable of this value in its environment, this one aside."""
+    left = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.pid != os.getpid() and process.environ().get(name) == value:
+                process.terminate()
+                left.append(process)
+    for process in psutil.wait_procs(left, timeout=_END_SECONDS)[1]:
+        with suppress(psutil.Error):
+            process.kill()
+
+
+if __name__ == "__main__":
+    while sys.stdin.buffer.read(1):
+        pass
+    end_all_of(MARK, sys.argv[1])
+    shutil.rmtree(sys.argv[2], ignore_errors=True)

@@ -1,0 +1,134 @@
+"""What a study would do, and about how long it would take, without doing it."""
+
+import time
+from collections.abc import Iterable
+
+import psutil
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from experiments.cells import Cell
+from experiments.runner import check_study
+from experiments.study import Study
+from fedkace_flwr.config import Config
+from fedkace_flwr.experiment import Experiment
+from fedkace_flwr.methods import METHODS, configured
+from fedkace_flwr.objectives import TaskLoss
+from fedkace_flwr.reference import anchors
+from fedkace_flwr.training import predict, train
+
+_WITHOUT_BUFFER = ("fedavg", "dcfcl", "tfcl")
+_BATCHES = 8
+
+
+def show_plan(study: Study, console: Console) -> None:
+    """Check a study as a start would, time a few steps of each of its networks, and print runs and estimates.
+
+    Raises
+    ------
+    FedkaceError
+        As :func:`experiments.runner.run_study`, before anything is started.
+    """
+    check_study(study, progress=console.is_terminal)
+    speeds: dict[tuple[object, ...], tuple[float, float]] = {}
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in ("run", "state", "rounds", "training samples", "steps", "test images", "about"):
+        table.add_column(heading, justify="left" if heading in ("run", "state") else "right")
+    seconds = 0.0
+    for name, asked in study.runs.items():
+        config = configured(asked)[1]
+        done = Cell(name, asked).finished
+        if _network(config) not in speeds:
+            speeds[_network(config)] = _calibrate(config)
+        per_sample, per_image = speeds[_network(config)]
+        samples, images = training_samples(config), test_images(config)
+        estimate = samples * per_sample + images * per_image
+        seconds += 0.0 if done else estimate / study.workers
+        table.add_row(
+            name,
+            "finished" if done else "to do",
+            str(config.stream.rounds),
+            f"{samples:,}",
+            f"{samples // config.training.batch_size:,}",
+            f"{images:,}",
+            "-" if done else _span(estimate / study.workers),
+        )
+    console.print(table)
+    memory = psutil.Process().memory_info().rss / 2**20
+    console.print(
+        f"{len(study.runs)} runs, about {_span(seconds)} of training and tests on {study.workers} workers as fast as "
+        f"this process was just now; selection, transport and a method's own exchanges come on top. About "
+        f"{memory:.0f} MiB for each worker.",
+        highlight=False,
+    )
+
+
+def training_samples(config: Config) -> int:
+    """Samples that pass through training in a run, over all clients: chunk and, where there is one, buffer."""
+    stream, epochs = config.stream, config.training.epochs
+    chunk = stream.window * stream.samples_per_class
+    rounds = range(1, stream.rounds + 1)
+    if config.method == "centralized":
+        every = config.centralized.centralized_every
+        trained = {anchor for number in rounds for anchor in anchors(number, every, stream.rounds)}
+        passed = sum(number * chunk for number in trained)
+    elif config.method in _WITHOUT_BUFFER:
+        passed = stream.rounds * chunk
+    elif config.method == "ofcl":
+        passed = sum(chunk + (chunk if number > 1 else 0) for number in rounds)
+    else:
+        passed = sum(chunk + min(config.buffer.capacity, (number - 1) * chunk) for number in rounds)
+    return passed * epochs * stream.clients
+
+
+def test_images(config: Config) -> int:
+    """Test images that pass through a network in a run, each counted once per model tested; at most."""
+    experiment = Experiment(config)
+    models = 2 if METHODS[config.method].preset or config.method == "fedkace" else 1
+    total = 0
+    for client in range(config.stream.clients):
+        seen = torch.zeros(experiment.num_classes, dtype=torch.bool)
+        for number in range(1, config.stream.rounds + 1):
+            seen |= experiment.chunk(client, number).class_counts(experiment.num_classes) > 0
+            total += models * len(experiment.test_set(client, seen))
+    return total
+
+
+def _network(config: Config) -> tuple[object, ...]:
+    training = config.training
+    return (config.data, config.model, training.batch_size, config.run.precision, config.run.device, config.run.threads)
+
+
+def _calibrate(config: Config) -> tuple[float, float]:
+    """Seconds per training sample and per tested image, on this machine, now."""
+    if config.run.threads:
+        torch.set_num_threads(config.run.threads)
+    experiment = Experiment(config)
+    net = experiment.network(experiment.initial_weights())
+    chunk = experiment.chunk(0, 1)
+    rows = torch.arange(_BATCHES * config.training.batch_size) % len(chunk)
+    images, labels = chunk.take(rows).images(experiment.dataset.fetch), chunk.labels[rows]
+    seen = torch.ones(experiment.num_classes, dtype=torch.bool, device=experiment.device)
+    once = range(1)
+
+    def step(part: slice) -> None:
+        data, none = (images[part], labels[part]), (images[:0], labels[:0])
+        generator = torch.Generator().manual_seed(0)
+        train(net, data, none, TaskLoss(seen, seen), config.training, experiment.preprocess, generator, epochs=once)
+
+    step(slice(config.training.batch_size))  # warm up
+    begun = time.perf_counter()
+    step(slice(None))
+    trained = time.perf_counter()
+    predict(net, torch.Tensor.clone, images, experiment.preprocess)
+    return (trained - begun) / len(rows), (time.perf_counter() - trained) / len(rows)
+
+
+def _span(seconds: float) -> str:
+    """A duration for people."""
+    units: Iterable[tuple[float, str]] = ((86400, "days"), (3600, "hours"), (60, "minutes"))
+    for size, name in units:
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {name}"
+    return f"{seconds:.0f} seconds"
