@@ -20,6 +20,14 @@ An axis of the grid is a key with its values, or a name of its own with named gr
       data:
         cifar100: {dataset: cifar100, width: 16}
         imagenet100: {dataset: imagenet100, width: 64}
+
+``base: base/paper.yaml`` takes what the file does not say from another file, key by key and axis by axis; an axis
+without values is dropped. A study of another's runs says whose, and perhaps which of them:
+
+.. code-block:: yaml
+
+    same-runs-as: table2.yaml
+    only: ["fedkace_*", "as5_*"]
 """
 
 import itertools
@@ -39,7 +47,8 @@ from fedkace_flwr.errors import ConfigError
 
 ENGINES = ("flower", "inline")
 FULL = "full"
-_KEYS = ("title", "config", "grid", "scales", "paper", "engine", "workers", "gpu-fraction")
+_KEYS = ("title", "config", "grid", "scales", "paper", "base", "engine", "workers", "gpu-fraction")
+_BORROWER_KEYS = ("same-runs-as", "only")
 _PATHS = ("data-dir", "cache-dir", "state-dir")  # the engines run elsewhere than the command
 _RUNNERS_OWN = ("results-dir", "run-name")
 
@@ -141,6 +150,8 @@ def load_study(
         The file is missing, is not YAML, or holds a key or value that will not do; no run matches ``only``.
     """
     content = _read(path)
+    if "same-runs-as" in content:
+        return _borrowed(path, content, overrides, results, scale=scale, only=only, seeds=seeds, **options)
     engine = options.get("engine") or content.get("engine", "flower")
     if engine not in ENGINES:
         raise ConfigError(f"{path}: engine = {engine!r}: must be {' or '.join(ENGINES)}")
@@ -183,7 +194,7 @@ def load_study(
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from error
     chosen_runs = {name for name in runs if not only or any(fnmatchcase(name, pattern) for pattern in only)}
-    if not chosen_runs:
+    if not chosen_runs and runs:
         raise ConfigError(f"--only {' '.join(only)}: no run of {path} has such a name; the first is {next(iter(runs))}")
     return Study(
         name=path.stem,
@@ -218,7 +229,41 @@ def parse_setting(text: str) -> tuple[str, Scalar]:
     return key.strip(), parsed
 
 
+def _borrowed(path: Path, content: Mapping[str, Any], *arguments: Any, only: Sequence[str], **options: Any) -> Study:
+    """A study of another's runs."""
+    lender, patterns = content["same-runs-as"], content.get("only", ["*"])
+    if not isinstance(lender, str) or not isinstance(patterns, list):
+        raise ConfigError(f"{path}: same-runs-as must name a study file, only must be a list of patterns")
+    return load_study(path.parent / lender, *arguments, only=only or patterns, **options)
+
+
 def _read(path: Path) -> dict[str, Any]:
+    """A study file with what its base adds."""
+    content = _parse(path)
+    known = _BORROWER_KEYS if "same-runs-as" in content else _KEYS
+    for key in content:
+        if key not in known:
+            raise ConfigError(f"{path}: unknown key {key!r}; the keys are {', '.join(known)}")
+    if "base" not in content:
+        return content
+    base = path.parent / str(content.pop("base"))
+    return _merged(_read(base), content)
+
+
+def _merged(base: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
+    merged = {**base, **content}
+    for name in ("config", "grid"):
+        if isinstance(base.get(name), dict) and isinstance(content.get(name), dict):
+            merged[name] = {**base[name], **content[name]}
+    if isinstance(base.get("scales"), dict) and isinstance(content.get("scales"), dict):
+        ours, theirs = content["scales"], base["scales"]
+        merged["scales"] = {
+            scale: _merged(theirs.get(scale) or {}, ours.get(scale) or {}) for scale in {**theirs, **ours}
+        }
+    return merged
+
+
+def _parse(path: Path) -> dict[str, Any]:
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
@@ -230,9 +275,6 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}{where}: is not YAML ({getattr(error, 'problem', None) or line})") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: must hold keys, among them config")
-    for key in content:
-        if key not in _KEYS:
-            raise ConfigError(f"{path}: unknown key {key!r}; the keys are {', '.join(_KEYS)}")
     return content
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from experiments.study import load_study, parse_setting
 from fedkace_flwr.config import Config
@@ -269,3 +270,114 @@ def test_a_key_that_stands_twice_is_refused_where_it_stands(tmp_path: Path) -> N
     path.write_text("config:\n  rounds: 2\n  rounds: 3\n")
     with pytest.raises(ConfigError, match=r"twice\.yaml, line 3: .*'rounds' stands twice"):
         load_study(path, {}, tmp_path)
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+GROUPS = """
+config: {dataset: digits, rounds: 3}
+grid:
+  size:
+    small: {capacity: 20, epochs: 1}
+    large: {capacity: 40, epochs: 2}
+    as-it-is:
+  seed: [0, 1]
+scales:
+  smoke: {config: {rounds: 2}, grid: {seed: [5], size: {tiny: {capacity: 10}}}}
+  plain: {grid: {size: }}
+"""
+
+
+def test_named_groups_of_keys_are_an_axis(tmp_path: Path) -> None:
+    study = load_study(write(tmp_path, "groups.yaml", GROUPS), {}, tmp_path)
+    assert [(c.buffer.capacity, c.training.epochs, c.run.seed) for c in study.runs.values()] == [
+        *((20, 1, 0), (20, 1, 1), (40, 2, 0), (40, 2, 1)),
+        *((Config().buffer.capacity, Config().training.epochs, seed) for seed in (0, 1)),
+    ]
+    assert list(study.runs)[:3] == ["fedkace_small_seed-0", "fedkace_small_seed-1", "fedkace_large_seed-0"]
+    assert study.cells["fedkace_large_seed-0"] == {"size": "large", "seed": 0, "method": "fedkace"}
+    assert study.axes == ["size", "seed", "method"]
+
+
+def test_a_scale_changes_config_and_grid_and_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    path = write(tmp_path, "groups.yaml", GROUPS)
+    smoke = load_study(path, {}, tmp_path, scale="smoke")
+    (name,) = smoke.runs
+    assert name == "fedkace_tiny_seed-5"
+    config = smoke.runs[name]
+    assert (config.stream.rounds, config.buffer.capacity, config.data.dataset) == (2, 10, "digits")
+    assert (smoke.folder, load_study(path, {}, tmp_path).folder) == (tmp_path / "groups-smoke", tmp_path / "groups")
+    assert list(load_study(path, {}, tmp_path, scale="plain").runs) == ["fedkace_seed-0", "fedkace_seed-1"]
+
+
+def test_only_and_seeds_choose_among_the_runs(tmp_path: Path) -> None:
+    path = write(tmp_path, "groups.yaml", GROUPS)
+    chosen = load_study(path, {}, tmp_path, only=["*small*", "*seed-1"], seeds=[1, 2])
+    assert list(chosen.runs) == list(chosen.cells)
+    assert sorted(chosen.runs) == [
+        *("fedkace_as-it-is_seed-1", "fedkace_large_seed-1", "fedkace_small_seed-1", "fedkace_small_seed-2"),
+    ]
+    with pytest.raises(ConfigError, match=r"--only er_\*: no run of .*; the first is fedkace_small_seed-0"):
+        load_study(path, {}, tmp_path, only=["er_*"])
+
+
+def test_a_base_fills_in_key_by_key_and_axis_by_axis(tmp_path: Path) -> None:
+    write(tmp_path, "base.yaml", GROUPS)
+    text = "base: base.yaml\nconfig: {epochs: 7}\ngrid: {seed: [3]}\nscales: {smoke: {config: {epochs: 1}}}\n"
+    path = write(tmp_path, "mine.yaml", text)
+    study = load_study(path, {}, tmp_path)
+    assert list(study.runs) == ["fedkace_small_seed-3", "fedkace_large_seed-3", "fedkace_as-it-is_seed-3"]
+    assert study.runs["fedkace_as-it-is_seed-3"].training.epochs == 7
+    assert study.runs["fedkace_as-it-is_seed-3"].stream.rounds == 3
+    (smoke,) = load_study(path, {}, tmp_path, scale="smoke").runs.values()
+    assert (smoke.run.seed, smoke.stream.rounds, smoke.training.epochs) == (5, 2, 1)
+
+
+def test_a_study_of_anothers_runs_is_that_study(tmp_path: Path) -> None:
+    write(tmp_path, "groups.yaml", GROUPS)
+    path = write(tmp_path, "borrowed.yaml", 'same-runs-as: groups.yaml\nonly: ["*small*"]\n')
+    study = load_study(path, {}, tmp_path)
+    assert list(study.runs) == ["fedkace_small_seed-0", "fedkace_small_seed-1"]
+    assert study.folder == tmp_path / "groups"
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("scales: {smoke: {rounds: 2}}", "scales: smoke: unknown key 'rounds'; the keys are config, grid"),
+        ("grid: {size: {a: {capacity: 20}}, capacity: [30]}", "capacity stands on two axes"),
+        ("grid: {size: {a: 3}}", "must be a list of different values, or named groups of keys"),
+        ("grid: {size: {a: {capactiy: 3}}}", "capactiy"),
+        ("base: nowhere.yaml", "nowhere.yaml: cannot be read"),
+        ("same-runs-as: 3", "same-runs-as must name a study file"),
+        ("same-runs-as: groups.yaml\nconfig: {}", "unknown key 'config'; the keys are same-runs-as, only"),
+    ],
+)
+def test_what_a_study_says_of_scales_groups_and_others_is_checked(tmp_path: Path, text: str, part: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_study(write(tmp_path, "study.yaml", text), {}, tmp_path, scale="smoke" if "scales" in text else "full")
+    assert part in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_an_unknown_scale_is_refused_with_those_there_are(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--scale tiny: the file has full, smoke, plain"):
+        load_study(write(tmp_path, "groups.yaml", GROUPS), {}, tmp_path, scale="tiny")
+
+
+STUDIES = sorted(path for path in (Path(__file__).parent.parent / "experiments").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", [path for path in STUDIES if path.stem != "paper"], ids=lambda path: path.stem)
+def test_every_study_of_the_repository_reads_at_each_of_its_scales(path: Path, tmp_path: Path) -> None:
+    content = yaml.safe_load(path.read_text())
+    lender = (
+        yaml.safe_load((path.parent / content["same-runs-as"]).read_text()) if "same-runs-as" in content else content
+    )
+    scales = ["reduced", "smoke"] if "base" in lender else list(lender.get("scales", {}))
+    for scale in ("full", *scales):
+        study = load_study(path, {}, tmp_path, scale=scale)
+        assert study.runs and set(study.runs) == set(study.cells)
