@@ -1,7 +1,8 @@
 """A run's folder: what was asked, where it ran, what each round brought, and the sum of it.
 
 ``config.json`` and ``environment.json`` are written before the first round, one line of ``rounds.jsonl`` after
-each, ``summary.json`` and ``accuracy.png`` after the last.
+each, ``summary.json`` and ``accuracy.png`` after the last. With ``tensorboard = true`` the rounds are also written
+as TensorBoard events.
 """
 
 import json
@@ -20,6 +21,7 @@ import fedkace_flwr
 from fedkace_flwr import messages as keys
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import RunError
+from fedkace_flwr.events import RoundEvents
 from fedkace_flwr.metrics import average_accuracy
 from fedkace_flwr.picture import draw_accuracy
 
@@ -43,6 +45,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._rounds: list[dict[str, Any]] = []
+        self._events: RoundEvents | None = None
         self.check(path)
         if (path / "rounds.jsonl").exists():
             raise RunError(f"run-name = {path.name!r}: {path} already holds a run; choose another name or move it away")
@@ -66,13 +69,24 @@ class RunFolder:
             ) from error
 
     def begin(self, config: Config, device: torch.device) -> None:
-        """Write configuration and environment."""
+        """Write configuration and environment; open the event file if there is to be one.
+
+        Raises
+        ------
+        ConfigError
+            Events are asked for and the package tensorboard is not installed.
+        """
+        if config.run.tensorboard:
+            self._events = RoundEvents(self.path, first_round=len(self._rounds) + 1)
         self._write("config.json", config.flat())
         self._write("environment.json", environment(device))
 
     def add_round(self, record: Mapping[str, Any]) -> None:
         """Append a round; on disk before this returns."""
         self._rounds.append(dict(record))
+        if self._events is not None:
+            # Before the line: should the process end here, whoever goes on repeats this round and purges its events.
+            self._events.add(record, _average_accuracy(self._rounds))
         with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(record, allow_nan=False) + "\n")
             file.flush()
@@ -80,6 +94,8 @@ class RunFolder:
 
     def finish(self, config: Config) -> dict[str, Any]:
         """Write summary and picture; return the summary."""
+        if self._events is not None:
+            self._events.close()
         summary = summarise(config, self._rounds)
         self._write("summary.json", summary)
         draw_accuracy(self._rounds, self.path / "accuracy.png", title=_title(config))
@@ -195,7 +211,7 @@ def summarise(config: Config, rounds: Sequence[Mapping[str, Any]]) -> dict[str, 
         "clients": config.stream.clients,
         "rounds": len(rounds),
         "seed": config.run.seed,
-        "average_accuracy": average_accuracy(accuracies) if accuracies else None,
+        "average_accuracy": _average_accuracy(rounds),
         "final_accuracy": accuracies[-1] if accuracies else None,
         "average_chance": average_accuracy(chances) if chances else None,
         "switched_at": switched,
@@ -203,6 +219,11 @@ def summarise(config: Config, rounds: Sequence[Mapping[str, Any]]) -> dict[str, 
         "bytes": {way: sum(record["bytes"][way] for record in rounds) for way in ("down", "up")},
         "seconds": times,
     }
+
+
+def _average_accuracy(rounds: Sequence[Mapping[str, Any]]) -> float | None:
+    accuracies = [record["accuracy"] for record in rounds if record["accuracy"] is not None]
+    return average_accuracy(accuracies) if accuracies else None
 
 
 def environment(device: torch.device) -> dict[str, Any]:

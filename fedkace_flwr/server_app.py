@@ -8,6 +8,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedkace_flwr import messages as keys
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import FedkaceError
+from fedkace_flwr.events import check_events
 from fedkace_flwr.experiment import Experiment, as_arrays
 from fedkace_flwr.logs import join_flower_log
 from fedkace_flwr.methods import configured
@@ -44,6 +45,7 @@ def run(grid: Grid, config: Config, run_id: int) -> None:
     method, config = configured(config)
     experiment = Experiment(config)
     experiment.check_streams()
+    check_events(config)
     folder = RunFolder(run_folder(config, run_id))
     folder.begin(config, experiment.device)
     logger.info("results go to %s", folder.path)
