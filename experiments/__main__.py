@@ -1,4 +1,4 @@
-"""Command line: ``python -m experiments run STUDY.yaml``, and ``table``, ``keep``, ``bench``."""
+"""Command line: ``python -m experiments run STUDY.yaml``, and ``table``, ``keep``, ``bench``, ``gradient-cost``."""
 
 import argparse
 import signal
@@ -23,6 +23,11 @@ def main(arguments: list[str] | None = None) -> int:
             from experiments.bench import bench
 
             bench(console, repeats=options.repeats, output=options.output)
+        elif options.command == "gradient-cost":
+            from experiments.gradient_cost import gradient_cost
+
+            sizes = {"chunk": options.chunk, "buffer": options.buffer}
+            gradient_cost(console, repeats=options.repeats, output=options.output, **sizes)
         elif options.command == "table":
             from experiments.compare import finished_runs, summary_table
 
@@ -105,6 +110,13 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="measure local training, selection and the rest of a round")
     bench.add_argument("--repeats", type=int, default=5, help="measurements of each figure (default 5)")
     bench.add_argument("--output", type=Path, help="also write the figures to this JSON file")
+    cost = commands.add_parser(
+        "gradient-cost", help="what the replay weight costs by the output layer's gradient and by the full model's"
+    )
+    cost.add_argument("--repeats", type=int, default=5, help="measurements of each figure (default 5)")
+    cost.add_argument("--chunk", type=int, default=500, help="new samples of the timed epoch (default 500)")
+    cost.add_argument("--buffer", type=int, default=1000, help="buffered samples of the timed epoch (default 1000)")
+    cost.add_argument("--output", type=Path, help="also write counts and figures to this JSON file")
     table = commands.add_parser("table", help="print the summaries of finished runs")
     table.add_argument("runs", type=Path, nargs="+", help="folders of finished runs")
     keep = commands.add_parser(

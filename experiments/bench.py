@@ -24,7 +24,7 @@ from fedkace_flwr.config import Config, TrainingConfig
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.hbms import score_candidates, select
 from fedkace_flwr.model import ResNet18, resnet18
-from fedkace_flwr.objectives import BalancedReplayLoss
+from fedkace_flwr.objectives import BalancedReplayLoss, Objective
 from fedkace_flwr.record import environment
 from fedkace_flwr.replay import GradientBalance
 from fedkace_flwr.seeding import generator_for
@@ -42,6 +42,8 @@ class Setting:
     ----------
     images, labels : Tensor
         uint8 (1500, 3, 32, 32) and int64 (1500,): the chunk's 500, then the buffer's 1000.
+    chunk : int
+        How many of them are the chunk's.
     net : ResNet18
         Channels-last.
     preprocess : Preprocess
@@ -52,22 +54,36 @@ class Setting:
 
     images: Tensor
     labels: Tensor
+    chunk: int
     net: ResNet18
     preprocess: Preprocess
     old: Tensor
     current: Tensor
 
     @classmethod
-    def draw(cls) -> "Setting":
+    def draw(cls, chunk: int = _CHUNK, buffer: int = _BUFFER) -> "Setting":
         """Random images, labels and weights from a fixed seed."""
         generator = generator_for(0, "bench")
-        images = torch.randint(0, 256, (_CHUNK + _BUFFER, 3, _SIZE, _SIZE), dtype=torch.uint8, generator=generator)
-        new = torch.randint(45, 50, (_CHUNK,), generator=generator)
-        held = torch.randint(0, 50, (_BUFFER,), generator=generator)
+        images = torch.randint(0, 256, (chunk + buffer, 3, _SIZE, _SIZE), dtype=torch.uint8, generator=generator)
+        new = torch.randint(45, 50, (chunk,), generator=generator)
+        held = torch.randint(0, 50, (buffer,), generator=generator)
         label = torch.arange(_CLASSES)
         net = resnet18(_CLASSES, _WIDTH, "cifar").to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         centre = Preprocess.by_statistics((0.5, 0.5, 0.5), (0.25, 0.25, 0.25), torch.device("cpu"))
-        return cls(images, torch.cat([new, held]), net, centre, label < 50, (label >= 45) & (label < 50))
+        return cls(images, torch.cat([new, held]), chunk, net, centre, label < 50, (label >= 45) & (label < 50))
+
+    def train(self, objective: Objective) -> None:
+        """One epoch over chunk and buffer."""
+        new, held = slice(0, self.chunk), slice(self.chunk, None)
+        train(
+            self.net,
+            (self.images[new], self.labels[new]),
+            (self.images[held], self.labels[held]),
+            objective,
+            TrainingConfig(epochs=1, batch_size=_BATCH),
+            self.preprocess,
+            generator_for(0, "epoch"),
+        )
 
 
 def bench(console: Console, *, repeats: int, output: Path | None) -> None:
@@ -85,20 +101,39 @@ def bench(console: Console, *, repeats: int, output: Path | None) -> None:
     torch.set_num_threads(1)
     setting = Setting.draw()
     samples = _CHUNK + _BUFFER
-    bare, ours = _interleaved([lambda: _bare_epoch(setting), lambda: _fedkace_epoch(setting)], repeats)
-    (selection,) = _interleaved([lambda: _select(setting)], repeats)
+    bare, ours = interleaved([lambda: _bare_epoch(setting), lambda: _fedkace_epoch(setting)], repeats)
+    (selection,) = interleaved([lambda: _select(setting)], repeats)
     epoch = statistics.median(ours)
     figures: dict[str, Any] = {
         "bare loop, samples per second": _rate(bare, samples),
         "local training, samples per second": _rate(ours, samples),
         "local training against bare loop": {"median": statistics.median(bare) / epoch, "aim": ">= 0.95"},
-        "selection, seconds": _spread(selection),
+        "selection, seconds": spread(selection),
         "selection, share of a round": {
             "median": statistics.median(selection) / (statistics.median(selection) + _EPOCHS * epoch),
             "aim": "< 0.02",
         },
         **_round_overhead(),
     }
+    report(console, figures, repeats=repeats, output=output)
+
+
+def report(console: Console, figures: dict[str, Any], *, repeats: int, output: Path | None, **more: Any) -> None:
+    """Print figures and the machine they were measured on, and write them to ``output`` if given.
+
+    Parameters
+    ----------
+    console : Console
+        Where the table goes.
+    figures : dict
+        By name: ``median``, and where there is one ``low``, ``high`` and ``aim``.
+    repeats : int
+        Measurements of each figure.
+    output : Path, optional
+        JSON file.
+    **more
+        What else the file shall hold.
+    """
     header = {**environment(torch.device("cpu")), "threads": 1, "repeats": repeats}
     console.print(_table(figures))
     console.print(
@@ -107,16 +142,12 @@ def bench(console: Console, *, repeats: int, output: Path | None) -> None:
         highlight=False,
     )
     if output is not None:
-        output.write_text(json.dumps({"environment": header, "figures": figures}, indent=2) + "\n", encoding="utf-8")
+        content = {"environment": header, **more, "figures": figures}
+        output.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def _fedkace_epoch(setting: Setting) -> None:
-    balance = GradientBalance()
-    objective = BalancedReplayLoss(setting.current, setting.old, balance)
-    chunk = (setting.images[:_CHUNK], setting.labels[:_CHUNK])
-    buffer = (setting.images[_CHUNK:], setting.labels[_CHUNK:])
-    settings = TrainingConfig(epochs=1, batch_size=_BATCH)
-    train(setting.net, chunk, buffer, objective, settings, setting.preprocess, generator_for(0, "epoch"))
+    setting.train(BalancedReplayLoss(setting.current, setting.old, GradientBalance()))
 
 
 def _bare_epoch(setting: Setting) -> None:
@@ -132,12 +163,13 @@ def _bare_epoch(setting: Setting) -> None:
 
 
 def _select(setting: Setting) -> None:
-    candidates = torch.cat([torch.arange(_CHUNK, _CHUNK + _BUFFER), torch.arange(_CHUNK)])
+    buffer = len(setting.labels) - setting.chunk
+    candidates = torch.arange(len(setting.labels)).roll(buffer)
     logits = predict(setting.net, lambda ids: setting.images[ids], candidates, setting.preprocess)
     labels = setting.labels[candidates]
     active = setting.old | setting.current
-    scores = score_candidates(logits, labels, _BUFFER, setting.old, active)
-    select(scores, labels, _BUFFER, setting.old, active, generator_for(0, "select"))
+    scores = score_candidates(logits, labels, buffer, setting.old, active)
+    select(scores, labels, buffer, setting.old, active, generator_for(0, "select"))
 
 
 def _round_overhead() -> dict[str, Any]:
@@ -152,28 +184,31 @@ def _round_overhead() -> dict[str, Any]:
         rounds = [json.loads(line)["seconds"] for line in (run / "rounds.jsonl").read_text().splitlines()]
     parts = ("selection", "evaluation", "transport")
     # The first round also pays for the workers' imports.
-    return {f"round of ten clients, {part}, seconds": _spread([entry[part] for entry in rounds[1:]]) for part in parts}
+    return {f"round of ten clients, {part}, seconds": spread([entry[part] for entry in rounds[1:]]) for part in parts}
 
 
-def _interleaved(tasks: list[Callable[[], None]], repeats: int) -> list[list[float]]:
+def interleaved(
+    tasks: list[Callable[[], None]], repeats: int, clock: Callable[[], float] = time.perf_counter
+) -> list[list[float]]:
     """Seconds of each task, one after the other in turn, so that a slow spell of the machine meets all of them."""
     for task in tasks:
         task()
     seconds: list[list[float]] = [[] for _ in tasks]
     for _ in range(repeats):
         for index, task in enumerate(tasks):
-            begun = time.perf_counter()
+            begun = clock()
             task()
-            seconds[index].append(time.perf_counter() - begun)
+            seconds[index].append(clock() - begun)
     return seconds
 
 
-def _spread(values: list[float]) -> dict[str, float]:
+def spread(values: list[float]) -> dict[str, float]:
+    """Median, lowest and highest."""
     return {"median": statistics.median(values), "low": min(values), "high": max(values)}
 
 
 def _rate(seconds: list[float], samples: int) -> dict[str, float]:
-    return _spread([samples / value for value in seconds])
+    return spread([samples / value for value in seconds])
 
 
 def _table(figures: dict[str, Any]) -> Table:

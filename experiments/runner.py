@@ -22,6 +22,7 @@ from experiments.engines import Engine, FlowerEngine, InlineEngine, Job
 from experiments.guard import Guard
 from experiments.study import Study
 from fedkace_flwr.errors import ConfigError, FedkaceError, RunError
+from fedkace_flwr.events import check_events
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.methods import configured
 from fedkace_flwr.record import SCHEMA, RunFolder
@@ -77,6 +78,7 @@ def check_study(study: Study, *, progress: bool = False) -> None:
     for config in study.runs.values():
         experiment = Experiment(configured(config)[1], progress=progress)
         experiment.check_streams()
+        check_events(config)
         if config.run.device.startswith("cuda") and study.gpu_fraction == 0 and study.engine == "flower":
             raise ConfigError(
                 f'device = "{config.run.device}" with gpu-fraction = 0: Ray hides the GPUs from clients that ask for '

@@ -332,6 +332,9 @@ class RunConfig:
     report_classes: bool = _key(
         True, "Clients report the class histogram of their buffer; switch off where that must not leave the device."
     )
+    tensorboard: bool = _key(
+        False, "Also write each round as TensorBoard events beside `rounds.jsonl`; needs the extra `tensorboard`."
+    )
     quorum: float = _key(
         0.5, "Share of the clients whose valid replies a round needs; below it the run stops.", above=0, high=1
     )

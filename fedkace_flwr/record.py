@@ -2,7 +2,7 @@
 
 ``config.json`` and ``environment.json`` are written before the first round, one line of ``rounds.jsonl`` and a
 checkpoint (``server/``) after each, ``summary.json`` and ``accuracy.png`` after the last. While a process writes
-the folder it holds ``.lock``.
+the folder it holds ``.lock``. With ``tensorboard = true`` the rounds are also written as TensorBoard events.
 """
 
 import json
@@ -24,13 +24,14 @@ from fedkace_flwr.checkpoint import Checkpoint, Checkpoints
 from fedkace_flwr.config import Config
 from fedkace_flwr.durable import sync_folder
 from fedkace_flwr.errors import ConfigError, RunError
+from fedkace_flwr.events import RoundEvents
 from fedkace_flwr.metrics import average_accuracy
 from fedkace_flwr.picture import draw_accuracy
 
 SCHEMA = 1
 _LOCK_SECONDS = 10
 # What a resumed run may be given anew: where it runs and how long it waits, nothing that its numbers depend on.
-_MAY_DIFFER = {"resume", "results-dir", "run-name", "data-dir", "cache-dir", "deadline", "join-deadline"}
+_MAY_DIFFER = {"resume", "results-dir", "run-name", "data-dir", "cache-dir", "deadline", "join-deadline", "tensorboard"}
 _PACKAGES = ("flwr", "ray", "torch", "torchvision", "numpy")
 
 
@@ -54,6 +55,7 @@ class RunFolder:
         self.path = path
         self.checkpoints = Checkpoints(path / "server")
         self._rounds: list[dict[str, Any]] = []
+        self._events: RoundEvents | None = None
         self.check(path)
         self._lock = FileLock(path / ".lock")
         try:
@@ -91,7 +93,14 @@ class RunFolder:
         return (self.path / "summary.json").exists()
 
     def begin(self, config: Config, device: torch.device) -> None:
-        """Write configuration and environment."""
+        """Write configuration and environment.
+
+        Raises
+        ------
+        ConfigError
+            Events are asked for and the package tensorboard is not installed.
+        """
+        self._open_events(config)
         self._write("environment.json", {"schema": SCHEMA, **environment(device)})
         self._write("config.json", config.flat())
 
@@ -119,6 +128,8 @@ class RunFolder:
         self._rounds = [_line(rounds, number, lines) for number in range(1, done + 1)]
         if len(lines) > done:
             self._write_text("rounds.jsonl", "".join(lines[:done]))
+        if checkpoint is not None:
+            self._open_events(config)
         return checkpoint
 
     def add_round(self, record: Mapping[str, Any]) -> None:
@@ -130,6 +141,9 @@ class RunFolder:
             The disk does not take it.
         """
         self._rounds.append(dict(record))
+        if self._events is not None:
+            # Before the line: should the process end here, whoever goes on repeats this round and purges its events.
+            self._events.add(record, _average_accuracy(self._rounds))
         try:
             with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(record, allow_nan=False) + "\n")
@@ -161,7 +175,13 @@ class RunFolder:
 
     def close(self) -> None:
         """Let others write the folder."""
+        if self._events is not None:
+            self._events.close()
         self._lock.release()
+
+    def _open_events(self, config: Config) -> None:
+        if config.run.tensorboard:
+            self._events = RoundEvents(self.path, first_round=len(self._rounds) + 1)
 
     def _compare(self, config: Config) -> None:
         before = read_json(self.path / "config.json")
@@ -333,7 +353,7 @@ def summarise(config: Config, rounds: Sequence[Mapping[str, Any]]) -> dict[str, 
         "clients": config.stream.clients,
         "rounds": len(rounds),
         "seed": config.run.seed,
-        "average_accuracy": average_accuracy(accuracies) if accuracies else None,
+        "average_accuracy": _average_accuracy(rounds),
         "final_accuracy": accuracies[-1] if accuracies else None,
         "average_chance": average_accuracy(chances) if chances else None,
         "switched_at": switched,
@@ -341,6 +361,11 @@ def summarise(config: Config, rounds: Sequence[Mapping[str, Any]]) -> dict[str, 
         "bytes": {way: sum(record["bytes"][way] for record in rounds) for way in ("down", "up")},
         "seconds": times,
     }
+
+
+def _average_accuracy(rounds: Sequence[Mapping[str, Any]]) -> float | None:
+    accuracies = [record["accuracy"] for record in rounds if record["accuracy"] is not None]
+    return average_accuracy(accuracies) if accuracies else None
 
 
 def environment(device: torch.device) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from fedkace_flwr import messages as keys
 from fedkace_flwr.checkpoint import Checkpoint
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError, FedkaceError
+from fedkace_flwr.events import check_events
 from fedkace_flwr.experiment import Experiment, as_arrays
 from fedkace_flwr.logs import join_flower_log
 from fedkace_flwr.methods import Method, configured
@@ -47,6 +48,7 @@ def run(grid: Grid, config: Config, run_id: int) -> None:
         raise ConfigError('resume = true: name the run to go on with, for example run-name = "mine"')
     experiment = Experiment(config)
     experiment.check_streams()
+    check_events(config)
     folder = RunFolder(run_folder(config, run_id), resume=config.run.resume)
     try:
         _run(grid, config, run_id, method, experiment, folder)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import rounds_of
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from experiments.inline import run_inline
 from fedkace_flwr.checkpoint import Checkpoint, Checkpoints
@@ -171,6 +172,15 @@ def test_a_client_asked_for_a_round_that_it_no_longer_knows_says_so(
     (folder / "server" / "checkpoint-000001.npz").write_bytes(kept)
     with pytest.raises(RunError, match="what was known before round 2 is gone"):
         run_inline(small(rounds=4, resume=True))
+
+
+def test_tensorboard_shows_each_round_once(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = cut_after_round(small(tensorboard=True), 2, monkeypatch)
+    for path in (folder / "server").glob("*2.npz"):
+        path.write_bytes(b"damaged")
+    run_inline(small(tensorboard=True, resume=True))
+    events = EventAccumulator(str(folder)).Reload()
+    assert [event.step for event in events.Scalars("accuracy/mean")] == [1, 2, 3]
 
 
 def test_checkpoints_come_back_bit_for_bit_and_two_are_kept(tmp_path: Path) -> None:
