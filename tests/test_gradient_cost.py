@@ -82,3 +82,17 @@ def test_the_command_prints_and_writes_counts_and_times(tmp_path: Path, capsys: 
 def test_sizes_that_will_not_do_are_refused(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["gradient-cost", *option]) == 2
     assert f"error: {option[0]} {option[1]}: must be >= " in capsys.readouterr().err
+
+
+def test_the_page_says_what_the_kept_output_says() -> None:
+    docs = Path(__file__).resolve().parent.parent / "docs"
+    kept = json.loads((docs / "results" / "gradient_cost.json").read_text())
+    page = (docs / "method.md").read_text()
+    for network in NETWORKS:
+        found = counts(network)
+        assert kept["multiply_adds_per_sample"][network.name] == found
+        for count in found.values():
+            assert f"| {count / 1e6:.2f} M |" in page or f"| {count / 1e3:.1f} K |" in page
+    for name in ("as5 against default", "default against without weights"):
+        figure = kept["figures"][name]
+        assert f"{figure['median']:.2f} ({figure['low']:.2f} to {figure['high']:.2f}) times" in page
