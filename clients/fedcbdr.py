@@ -15,7 +15,7 @@ from fedkace_flwr.model import ResNet18
 from fedkace_flwr.objectives import Objective
 from fedkace_flwr.seeding import generator_for
 from fedkace_flwr.store import ClientState
-from fedkace_flwr.temperatures import TemperatureLoss
+from fedkace_flwr.temperatures import TemperatureLoss, TwiceScaledLoss
 
 _BLOCK = 128
 
@@ -27,6 +27,8 @@ class FedCbdrClient(ContinualClient):
 
     - every round is a task, and the candidates are buffer and chunk together, M of which stay;
     - new classes are those of the chunk, old ones the other classes met (``fedcbdr-new-columns``);
+    - logits are scaled once, by class, and old and new samples averaged apart, as the paper has it; the published
+      code scales each row a second time, by the sample's origin, and averages once (``fedcbdr-temperatures``);
     - the draw is without replacement and class by class (``fedcbdr-balanced``), for which the client sends the
       candidates' labels beside their scores: the paper's messages hold none. ``report-classes`` does not cover
       them; with ``fedcbdr-balanced = false`` no labels leave the client;
@@ -43,7 +45,8 @@ class FedCbdrClient(ContinualClient):
             return super().objective(net, now)
         settings, device = self.config.fedcbdr, self.experiment.device
         new = now.current if settings.fedcbdr_new_columns == "chunk" else now.current & ~now.old
-        return TemperatureLoss(
+        loss = TemperatureLoss if settings.fedcbdr_temperatures == "paper" else TwiceScaledLoss
+        return loss(
             now.seen.to(device),
             new.to(device),
             tau_old=settings.fedcbdr_tau_old,

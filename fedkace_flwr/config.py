@@ -247,6 +247,11 @@ class FedcbdrConfig:
         "Inferred: new classes are those of the chunk, or only those never met before (`novel`).",
         choices=("chunk", "novel"),
     )
+    fedcbdr_temperatures: str = _key(
+        "paper",
+        "Inferred: logits scaled by class, old and new samples averaged apart (`paper`), or scaled again by the sample's origin and averaged once (`published-code`).",
+        choices=("paper", "published-code"),
+    )
     fedcbdr_balanced: bool = _key(
         True, "Inferred: draw class by class with equal quotas; false draws over all samples of a client."
     )
