@@ -32,7 +32,8 @@ class FedCbdrClient(ContinualClient):
     - the draw is without replacement and class by class (``fedcbdr-balanced``), for which the client sends the
       candidates' labels beside their scores: the paper's messages hold none. ``report-classes`` does not cover
       them; with ``fedcbdr-balanced = false`` no labels leave the client;
-    - P is taken off the returned rows, without which they belong to no sample;
+    - P is taken off the returned rows, without which they belong to no sample; the published code, which also
+      factorises each client's features alone, leaves it on, so that its draw is nearly uniform (``fedcbdr-scores``);
     - the global model answers, and logits are scaled in training alone (``inference``).
 
     Q comes from the run's seed, which the server of a simulation knows too. Anyone who holds Q sees the Gram
@@ -95,7 +96,8 @@ class FedCbdrClient(ContinualClient):
         rows = torch.from_numpy(received[cbdr.ROWS])
         if rows.ndim != 2 or len(rows) != len(pool) or rows.dtype != torch.float64:
             raise MessageError(f"{cbdr.ROWS} are {rows.dtype} {tuple(rows.shape)}: must be float64 ({len(pool)}, rank)")
-        answer = {cbdr.SCORES: cbdr.leverage(cbdr.unmask(rows, left)).numpy()}
+        own = cbdr.unmask(rows, left) if self.config.fedcbdr.fedcbdr_scores == "joint" else rows
+        answer = {cbdr.SCORES: cbdr.leverage(own).numpy()}
         if self.config.fedcbdr.fedcbdr_balanced:
             answer[cbdr.LABELS] = pool.labels.numpy()
         return RecordDict({keys.ARRAYS: keys.array_record(answer)})

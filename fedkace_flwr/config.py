@@ -252,6 +252,11 @@ class FedcbdrConfig:
         "Inferred: logits scaled by class, old and new samples averaged apart (`paper`), or scaled again by the sample's origin and averaged once (`published-code`).",
         choices=("paper", "published-code"),
     )
+    fedcbdr_scores: str = _key(
+        "joint",
+        "Inferred: leverage from one SVD of all clients' features, each client's rotation taken off (`joint`), or from an SVD for each client with the rotation left on, so that only a client's total is right (`published-code`).",
+        choices=("joint", "published-code"),
+    )
     fedcbdr_balanced: bool = _key(
         True, "Inferred: draw class by class with equal quotas; false draws over all samples of a client."
     )

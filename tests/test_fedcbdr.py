@@ -52,12 +52,16 @@ def pinv_leverage(stacked: Tensor) -> Tensor:
     return torch.from_numpy(np.einsum("ij,jk,ik->i", x, np.linalg.pinv(x.T @ x, rcond=1e-10, hermitian=True), x))
 
 
-def federated_leverage(clients: list[Tensor], seed: int, *, off: bool = True) -> list[Tensor]:
+def federated_leverage(
+    clients: list[Tensor], seed: int, *, joint: bool = True, off: bool | None = None
+) -> list[Tensor]:
     """As the two halves do it; ``off``: the clients take their masks off again."""
     lefts = [cbdr.random_orthogonal(len(x), generator_for(seed, "p", k)) for k, x in enumerate(clients)]
     right = cbdr.random_orthogonal(clients[0].shape[1], generator_for(seed, "q"))
-    stacked = torch.cat([cbdr.mask(x, left, right) for x, left in zip(clients, lefts, strict=True)])
-    rows = torch.split(cbdr.left_factor(stacked), [len(x) for x in clients])
+    masked = [cbdr.mask(x, left, right) for x, left in zip(clients, lefts, strict=True)]
+    together = torch.split(cbdr.left_factor(torch.cat(masked)), [len(x) for x in clients])
+    rows = together if joint else [cbdr.left_factor(x) for x in masked]
+    off = joint if off is None else off
     return [cbdr.leverage(cbdr.unmask(u, p) if off else u) for u, p in zip(rows, lefts, strict=True)]
 
 
@@ -96,6 +100,18 @@ def test_with_the_mask_on_only_a_clients_total_is_right() -> None:
     for one, other in zip(true, masked, strict=True):
         assert float(one.sum()) == pytest.approx(float(other.sum()), abs=1e-8)
         assert not torch.allclose(one, other, rtol=0, atol=1e-2)
+
+
+def test_the_published_codes_scores_are_right_in_sum_alone_and_follow_the_mask() -> None:
+    clients = features(4)
+    first, second = (federated_leverage(clients, seed, joint=False) for seed in (1, 2))
+    for x, one, other in zip(clients, first, second, strict=True):
+        own = pinv_leverage(x)
+        assert float(one.sum()) == pytest.approx(float(own.sum()), abs=1e-8)
+        assert float(other.sum()) == pytest.approx(12, abs=1e-8)
+        assert not torch.allclose(one, own, rtol=0, atol=1e-2) and not torch.allclose(one, other, rtol=0, atol=1e-2)
+    unmasked = federated_leverage(clients, 1, joint=False, off=True)
+    assert all(torch.allclose(u, pinv_leverage(x), rtol=0, atol=1e-8) for u, x in zip(unmasked, clients, strict=True))
 
 
 def test_all_left_singular_vectors_would_make_every_sample_alike() -> None:
@@ -309,6 +325,17 @@ def buffer_of(config: Config, client: int, number: int) -> tuple[list[int], list
         return archive["buffer.content"].tolist(), archive["buffer.labels"].tolist()
 
 
+def pools_and_features(config: Config, grid: WatchedGrid) -> tuple[list[list[int]], list[Tensor]]:
+    """What each client chooses from in the second round, by id, and its features under the global model."""
+    experiment = Experiment(config)
+    weights = keys.unpack(grid.of(cbdr.FEATURES_QUERY, 2)[0][0].array_records[keys.ARRAYS])
+    pools = [buffer_of(config, k, 1)[0] + experiment.stream(k).chunks[1].tolist() for k in range(3)]
+    net = experiment.network({name: torch.from_numpy(array) for name, array in weights.items()}).eval()
+    with torch.no_grad():
+        images = [experiment.preprocess(experiment.dataset.fetch(torch.tensor(pool))) for pool in pools]
+        return pools, [net.features(x).double() for x in images]
+
+
 def at(kind: str, number: int, client: int, act: Callable[[Message], Message | None]) -> Callable[..., Message | None]:
     return lambda *told: act(told[-1]) if told[:-1] == (kind, number, client) else told[-1]
 
@@ -330,27 +357,30 @@ def cbdr_config(small: Make) -> Make:
 def test_the_buffer_is_what_global_leverage_draws(cbdr_config: Make) -> None:
     config = cbdr_config(rounds=2)
     reports, grid = start(config)
-    experiment, exchanged = Experiment(config), grid.of(cbdr.FEATURES_QUERY, 2)
-    weights = keys.unpack(exchanged[0][0].array_records[keys.ARRAYS])
-    pools = [
-        (buffer_of(config, k, 1)[0] + experiment.stream(k).chunks[1].tolist(), *buffer_of(config, k, 2))
-        for k in range(3)
-    ]
-    net = experiment.network({name: torch.from_numpy(array) for name, array in weights.items()}).eval()
-    with torch.no_grad():
-        images = [experiment.preprocess(experiment.dataset.fetch(torch.tensor(pool))) for pool, _, _ in pools]
-        clients = [net.features(x).double() for x in images]
+    pools, clients = pools_and_features(config, grid)
     scores = torch.split(pinv_leverage(torch.cat(clients)), [len(x) for x in clients])
-    for number, (pool, ids, labels) in enumerate(pools):
+    for number, pool in enumerate(pools):
+        ids, labels = buffer_of(config, number, 2)
         sent = array_of(grid.of(cbdr.SCORES_QUERY, 2)[number][1], cbdr.SCORES)
         np.testing.assert_allclose(sent, scores[number], rtol=0, atol=1e-5)  # features are float32, batches differ
-        classes = experiment.labels_of(np.array(pool))
+        classes = Experiment(config).labels_of(np.array(pool))
         draws = generator_for(config.run.seed, "fedcbdr-draw", number, 2)
         assert ids == [pool[i] for i in cbdr.draw(torch.from_numpy(sent), classes, 20, draws).tolist()]
         assert len(set(ids)) == 20 and set(labels) == set(classes.tolist())
         assert reports[1].trained[number][keys.BUFFER_CLASSES] == np.bincount(labels, minlength=10).tolist()
     assert selected(reports[1]) == {0: 1, 1: 1, 2: 1} and selected(reports[0]) == {0: None, 1: None, 2: None}
     assert not any(report.failures for report in reports)
+
+
+def test_with_the_published_codes_scores_only_each_clients_sum_is_that_of_its_features(cbdr_config: Make) -> None:
+    config = cbdr_config(rounds=2, width=2, fedcbdr_scores="published-code")
+    reports, grid = start(config)
+    _, clients = pools_and_features(config, grid)
+    for number, x in enumerate(clients):
+        own, sent = pinv_leverage(x), array_of(grid.of(cbdr.SCORES_QUERY, 2)[number][1], cbdr.SCORES)
+        assert sent.sum() == pytest.approx(float(own.sum()), abs=1e-3) and own.sum() < len(x) - 1
+        assert np.abs(sent - own.numpy()).max() > 0.05
+    assert selected(reports[1]) == {0: 1, 1: 1, 2: 1} and not any(report.failures for report in reports)
 
 
 def test_three_rounds_with_the_same_seed_give_the_same_numbers(cbdr_config: Make) -> None:
