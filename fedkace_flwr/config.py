@@ -260,6 +260,10 @@ class FedcbdrConfig:
     fedcbdr_balanced: bool = _key(
         True, "Inferred: draw class by class with equal quotas; false draws over all samples of a client."
     )
+    fedcbdr_replacement: bool = _key(
+        False,
+        "Inferred: draw with replacement, as the paper does; a sample drawn twice is kept once, so that the buffer holds fewer than M.",
+    )
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,8 @@ class FedCbdr(ContinualStrategy):
     ``(A + c) + (8 n r + 132 + c) + (8 M + 137)``, up ``(8 n F + 136) + (16 n + 268)``. The brackets are the messages
     ``query.features``, ``query.scores`` and the selection within the evaluation; arrays have a header of 128 bytes
     (more from 10^8 rows on). Without ``fedcbdr-balanced`` no labels travel: ``8 n + 134`` up, not ``16 n + 268``.
-    Metrics: 17 bytes up in training, 16 in evaluation, and with ``report-classes`` 14 + 8 C there.
+    Metrics: 17 bytes up in training, 16 in evaluation, and with ``report-classes`` 14 + 8 C there. With
+    ``fedcbdr-replacement`` the selection holds what was drawn, at most M, and the evaluation 19 bytes more.
 
     Inferred, beside what :class:`clients.fedcbdr.FedCbdrClient` lists: the paper stacks all clients' rows, its
     published code does not (``fedcbdr-scores``); U keeps the columns of nonzero singular values alone; the draw is the
@@ -115,7 +116,8 @@ class FedCbdr(ContinualStrategy):
                 f"{cbdr.LABELS} reach from {labels.min()} to {labels.max()}: there are {classes} classes"
             )
         draws = generator_for(self.config.run.seed, "fedcbdr-draw", client, number)
-        kept = cbdr.draw(scores, labels, self.config.buffer.capacity, draws)
+        again = self.config.fedcbdr.fedcbdr_replacement
+        kept = cbdr.draw(scores, labels, self.config.buffer.capacity, draws, replacement=again)
         return keys.array_record({cbdr.POSITIONS: kept.numpy()})
 
 

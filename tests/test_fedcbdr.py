@@ -177,6 +177,30 @@ def test_a_sample_is_drawn_in_proportion_to_its_score() -> None:
     assert torch.allclose(count.double() / 3000, scores, atol=0.03)
 
 
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=60), st.integers(1, 70), st.integers(0, 10**6))
+def test_a_draw_with_replacement_never_exceeds_a_classs_places(labels: list[int], capacity: int, seed: int) -> None:
+    classes = torch.tensor(labels)
+    scores = torch.rand(len(labels), dtype=torch.float64, generator=generator_for(seed, "scores"))
+    once, again = (
+        cbdr.draw(scores, classes, capacity, generator_for(seed, "draw"), replacement=replacement)
+        for replacement in (False, True)
+    )
+    assert len(set(again.tolist())) == len(again) and again.tolist() == sorted(again.tolist())
+    places, held = (torch.bincount(classes[kept], minlength=6) for kept in (once, again))
+    assert bool((held <= places).all()) and bool(((held > 0) == (places > 0)).all())
+
+
+def test_a_sample_drawn_twice_is_kept_once() -> None:
+    scores, labels = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64), torch.zeros(4, dtype=torch.int64)
+    generator = generator_for(0, "again")
+    kept = [cbdr.draw(scores, labels, 2, generator, replacement=True) for _ in range(3000)]
+    found = torch.bincount(torch.cat(kept), minlength=4).double() / 3000
+    assert torch.allclose(found, 1 - (1 - scores) ** 2, atol=0.03)
+    alone = torch.tensor([0.0, 1.0, 0.0, 0.0], dtype=torch.float64)
+    assert cbdr.draw(alone, labels, 3, generator, replacement=True).tolist() == [1]
+
+
 def test_samples_without_leverage_fill_what_the_others_leave() -> None:
     scores = torch.tensor([0.0, 0.5, 0.0, 0.5, 0.0], dtype=torch.float64)
     kept = cbdr.draw(scores, torch.zeros(5, dtype=torch.int64), 3, generator_for(0)).tolist()
@@ -448,6 +472,26 @@ def test_without_classes_no_labels_travel_and_the_record_shows_the_true_buffer(c
     assert reports[1].exchanges[cbdr.SCORES_QUERY].bytes_up == 3 * (8 * 32 + 134)
 
 
+def test_with_replacement_the_buffer_is_what_was_drawn_and_the_record_says_how_much(cbdr_config: Make) -> None:
+    config = cbdr_config(rounds=3, fedcbdr_replacement=True)
+    run_inline(config)
+    records = rounds_of(Path(config.run.results_dir) / config.run.run_name)
+    for number in (2, 3):
+        held = [buffer_of(config, client, number) for client in range(3)]
+        assert records[number - 1]["buffer_size"] == [len(set(ids)) for ids, _ in held]
+        assert all(len(set(ids)) == len(ids) < 20 for ids, _ in held)
+        assert records[number - 1]["buffer_classes"] == [np.bincount(y, minlength=10).tolist() for _, y in held]
+        assert records[number - 1]["failures"] == []
+
+
+def test_with_replacement_the_evaluation_is_longer_by_the_size_and_the_selection_shorter(cbdr_config: Make) -> None:
+    reports, _ = start(cbdr_config(rounds=2, evaluate="both", fedcbdr_replacement=True))
+    before, after = (report.exchanges["evaluation"] for report in reports)
+    kept = sum(reports[1].evaluated[client][keys.BUFFER_SIZE] for client in range(3))
+    assert after.bytes_down == before.bytes_down + 3 * 137 + 8 * kept
+    assert after.bytes_up == before.bytes_up + 3 * (16 + 14 + 8 * 10 + 19)
+
+
 def with_array(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Message], Message]:
     def act(reply: Message) -> Message:
         record = reply.content.array_records[keys.ARRAYS]
@@ -526,13 +570,24 @@ def test_repeated_messages_get_the_same_answers(cbdr_config: Make) -> None:
     assert buffer_of(config, 0, 2) == before
 
 
-@pytest.mark.parametrize("positions", [[0] * 20, list(range(13, 33)), list(range(19)), list(range(-1, 19))])
+@pytest.mark.parametrize(
+    ("positions", "replacement"),
+    [
+        ([0] * 20, False),
+        (list(range(13, 33)), False),
+        (list(range(19)), False),
+        (list(range(-1, 19)), False),
+        ([3, 3], True),
+        ([], True),
+        (list(range(21)), True),
+    ],
+)
 def test_a_selection_that_does_not_fit_is_not_taken(
-    cbdr_config: Make, positions: list[int], monkeypatch: pytest.MonkeyPatch
+    cbdr_config: Make, positions: list[int], replacement: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = keys.array_record({cbdr.POSITIONS: np.array(positions, dtype=np.int64)})
     monkeypatch.setattr(FedCbdr, "_draw", lambda *told: record)
-    reports, _ = start(cbdr_config(rounds=2))
+    reports, _ = start(cbdr_config(rounds=2, fedcbdr_replacement=replacement))
     assert selected(reports[1]) == {0: 0, 1: 0, 2: 0}
     assert {failure["phase"] for failure in reports[1].failures} == {cbdr.SELECTION}
 
