@@ -232,6 +232,11 @@ class OfclConfig:
     ofcl_rescore: str = _key(
         "current", "Inferred: score the chunk's classes each round, or all classes.", choices=("current", "all")
     )
+    ofcl_merge: str = _key(
+        "global",
+        "Inferred: a client starts its round as the global model, or half-way from it to its own last local model (`half`, the published code's).",
+        choices=("global", "half"),
+    )
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from test_clients import Federation
 from torch import Tensor
 
+from clients.base import ClientRound
 from clients.ofcl import OfclClient
 from experiments.inline import run_inline
 from fedkace_flwr import messages as keys
@@ -20,19 +21,14 @@ from fedkace_flwr.batches import EPOCHS, Epoch, random_replay_epoch
 from fedkace_flwr.bregman import bregman_information, most_certain
 from fedkace_flwr.buffer import Samples
 from fedkace_flwr.config import Config
-from fedkace_flwr.methods import METHODS, Method
+from fedkace_flwr.model import ResNet18, seeded_resnet18
+from fedkace_flwr.snapshots import move_halfway, restored, snapshot
 from fedkace_flwr.store import ClientState, ClientStore
 from fedkace_flwr.torchvision_compat import import_torchvision
 from fedkace_flwr.views import NUMBERS, VIEWS, draw, projection, rotation_and_scale, warp
-from strategies.base import ContinualStrategy
 
 Make = Callable[..., Config]
 ALL = torch.ones(3, dtype=torch.bool)
-
-
-@pytest.fixture(autouse=True)
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(METHODS, "ofcl", Method(ContinualStrategy, OfclClient))
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -332,3 +328,70 @@ def test_the_local_model_answers_where_asked_for(small: Make) -> None:
     federation.train(0, 1)
     metrics = federation.evaluate(0, 1).metrics
     assert metrics[keys.ACCURACY] == metrics[keys.LOCAL_ACCURACY] and keys.GLOBAL_ACCURACY not in metrics
+
+
+# Where a round starts
+
+
+def test_halfway_by_hand() -> None:
+    net, other = (seeded_resnet18(3, 2, "cifar", seed) for seed in (1, 2))
+    other.stem[1].running_var.fill_(3.0)
+    other.stem[1].num_batches_tracked.fill_(40)
+    mean = (net.output.weight + other.output.weight).detach() / 2
+    theirs = other.output.weight.detach().clone()
+    move_halfway(net, other)
+    torch.testing.assert_close(net.output.weight.detach(), mean)
+    assert net.stem[1].running_var.tolist() == [2.0, 2.0] and int(net.stem[1].num_batches_tracked) == 0
+    assert torch.equal(other.output.weight, theirs)
+
+
+def test_a_snapshot_comes_back_as_a_network_of_its_own() -> None:
+    net, like = (seeded_resnet18(3, 2, "cifar", seed) for seed in (1, 2))
+    kept = {"information": torch.zeros(4), **snapshot("local", net)}
+    before = net.output.bias.detach().clone()
+    with torch.no_grad():
+        net.output.bias.add_(1.0)
+    own = restored("local", kept, like)
+    assert own is not None and own is not like and torch.equal(own.output.bias, before)
+    assert not torch.equal(like.output.bias, before)
+    assert restored("loc", kept, like) is None and restored("local", {"information": torch.zeros(4)}, like) is None
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Tensor]]:
+    """The weights from which each round is trained, as the rounds come."""
+    found: list[dict[str, Tensor]] = []
+    usual = OfclClient.objective
+
+    def noted(self: OfclClient, net: ResNet18, now: ClientRound) -> object:
+        found.append(snapshot("start", net))
+        return usual(self, net, now)
+
+    monkeypatch.setattr(OfclClient, "objective", noted)
+    return found
+
+
+@pytest.mark.parametrize("merge", ["global", "half"])
+def test_a_round_starts_as_the_global_model_or_half_way_to_the_last_local_one(
+    small: Make, merge: str, starts: list[dict[str, Tensor]]
+) -> None:
+    federation = Federation(small(method="ofcl", ofcl_merge=merge))
+    sent = {name: torch.from_numpy(array) for name, array in federation.weights.items()}
+    first = federation.train(0, 1).weights
+    federation.train(0, 3)  # it missed the second round
+    for name, tensor in sent.items():
+        expected = tensor
+        if merge == "half" and tensor.is_floating_point():
+            expected = (tensor + torch.from_numpy(first[name])) / 2
+        torch.testing.assert_close(starts[0][f"start.{name}"], tensor, rtol=0, atol=0)
+        torch.testing.assert_close(starts[1][f"start.{name}"], expected)
+    assert len(starts) == 2
+
+
+def test_the_state_holds_the_local_model_where_it_is_needed_alone(small: Make) -> None:
+    for merge in ("global", "half"):
+        federation = Federation(small(method="ofcl", run_name=merge, ofcl_merge=merge))
+        reply, extra = federation.train(0, 1), state_of(federation, 0, 1).extra
+        own = {name: tensor for name, tensor in extra.items() if name != "information"}
+        assert set(own) == ({f"local.{name}" for name in reply.weights} if merge == "half" else set())
+        assert all((tensor.numpy() == reply.weights[name.removeprefix("local.")]).all() for name, tensor in own.items())
