@@ -5,11 +5,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from clients.base import ClientRound, ContinualClient
+from clients.base import ClientRound, ContinualClient, Metrics
+from fedkace_flwr import messages as keys
 from fedkace_flwr.bregman import bregman_information, most_certain
 from fedkace_flwr.buffer import Samples
 from fedkace_flwr.config import TrainingConfig
 from fedkace_flwr.model import ResNet18
+from fedkace_flwr.objectives import Objective
 from fedkace_flwr.snapshots import move_halfway, restored, snapshot
 from fedkace_flwr.training import predict
 from fedkace_flwr.views import VIEWS, View, draw
@@ -26,7 +28,9 @@ class OfclClient(ContinualClient):
     scores of its last scoring and can only shrink, ``ofcl-rescore = all`` scores every class. Inferred: each image
     draws its own views (``ofcl-views``; the published code draws once for a batch); a round starts from the global
     model (``ofcl-merge``; the published code starts from the mean of it and the client's own last model, which
-    the state then holds too). Inferred, without a key:
+    the state then holds too); the server takes the plain mean (``ofcl-aggregation``; the published code's rule, see
+    :class:`strategies.ofcl.Ofcl`, needs the class counts of every chunk: labels that then leave the client).
+    Inferred, without a key:
 
     - The method is for streams seen once and updates its memory after every batch; here a chunk is trained for
       several epochs, and the memory is updated once, after the last.
@@ -62,6 +66,12 @@ class OfclClient(ContinualClient):
         if self.config.ofcl.ofcl_merge == "half":
             self.extra |= snapshot("local", net)
         return candidates.take(kept)
+
+    def report(self, objective: Objective, now: ClientRound) -> Metrics:
+        """The chunk's samples of each class, where the server weighs by them; ``report-classes`` does not count here."""
+        if self.config.ofcl.ofcl_aggregation != "class-mean":
+            return {}
+        return {keys.CHUNK_CLASSES: now.chunk.class_counts(self.experiment.num_classes).tolist()}
 
     def _information(self, net: ResNet18, samples: Samples, now: ClientRound) -> Tensor:
         """Bregman information, float64 (n,)."""

@@ -237,6 +237,11 @@ class OfclConfig:
         "Inferred: a client starts its round as the global model, or half-way from it to its own last local model (`half`, the published code's).",
         choices=("global", "half"),
     )
+    ofcl_aggregation: str = _key(
+        "mean",
+        "Inferred: the mean of the local models, or (`class-mean`, the published code's) the mean of one model per class, half-way to the global model before; for it clients report the class counts of their chunks, whatever `report-classes` says.",
+        choices=("mean", "class-mean"),
+    )
 
 
 @dataclass(frozen=True)
