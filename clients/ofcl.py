@@ -64,7 +64,7 @@ class OfclClient(ContinualClient):
         kept = most_certain(information, candidates.labels, capacity, generator)
         self.extra = {"information": information[kept]}
         if self.config.ofcl.ofcl_merge == "half":
-            self.extra |= snapshot("local", net)
+            self.extra |= snapshot("local", net.state_dict())
         return candidates.take(kept)
 
     def report(self, objective: Objective, now: ClientRound) -> Metrics:

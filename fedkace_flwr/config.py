@@ -218,6 +218,16 @@ class RefedConfig:
         choices=("full", "last-layer"),
     )
     refed_power: int = _key(1, "Inferred: gradient norms as they are (1) or squared (2).", low=1, high=2)
+    refed_start: str = _key(
+        "global",
+        "Inferred: the informative model starts as the global model that pulls it, the round's local model (`local`), or as it ended the last time (`persistent`).",
+        choices=("global", "local", "persistent"),
+    )
+    refed_anchor: str = _key(
+        "current",
+        "Inferred: score when the round's global model has come, or (`previous`) right after local training, the global model before it in the other's place.",
+        choices=("current", "previous"),
+    )
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from torch import Tensor
 from fedkace_flwr.model import ResNet18, load_weights
 
 
-def snapshot(kind: str, net: ResNet18) -> dict[str, Tensor]:
-    """Copy a network's weights and statistics to the CPU, named ``KIND.NAME``."""
-    return {f"{kind}.{name}": tensor.detach().cpu().clone() for name, tensor in net.state_dict().items()}
+def snapshot(kind: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copy a network's weights and statistics, named as in its ``state_dict``, to the CPU as ``KIND.NAME``."""
+    return {f"{kind}.{name}": tensor.detach().cpu().clone() for name, tensor in weights.items()}
 
 
 def restored(kind: str, tensors: Mapping[str, Tensor], like: ResNet18) -> ResNet18 | None:

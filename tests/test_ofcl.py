@@ -354,7 +354,7 @@ def test_halfway_by_hand() -> None:
 
 def test_a_snapshot_comes_back_as_a_network_of_its_own() -> None:
     net, like = (seeded_resnet18(3, 2, "cifar", seed) for seed in (1, 2))
-    kept = {"information": torch.zeros(4), **snapshot("local", net)}
+    kept = {"information": torch.zeros(4), **snapshot("local", net.state_dict())}
     before = net.output.bias.detach().clone()
     with torch.no_grad():
         net.output.bias.add_(1.0)
@@ -371,7 +371,7 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Tensor]]:
     usual = OfclClient.objective
 
     def noted(self: OfclClient, net: ResNet18, now: ClientRound) -> object:
-        found.append(snapshot("start", net))
+        found.append(snapshot("start", net.state_dict()))
         return usual(self, net, now)
 
     monkeypatch.setattr(OfclClient, "objective", noted)
