@@ -79,7 +79,7 @@ class ContinualClient(NumPyClient):
     """One client of a streaming federation.
 
     As it stands it is federated averaging: it trains on its chunk, keeps no buffer and answers by the global
-    model. A method overrides :meth:`objective`, :meth:`maintain`, :meth:`report` and
+    model. A method overrides :meth:`begin`, :meth:`objective`, :meth:`maintain`, :meth:`report` and
     :meth:`receive`, and :meth:`act` where it has messages of its own.
 
     Parameters
@@ -110,6 +110,9 @@ class ContinualClient(NumPyClient):
         self.extra: dict[str, Tensor] = {}
 
     # What methods override
+
+    def begin(self, net: ResNet18, now: ClientRound) -> None:
+        """Prepare the network that training starts from, in place; it holds the model that the client was sent."""
 
     def objective(self, net: ResNet18, now: ClientRound) -> Objective:
         """The loss that this round's training minimises; its masks lie on the experiment's device."""
@@ -183,6 +186,7 @@ class ContinualClient(NumPyClient):
         net = self._network(parameters)
 
         with watch(keys.TRAINING_SECONDS):
+            self.begin(net, now)
             objective = self.objective(net, now)
             self._train(net, now, objective)
         with watch(keys.SELECTION_SECONDS):

@@ -15,7 +15,7 @@ from fedkace_flwr.model import ResNet18
 from fedkace_flwr.objectives import Objective
 from fedkace_flwr.seeding import generator_for
 from fedkace_flwr.store import ClientState
-from fedkace_flwr.temperatures import TemperatureLoss
+from fedkace_flwr.temperatures import TemperatureLoss, TwiceScaledLoss
 
 _BLOCK = 128
 
@@ -27,10 +27,15 @@ class FedCbdrClient(ContinualClient):
 
     - every round is a task, and the candidates are buffer and chunk together, M of which stay;
     - new classes are those of the chunk, old ones the other classes met (``fedcbdr-new-columns``);
-    - the draw is without replacement and class by class (``fedcbdr-balanced``), for which the client sends the
-      candidates' labels beside their scores: the paper's messages hold none. ``report-classes`` does not cover
-      them; with ``fedcbdr-balanced = false`` no labels leave the client;
-    - P is taken off the returned rows, without which they belong to no sample;
+    - logits are scaled once, by class, and old and new samples averaged apart, as the paper has it; the published
+      code scales each row a second time, by the sample's origin, and averages once (``fedcbdr-temperatures``);
+    - the draw is class by class (``fedcbdr-balanced``), for which the client sends the candidates' labels beside
+      their scores: the paper's messages hold none. ``report-classes`` does not cover them; with
+      ``fedcbdr-balanced = false`` no labels leave the client;
+    - the draw is without replacement; the paper's is with it (``fedcbdr-replacement``). A buffer holds distinct
+      samples, so one that is drawn twice is kept once and leaves a place empty;
+    - P is taken off the returned rows, without which they belong to no sample; the published code, which also
+      factorises each client's features alone, leaves it on, so that its draw is nearly uniform (``fedcbdr-scores``);
     - the global model answers, and logits are scaled in training alone (``inference``).
 
     Q comes from the run's seed, which the server of a simulation knows too. Anyone who holds Q sees the Gram
@@ -43,7 +48,8 @@ class FedCbdrClient(ContinualClient):
             return super().objective(net, now)
         settings, device = self.config.fedcbdr, self.experiment.device
         new = now.current if settings.fedcbdr_new_columns == "chunk" else now.current & ~now.old
-        return TemperatureLoss(
+        loss = TemperatureLoss if settings.fedcbdr_temperatures == "paper" else TwiceScaledLoss
+        return loss(
             now.seen.to(device),
             new.to(device),
             tau_old=settings.fedcbdr_tau_old,
@@ -92,7 +98,8 @@ class FedCbdrClient(ContinualClient):
         rows = torch.from_numpy(received[cbdr.ROWS])
         if rows.ndim != 2 or len(rows) != len(pool) or rows.dtype != torch.float64:
             raise MessageError(f"{cbdr.ROWS} are {rows.dtype} {tuple(rows.shape)}: must be float64 ({len(pool)}, rank)")
-        answer = {cbdr.SCORES: cbdr.leverage(cbdr.unmask(rows, left)).numpy()}
+        own = cbdr.unmask(rows, left) if self.config.fedcbdr.fedcbdr_scores == "joint" else rows
+        answer = {cbdr.SCORES: cbdr.leverage(own).numpy()}
         if self.config.fedcbdr.fedcbdr_balanced:
             answer[cbdr.LABELS] = pool.labels.numpy()
         return RecordDict({keys.ARRAYS: keys.array_record(answer)})
@@ -111,6 +118,8 @@ class FedCbdrClient(ContinualClient):
         if kept is None:
             return state, report | {cbdr.SELECTED: 0}
         buffer = pool.take(kept)
+        if self.config.fedcbdr.fedcbdr_replacement:
+            report[keys.BUFFER_SIZE] = len(buffer)
         if self.config.run.report_classes:
             report[keys.BUFFER_CLASSES] = buffer.class_counts(self.experiment.num_classes).tolist()
         return replace(state, buffer=buffer), report | {cbdr.SELECTED: 1}
@@ -140,6 +149,8 @@ class FedCbdrClient(ContinualClient):
         if record is None or cbdr.POSITIONS not in record:
             return None
         kept = torch.from_numpy(keys.unpack(record)[cbdr.POSITIONS])
-        whole = kept.dtype == torch.int64 and tuple(kept.shape) == (self.config.buffer.capacity,)
+        capacity = self.config.buffer.capacity
+        fewest = 1 if self.config.fedcbdr.fedcbdr_replacement else capacity
+        whole = kept.dtype == torch.int64 and kept.ndim == 1 and fewest <= len(kept) <= capacity
         fits = whole and len(set(kept.tolist())) == len(kept) and int(kept.min()) >= 0 and int(kept.max()) < size
         return kept if fits else None

@@ -5,11 +5,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from clients.base import ClientRound, ContinualClient
+from clients.base import ClientRound, ContinualClient, Metrics
+from fedkace_flwr import messages as keys
 from fedkace_flwr.bregman import bregman_information, most_certain
 from fedkace_flwr.buffer import Samples
 from fedkace_flwr.config import TrainingConfig
 from fedkace_flwr.model import ResNet18
+from fedkace_flwr.objectives import Objective
+from fedkace_flwr.snapshots import move_halfway, restored, snapshot
 from fedkace_flwr.training import predict
 from fedkace_flwr.views import VIEWS, View, draw
 
@@ -23,11 +26,15 @@ class OfclClient(ContinualClient):
 
     As in the published code only the chunk's classes are scored anew; a class that the chunk lacks keeps the
     scores of its last scoring and can only shrink, ``ofcl-rescore = all`` scores every class. Inferred: each image
-    draws its own views (``ofcl-views``; the published code draws once for a batch). Inferred, without a key:
+    draws its own views (``ofcl-views``; the published code draws once for a batch); a round starts from the global
+    model (``ofcl-merge``; the published code starts from the mean of it and the client's own last model, which
+    the state then holds too); the server takes the plain mean (``ofcl-aggregation``; the published code's rule, see
+    :class:`strategies.ofcl.Ofcl`, needs the class counts of every chunk: labels that then leave the client).
+    Inferred, without a key:
 
     - The method is for streams seen once and updates its memory after every batch; here a chunk is trained for
       several epochs, and the memory is updated once, after the last.
-    - The local model scores, in evaluation mode, and starts each round as the global model, not half-way to it.
+    - The local model scores, in evaluation mode.
     - Views alter the image before it is normalised; flips, perspective and inversion always take place; the
       cut-outs' 10 and 20 pixels are 10/32 and 20/32 of other sizes, around a pixel anywhere in the image.
     - Places that do not divide evenly among the classes are filled, not lost.
@@ -36,6 +43,13 @@ class OfclClient(ContinualClient):
     def training_settings(self) -> TrainingConfig:
         """One pass over the chunk per epoch, replay in every step; ``batching`` does not count here."""
         return replace(super().training_settings(), batching="random-replay")
+
+    def begin(self, net: ResNet18, now: ClientRound) -> None:
+        """Meet the client's own last model half-way, where asked for; without one stay with the global model."""
+        if self.config.ofcl.ofcl_merge == "half":
+            own = restored("local", now.state.extra, net)
+            if own is not None:
+                move_halfway(net, own)
 
     def maintain(self, net: ResNet18, now: ClientRound) -> Samples:
         """Score the chunk's classes by the local model; of each class keep what it is most certain of."""
@@ -49,7 +63,15 @@ class OfclClient(ContinualClient):
         capacity, generator = self.config.buffer.capacity, self.generator("ofcl-places", now.number)
         kept = most_certain(information, candidates.labels, capacity, generator)
         self.extra = {"information": information[kept]}
+        if self.config.ofcl.ofcl_merge == "half":
+            self.extra |= snapshot("local", net.state_dict())
         return candidates.take(kept)
+
+    def report(self, objective: Objective, now: ClientRound) -> Metrics:
+        """The chunk's samples of each class, where the server weighs by them; ``report-classes`` does not count here."""
+        if self.config.ofcl.ofcl_aggregation != "class-mean":
+            return {}
+        return {keys.CHUNK_CLASSES: now.chunk.class_counts(self.experiment.num_classes).tolist()}
 
     def _information(self, net: ResNet18, samples: Samples, now: ClientRound) -> Tensor:
         """Bregman information, float64 (n,)."""

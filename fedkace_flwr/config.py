@@ -218,6 +218,16 @@ class RefedConfig:
         choices=("full", "last-layer"),
     )
     refed_power: int = _key(1, "Inferred: gradient norms as they are (1) or squared (2).", low=1, high=2)
+    refed_start: str = _key(
+        "global",
+        "Inferred: the informative model starts as the global model that pulls it, the round's local model (`local`), or as it ended the last time (`persistent`).",
+        choices=("global", "local", "persistent"),
+    )
+    refed_anchor: str = _key(
+        "current",
+        "Inferred: score when the round's global model has come, or (`previous`) right after local training, the global model before it in the other's place.",
+        choices=("current", "previous"),
+    )
 
 
 @dataclass(frozen=True)
@@ -231,6 +241,16 @@ class OfclConfig:
     )
     ofcl_rescore: str = _key(
         "current", "Inferred: score the chunk's classes each round, or all classes.", choices=("current", "all")
+    )
+    ofcl_merge: str = _key(
+        "global",
+        "Inferred: a client starts its round as the global model, or half-way from it to its own last local model (`half`, the published code's).",
+        choices=("global", "half"),
+    )
+    ofcl_aggregation: str = _key(
+        "mean",
+        "Inferred: the mean of the local models, or (`class-mean`, the published code's) the mean of one model per class, half-way to the global model before; for it clients report the class counts of their chunks, whatever `report-classes` says.",
+        choices=("mean", "class-mean"),
     )
 
 
@@ -247,8 +267,22 @@ class FedcbdrConfig:
         "Inferred: new classes are those of the chunk, or only those never met before (`novel`).",
         choices=("chunk", "novel"),
     )
+    fedcbdr_temperatures: str = _key(
+        "paper",
+        "Inferred: logits scaled by class, old and new samples averaged apart (`paper`), or scaled again by the sample's origin and averaged once (`published-code`).",
+        choices=("paper", "published-code"),
+    )
+    fedcbdr_scores: str = _key(
+        "joint",
+        "Inferred: leverage from one SVD of all clients' features, each client's rotation taken off (`joint`), or from an SVD for each client with the rotation left on, so that only a client's total is right (`published-code`).",
+        choices=("joint", "published-code"),
+    )
     fedcbdr_balanced: bool = _key(
         True, "Inferred: draw class by class with equal quotas; false draws over all samples of a client."
+    )
+    fedcbdr_replacement: bool = _key(
+        False,
+        "Inferred: draw with replacement, as the paper does; a sample drawn twice is kept once, so that the buffer holds fewer than M.",
     )
 
 

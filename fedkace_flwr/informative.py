@@ -1,7 +1,7 @@
 """Re-Fed's informative model and the score it gives each sample (Li et al., CVPR 2024, arXiv 2403.05890).
 
-A personalised model v starts at the global model w and takes s steps on the client's samples while a spring
-pulls it back to w:
+A personalised model v, by default a copy of the global model w, takes s steps on the client's samples while a
+spring pulls it to w:
 
     v_p = v_(p-1) - eta * (G + (1 - lambda) / (2 lambda) * (v_(p-1) - w)),
 
@@ -61,8 +61,9 @@ def informative_scores(
     locality: float,
     reduction: str = "mean",
     power: int = 1,
+    start: Parameters | None = None,
 ) -> Informative:
-    """Move v from the anchor, and add up each sample's gradient norms on the way.
+    """Move v from its start, and add up each sample's gradient norms on the way.
 
     All norms of a step are taken at the same v, before it moves. Should a step leave the finite numbers, the
     scores up to then stand.
@@ -85,9 +86,11 @@ def informative_scores(
         How the gradients make up G.
     power : {1, 2}
         Norms as they are, or squared.
+    start : dict of str to Tensor, optional
+        v_0; left as it is. By default the anchor.
     """
     pull = (1 - locality) / (2 * locality)
-    parameters = {name: tensor.detach().clone() for name, tensor in anchor.items()}
+    parameters = {name: tensor.detach().clone() for name, tensor in (start or anchor).items()}
     scores: Tensor | float = 0.0
     for step in range(1, steps + 1):
         squares = []
@@ -187,18 +190,22 @@ class _FeaturesAndLogits(nn.Module):
 
 
 def network_scores(
-    net: ResNet18, blocks: Callable[[int], Iterable[Block]], seen: Tensor, settings: RefedConfig
+    net: ResNet18,
+    blocks: Callable[[int], Iterable[Block]],
+    seen: Tensor,
+    settings: RefedConfig,
+    anchor: ResNet18 | None = None,
 ) -> Informative:
     """Score samples by an informative model that starts at ``net``.
 
-    Batch normalisation uses its running statistics, without which a single sample would have no gradient of
-    its own. The network, its statistics, its mode and the global generators are left as they were. Gradients
+    Batch normalisation uses the running statistics of ``net``, without which a single sample would have no gradient
+    of its own. The networks, their statistics, their mode and the global generators are left as they were. Gradients
     are taken in float32, whatever the network trains in.
 
     Parameters
     ----------
     net : ResNet18
-        w, the global model.
+        v_0.
     blocks : callable
         Given a number of samples, passes once over all of them in blocks no larger: preprocessed images,
         float (B, 3, H, W), and labels, int64 (B,), on the network's device.
@@ -206,11 +213,15 @@ def network_scores(
         bool (C,), on the network's device: the classes that take part.
     settings : RefedConfig
         Steps, step size, lambda and readings.
+    anchor : ResNet18, optional
+        w, on the network's device. By default the network itself.
     """
-    anchor = {name: parameter.detach() for name, parameter in net.named_parameters()}
+    start, pulled_to = (
+        {name: parameter.detach() for name, parameter in which.named_parameters()} for which in (net, anchor or net)
+    )
     by_last_layer = settings.refed_gradient == "last-layer"
     measure = last_layer_gradients(net, seen) if by_last_layer else per_sample_gradients(network_loss(net, seen))
-    held = 1 if by_last_layer else sum(tensor.numel() for tensor in anchor.values())
+    held = 1 if by_last_layer else sum(tensor.numel() for tensor in start.values())
     size = max(1, min(_LARGEST_BLOCK, _BLOCK_ELEMENTS // held))
     was_training = net.training
     net.eval()
@@ -219,12 +230,13 @@ def network_scores(
             return informative_scores(
                 measure,
                 lambda: blocks(size),
-                anchor,
+                pulled_to,
                 steps=settings.refed_steps,
                 learning_rate=settings.refed_learning_rate,
                 locality=settings.refed_lambda,
                 reduction=settings.refed_reduction,
                 power=settings.refed_power,
+                start=start,
             )
     finally:
         net.train(was_training)

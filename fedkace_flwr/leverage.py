@@ -9,6 +9,8 @@ from the right by anything invertible. A rotation P of a client's rows does chan
 again before it reads its scores.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -95,13 +97,16 @@ def leverage(rows: Tensor) -> Tensor:
     return rows.square().sum(dim=1)
 
 
-def draw(scores: Tensor, labels: Tensor, capacity: int, generator: torch.Generator) -> Tensor:
-    """Draw without replacement inside each class, with probability proportional to the score.
+def draw(
+    scores: Tensor, labels: Tensor, capacity: int, generator: torch.Generator, *, replacement: bool = False
+) -> Tensor:
+    """Draw inside each class, with probability proportional to the score.
 
     Places are shared among the classes as evenly as their samples allow; those that cannot be split go to
-    classes in random order. The order is drawn first, so the numbers per class depend on labels and generator
+    classes in random order. The order is drawn first, so the places per class depend on labels and generator
     alone. Dividing weights by independent exponential variables and keeping the largest is sequential weighted
-    drawing without replacement (Efraimidis and Spirakis, 2006).
+    drawing without replacement (Efraimidis and Spirakis, 2006). With replacement a class is drawn from as often as
+    it has places; what comes up again is kept once, and its place stays empty.
 
     Parameters
     ----------
@@ -113,19 +118,31 @@ def draw(scores: Tensor, labels: Tensor, capacity: int, generator: torch.Generat
         Places in all, M.
     generator : torch.Generator
         CPU generator.
+    replacement : bool
+        Whether a sample may be drawn again.
 
     Returns
     -------
     Tensor
-        int64 (min(M, n),): distinct positions, ascending.
+        int64 (min(M, n),), with replacement perhaps fewer: distinct positions, ascending.
     """
     classes = torch.bincount(labels).nonzero().squeeze(1)
     classes = classes[torch.randperm(len(classes), generator=generator)]
-    priority = (scores + _FLOOR) / torch.empty_like(scores).exponential_(generator=generator)
+    chosen = (_drawn_again if replacement else _drawn_once)(scores + _FLOOR, generator)
     members = [(labels == label).nonzero().squeeze(1) for label in classes]
     quotas = water_filling_quotas([len(positions) for positions in members], capacity)
-    kept = [
-        positions[priority[positions].argsort(descending=True, stable=True)[:quota]]
-        for positions, quota in zip(members, quotas, strict=True)
-    ]
+    kept = [chosen(positions, quota) for positions, quota in zip(members, quotas, strict=True) if quota > 0]
     return torch.cat(kept).sort().values if kept else torch.empty(0, dtype=torch.int64)
+
+
+def _drawn_once(weights: Tensor, generator: torch.Generator) -> Callable[[Tensor, int], Tensor]:
+    priority = weights / torch.empty_like(weights).exponential_(generator=generator)
+    return lambda members, places: members[priority[members].argsort(descending=True, stable=True)[:places]]
+
+
+def _drawn_again(weights: Tensor, generator: torch.Generator) -> Callable[[Tensor, int], Tensor]:
+    def chosen(members: Tensor, places: int) -> Tensor:
+        drawn = torch.multinomial(weights[members], places, replacement=True, generator=generator)
+        return members[drawn.bincount().nonzero().squeeze(1)]
+
+    return chosen

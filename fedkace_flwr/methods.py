@@ -20,6 +20,7 @@ from strategies.dcfcl import Dcfcl
 from strategies.fedavg import FedAvg
 from strategies.fedcbdr import FedCbdr
 from strategies.fedkace import FedKace
+from strategies.ofcl import Ofcl
 from strategies.tfcl import Tfcl
 
 
@@ -58,7 +59,7 @@ METHODS: dict[str, Method] = {
     "centralized": Method(Centralized, CentralizedClient),
     "fedcbdr": Method(FedCbdr, FedCbdrClient, actions=("query.features", "query.scores")),
     "dcfcl": Method(Dcfcl, DcfclClient),
-    "ofcl": Method(ContinualStrategy, OfclClient),
+    "ofcl": Method(Ofcl, OfclClient),
     "refed": Method(ContinualStrategy, RefedClient),
     "tfcl": Method(Tfcl, TfclClient, actions=("train.head", "train.tail")),
     "er": Method(ContinualStrategy, ReplayClient),

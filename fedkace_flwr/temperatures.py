@@ -1,4 +1,4 @@
-"""Task-aware temperature scaling (FedCBDR; Qi et al., NeurIPS 2025, Eqs. 7 to 9).
+"""Task-aware temperature scaling (FedCBDR; Qi et al., NeurIPS 2025, Eqs. 7 to 9), as printed and as published in code.
 
 Pure tensor mathematics. Shapes: B samples of a batch, C classes.
 """
@@ -33,14 +33,33 @@ class TemperatureLoss(TaskLoss):
     ) -> None:
         super().__init__(seen, seen)
         self._temperature = torch.where(new, tau_new, tau_old)
+        self._tau_old, self._tau_new = tau_old, tau_new
         self._weight_old, self._weight_new = weight_old, weight_new
 
     def loss(self, logits: Tensor, features: Tensor, batch: Batch) -> Tensor:
         """The weighted sum; a side without samples in the batch adds nothing."""
-        scaled = logits / self._temperature.to(logits.dtype)
-        losses, _ = masked_cross_entropy(scaled, batch.labels, self.masks_of(batch))
+        losses, _ = masked_cross_entropy(self.scaled(logits), batch.labels, self.masks_of(batch))
         old = batch.replayed.to(losses.dtype)
         return self._weight_old * _mean(losses, old) + self._weight_new * _mean(losses, 1 - old)
+
+    def scaled(self, logits: Tensor) -> Tensor:
+        """Logits, float (B, C), divided by their classes' temperatures."""
+        return logits / self._temperature.to(logits.dtype)
+
+
+class TwiceScaledLoss(TemperatureLoss):
+    """Mean over the batch of weighted cross-entropies, over logits scaled by class and again by the sample's origin.
+
+    The authors' published code, where it departs from their paper. Parameters as in :class:`TemperatureLoss`.
+    """
+
+    def loss(self, logits: Tensor, features: Tensor, batch: Batch) -> Tensor:
+        """The mean; how many samples of each side the batch holds does count."""
+        old = batch.replayed.to(logits.dtype)
+        origin = old * self._tau_old + (1 - old) * self._tau_new
+        twice = self.scaled(logits) / origin.unsqueeze(1)
+        losses, _ = masked_cross_entropy(twice, batch.labels, self.masks_of(batch))
+        return (losses * (old * self._weight_old + (1 - old) * self._weight_new)).mean()
 
 
 def _mean(losses: Tensor, members: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ class ContinualStrategy(Strategy):
     """Plain rounds of training and evaluation over all clients.
 
     Replies are checked before they count, and taken in the order of client numbers, so that a sum does not
-    depend on who answered first. A method overrides :meth:`weight`, or whole phases.
+    depend on who answered first. A method overrides :meth:`weight`, :meth:`merge`, or whole phases.
 
     Parameters
     ----------
@@ -101,6 +101,19 @@ class ContinualStrategy(Strategy):
     def weight(self, reply: Reply) -> float:
         """A local model's weight in the mean; 1/K each after normalisation."""
         return 1.0
+
+    def check(self, reply: Reply) -> None:
+        """Look into a training reply for what the method needs of it; that it is well formed is known.
+
+        Raises
+        ------
+        MessageError
+            The reply will not do; it is left out like one that is not well formed.
+        """
+
+    def merge(self, trained: Sequence[Reply]) -> Weights:
+        """The new global model, from the valid replies in the order of client numbers; their weighted mean."""
+        return weighted_mean([reply.weights for reply in trained], [self.weight(reply) for reply in trained])
 
     def model_for(self, client: int, arrays: ArrayRecord) -> ArrayRecord:
         """The model that a client is sent; personalised methods override this."""
@@ -195,7 +208,7 @@ class ContinualStrategy(Strategy):
             Too few valid replies for the quorum.
         """
         trained = self._read(TRAINING, replies, self._shapes)
-        mean = weighted_mean([reply.weights for reply in trained], [self.weight(reply) for reply in trained])
+        mean = self.merge(trained)
         self._report.trained = {reply.client: reply.metrics for reply in trained}
         self._report.drift = client_drift([reply.weights for reply in trained], mean, self._parameters)
         return keys.array_record(mean), None
@@ -292,7 +305,10 @@ class ContinualStrategy(Strategy):
         for message in replies:
             client = self._asked[message.metadata.reply_to_message_id]
             try:
-                valid.append(keys.read_reply(message, client, shapes))
+                reply = keys.read_reply(message, client, shapes)
+                if phase == TRAINING:
+                    self.check(reply)
+                valid.append(reply)
             except MessageError as error:
                 self._fail(client, phase, str(error))
         if len(valid) < self._settings.quorum * self.clients:

@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from fedkace_flwr import messages as keys
 from fedkace_flwr.coalitions import CoalitionGame, Formation, form_coalitions, gram_matrix
 from fedkace_flwr.messages import Reply
-from strategies.base import TRAINING, client_drift, weighted_mean
+from strategies.base import TRAINING, client_drift
 from strategies.fedavg import FedAvg
 
 logger = logging.getLogger(__name__)
@@ -134,4 +134,4 @@ class Dcfcl(FedAvg):
         """As federated averaging does it; who is alone keeps its own bits."""
         if len(replies) == 1:
             return replies[0].weights
-        return weighted_mean([reply.weights for reply in replies], [self.weight(reply) for reply in replies])
+        return self.merge(replies)

@@ -28,10 +28,11 @@ class FedCbdr(ContinualStrategy):
     ``(A + c) + (8 n r + 132 + c) + (8 M + 137)``, up ``(8 n F + 136) + (16 n + 268)``. The brackets are the messages
     ``query.features``, ``query.scores`` and the selection within the evaluation; arrays have a header of 128 bytes
     (more from 10^8 rows on). Without ``fedcbdr-balanced`` no labels travel: ``8 n + 134`` up, not ``16 n + 268``.
-    Metrics: 17 bytes up in training, 16 in evaluation, and with ``report-classes`` 14 + 8 C there.
+    Metrics: 17 bytes up in training, 16 in evaluation, and with ``report-classes`` 14 + 8 C there. With
+    ``fedcbdr-replacement`` the selection holds what was drawn, at most M, and the evaluation 19 bytes more.
 
     Inferred, beside what :class:`clients.fedcbdr.FedCbdrClient` lists: the paper stacks all clients' rows, its
-    published code does not (here: stacked); U keeps the columns of nonzero singular values alone; the draw is the
+    published code does not (``fedcbdr-scores``); U keeps the columns of nonzero singular values alone; the draw is the
     server's, each client's for its own M places; no 1/sqrt(n p) rescales what was drawn (``fedcbdr-balanced``
     chooses whether classes count).
     """
@@ -52,7 +53,7 @@ class FedCbdr(ContinualStrategy):
 
         questions = {
             client: RecordDict({keys.ARRAYS: keys.array_record({cbdr.ROWS: rows})})
-            for client, rows in _rows_of_u(masked).items()
+            for client, rows in _rows_of_u(masked, joint=self.config.fedcbdr.fedcbdr_scores == "joint").items()
         }
         wanted = {client: {cbdr.SCORES: ((size,), double)} for client, size in pools.items()}
         if self.config.fedcbdr.fedcbdr_balanced:
@@ -115,15 +116,18 @@ class FedCbdr(ContinualStrategy):
                 f"{cbdr.LABELS} reach from {labels.min()} to {labels.max()}: there are {classes} classes"
             )
         draws = generator_for(self.config.run.seed, "fedcbdr-draw", client, number)
-        kept = cbdr.draw(scores, labels, self.config.buffer.capacity, draws)
+        again = self.config.fedcbdr.fedcbdr_replacement
+        kept = cbdr.draw(scores, labels, self.config.buffer.capacity, draws, replacement=again)
         return keys.array_record({cbdr.POSITIONS: kept.numpy()})
 
 
-def _rows_of_u(masked: Mapping[int, Weights]) -> dict[int, keys.NumpyArray]:
-    """Each client's rows of the left factor of all clients' features, stacked in the order of client numbers."""
+def _rows_of_u(masked: Mapping[int, Weights], *, joint: bool) -> dict[int, keys.NumpyArray]:
+    """Each client's rows of a left factor: ``joint`` of all features, stacked by client number, else of its own."""
     if not masked:
         return {}
-    order = sorted(masked)
-    blocks = [torch.from_numpy(masked[client][cbdr.FEATURES]) for client in order]
-    rows = torch.split(cbdr.left_factor(torch.cat(blocks)), [len(block) for block in blocks])
-    return {client: np.ascontiguousarray(block.numpy()) for client, block in zip(order, rows, strict=True)}
+    order, rows = sorted(masked), dict[int, keys.NumpyArray]()
+    for group in [order] if joint else [[client] for client in order]:
+        blocks = [torch.from_numpy(masked[client][cbdr.FEATURES]) for client in group]
+        parts = torch.split(cbdr.left_factor(torch.cat(blocks)), [len(block) for block in blocks])
+        rows |= {client: np.ascontiguousarray(part.numpy()) for client, part in zip(group, parts, strict=True)}
+    return rows

@@ -24,7 +24,7 @@ from fedkace_flwr.experiment import Experiment, as_arrays
 from fedkace_flwr.methods import METHODS, Method
 from fedkace_flwr.objectives import Batch, TaskLoss
 from fedkace_flwr.seeding import generator_for
-from fedkace_flwr.temperatures import TemperatureLoss
+from fedkace_flwr.temperatures import TemperatureLoss, TwiceScaledLoss
 from strategies.base import RoundReport
 from strategies.fedcbdr import FedCbdr
 
@@ -52,12 +52,16 @@ def pinv_leverage(stacked: Tensor) -> Tensor:
     return torch.from_numpy(np.einsum("ij,jk,ik->i", x, np.linalg.pinv(x.T @ x, rcond=1e-10, hermitian=True), x))
 
 
-def federated_leverage(clients: list[Tensor], seed: int, *, off: bool = True) -> list[Tensor]:
+def federated_leverage(
+    clients: list[Tensor], seed: int, *, joint: bool = True, off: bool | None = None
+) -> list[Tensor]:
     """As the two halves do it; ``off``: the clients take their masks off again."""
     lefts = [cbdr.random_orthogonal(len(x), generator_for(seed, "p", k)) for k, x in enumerate(clients)]
     right = cbdr.random_orthogonal(clients[0].shape[1], generator_for(seed, "q"))
-    stacked = torch.cat([cbdr.mask(x, left, right) for x, left in zip(clients, lefts, strict=True)])
-    rows = torch.split(cbdr.left_factor(stacked), [len(x) for x in clients])
+    masked = [cbdr.mask(x, left, right) for x, left in zip(clients, lefts, strict=True)]
+    together = torch.split(cbdr.left_factor(torch.cat(masked)), [len(x) for x in clients])
+    rows = together if joint else [cbdr.left_factor(x) for x in masked]
+    off = joint if off is None else off
     return [cbdr.leverage(cbdr.unmask(u, p) if off else u) for u, p in zip(rows, lefts, strict=True)]
 
 
@@ -96,6 +100,18 @@ def test_with_the_mask_on_only_a_clients_total_is_right() -> None:
     for one, other in zip(true, masked, strict=True):
         assert float(one.sum()) == pytest.approx(float(other.sum()), abs=1e-8)
         assert not torch.allclose(one, other, rtol=0, atol=1e-2)
+
+
+def test_the_published_codes_scores_are_right_in_sum_alone_and_follow_the_mask() -> None:
+    clients = features(4)
+    first, second = (federated_leverage(clients, seed, joint=False) for seed in (1, 2))
+    for x, one, other in zip(clients, first, second, strict=True):
+        own = pinv_leverage(x)
+        assert float(one.sum()) == pytest.approx(float(own.sum()), abs=1e-8)
+        assert float(other.sum()) == pytest.approx(12, abs=1e-8)
+        assert not torch.allclose(one, own, rtol=0, atol=1e-2) and not torch.allclose(one, other, rtol=0, atol=1e-2)
+    unmasked = federated_leverage(clients, 1, joint=False, off=True)
+    assert all(torch.allclose(u, pinv_leverage(x), rtol=0, atol=1e-8) for u, x in zip(unmasked, clients, strict=True))
 
 
 def test_all_left_singular_vectors_would_make_every_sample_alike() -> None:
@@ -161,6 +177,30 @@ def test_a_sample_is_drawn_in_proportion_to_its_score() -> None:
     assert torch.allclose(count.double() / 3000, scores, atol=0.03)
 
 
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=60), st.integers(1, 70), st.integers(0, 10**6))
+def test_a_draw_with_replacement_never_exceeds_a_classs_places(labels: list[int], capacity: int, seed: int) -> None:
+    classes = torch.tensor(labels)
+    scores = torch.rand(len(labels), dtype=torch.float64, generator=generator_for(seed, "scores"))
+    once, again = (
+        cbdr.draw(scores, classes, capacity, generator_for(seed, "draw"), replacement=replacement)
+        for replacement in (False, True)
+    )
+    assert len(set(again.tolist())) == len(again) and again.tolist() == sorted(again.tolist())
+    places, held = (torch.bincount(classes[kept], minlength=6) for kept in (once, again))
+    assert bool((held <= places).all()) and bool(((held > 0) == (places > 0)).all())
+
+
+def test_a_sample_drawn_twice_is_kept_once() -> None:
+    scores, labels = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64), torch.zeros(4, dtype=torch.int64)
+    generator = generator_for(0, "again")
+    kept = [cbdr.draw(scores, labels, 2, generator, replacement=True) for _ in range(3000)]
+    found = torch.bincount(torch.cat(kept), minlength=4).double() / 3000
+    assert torch.allclose(found, 1 - (1 - scores) ** 2, atol=0.03)
+    alone = torch.tensor([0.0, 1.0, 0.0, 0.0], dtype=torch.float64)
+    assert cbdr.draw(alone, labels, 3, generator, replacement=True).tolist() == [1]
+
+
 def test_samples_without_leverage_fill_what_the_others_leave() -> None:
     scores = torch.tensor([0.0, 0.5, 0.0, 0.5, 0.0], dtype=torch.float64)
     kept = cbdr.draw(scores, torch.zeros(5, dtype=torch.int64), 3, generator_for(0)).tolist()
@@ -170,9 +210,14 @@ def test_samples_without_leverage_fill_what_the_others_leave() -> None:
 # Temperatures
 
 
-def objective(*, taus: tuple[float, float] = (0.9, 1.1), weights: tuple[float, float] = (1.1, 0.9)) -> TemperatureLoss:
+def objective(
+    kind: type[TemperatureLoss] = TemperatureLoss,
+    *,
+    taus: tuple[float, float] = (0.9, 1.1),
+    weights: tuple[float, float] = (1.1, 0.9),
+) -> TemperatureLoss:
     new = torch.tensor([False, False, True])
-    return TemperatureLoss(
+    return kind(
         torch.ones(3, dtype=torch.bool),
         new,
         tau_old=taus[0],
@@ -203,6 +248,33 @@ def test_the_loss_worked_by_hand(
 ) -> None:
     logits, batch = batch_of(labels, replayed)
     assert objective(weights=weights).loss(logits, torch.empty(0), batch).item() == pytest.approx(expected, abs=2e-6)
+
+
+# Cross-entropy at 0 of (2 / .81, 1 / .81, .5 / .99), and at 2 of (2 / .99, 1 / .99, .5 / 1.21).
+OLD_ROW, NEW_ROW = 0.358544, 2.054657
+
+
+@pytest.mark.parametrize(
+    ("labels", "replayed", "expected"),
+    [
+        ([0, 2], [True, False], 1.121795),
+        ([0], [True], 1.1 * OLD_ROW),
+        ([2], [False], 0.9 * NEW_ROW),
+        ([0, 0, 2], [True, True, False], (2 * 1.1 * OLD_ROW + 0.9 * NEW_ROW) / 3),  # one mean, not one on each side
+    ],
+)
+def test_the_published_codes_loss_worked_by_hand(labels: list[int], replayed: list[bool], expected: float) -> None:
+    logits, batch = batch_of(labels, replayed)
+    found = objective(TwiceScaledLoss).loss(logits, torch.empty(0), batch)
+    assert found.item() == pytest.approx(expected, abs=2e-6)
+
+
+def test_without_temperatures_and_weights_the_published_codes_loss_is_the_plain_one() -> None:
+    logits, batch = batch_of([0, 2, 1, 2], [True, False, False, False])
+    everything = torch.ones(3, dtype=torch.bool)
+    plain = TaskLoss(everything, everything).loss(logits, torch.empty(0), batch)
+    twice = objective(TwiceScaledLoss, taus=(1.0, 1.0), weights=(1.0, 1.0)).loss(logits, torch.empty(0), batch)
+    assert twice.item() == pytest.approx(plain.item(), rel=1e-6)
 
 
 def test_without_temperatures_and_weights_it_is_twice_the_plain_loss() -> None:
@@ -277,6 +349,17 @@ def buffer_of(config: Config, client: int, number: int) -> tuple[list[int], list
         return archive["buffer.content"].tolist(), archive["buffer.labels"].tolist()
 
 
+def pools_and_features(config: Config, grid: WatchedGrid) -> tuple[list[list[int]], list[Tensor]]:
+    """What each client chooses from in the second round, by id, and its features under the global model."""
+    experiment = Experiment(config)
+    weights = keys.unpack(grid.of(cbdr.FEATURES_QUERY, 2)[0][0].array_records[keys.ARRAYS])
+    pools = [buffer_of(config, k, 1)[0] + experiment.stream(k).chunks[1].tolist() for k in range(3)]
+    net = experiment.network({name: torch.from_numpy(array) for name, array in weights.items()}).eval()
+    with torch.no_grad():
+        images = [experiment.preprocess(experiment.dataset.fetch(torch.tensor(pool))) for pool in pools]
+        return pools, [net.features(x).double() for x in images]
+
+
 def at(kind: str, number: int, client: int, act: Callable[[Message], Message | None]) -> Callable[..., Message | None]:
     return lambda *told: act(told[-1]) if told[:-1] == (kind, number, client) else told[-1]
 
@@ -298,27 +381,30 @@ def cbdr_config(small: Make) -> Make:
 def test_the_buffer_is_what_global_leverage_draws(cbdr_config: Make) -> None:
     config = cbdr_config(rounds=2)
     reports, grid = start(config)
-    experiment, exchanged = Experiment(config), grid.of(cbdr.FEATURES_QUERY, 2)
-    weights = keys.unpack(exchanged[0][0].array_records[keys.ARRAYS])
-    pools = [
-        (buffer_of(config, k, 1)[0] + experiment.stream(k).chunks[1].tolist(), *buffer_of(config, k, 2))
-        for k in range(3)
-    ]
-    net = experiment.network({name: torch.from_numpy(array) for name, array in weights.items()}).eval()
-    with torch.no_grad():
-        images = [experiment.preprocess(experiment.dataset.fetch(torch.tensor(pool))) for pool, _, _ in pools]
-        clients = [net.features(x).double() for x in images]
+    pools, clients = pools_and_features(config, grid)
     scores = torch.split(pinv_leverage(torch.cat(clients)), [len(x) for x in clients])
-    for number, (pool, ids, labels) in enumerate(pools):
+    for number, pool in enumerate(pools):
+        ids, labels = buffer_of(config, number, 2)
         sent = array_of(grid.of(cbdr.SCORES_QUERY, 2)[number][1], cbdr.SCORES)
         np.testing.assert_allclose(sent, scores[number], rtol=0, atol=1e-5)  # features are float32, batches differ
-        classes = experiment.labels_of(np.array(pool))
+        classes = Experiment(config).labels_of(np.array(pool))
         draws = generator_for(config.run.seed, "fedcbdr-draw", number, 2)
         assert ids == [pool[i] for i in cbdr.draw(torch.from_numpy(sent), classes, 20, draws).tolist()]
         assert len(set(ids)) == 20 and set(labels) == set(classes.tolist())
         assert reports[1].trained[number][keys.BUFFER_CLASSES] == np.bincount(labels, minlength=10).tolist()
     assert selected(reports[1]) == {0: 1, 1: 1, 2: 1} and selected(reports[0]) == {0: None, 1: None, 2: None}
     assert not any(report.failures for report in reports)
+
+
+def test_with_the_published_codes_scores_only_each_clients_sum_is_that_of_its_features(cbdr_config: Make) -> None:
+    config = cbdr_config(rounds=2, width=2, fedcbdr_scores="published-code")
+    reports, grid = start(config)
+    _, clients = pools_and_features(config, grid)
+    for number, x in enumerate(clients):
+        own, sent = pinv_leverage(x), array_of(grid.of(cbdr.SCORES_QUERY, 2)[number][1], cbdr.SCORES)
+        assert sent.sum() == pytest.approx(float(own.sum()), abs=1e-3) and own.sum() < len(x) - 1
+        assert np.abs(sent - own.numpy()).max() > 0.05
+    assert selected(reports[1]) == {0: 1, 1: 1, 2: 1} and not any(report.failures for report in reports)
 
 
 def test_three_rounds_with_the_same_seed_give_the_same_numbers(cbdr_config: Make) -> None:
@@ -384,6 +470,26 @@ def test_without_classes_no_labels_travel_and_the_record_shows_the_true_buffer(c
         assert reports[1].evaluated[client][keys.BUFFER_CLASSES] == np.bincount(labels, minlength=10).tolist()
         assert len(labels) == 20
     assert reports[1].exchanges[cbdr.SCORES_QUERY].bytes_up == 3 * (8 * 32 + 134)
+
+
+def test_with_replacement_the_buffer_is_what_was_drawn_and_the_record_says_how_much(cbdr_config: Make) -> None:
+    config = cbdr_config(rounds=3, fedcbdr_replacement=True)
+    run_inline(config)
+    records = rounds_of(Path(config.run.results_dir) / config.run.run_name)
+    for number in (2, 3):
+        held = [buffer_of(config, client, number) for client in range(3)]
+        assert records[number - 1]["buffer_size"] == [len(set(ids)) for ids, _ in held]
+        assert all(len(set(ids)) == len(ids) < 20 for ids, _ in held)
+        assert records[number - 1]["buffer_classes"] == [np.bincount(y, minlength=10).tolist() for _, y in held]
+        assert records[number - 1]["failures"] == []
+
+
+def test_with_replacement_the_evaluation_is_longer_by_the_size_and_the_selection_shorter(cbdr_config: Make) -> None:
+    reports, _ = start(cbdr_config(rounds=2, evaluate="both", fedcbdr_replacement=True))
+    before, after = (report.exchanges["evaluation"] for report in reports)
+    kept = sum(reports[1].evaluated[client][keys.BUFFER_SIZE] for client in range(3))
+    assert after.bytes_down == before.bytes_down + 3 * 137 + 8 * kept
+    assert after.bytes_up == before.bytes_up + 3 * (16 + 14 + 8 * 10 + 19)
 
 
 def with_array(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Message], Message]:
@@ -464,13 +570,24 @@ def test_repeated_messages_get_the_same_answers(cbdr_config: Make) -> None:
     assert buffer_of(config, 0, 2) == before
 
 
-@pytest.mark.parametrize("positions", [[0] * 20, list(range(13, 33)), list(range(19)), list(range(-1, 19))])
+@pytest.mark.parametrize(
+    ("positions", "replacement"),
+    [
+        ([0] * 20, False),
+        (list(range(13, 33)), False),
+        (list(range(19)), False),
+        (list(range(-1, 19)), False),
+        ([3, 3], True),
+        ([], True),
+        (list(range(21)), True),
+    ],
+)
 def test_a_selection_that_does_not_fit_is_not_taken(
-    cbdr_config: Make, positions: list[int], monkeypatch: pytest.MonkeyPatch
+    cbdr_config: Make, positions: list[int], replacement: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = keys.array_record({cbdr.POSITIONS: np.array(positions, dtype=np.int64)})
     monkeypatch.setattr(FedCbdr, "_draw", lambda *told: record)
-    reports, _ = start(cbdr_config(rounds=2))
+    reports, _ = start(cbdr_config(rounds=2, fedcbdr_replacement=replacement))
     assert selected(reports[1]) == {0: 0, 1: 0, 2: 0}
     assert {failure["phase"] for failure in reports[1].failures} == {cbdr.SELECTION}
 
@@ -498,6 +615,7 @@ def test_a_query_out_of_turn_is_refused(cbdr_config: Make) -> None:
         {"fedcbdr_weight_old": 2.0},
         {"fedcbdr_weight_new": 0.5},
         {"fedcbdr_new_columns": "novel"},
+        {"fedcbdr_temperatures": "published-code"},
     ],
 )
 def test_every_key_makes_a_difference_from_the_second_round(cbdr_config: Make, changes: dict[str, object]) -> None:

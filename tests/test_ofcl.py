@@ -2,37 +2,40 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import rounds_of
+from flwr.app import Message, MessageType
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_clients import Federation
+from test_strategies import FaultyGrid, only
 from torch import Tensor
 
+from clients.base import ClientRound
 from clients.ofcl import OfclClient
 from experiments.inline import run_inline
 from fedkace_flwr import messages as keys
+from fedkace_flwr import server_app
 from fedkace_flwr.batches import EPOCHS, Epoch, random_replay_epoch
 from fedkace_flwr.bregman import bregman_information, most_certain
 from fedkace_flwr.buffer import Samples
 from fedkace_flwr.config import Config
-from fedkace_flwr.methods import METHODS, Method
+from fedkace_flwr.experiment import Experiment, as_arrays
+from fedkace_flwr.model import ResNet18, seeded_resnet18
+from fedkace_flwr.snapshots import move_halfway, restored, snapshot
 from fedkace_flwr.store import ClientState, ClientStore
 from fedkace_flwr.torchvision_compat import import_torchvision
 from fedkace_flwr.views import NUMBERS, VIEWS, draw, projection, rotation_and_scale, warp
-from strategies.base import ContinualStrategy
+from strategies.base import weighted_mean
+from strategies.ofcl import class_mean_weights
 
 Make = Callable[..., Config]
 ALL = torch.ones(3, dtype=torch.bool)
-
-
-@pytest.fixture(autouse=True)
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(METHODS, "ofcl", Method(ContinualStrategy, OfclClient))
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -332,3 +335,182 @@ def test_the_local_model_answers_where_asked_for(small: Make) -> None:
     federation.train(0, 1)
     metrics = federation.evaluate(0, 1).metrics
     assert metrics[keys.ACCURACY] == metrics[keys.LOCAL_ACCURACY] and keys.GLOBAL_ACCURACY not in metrics
+
+
+# Where a round starts
+
+
+def test_halfway_by_hand() -> None:
+    net, other = (seeded_resnet18(3, 2, "cifar", seed) for seed in (1, 2))
+    other.stem[1].running_var.fill_(3.0)
+    other.stem[1].num_batches_tracked.fill_(40)
+    mean = (net.output.weight + other.output.weight).detach() / 2
+    theirs = other.output.weight.detach().clone()
+    move_halfway(net, other)
+    torch.testing.assert_close(net.output.weight.detach(), mean)
+    assert net.stem[1].running_var.tolist() == [2.0, 2.0] and int(net.stem[1].num_batches_tracked) == 0
+    assert torch.equal(other.output.weight, theirs)
+
+
+def test_a_snapshot_comes_back_as_a_network_of_its_own() -> None:
+    net, like = (seeded_resnet18(3, 2, "cifar", seed) for seed in (1, 2))
+    kept = {"information": torch.zeros(4), **snapshot("local", net.state_dict())}
+    before = net.output.bias.detach().clone()
+    with torch.no_grad():
+        net.output.bias.add_(1.0)
+    own = restored("local", kept, like)
+    assert own is not None and own is not like and torch.equal(own.output.bias, before)
+    assert not torch.equal(like.output.bias, before)
+    assert restored("loc", kept, like) is None and restored("local", {"information": torch.zeros(4)}, like) is None
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Tensor]]:
+    """The weights from which each round is trained, as the rounds come."""
+    found: list[dict[str, Tensor]] = []
+    usual = OfclClient.objective
+
+    def noted(self: OfclClient, net: ResNet18, now: ClientRound) -> object:
+        found.append(snapshot("start", net.state_dict()))
+        return usual(self, net, now)
+
+    monkeypatch.setattr(OfclClient, "objective", noted)
+    return found
+
+
+@pytest.mark.parametrize("merge", ["global", "half"])
+def test_a_round_starts_as_the_global_model_or_half_way_to_the_last_local_one(
+    small: Make, merge: str, starts: list[dict[str, Tensor]]
+) -> None:
+    federation = Federation(small(method="ofcl", ofcl_merge=merge))
+    sent = {name: torch.from_numpy(array) for name, array in federation.weights.items()}
+    first = federation.train(0, 1).weights
+    federation.train(0, 3)  # it missed the second round
+    for name, tensor in sent.items():
+        expected = tensor
+        if merge == "half" and tensor.is_floating_point():
+            expected = (tensor + torch.from_numpy(first[name])) / 2
+        torch.testing.assert_close(starts[0][f"start.{name}"], tensor, rtol=0, atol=0)
+        torch.testing.assert_close(starts[1][f"start.{name}"], expected)
+    assert len(starts) == 2
+
+
+def test_the_state_holds_the_local_model_where_it_is_needed_alone(small: Make) -> None:
+    for merge in ("global", "half"):
+        federation = Federation(small(method="ofcl", run_name=merge, ofcl_merge=merge))
+        reply, extra = federation.train(0, 1), state_of(federation, 0, 1).extra
+        own = {name: tensor for name, tensor in extra.items() if name != "information"}
+        assert set(own) == ({f"local.{name}" for name in reply.weights} if merge == "half" else set())
+        assert all((tensor.numpy() == reply.weights[name.removeprefix("local.")]).all() for name, tensor in own.items())
+
+
+# The server
+
+
+def test_weights_of_the_mean_by_classes_by_hand() -> None:
+    assert class_mean_weights([[4, 0, 0], [4, 8, 0], [0, 8, 0]]).tolist() == [0.25, 0.5, 0.25]
+    assert class_mean_weights([[1, 0, 0], [3, 0, 2]]).tolist() == [0.125, 0.875]
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.lists(st.integers(0, 9), min_size=4, max_size=4).filter(any), min_size=1, max_size=5), st.data())
+def test_one_mean_by_those_weights_is_the_mean_of_the_classes_means(counts, data) -> None:
+    models = [{"w": np.array([data.draw(st.floats(-9, 9))])} for _ in counts]
+    by_class = []
+    for label in range(4):
+        having = [(model, row[label]) for model, row in zip(models, counts, strict=True) if row[label]]
+        if having:
+            by_class.append(weighted_mean([model for model, _ in having], [n for _, n in having]))
+    expected = weighted_mean(by_class, [1.0] * len(by_class))["w"]
+    weights = class_mean_weights(counts)
+    assert weights.sum() == pytest.approx(1) and (weights > 0).all()
+    assert weighted_mean(models, weights.tolist())["w"] == pytest.approx(expected, abs=1e-9)
+
+
+class Watching(FaultyGrid):
+    """Keeps the model that each evaluation brings, and every valid training reply."""
+
+    def __init__(self, config: Config, damage: Callable[[int, int, Message], Message | None]) -> None:
+        super().__init__(config, damage)
+        self.sent: list[dict[str, np.ndarray]] = []
+        self.trained: dict[tuple[int, int], Message] = {}
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        messages = list(messages)
+        if messages[0].metadata.message_type == MessageType.EVALUATE:
+            self.sent.append(keys.unpack(messages[0].content.array_records[keys.ARRAYS]))
+        numbers = list(super().push_messages(messages))
+        if messages[0].metadata.message_type == MessageType.TRAIN:
+            for message, number in zip(messages, numbers, strict=True):
+                told = message.content.config_records[keys.CONFIG]
+                self.trained[int(told[keys.ROUND]), int(told[keys.CLIENT])] = self._replies[number]
+        return numbers
+
+
+def watched(config: Config, damage: Callable[[int, int, Message], Message | None] = lambda *told: told[-1]) -> Watching:
+    grid = Watching(config, damage)
+    server_app.run(grid, config, run_id=1)
+    return grid
+
+
+def test_the_global_model_is_half_the_classes_mean_and_half_the_one_before(small: Make) -> None:
+    config = small(method="ofcl", rounds=2, clients=4, window=3, ofcl_aggregation="class-mean", report_classes=False)
+    grid = watched(config)
+    experiment = Experiment(config)
+    before = as_arrays(experiment.initial_weights())
+    for number, sent in enumerate(grid.sent, start=1):
+        counts = [experiment.chunk(client, number).class_counts(10).tolist() for client in range(4)]
+        replies = [grid.trained[number, client].content for client in range(4)]
+        reported = [list(reply.metric_records[keys.METRICS][keys.CHUNK_CLASSES]) for reply in replies]
+        weights = class_mean_weights(counts)
+        assert reported == counts and len(set(weights.tolist())) > 1
+        models = [keys.unpack(reply.array_records[keys.ARRAYS]) for reply in replies]
+        for name, value in sent.items():
+            if value.dtype.kind == "f":
+                mean = sum(w * model[name] for w, model in zip(weights, models, strict=True))
+                np.testing.assert_allclose(value, (mean + before[name]) / 2, rtol=1e-5, atol=1e-6)
+        before = sent
+    assert len(grid.sent) == 2
+
+
+def test_class_counts_leave_a_client_where_they_are_needed_alone(small: Make) -> None:
+    replies = {}
+    for rule in ("mean", "class-mean"):
+        config = small(method="ofcl", run_name=rule, rounds=1, ofcl_aggregation=rule)
+        replies[rule] = watched(config).trained[1, 0].content
+    assert keys.CHUNK_CLASSES not in replies["mean"].metric_records[keys.METRICS]
+    assert keys.size_in_bytes(replies["class-mean"]) - keys.size_in_bytes(replies["mean"]) == 13 + 8 * 10
+
+
+def counting(counts: object) -> Callable[[Message], Message]:
+    def act(reply: Message) -> Message:
+        metrics = reply.content.metric_records[keys.METRICS]
+        del metrics[keys.CHUNK_CLASSES]
+        if counts is not None:
+            metrics[keys.CHUNK_CLASSES] = counts
+        return reply
+
+    return act
+
+
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [
+        (None, "chunk-classes = None: must be 10 whole numbers"),
+        ([16], "must be 10 whole numbers"),
+        ([16.0] + [0.0] * 9, "must be 10 whole numbers"),
+        ([17, -1] + [0] * 8, "none negative"),
+        ([17] + [0] * 9, "must add up to num-examples = 16"),
+    ],
+)
+def test_a_client_that_does_not_say_what_it_trained_on_is_left_out(small: Make, counts: object, words: str) -> None:
+    config = small(method="ofcl", rounds=2, ofcl_aggregation="class-mean")
+    grid = watched(config, only(1, 2, counting(counts)))
+    first, second = rounds_of(Path(config.run.results_dir) / config.run.run_name)
+    assert first["failures"] == []
+    (failure,) = second["failures"]
+    assert (failure["client"], failure["phase"]) == (1, "training") and words in failure["reason"]
+    chunks = [Experiment(config).chunk(client, 2).class_counts(10).tolist() for client in (0, 2)]
+    models = [keys.unpack(grid.trained[2, client].content.array_records[keys.ARRAYS]) for client in (0, 2)]
+    mean = weighted_mean([*models, grid.sent[0]], [*class_mean_weights(chunks).tolist(), 1.0])
+    np.testing.assert_array_equal(grid.sent[1]["output.weight"], mean["output.weight"])

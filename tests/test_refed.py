@@ -1,10 +1,12 @@
 """Re-Fed: the informative model, its scores, and the client that keeps the highest."""
 
+import copy
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import rounds_of
@@ -33,7 +35,7 @@ from fedkace_flwr.methods import METHODS, Method
 from fedkace_flwr.model import ResNet18, seeded_resnet18
 from fedkace_flwr.replay import masked_cross_entropy
 from fedkace_flwr.store import ClientState, ClientStore
-from strategies.base import ContinualStrategy
+from strategies.base import ContinualStrategy, weighted_mean
 
 Make = Callable[..., Config]
 SEEN = torch.tensor([True, True, False, True, False])
@@ -64,6 +66,15 @@ def test_scalar_case_by_hand() -> None:
     assert found.scores.tolist() == pytest.approx([1.3, 4.3])
     squared = toy([1, 3], power=2)
     assert squared.scores.tolist() == pytest.approx([1 + 0.36 / 2, 9 + 6.76 / 2])
+
+
+def test_a_start_beside_the_anchor_by_hand() -> None:
+    start = {"v": torch.ones((), dtype=torch.float64)}
+    assert float(toy([1, 3], steps=1, start=start).parameters["v"]) == pytest.approx(1.15)
+    found = toy([1, 3], start=start)
+    assert float(found.parameters["v"]) == pytest.approx(1.2625) == found.drift
+    assert found.scores.tolist() == pytest.approx([0 + 0.15 / 2, 2 + 1.85 / 2])
+    assert float(start["v"]) == 1
 
 
 def test_the_mean_follows_the_sum_at_a_step_so_many_times_larger() -> None:
@@ -184,15 +195,33 @@ def test_scores_do_not_depend_on_the_blocks() -> None:
 
 
 @pytest.mark.parametrize("gradient", ["full", "last-layer"])
+def test_the_anchor_pulls_from_the_first_step_where_the_start_is_another_model(gradient: str) -> None:
+    start, anchor = network(), seeded_resnet18(5, 2, "cifar", 9)
+
+    def scores(net: ResNet18, pulled_to: ResNet18 | None, **chosen: float) -> list[float]:
+        usual = RefedConfig(refed_gradient=gradient, refed_learning_rate=0.05)
+        return network_scores(net, in_blocks(), SEEN, replace(usual, **chosen), pulled_to).scores.tolist()
+
+    assert scores(start, start) == scores(start, None) != scores(start, anchor)
+    assert scores(start, anchor, refed_steps=1) == scores(start, None, refed_steps=1)
+    assert scores(start, None, refed_steps=2, refed_lambda=0.1) == scores(start, None, refed_steps=2)
+    assert scores(start, anchor, refed_steps=2, refed_lambda=0.1) != scores(start, anchor, refed_steps=2)
+    assert scores(start, anchor, refed_lambda=1.0) == scores(start, None, refed_lambda=1.0)
+
+
+@pytest.mark.parametrize("gradient", ["full", "last-layer"])
 @pytest.mark.parametrize("training", [True, False])
 def test_scoring_leaves_no_trace(gradient: str, training: bool) -> None:
-    net = network().train(training)
-    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    nets = [network().train(training), seeded_resnet18(5, 2, "cifar", 9).train(training)]
+    before = [{name: tensor.clone() for name, tensor in net.state_dict().items()} for net in nets]
     state = torch.get_rng_state()
-    network_scores(net, in_blocks(), SEEN, RefedConfig(refed_gradient=gradient, refed_learning_rate=1.0))
-    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
-    assert all(module.training == training for module in net.modules())
-    assert all(parameter.grad is None for parameter in net.parameters())
+    chosen = RefedConfig(refed_gradient=gradient, refed_learning_rate=1.0)
+    for anchor in (None, nets[1]):
+        network_scores(nets[0], in_blocks(), SEEN, chosen, anchor)
+    for net, kept in zip(nets, before, strict=True):
+        assert all(torch.equal(tensor, kept[name]) for name, tensor in net.state_dict().items())
+        assert all(module.training == training for module in net.modules())
+        assert all(parameter.grad is None for parameter in net.parameters())
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -237,6 +266,56 @@ def test_what_fits_is_kept_and_then_the_global_model_chooses_the_highest(small: 
     assert ids(state.buffer) == ids(pool.take(most_informative(scores, 20)))
 
 
+@pytest.mark.parametrize("anchor", ["current", "previous"])
+@pytest.mark.parametrize("start", ["global", "local", "persistent"])
+def test_the_highest_stay_by_the_start_and_the_anchor_that_were_chosen(small: Make, start: str, anchor: str) -> None:
+    config = small(method="refed", refed_start=start, refed_anchor=anchor, refed_learning_rate=0.05)
+    federation = Federation(config)
+    experiment = federation.experiment
+
+    def net_of(weights: Mapping[str, np.ndarray]) -> ResNet18:
+        tensors = {name: torch.as_tensor(array) for name, array in weights.items()}
+        return copy.deepcopy(experiment.network(tensors))
+
+    last: ResNet18 | None = None
+    for number in (1, 2, 3):
+        before, sent = state_of(federation, 0, number - 1).buffer, federation.weights
+        local = federation.train(0, number).weights
+        trained = ids(state_of(federation, 0, number).buffer)
+        federation.weights = weighted_mean([local, sent], [1, 1])
+        metrics, state = federation.evaluate(0, number).metrics, state_of(federation, 0, number)
+        pool = before.followed_by(experiment.chunk(0, number))
+        assert (keys.BUFFER_SIZE in metrics) == (anchor == "current" and number > 1)
+        if number == 1:  # everything fits, and no informative model moves
+            assert ids(state.buffer) == ids(pool) and not state.extra
+            continue
+        w = net_of(sent if anchor == "previous" else federation.weights)
+        first = {"global": w, "local": net_of(local), "persistent": last or w}[start]
+        images = experiment.preprocess(pool.images(experiment.dataset.fetch))
+        found = network_scores(first, lambda size: [(images, pool.labels)], state.seen, config.refed, w)  # noqa: B023
+        assert ids(state.buffer) == ids(pool.take(most_informative(found.scores, 20)))
+        assert (trained == ids(state.buffer)) == (anchor == "previous")
+        last = copy.deepcopy(first)
+        last.load_state_dict({**first.state_dict(), **found.parameters})
+
+        kind = "informative" if start == "persistent" else "local"
+        stored = start == "persistent" or (start, anchor) == ("local", "current")
+        assert set(state.extra) == ({f"{kind}.{name}" for name in sent} if stored else set())
+        if start == "persistent":
+            for name, tensor in last.state_dict().items():
+                torch.testing.assert_close(state.extra[f"informative.{name}"], tensor, rtol=1e-4, atol=1e-6)
+
+
+def test_with_the_previous_anchor_no_second_message_is_needed(small: Make) -> None:
+    federation = Federation(small(method="refed", refed_anchor="previous"))
+    for number in (1, 2, 3):
+        metrics = federation.train(0, number).metrics
+        state = state_of(federation, 0, number)
+        assert metrics[keys.BUFFER_SIZE] == len(state.buffer) == min(20, 16 * number)
+        assert metrics[keys.BUFFER_CLASSES] == state.buffer.class_counts(10).tolist()
+    assert max(state.buffer.rounds.tolist()) > 1
+
+
 def test_a_class_with_the_highest_losses_may_fill_the_buffer(small: Make) -> None:
     federation = Federation(small(method="refed", capacity=10, samples_per_class=20))
     bias = federation.weights["output.bias"]
@@ -247,9 +326,14 @@ def test_a_class_with_the_highest_losses_may_fill_the_buffer(small: Make) -> Non
     assert counts[unlikely] == 10 == sum(counts)
 
 
-def test_a_repeated_message_changes_nothing(small: Make) -> None:
-    federation = Federation(small(method="refed"))
-    for number in (1, 2):
+@pytest.mark.parametrize(
+    "reading",
+    [{}, {"refed_start": "local"}, {"refed_start": "persistent"}, {"refed_anchor": "previous"}],
+    ids=lambda reading: " ".join(reading.values()) or "usual",
+)
+def test_a_repeated_message_changes_nothing(small: Make, reading: dict[str, str]) -> None:
+    federation = Federation(small(method="refed", **reading))
+    for number in (1, 2, 3):
         federation.train(0, number)
         first = federation.evaluate(0, number)
         stored = federation.state(0, number).read_bytes()
