@@ -233,27 +233,45 @@ class ClientStore:
 
     def _read(self, path: Path) -> tuple[dict[str, Array], dict[str, Any]] | None:
         try:
-            content = path.read_bytes()
+            return _unpack(path.read_bytes())
         except FileNotFoundError:
             return None
-        body = content[_DIGEST_BYTES:]
-        if hashlib.sha256(body).digest() != content[:_DIGEST_BYTES]:
-            self._quarantine(path, "its checksum does not match")
-            return None
-        try:
-            with np.load(io.BytesIO(body), allow_pickle=False) as archive:
-                arrays = {name: archive[name] for name in archive.files}
-            record = json.loads(arrays.pop("record").tobytes())
-            version = record.pop("version")
-        except (AttributeError, EOFError, KeyError, OSError, TypeError, ValueError, zipfile.BadZipFile) as error:
+        except StateError as error:
             self._quarantine(path, str(error))
             return None
-        if version != _VERSION:
-            self._quarantine(path, f"it is of version {version}, this program reads {_VERSION}")
-            return None
-        return arrays, record
 
     def _quarantine(self, path: Path, reason: str) -> None:
         aside = path.with_suffix(".corrupt")
         os.replace(path, aside)
         logger.warning("%s was set aside as %s: %s; going on with the generation before it", path, aside.name, reason)
+
+
+def read_state(path: Path) -> ClientState:
+    """Read a stored state as it is and leave the file alone, for a look from outside.
+
+    Raises
+    ------
+    StateError
+        It cannot be read, or is damaged.
+    """
+    try:
+        return ClientState.from_record(*_unpack(path.read_bytes()))
+    except (OSError, KeyError, TypeError, ValueError, StateError) as error:
+        raise StateError(f"{path}: {error}") from error
+
+
+def _unpack(content: bytes) -> tuple[dict[str, Array], dict[str, Any]]:
+    """The arrays and the record of a stored file; a StateError where it is not what was written."""
+    body = content[_DIGEST_BYTES:]
+    if hashlib.sha256(body).digest() != content[:_DIGEST_BYTES]:
+        raise StateError("its checksum does not match")
+    try:
+        with np.load(io.BytesIO(body), allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+        record = json.loads(arrays.pop("record").tobytes())
+        version = record.pop("version")
+    except (AttributeError, EOFError, KeyError, OSError, TypeError, ValueError, zipfile.BadZipFile) as error:
+        raise StateError(str(error)) from error
+    if version != _VERSION:
+        raise StateError(f"it is of version {version}, this program reads {_VERSION}")
+    return arrays, record

@@ -91,7 +91,7 @@ def study_tables(results: Results, study: StudyInfo) -> list[ResultTable]:
         if not cells and key != "aa":
             continue
         every = list(rows)
-        if key in ("aa", "final"):
+        if key == "aa":
             cells |= _chances(runs, columns)
             every.append(CHANCE)
         table = ResultTable(study.name, key, title, _head(study), every, columns, cells)
