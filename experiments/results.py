@@ -139,6 +139,11 @@ def load_results(*folders: Path) -> Results:
     return Results(tuple(studies), _frame(rows, _RUN_NUMBERS), _frame(rounds, _ROUND_NUMBERS))
 
 
+def rows_of(frame: pd.DataFrame) -> list[Record]:
+    """The rows of a table as mappings."""
+    return [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
+
+
 def final_part(records: Sequence[Record]) -> Sequence[Record]:
     """The final three quarters of the rounds: the paper's final 75 of 100."""
     return records[len(records) // 4 :]
@@ -239,7 +244,9 @@ def _load_run(study: StudyInfo, path: Path, config: Record, labels: Mapping[str,
         lines = [_round_row(study, path, config["method"], labels, record) for record in records]
         row = _run_row(study, path, config, labels, records)
     except (KeyError, TypeError, IndexError, AttributeError) as error:
-        raise ResultsError(f"{path / 'rounds.jsonl'}: is damaged; a round lacks what it should hold ({error!r})") from error
+        raise ResultsError(
+            f"{path / 'rounds.jsonl'}: is damaged; a round lacks what it should hold ({error!r})"
+        ) from error
     row["finished"] = summary is not None
     row.update({f"axis.{axis}": labels[axis] for axis in study.axes})
     row.update(config)

@@ -6,6 +6,7 @@
     light: ["#c2410c", "#0b63a5", "#00755a", "#a83c78", "#806000", "#5a4fc0", "#0e7f8a", "#9c4a2a", "#5c6470", "#3d7a1f"],
     dark: ["#ff8f5c", "#6db3f2", "#43cfa0", "#f294c6", "#e3bb4e", "#b5a9ff", "#5fd3da", "#dfa083", "#b4bcc6", "#9bd378"],
   };
+  const GLYPHS = ["\u25cf", "\u25a0", "\u25c6", "\u25b2", "\u271a", "\u25bc", "\u2716", "\u2605", "\u2b22", "\u2b1f"];
   const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "cross", "triangle-down", "x", "star", "hexagon", "pentagon"];
   const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
   const STROKES = ["", "7 4", "2 3", "7 3 2 3", "11 4", "11 4 2 4"];
@@ -68,7 +69,11 @@
         chip.className = "chip";
         chip.dataset.filter = filter.name;
         chip.dataset.value = value;
-        if (filter.name === "Method") chip.append(document.createElement("i"));
+        if (filter.name === "Method") {
+          const mark = document.createElement("i");
+          mark.textContent = GLYPHS[lineIndex(value) % GLYPHS.length];
+          chip.append(mark);
+        }
         chip.append(value);
         chip.addEventListener("click", () => {
           filter.on.has(value) ? filter.on.delete(value) : filter.on.add(value);
@@ -88,7 +93,7 @@
       const filter = FILTERS.find((each) => each.name === chip.dataset.filter);
       chip.setAttribute("aria-pressed", filter.on.has(chip.dataset.value));
       const dot = chip.querySelector("i");
-      if (dot) dot.style.background = tone(chip.dataset.value);
+      if (dot) dot.style.color = tone(chip.dataset.value);
     }
   }
 
@@ -97,6 +102,27 @@
     gridcolor: css("--grid"), zerolinecolor: css("--line"), linecolor: css("--line"), automargin: true,
     tickfont: { size: 12 }, ...more,
   });
+  const along = (traces, more) => {
+    const last = Math.max(2, ...traces.flatMap((trace) => trace.x));
+    return axis({ title: { text: "round", standoff: 6 }, range: [1 - 0.02 * last, last + 0.02 * last], ...more });
+  };
+  // Ticks at 1, 2 and 5 where a logarithmic axis is short, at powers of ten where it is long
+  function logarithmic(traces) {
+    const values = traces.flatMap((trace) => trace.y).filter((value) => value > 0);
+    const low = Math.min(...values), high = Math.max(...values);
+    const from = Math.floor(Math.log10(low)), to = Math.ceil(Math.log10(high));
+    const steps = to - from <= 2 ? [1, 2, 5] : [1];
+    const skip = steps.length > 1 ? 1 : Math.ceil((to - from) / 6);
+    const ticks = [];
+    for (let power = from; power <= to; power += skip) for (const step of steps) ticks.push(step * 10 ** power);
+    const text = (value) => {
+      if (value >= 0.01 && value < 1e5) return String(Number(value.toPrecision(2)));
+      const power = Math.floor(Math.log10(value) + 1e-9), step = Math.round(value / 10 ** power);
+      return `${step === 1 ? "" : `${step}\u00b7`}10<sup>${String(power).replace("-", "\u2212")}</sup>`;
+    };
+    const pad = Math.max(0.05 * Math.log10(high / low), 0.03);
+    return { type: "log", tickvals: ticks, ticktext: ticks.map(text), range: [Math.log10(low) - pad, Math.log10(high) + pad] };
+  }
   const layout = (more) => ({
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: getComputedStyle(document.body).fontFamily, color: css("--soft"), size: 13 },
@@ -199,7 +225,7 @@
         line: { color: css("--soft"), dash: "dash", width: 1.4 }, hovertemplate: "%{y:.1%}",
       });
       plot(ids[index], traces, layout({
-        xaxis: axis({ title: { text: "round" } }), yaxis: axis({ tickformat: ".0%", rangemode: "tozero" }),
+        xaxis: along(traces), yaxis: axis({ tickformat: ".0%", rangemode: "tozero" }),
       }));
     });
   }
@@ -215,8 +241,7 @@
     });
     if (!traces.length) { words(id, empty); return false; }
     plot(id, traces, layout({
-      xaxis: axis({ title: { text: "round" } }),
-      yaxis: axis(log ? { type: "log", exponentformat: "power", nticks: 6 } : {}),
+      xaxis: along(traces), yaxis: axis(log ? logarithmic(traces) : {}),
     }));
     return true;
   }
@@ -244,7 +269,7 @@
       .map((group) => grouped(group, (run) => run.stream).map(([run]) => ({ ...data.streams[run.stream], run })));
     const traces = streams.flatMap((group) => {
       const index = panels.indexOf(panel(group[0].run));
-      const shade = colour(index);
+      const shade = css("--ink");
       const rows = group.map((stream) => ({ rounds: stream.rounds, method: "", finished: true, stream }));
       const style = { shade, symbol: SYMBOLS[index % SYMBOLS.length], dash: DASHES[index % DASHES.length], format: ".3f" };
       const name = panel(group[0].run);
@@ -254,7 +279,7 @@
           .map((trace) => ({ ...trace, opacity: 0.45 })),
       ];
     });
-    if (traces.length) plot("tv-chart", traces, layout({ xaxis: axis({ title: { text: "round" } }), yaxis: axis({ rangemode: "tozero" }) }));
+    if (traces.length) plot("tv-chart", traces, layout({ xaxis: along(traces), yaxis: axis({ rangemode: "tozero" }) }));
     else words("tv-chart", "The classes of these streams are not known without the data set's files.");
     const none = "None of the runs shown recorded client drift.";
     drawTrajectory("second-chart", runs, (run) => run.drift, { log: true, empty: none });
@@ -294,8 +319,8 @@
     const columns = narrow() ? (count > 3 ? 2 : 1) : Math.min(count, count > 6 ? 5 : count === 4 ? 4 : 3);
     const rows = Math.ceil(count / columns);
     const traces = [], shapes = [], notes = [], axes = {};
-    const gapX = narrow() ? 0.1 : 0.045, height = 200, top = 26;
-    const full = rows * height + 46;
+    const gapX = narrow() ? 0.1 : 0.045, height = rows > 1 ? 200 : 240, top = 26;
+    const full = rows * height + 16;
     const wide = (1 - gapX * (columns - 1)) / columns;
     for (let client = 0; client < count; client += 1) {
       const id = client ? String(client + 1) : "";
@@ -320,7 +345,7 @@
       });
     }
     byId("models-chart").style.height = `${full}px`;
-    plot("models-chart", traces, layout({ ...axes, shapes, annotations: notes, height: full, margin: { l: 46, r: 10, t: 8, b: 30 } }));
+    plot("models-chart", traces, layout({ ...axes, shapes, annotations: notes, height: full, margin: { l: 46, r: 10, t: 8, b: 8 } }));
     byId("models-note").textContent = detail.both ? "" :
       "This run tested only the model that a client answers by, so blue ends where orange begins; with evaluate=both a run tests both in every round.";
   }

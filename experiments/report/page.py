@@ -12,7 +12,7 @@ from plotly.offline import get_plotlyjs
 from experiments.report.names import data_name
 from experiments.report.payload import line_names, payload
 from experiments.report.tables import ResultTable, shown
-from experiments.results import Results, StudyInfo
+from experiments.results import Results, StudyInfo, rows_of
 from fedkace_flwr.config import Config
 
 _HERE = Path(__file__).parent
@@ -30,7 +30,9 @@ _SUMMARY = (
 )
 
 
-def write_page(results: Results, tables: Mapping[str, Sequence[ResultTable]], path: Path, data_dir: Path | None) -> None:
+def write_page(
+    results: Results, tables: Mapping[str, Sequence[ResultTable]], path: Path, data_dir: Path | None
+) -> None:
     """Write the page.
 
     Parameters
@@ -81,7 +83,9 @@ def _lead(results: Results) -> str:
 
 def _tables(study: StudyInfo, tables: Sequence[ResultTable], named: bool) -> str:
     heading = f"<h3>{html.escape(study.title)}</h3>" if named else ""
-    return heading + "".join(_table(table) for table in tables)
+    notes = dict.fromkeys(note for table in tables for note in table.notes)
+    below = "".join(f'<p class="note">{html.escape(note)}</p>' for note in notes)
+    return f"{heading}<div class=tables>{''.join(_table(table) for table in tables)}</div>{below}"
 
 
 def _table(table: ResultTable) -> str:
@@ -97,11 +101,10 @@ def _table(table: ResultTable) -> str:
                 text += f"<small>paper {cell.paper:,.2f}, difference {cell.difference:+,.2f}</small>"
             cells.append(f"<td{' class=best' if row == best[column] else ''}>{text}</td>")
         lines.append(f"<tr><th scope=row>{html.escape(row)}</th>{''.join(cells)}</tr>")
-    notes = "".join(f'<p class="note">{html.escape(note)}</p>' for note in table.notes)
     columns = "".join(f"<th scope=col>{html.escape(each)}</th>" for each in head)
     return (
         f"<figure class=table><figcaption>{html.escape(table.title)}</figcaption><div class=scroll tabindex=0>"
-        f"<table><thead><tr>{columns}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>{notes}</figure>"
+        f"<table><thead><tr>{columns}</tr></thead><tbody>{''.join(lines)}</tbody></table></div></figure>"
     )
 
 
@@ -123,7 +126,7 @@ def _runs(results: Results) -> str:
     frame = results.runs
     head = ["run", "state", *(name for name, *_ in _SUMMARY)]
     lines = []
-    for row in frame.head(_RUNS_LISTED).to_dict("records"):
+    for row in rows_of(frame.head(_RUNS_LISTED)):
         state = "finished" if row["finished"] else f"{row['rounds_done']} of {row['rounds']} rounds"
         figures = [
             _DASH if pd.isna(row[key]) or not row["rounds_done"] else form.format(factor * row[key])
@@ -163,9 +166,9 @@ def _environments(results: Results) -> str:
     if not columns:
         return '<p class="note">No run recorded its environment.</p>'
     blocks = []
-    for values, runs in results.runs.groupby(columns, dropna=False):
-        pairs = [(name.removeprefix("env."), [value]) for name, value in zip(columns, values, strict=True)]
-        known = _pairs((name, value) for name, value in pairs if not pd.isna(value[0]))
+    for _, runs in results.runs.groupby(columns, dropna=False):
+        values = rows_of(runs[columns].head(1))[0]
+        known = _pairs((name.removeprefix("env."), [each]) for name, each in values.items() if not pd.isna(each))
         blocks.append(f"<details open><summary>{len(runs)} runs</summary>{known}</details>")
     return "".join(blocks[:10])
 

@@ -10,7 +10,7 @@ from experiments.report.images import Budget, Held, held, newest_state, try_data
 from experiments.report.names import axis_label, method_name, method_rank
 from experiments.report.tables import place
 from experiments.report.theorem import class_windows_of, distances
-from experiments.results import Record, Results, StudyInfo
+from experiments.results import Record, Results, StudyInfo, rows_of
 from fedkace_flwr.config import Config
 from fedkace_flwr.datasets import Dataset
 from fedkace_flwr.errors import StateError
@@ -36,7 +36,7 @@ def payload(results: Results, data_dir: Path | None = None) -> dict[str, Any]:
         JSON-ready; its size is bounded whatever the number of runs. What was left out stands under ``notes``.
     """
     studies = {study.name: study for study in results.studies}
-    chosen = sorted((dict(row) for row in results.runs.to_dict("records")), key=_importance(results.runs))
+    chosen = sorted(rows_of(results.runs), key=_importance(results.runs))
     notes: list[str] = []
     runs: list[dict[str, Any]] = []
     details: list[dict[str, Any]] = []
@@ -242,7 +242,7 @@ class _Images:
             found.append(held(state, classes, rounds, dataset, self._budget))
         if self._budget.left == 0:
             self._note("Kept images are shown for some clients only, to bound the size of this page.")
-        return [each and _held(each) for each in found]
+        return [None if each is None else _held(each) for each in found]
 
     def _dataset(self, config: Config) -> tuple[Dataset | None, str]:
         key = self._key(config)

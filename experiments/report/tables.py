@@ -13,7 +13,7 @@ import pandas as pd
 
 from experiments.paper import CONDITION, TABLES, load_paper, paper_row
 from experiments.report.names import axis_label, data_name, labelled, method_name, method_rank
-from experiments.results import Results, StudyInfo
+from experiments.results import Results, StudyInfo, rows_of
 
 CHANCE = "chance"
 _DASH = "-"
@@ -79,7 +79,7 @@ def study_tables(results: Results, study: StudyInfo) -> list[ResultTable]:
     AR is left out where no run has a Centralized run to compare with.
     """
     frame = results.runs[results.runs["study"] == study.name]
-    runs = [dict(row) for row in frame.to_dict("records")]
+    runs = rows_of(frame)
     for run in runs:
         run["_row"], run["_column"] = place(study, run)
     rows = [row for row, _ in _ordered((run["_row"], _rank(run)) for run in runs)]
