@@ -84,7 +84,7 @@ def _figure2(curves: Curves, methods: Mapping[str, str]) -> Figure:
         if index == 0:
             upper.set_ylabel("accuracy")
             lower.set_ylabel("FedKACE's buffers")
-    _legend(figure, [grid(index, row) for row in (0, 1) for index in range(len(curves))])
+    _legend(figure, [grid(index, row) for row in (0, 1) for index in range(len(curves))], chosen)
     return figure
 
 
@@ -97,7 +97,7 @@ def _figure(curves: Curves, methods: Mapping[str, str], chosen: Sequence[str]) -
         axes.set_xlabel("round")
         if index == 0:
             axes.set_ylabel("accuracy")
-    _legend(figure, [grid(index, 0) for index in range(len(curves))])
+    _legend(figure, [grid(index, 0) for index in range(len(curves))], chosen)
     return figure
 
 
@@ -145,12 +145,13 @@ def _line(axes: Axes, rounds: pd.DataFrame, key: str, *, band: bool = True, **st
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _legend(figure: Figure, panels: Sequence[Axes]) -> None:
+def _legend(figure: Figure, panels: Sequence[Axes], order: Sequence[str]) -> None:
     entries: dict[str, Any] = {}
     for axes in panels:
-        handles, labels = axes.get_legend_handles_labels()
-        for handle, label in zip(reversed(handles), reversed(labels), strict=True):
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
+    first = [label for label in order if label in entries]
+    entries = {label: entries[label] for label in [*first, *(each for each in entries if each not in first)]}
     figure.legend(
         list(entries.values()),
         list(entries),

@@ -32,6 +32,8 @@
     return `rgba(${number >> 16},${(number >> 8) & 255},${number & 255},0.16)`;
   };
   const lineIndex = (name) => data.lines.indexOf(name);
+  // From the eleventh on colours repeat, and symbols are shifted so that no pair of both does
+  const symbolIndex = (name) => (lineIndex(name) + 3 * Math.floor(lineIndex(name) / 10)) % SYMBOLS.length;
   const tone = (name) => name === "Centralized" ? css("--ink") : colour(lineIndex(name));
   const panel = (run) => (data.studies.length > 1 ? `${run.study}: ` : "") + run.cell;
   const unique = (values) => [...new Set(values)];
@@ -71,7 +73,7 @@
         chip.dataset.value = value;
         if (filter.name === "Method") {
           const mark = document.createElement("i");
-          mark.textContent = GLYPHS[lineIndex(value) % GLYPHS.length];
+          mark.textContent = GLYPHS[symbolIndex(value)];
           chip.append(mark);
         }
         chip.append(value);
@@ -104,12 +106,13 @@
   });
   const along = (traces, more) => {
     const last = Math.max(2, ...traces.flatMap((trace) => trace.x));
-    return axis({ title: { text: "round", standoff: 6 }, range: [1 - 0.02 * last, last + 0.02 * last], ...more });
+    return axis({ title: { text: "round", standoff: 6, font: { size: 12 } }, range: [1 - 0.02 * last, last + 0.02 * last], ...more });
   };
   // Ticks at 1, 2 and 5 where a logarithmic axis is short, at powers of ten where it is long
   function logarithmic(traces) {
     const values = traces.flatMap((trace) => trace.y).filter((value) => value > 0);
     const low = Math.min(...values), high = Math.max(...values);
+    if (high < 5 * low) return { rangemode: "normal" };  // too short for a logarithm
     const from = Math.floor(Math.log10(low)), to = Math.ceil(Math.log10(high));
     const steps = to - from <= 2 ? [1, 2, 5] : [1];
     const skip = steps.length > 1 ? 1 : Math.ceil((to - from) / 6);
@@ -172,7 +175,7 @@
       low: all.map((each) => Math.min(...each)), high: all.map((each) => Math.max(...each)),
     };
   }
-  function curve(runs, values, { name, shade, symbol, dash = "solid", format }) {
+  function curve(runs, values, { name, shade, symbol, dash = "solid", format, band = true }) {
     const mean = over(runs, values);
     if (!mean.rounds.length) return [];
     const wide = runs[0].method === "fedkace";
@@ -184,7 +187,7 @@
       marker: { symbol, size: wide ? 7 : 6, maxdisplayed: 12, color: shade },
       hovertemplate: `%{y:${format}}${seeds}`,
     };
-    if (mean.n < 2) return [line];
+    if (mean.n < 2 || !band) return [line];
     const edge = { type: "scatter", mode: "lines", x: mean.rounds, line: { width: 0 }, hoverinfo: "skip" };
     return [
       { ...edge, y: mean.low },
@@ -217,7 +220,7 @@
       box.append(figure);
       const own = runs.filter((run) => panel(run) === name);
       const traces = byLine(own).flatMap((group) => curve(group, (run) => run.accuracy, {
-        name: group[0].line, shade: tone(group[0].line), symbol: SYMBOLS[lineIndex(group[0].line) % SYMBOLS.length], format: ".1%",
+        name: group[0].line, shade: tone(group[0].line), symbol: SYMBOLS[symbolIndex(group[0].line)], format: ".1%",
       }));
       const chance = over(own, (run) => run.chance);
       traces.push({
@@ -231,12 +234,14 @@
   }
 
   // One line for each method and panel: colour and symbol tell the method, the dash the panel
-  function drawTrajectory(id, runs, values, { log = false, format = ".3~g", empty, from = (run) => run.line }) {
-    const traces = byLine(runs).flatMap((group) => {
-      const name = panels.length > 1 ? `${from(group[0])}, ${panel(group[0])}` : from(group[0]);
+  function drawTrajectory(id, runs, values, { log = false, format = ".3~g", empty }) {
+    const groups = byLine(runs.filter(values));
+    const several = unique(groups.map(([run]) => panel(run))).length > 1;
+    const traces = groups.flatMap((group) => {
+      const name = several ? `${group[0].line}, ${panel(group[0])}` : group[0].line;
       return curve(group, values, {
-        name, shade: tone(group[0].line), symbol: SYMBOLS[lineIndex(group[0].line) % SYMBOLS.length],
-        dash: DASHES[panels.indexOf(panel(group[0])) % DASHES.length], format,
+        name, shade: tone(group[0].line), symbol: SYMBOLS[symbolIndex(group[0].line)],
+        dash: several ? DASHES[panels.indexOf(panel(group[0])) % DASHES.length] : "solid", format, band: groups.length <= 6,
       });
     });
     if (!traces.length) { words(id, empty); return false; }
@@ -246,16 +251,34 @@
     return true;
   }
 
-  function drawInside(runs) {
+  // Several settings in one chart are a tangle: one at a time, or all where the reader asks for it
+  let setting = null;
+  function settled(runs) {
+    const shown = panels.filter((name) => runs.some((run) => panel(run) === name));
+    if (setting !== "all" && !shown.includes(setting)) setting = shown.length > 2 ? shown[0] : "all";
+    for (const select of document.querySelectorAll("select.setting")) {
+      select.textContent = "";
+      select.add(new Option("all", "all"));
+      for (const name of shown) select.add(new Option(name, name));
+      select.value = setting;
+      select.closest(".pick").hidden = shown.length < 2;
+    }
+    return setting === "all" ? runs : runs.filter((run) => panel(run) === setting);
+  }
+
+  function drawInside(every) {
+    const runs = settled(every);
     const none = "None of the runs shown recorded this.";
     const legend = byId("cells-legend");
     const shown = panels.filter((name) => runs.some((run) => panel(run) === name));
     legend.textContent = "";
-    if (panels.length > 1) {
+    if (shown.length > 1) {
       for (const name of shown) {
         const dash = STROKES[panels.indexOf(name) % STROKES.length];
-        legend.insertAdjacentHTML("beforeend", `<svg width="34" height="6" aria-hidden="true"><line x1="0" y1="3" x2="34" y2="3" stroke="${css("--soft")}" stroke-width="2.4" stroke-dasharray="${dash}"/></svg>`);
-        legend.append(name);
+        const key = document.createElement("span");
+        key.innerHTML = `<svg width="34" height="6" aria-hidden="true"><line x1="0" y1="3" x2="34" y2="3" stroke="${css("--soft")}" stroke-width="2.4" stroke-dasharray="${dash}"/></svg>`;
+        key.append(name);
+        legend.append(key);
       }
     }
     drawTrajectory("weight-chart", runs, (run) => run.weight && run.weight.mean, { log: true, empty: "No run shown weighs replay by gradients." });
@@ -282,6 +305,7 @@
     if (traces.length) plot("tv-chart", traces, layout({ xaxis: along(traces), yaxis: axis({ rangemode: "tozero" }) }));
     else words("tv-chart", "The classes of these streams are not known without the data set's files.");
     const none = "None of the runs shown recorded client drift.";
+    runs = settled(runs);
     drawTrajectory("second-chart", runs, (run) => run.drift, { log: true, empty: none });
     drawTrajectory("mu-chart", runs, (run) => {
       const stream = run.stream === null ? null : data.streams[run.stream];
@@ -357,7 +381,7 @@
       hovertemplate: `%{y}<br>${words_}<extra></extra>`, colorbar: { thickness: 10, outlinewidth: 0, tickfont: { size: 11 } },
     }], layout({
       hovermode: "closest", margin: { l: 40, r: 4, t: 8, b: 40 },
-      xaxis: axis({ title: { text: "round" }, showgrid: false, dtick: rounds.length <= 10 ? 1 : undefined }),
+      xaxis: axis({ title: { text: "round", font: { size: 12 } }, showgrid: false, dtick: rounds.length <= 10 ? 1 : undefined }),
       yaxis: axis({ type: "category", autorange: "reversed", showgrid: false, tickfont: { size: 10 }, nticks: 40 }),
     }));
   }
@@ -425,6 +449,9 @@
   byId("models-run").addEventListener("change", () => drawModels(chosen()));
   byId("buffers-run").addEventListener("change", () => drawBuffers(chosen()));
   byId("buffers-client").addEventListener("change", () => drawBuffers(chosen()));
+  for (const select of document.querySelectorAll("select.setting")) {
+    select.addEventListener("change", () => { setting = select.value; drawInside(chosen()); drawTheorem(chosen()); });
+  }
   let width = narrow();
   addEventListener("resize", () => { if (narrow() !== width) { width = narrow(); draw(); } });
   draw();

@@ -71,9 +71,9 @@ def write_page(
 def _lead(results: Results) -> str:
     runs = results.runs
     done = int(runs["finished"].sum())
-    data = ", ".join(data_name(str(name)) for name in dict.fromkeys(runs["dataset"]))
-    clients = ", ".join(str(number) for number in sorted(set(runs["clients"])))
-    rounds = ", ".join(str(number) for number in sorted(set(runs["rounds"])))
+    data = " and ".join(data_name(str(name)) for name in dict.fromkeys(runs["dataset"]))
+    clients = " or ".join(str(number) for number in sorted(set(runs["clients"])))
+    rounds = " or ".join(str(number) for number in sorted(set(runs["rounds"])))
     listed = sum(len(study.labels) for study in results.studies)
     return (
         f"<p class='lead'>{done} of {listed} runs finished on {html.escape(data)}: "
@@ -169,7 +169,9 @@ def _environments(results: Results) -> str:
     for _, runs in results.runs.groupby(columns, dropna=False):
         values = rows_of(runs[columns].head(1))[0]
         known = _pairs((name.removeprefix("env."), [each]) for name, each in values.items() if not pd.isna(each))
-        blocks.append(f"<details open><summary>{len(runs)} runs</summary>{known}</details>")
+        blocks.append(
+            f"<details open><summary>{len(runs)} {'runs' if len(runs) > 1 else 'run'}</summary>{known}</details>"
+        )
     return "".join(blocks[:10])
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.report.images import Budget, Held, held, newest_state, try_dataset
+from experiments.report.images import Budget, held, newest_state, try_dataset
 from experiments.report.names import axis_label, method_name, method_rank
-from experiments.report.tables import place
+from experiments.report.tables import axis_value, place
 from experiments.report.theorem import class_windows_of, distances
 from experiments.results import Record, Results, StudyInfo, rows_of
 from fedkace_flwr.config import Config
@@ -40,6 +40,7 @@ def payload(results: Results, data_dir: Path | None = None) -> dict[str, Any]:
     notes: list[str] = []
     runs: list[dict[str, Any]] = []
     details: list[dict[str, Any]] = []
+    detailed: list[tuple[Record, Config, int, dict[str, Any]]] = []
     streams: dict[str, dict[str, Any]] = {}
     spent = {"curves": 0, "clients": 0}
     images = _Images(data_dir)
@@ -59,24 +60,33 @@ def payload(results: Results, data_dir: Path | None = None) -> dict[str, Any]:
         run["detail"] = None
         if spent["clients"] + size <= CLIENT_BYTES:
             spent["clients"] += size
-            detail["held"] = images.of(row, config, records)
-            detail["names"] = images.names(config)
             run["detail"] = len(details)
             details.append(detail)
+            detailed.append((row, config, int(records[-1]["round"]), detail))
         runs.append(run)
-    shown, detailed = len(runs), len(details)
+    images.fill(detailed)
+    shown = len(runs)
     if shown < len(chosen):
         notes.append(f"{len(chosen) - shown} of {len(chosen)} runs are not drawn: without a round yet, or for size.")
-    if detailed < shown:
-        notes.append(f"Client by client, {detailed} of {shown} runs are drawn, to bound the size of this page.")
+    if len(details) < shown:
+        notes.append(f"Client by client, {len(details)} of {shown} runs are drawn, to bound the size of this page.")
     notes += images.notes
-    runs.sort(key=lambda run: (run["study"], method_rank(run["method"]), run["name"]))
+    runs.sort(
+        key=lambda run: (
+            run["study"],
+            run["data"],
+            -int(run["overlap"]),
+            run["cell"],
+            method_rank(run["method"]),
+            run["name"],
+        )
+    )
     return {"runs": runs, "details": details, "streams": list(streams.values()), "notes": notes}
 
 
 def thinned(records: Sequence[Record]) -> list[Record]:
     """At most about :data:`POINTS` rounds, evenly, the first and the last among them."""
-    step = math.ceil(len(records) / POINTS)
+    step = max(1, math.ceil(len(records) / POINTS))
     kept = list(records[::step])
     return kept if not records or kept[-1] is records[-1] else [*kept, records[-1]]
 
@@ -109,7 +119,7 @@ def _curves(study: StudyInfo, row: Mapping[str, Any], records: Sequence[Record])
         "method": row["method"],
         "line": line,
         "cell": cell,
-        "data": axis_label("data", row.get("axis.data", row["dataset"])),
+        "data": axis_label("data", axis_value(study, row, "data")),
         "overlap": int(row["overlap"]),
         "seed": int(row["seed"]),
         "clients": int(row["clients"]),
@@ -122,7 +132,7 @@ def _curves(study: StudyInfo, row: Mapping[str, Any], records: Sequence[Record])
         "gap": _spread([_known(record["gap"]) for record in records]),
         "condition": _spread([_known(record["condition_number"]) for record in records], geometric=True),
         "drift": short([record["client_drift"] for record in records]),
-        "lead": short(pairs) if any(pair is not None for pair in pairs) else None,
+        "lead": short(pairs) if row["evaluate"] == "both" else None,
     }
 
 
@@ -199,7 +209,6 @@ def _clients(row: Mapping[str, Any], config: Config, records: Sequence[Record]) 
     return {
         "local": [short([record["local_accuracy"][client] for record in records]) for client in clients],
         "global": [short([record["global_accuracy"][client] for record in records]) for client in clients],
-        "answers": [short([record["client_accuracy"][client] for record in records]) for client in clients],
         "switched": records[-1]["switched_at"],
         "both": config.run.evaluate == "both",
         "orders": orders,
@@ -219,30 +228,40 @@ class _Images:
         self._budget = Budget(IMAGE_BYTES)
         self._opened: dict[str, tuple[Dataset | None, str]] = {}
 
-    def names(self, config: Config) -> list[str]:
-        dataset = self._opened.get(self._key(config), (None, ""))[0]
-        return list(dataset.class_names) if dataset else []
-
-    def of(self, row: Mapping[str, Any], config: Config, records: Sequence[Record]) -> list[dict[str, Any] | None]:
-        found: list[Held | None] = []
-        for client in range(config.stream.clients):
-            try:
-                state = newest_state(Path(row["folder"]), config.run.state_dir, client)
-            except StateError as error:
-                self._note(f"A stored buffer is not shown: {error}")
-                state = None
-            if state is None:
-                found.append(None)
-                continue
-            dataset, why = self._dataset(config)
-            if why:
-                self._note(f"Kept images of {config.data.dataset} are not shown: {why}")
-            rounds = int(records[-1]["round"])
-            classes = len(state.seen)
-            found.append(held(state, classes, rounds, dataset, self._budget))
+    def fill(self, detailed: Sequence[tuple[Record, Config, int, dict[str, Any]]]) -> None:
+        """Give every run its clients' buffers; the first client of every run comes before any second one."""
+        for row, config, _, detail in detailed:
+            detail["held"] = [None] * config.stream.clients
+            states = any((Path(row["folder"]) / "clients").glob("client-*/state-*.npz")) or config.run.state_dir
+            detail["names"] = list(self._names(config)) if states else []
+        for client in range(max((config.stream.clients for _, config, *_ in detailed), default=0)):
+            for row, config, rounds, detail in detailed:
+                if client < config.stream.clients:
+                    detail["held"][client] = self._held(Path(row["folder"]), config, rounds, client)
         if self._budget.left == 0:
             self._note("Kept images are shown for some clients only, to bound the size of this page.")
-        return [None if each is None else _held(each) for each in found]
+
+    def _held(self, folder: Path, config: Config, rounds: int, client: int) -> dict[str, Any] | None:
+        try:
+            state = newest_state(folder, config.run.state_dir, client)
+        except StateError as error:
+            self._note(f"A stored buffer is not shown: {error}")
+            return None
+        if state is None or state.round == 0:
+            return None
+        each = held(state, len(state.seen), max(rounds, state.round), self._dataset(config)[0], self._budget)
+        strips = [
+            {"label": strip.label, "kept": strip.kept, "rounds": list(strip.rounds), "source": strip.source}
+            for strip in each.strips
+        ]
+        return {"round": each.round, "arrivals": each.arrivals, "strips": strips}
+
+    def _names(self, config: Config) -> Sequence[str]:
+        dataset, why = self._dataset(config)
+        if dataset is None:
+            self._note(f"Kept images of {config.data.dataset} are not shown: {why}")
+            return ()
+        return dataset.class_names
 
     def _dataset(self, config: Config) -> tuple[Dataset | None, str]:
         key = self._key(config)
@@ -258,14 +277,6 @@ class _Images:
     def _note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
-
-
-def _held(each: Held) -> dict[str, Any]:
-    strips = [
-        {"label": strip.label, "kept": strip.kept, "rounds": list(strip.rounds), "source": strip.source}
-        for strip in each.strips
-    ]
-    return {"round": each.round, "arrivals": each.arrivals, "strips": strips}
 
 
 def line_names(runs: Sequence[Mapping[str, Any]]) -> list[str]:

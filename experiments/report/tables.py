@@ -11,8 +11,8 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.paper import CONDITION, TABLES, load_paper, paper_row
 from experiments.report.names import axis_label, data_name, labelled, method_name, method_rank
+from experiments.report.paper import CONDITION, TABLES, load_paper, paper_row
 from experiments.results import Results, StudyInfo, rows_of
 
 CHANCE = "chance"
@@ -113,6 +113,11 @@ def place(study: StudyInfo, run: Mapping[str, Any]) -> tuple[str, str]:
         row = labelled(down) or method_name(run["method"])
     missing = {"data": run["dataset"], "overlap": run["overlap"]}
     return row, labelled(across or missing)
+
+
+def axis_value(study: StudyInfo, run: Mapping[str, Any], axis: str) -> Any:
+    """A run's value on ``data`` or ``overlap``: what the study calls it, else what its configuration says."""
+    return run[f"axis.{axis}"] if axis in study.axes else run["dataset" if axis == "data" else axis]
 
 
 def markdown(table: ResultTable) -> str:
@@ -226,11 +231,11 @@ def _paper(study: StudyInfo, run: Mapping[str, Any], metric: str) -> float | Non
     table = {"condition": "table3"}.get(metric, "table2" if study.paper == "table3" else study.paper)
     if metric == CONDITION and study.paper not in ("table2", "table3"):
         return None
-    data = run.get("axis.data", run["dataset"])
+    data = axis_value(study, run, "data")
     rows = load_paper().tables[table]
     named = [str(run[f"axis.{axis}"]) for axis in study.axes if str(run[f"axis.{axis}"]) in rows]
     row = named[0] if named else paper_row(table, run["method"], run["clients"], run["capacity"])
-    return load_paper().value(table, row, f"{data}_O{run.get('axis.overlap', run['overlap'])}", metric)
+    return load_paper().value(table, row, f"{data}_O{axis_value(study, run, 'overlap')}", metric)
 
 
 def _chances(runs: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> dict[tuple[str, str], Cell]:
@@ -297,7 +302,7 @@ def _rank(run: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _column_rank(study: StudyInfo, run: Mapping[str, Any]) -> tuple[Any, ...]:
     others = [str(run[f"axis.{axis}"]) for axis in study.axes if axis not in ("seed", "method")]
-    return str(run.get("axis.data", run["dataset"])), -int(run["overlap"]), others
+    return str(axis_value(study, run, "data")), -int(run["overlap"]), others
 
 
 def _ordered(pairs: Any) -> list[tuple[str, Any]]:
