@@ -245,7 +245,7 @@ def _load_run(study: StudyInfo, path: Path, config: Record, labels: Mapping[str,
         row = _run_row(study, path, config, labels, records)
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise ResultsError(
-            f"{path / 'rounds.jsonl'}: is damaged; a round lacks what it should hold ({error!r})"
+            f"{path / 'rounds.jsonl'}: is damaged; a round lacks what it should hold ({error})"
         ) from error
     row["finished"] = summary is not None
     row.update({f"axis.{axis}": labels[axis] for axis in study.axes})
@@ -391,6 +391,7 @@ def _frame(rows: Sequence[Record], numbers: Sequence[str]) -> pd.DataFrame:
 
 def _uniform(frame: pd.DataFrame) -> pd.DataFrame:
     """Columns of mixed types, such as an axis of numbers and words, as text: Parquet has one type a column."""
-    mixed = [name for name in frame.columns if len({type(value) for value in frame[name].dropna()} - {int}) > 1]
+    kinds = {name: {type(value) for value in frame[name].dropna()} for name in frame.columns}
+    mixed = [name for name, types in kinds.items() if len(types) > 1 and types != {int, float}]
     words = {name: frame[name].map(lambda value: None if value is None else str(value)) for name in mixed}
     return frame.assign(**words)
