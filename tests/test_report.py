@@ -127,6 +127,17 @@ def test_table_4_has_clients_and_capacity_as_rows_and_its_slip_is_named(tmp_path
     assert "ar" not in tables  # the study does not list the Centralized runs
 
 
+def test_an_interpolated_reference_is_said_to_be_one(tmp_path: Path) -> None:
+    write_run(tmp_path, "fedkace", [0.2, 0.3])
+    assert not tables_of(tmp_path)["aa"].notes
+    folder = write_run(tmp_path, "centralized", [0.4, 0.5], method="centralized")
+    lines = (folder / "rounds.jsonl").read_text()
+    (folder / "rounds.jsonl").write_text(lines.replace('"interpolated": false', '"interpolated": true', 1))
+    tables = tables_of(tmp_path)
+    assert any("interpolated" in note for note in tables["ar"].notes)
+    assert not any("interpolated" in note for note in tables["final"].notes)
+
+
 def test_the_slip_is_named_where_its_cell_is_shown(tmp_path: Path) -> None:
     runs = {}
     for method in ("refed", "centralized"):

@@ -106,7 +106,7 @@
   });
   const along = (traces, more) => {
     const last = Math.max(2, ...traces.flatMap((trace) => trace.x));
-    return axis({ title: { text: "round", standoff: 6, font: { size: 12 } }, range: [1 - 0.02 * last, last + 0.02 * last], ...more });
+    return axis({ title: { text: "round", standoff: 6, font: { size: 12 } }, dtick: last <= 12 ? 1 : undefined, unifiedhovertitle: { text: "<b>round %{x}</b>" }, range: [1 - 0.02 * last, last + 0.02 * last], ...more });
   };
   // Ticks at 1, 2 and 5 where a logarithmic axis is short, at powers of ten where it is long
   function logarithmic(traces) {
@@ -133,16 +133,29 @@
     hoverlabel: { bgcolor: css("--paper"), bordercolor: css("--line"), font: { color: css("--ink"), size: 12 }, namelength: -1 },
     ...more,
   });
-  const PLOT = { responsive: true, displaylogo: false, displayModeBar: false, doubleClick: "reset" };
+  const PLOT = { displaylogo: false, displayModeBar: false, doubleClick: "reset" };
   const words = (id, text) => {
     const box = byId(id);
     if (box.classList.contains("js-plotly-plot")) Plotly.purge(box);
     box.innerHTML = `<div class="empty">${text}</div>`;
   };
+  // A chart's box changes its width when a neighbour comes or goes, of which Plotly hears nothing by itself
+  const widths = new WeakMap();
+  const watcher = new ResizeObserver((entries) => {
+    for (const { target, contentRect } of entries) {
+      const before = widths.get(target);
+      widths.set(target, contentRect.width);
+      if (contentRect.width && Math.abs(before - contentRect.width) > 1 && target.classList.contains("js-plotly-plot")) {
+        Plotly.Plots.resize(target);
+      }
+    }
+  });
   const plot = (id, traces, shape) => {
     const box = byId(id);
     if (!box.classList.contains("js-plotly-plot")) box.textContent = "";
     Plotly.react(box, traces, shape, PLOT);
+    widths.set(box, box.clientWidth);
+    watcher.observe(box);
   };
 
   // Means over the runs of one line and panel
@@ -179,7 +192,7 @@
     const mean = over(runs, values);
     if (!mean.rounds.length) return [];
     const wide = runs[0].method === "fedkace";
-    const open = runs[0].finished ? "" : " (unfinished)";
+    const open = (runs.some((run) => run.interpolated) ? " (partly interpolated)" : "") + (runs[0].finished ? "" : " (unfinished)");
     const seeds = mean.n > 1 ? `, ${mean.n} seeds` : "";
     const line = {
       type: "scatter", mode: "lines+markers", x: mean.rounds, y: mean.mean, name: name + open,
@@ -202,13 +215,13 @@
     const box = byId("accuracy-charts");
     const shown = unique(runs.map(panel)).sort((one, other) => panels.indexOf(one) - panels.indexOf(other));
     const ids = shown.map((name) => `accuracy-${panels.indexOf(name)}`);
+    box.querySelectorAll(".empty").forEach((old) => old.remove());
     for (const old of [...box.children]) {
       if (ids.includes(old.dataset.id)) continue;
       Plotly.purge(old.querySelector(".chart"));
       old.remove();
     }
     if (!shown.length) { box.innerHTML = '<div class="empty" data-id="">No run passes the filters.</div>'; return; }
-    box.querySelectorAll(".empty").forEach((old) => old.remove());
     shown.forEach((name, index) => {
       let figure = box.querySelector(`[data-id="${ids[index]}"]`);
       if (!figure) {
@@ -218,6 +231,8 @@
         figure.firstChild.textContent = name;
       }
       box.append(figure);
+    });
+    shown.forEach((name, index) => {  // only now that every figure has its place, and so its width
       const own = runs.filter((run) => panel(run) === name);
       const traces = byLine(own).flatMap((group) => curve(group, (run) => run.accuracy, {
         name: group[0].line, shade: tone(group[0].line), symbol: SYMBOLS[symbolIndex(group[0].line)], format: ".1%",
@@ -402,13 +417,13 @@
     const order = detail.orders[client];
     const name = (label) => (detail.names[label] || `class ${label}`).replaceAll("_", " ");
     const names = order.map(name);
-    drawHeat("classes-chart", run.rounds, names, detail.buffers[client], "round %{x}: %{z} kept");
     const held = detail.held[client];
+    byId("arrivals-figure").hidden = !held;  // before the other chart is drawn, whose width depends on it
+    drawHeat("classes-chart", run.rounds, names, detail.buffers[client], "round %{x}: %{z} kept");
     if (!held) {
       byId("buffers-note").textContent = "The client's stored state is not here, so neither ages nor images can be shown.";
       return;
     }
-    byId("arrivals-figure").hidden = false;
     const all = held.arrivals[0].map((_, index) => index + 1);
     drawHeat("arrivals-chart", all, names, order.map((label) => held.arrivals[label]), `came in round %{x}: %{z} kept after round ${held.round}`);
     if (!held.strips.length) {

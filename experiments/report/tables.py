@@ -95,7 +95,7 @@ def study_tables(results: Results, study: StudyInfo) -> list[ResultTable]:
             cells |= _chances(runs, columns)
             every.append(CHANCE)
         table = ResultTable(study.name, key, title, _head(study), every, columns, cells)
-        tables.append(_noted(table, study, runs))
+        tables.append(_noted(table, study, runs, _interpolated(results, runs)))
     return tables
 
 
@@ -252,12 +252,21 @@ def _chances(runs: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> dict[
     return chances
 
 
-def _noted(table: ResultTable, study: StudyInfo, runs: Sequence[Mapping[str, Any]]) -> ResultTable:
+def _interpolated(results: Results, runs: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a reference of these runs was trained in some rounds only."""
+    own = {(run["study"], run["run"]) for run in runs if run["method"] == "centralized"}
+    marked = results.rounds[results.rounds["interpolated"]] if len(results.rounds) else results.rounds
+    return any((row["study"], row["run"]) in own for row in rows_of(marked))
+
+
+def _noted(table: ResultTable, study: StudyInfo, runs: Sequence[Mapping[str, Any]], interpolated: bool) -> ResultTable:
     notes = []
     listed = len(study.labels)
     finished = sum(bool(run["finished"]) for run in runs)
     if finished < listed:
         notes.append(f"{finished} of {listed} runs are finished; the others count in no mean.")
+    if interpolated and table.key in ("aa", "ar"):
+        notes.append("Centralized was trained in some rounds only; its accuracy between them is interpolated.")
     if table.with_paper:
         differs = setting_differences(study, runs)
         if differs:
