@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from made_results import write_run, write_study
+from matplotlib.figure import Figure
 from PIL import Image
 
 from experiments.__main__ import main
@@ -329,6 +330,19 @@ def test_figures_are_only_those_whose_data_is_there(tmp_path: Path) -> None:
     figures = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*.png")}
     assert figures == {"a/curves.png"}
     assert (tmp_path / "out" / "b" / "tables.md").exists()
+
+
+def test_every_line_of_a_figure_lies_within_its_panel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: saved.append(self) or Path(path).touch())
+    for method, accuracies in (("fedkace", [0.9, 0.2]), ("er", [0.1, 0.3]), ("as4", [0.8, 0.1])):
+        write_run(tmp_path / "s", method, accuracies, method=method)
+    assert main(["report", str(tmp_path / "s")]) == 0
+    assert len(saved) == 4  # two figures in two formats
+    for axes in (axes for figure in saved for axes in figure.axes):
+        drawn = [value for line in axes.get_lines() for value in line.get_ydata()]
+        assert drawn and axes.get_ylim()[0] == 0 and max(drawn) <= axes.get_ylim()[1]
+        assert axes.get_xlim() == saved[0].axes[0].get_xlim()
 
 
 def test_the_command_says_in_one_line_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

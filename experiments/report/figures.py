@@ -80,6 +80,8 @@ def _figure2(curves: Curves, methods: Mapping[str, str]) -> Figure:
         if own in lines:
             for key, label, colour in _BUFFER:
                 _line(lower, lines[own], key, label=label, color=colour, linewidth=1.8)
+        _finish(upper, lines)
+        _finish(lower, lines)
         lower.set_xlabel("round")
         if index == 0:
             upper.set_ylabel("accuracy")
@@ -94,6 +96,7 @@ def _figure(curves: Curves, methods: Mapping[str, str], chosen: Sequence[str]) -
         axes = grid(index, 0)
         _accuracy(axes, lines, chosen, methods)
         axes.set_title(column, fontsize=10, fontweight="bold")
+        _finish(axes, lines)
         axes.set_xlabel("round")
         if index == 0:
             axes.set_ylabel("accuracy")
@@ -138,9 +141,15 @@ def _line(axes: Axes, rounds: pd.DataFrame, key: str, *, band: bool = True, **st
     axes.plot(mean.index, mean.to_numpy(), **style)
     if band and groups.size().max() > 1:
         axes.fill_between(mean.index, groups.min(), groups.max(), color=style["color"], alpha=0.15, linewidth=0)
+
+
+def _finish(axes: Axes, lines: Mapping[str, pd.DataFrame]) -> None:
+    """Scales and frame, once every line is drawn; panels of one column share their rounds."""
+    last = max(int(rounds["round"].max()) for rounds in lines.values())
+    axes.set_xlim(1 - 0.02 * last, last * 1.02)
+    axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
-    axes.set_ylim(bottom=0)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
 
@@ -156,7 +165,7 @@ def _legend(figure: Figure, panels: Sequence[Axes], order: Sequence[str]) -> Non
         list(entries.values()),
         list(entries),
         loc="outside lower center",
-        ncols=min(len(entries), 8 if len(panels) > 1 else 4),
+        ncols=min(len(entries), int(figure.get_figwidth() / 1.9)),
         fontsize=8,
         frameon=False,
     )

@@ -90,7 +90,7 @@ def study_tables(results: Results, study: StudyInfo) -> list[ResultTable]:
         cells = _cells(study, runs, key, metric, scale)
         if not cells and key != "aa":
             continue
-        every = list(rows)
+        every = [row for row in rows if key != "condition" or any(row == own for own, _ in cells)]
         if key == "aa":
             cells |= _chances(runs, columns)
             every.append(CHANCE)
