@@ -1,4 +1,4 @@
-"""Command line: ``python -m experiments run STUDY.yaml``, and ``table``, ``keep``, ``bench``, ``gradient-cost``."""
+"""Command line: ``python -m experiments run STUDY.yaml``; ``table``, ``report``, ``keep``, ``bench``, ``gradient-cost``."""
 
 import argparse
 import signal
@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from experiments.study import ENGINES, FULL, load_study, parse_setting
-from fedkace_flwr.errors import FedkaceError
+from fedkace_flwr.errors import FedkaceError, ResultsError
 
 _USER_ERROR, _INTERRUPTED, _TERMINATED = 2, 130, 143
 _PLAIN_WIDTH = 120  # where the output is a file, tables keep one line a row
@@ -36,6 +36,8 @@ def main(arguments: list[str] | None = None) -> int:
             from experiments.keep import keep
 
             keep(options.run, options.target)
+        elif options.command == "report":
+            _report(options, console)
         else:
             return _run(options, console)
     except FedkaceError as error:
@@ -89,6 +91,15 @@ def _run(options: argparse.Namespace, console: Console) -> int:
     return _USER_ERROR if outcome.failures else 0
 
 
+def _report(options: argparse.Namespace, console: Console) -> None:
+    try:
+        from experiments.report.write import write_report
+    except ModuleNotFoundError as error:
+        raise ResultsError(f"report needs {error.name}: pip install 'fedkace-flwr[report]'") from error
+    for path in write_report(options.folders, options.output, options.data_dir):
+        console.print(f"written: {path}", highlight=False, soft_wrap=True)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m experiments", description="Run studies and benchmarks.")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -124,6 +135,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     keep.add_argument("run", type=Path, help="folder of a finished run")
     keep.add_argument("target", type=Path, help="where it goes")
+    report = commands.add_parser("report", help="tables, figures and a page with charts, from finished runs")
+    report.add_argument("folders", type=Path, nargs="+", help="results folders of studies, or of single runs")
+    report.add_argument("--output", type=Path, help="where to (default: report/ in the first folder)")
+    report.add_argument("--data-dir", type=Path, help="the data set's files, for the images that clients keep")
     return parser
 
 

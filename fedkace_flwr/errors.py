@@ -27,3 +27,7 @@ class MessageError(FedkaceError):
 
 class RunError(FedkaceError):
     """A run could not be started or did not come to its end."""
+
+
+class ResultsError(FedkaceError):
+    """A folder of results cannot be read."""

@@ -227,3 +227,20 @@ class ClientStore:
     def _quarantine(self, path: Path, reason: str) -> None:
         aside = durable.set_aside(path)
         logger.warning("%s was set aside as %s: %s; going on with the generation before it", path, aside.name, reason)
+
+
+def read_state(path: Path) -> ClientState:
+    """Read a stored state as it is and leave the file alone, for a look from outside.
+
+    Raises
+    ------
+    StateError
+        It cannot be read, or is damaged.
+    """
+    try:
+        content = durable.read(path)
+        if content is None:
+            raise StateError("there is no such file")
+        return ClientState.from_record(*content)
+    except (OSError, KeyError, TypeError, ValueError, StateError) as error:
+        raise StateError(f"{path}: {error}") from error

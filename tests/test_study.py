@@ -368,10 +368,10 @@ def test_an_unknown_scale_is_refused_with_those_there_are(tmp_path: Path) -> Non
         load_study(write(tmp_path, "groups.yaml", GROUPS), {}, tmp_path, scale="tiny")
 
 
-STUDIES = sorted(path for path in (Path(__file__).parent.parent / "experiments").glob("*.yaml"))
+STUDIES = sorted((Path(__file__).parent.parent / "experiments").glob("*.yaml"))
 
 
-@pytest.mark.parametrize("path", [path for path in STUDIES if path.stem != "paper"], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_every_study_of_the_repository_reads_at_each_of_its_scales(path: Path, tmp_path: Path) -> None:
     content = yaml.safe_load(path.read_text())
     lender = (

@@ -1,0 +1,1 @@
+"""The report of finished runs: tables, figures and one page, from what :mod:`experiments.results` reads."""

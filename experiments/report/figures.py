@@ -1,0 +1,180 @@
+"""Figures 2 and 3 of the paper and plain comparisons, drawn from finished runs as PNG and SVG."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from experiments.report.names import ABLATIONS, method_rank
+from experiments.report.tables import place
+from experiments.results import Results, StudyInfo, rows_of
+
+_COLOURS = (
+    *("#0b63a5", "#00755a", "#a83c78", "#806000", "#5a4fc0"),
+    *("#0e7f8a", "#9c4a2a", "#5c6470", "#3d7a1f", "#c08a00"),
+)
+_OWN, _REFERENCE, _MUTED = "#c2410c", "#16202b", "#8a8f98"
+_DASHES = ("-", "--", "-.", ":")
+_BUFFER = (
+    ("buffer_accuracy", "accuracy on the buffer", "#0b63a5"),
+    ("buffer_probability", "probability of the true class", "#00755a"),
+    ("gap", "GAP", "#c2410c"),
+)
+_PIXELS_PER_INCH = 130
+
+Curves = dict[str, dict[str, pd.DataFrame]]
+"""Column of the study, then line, to the rounds of its finished runs."""
+
+
+def draw_figures(results: Results, study: StudyInfo, folder: Path) -> list[Path]:
+    """Draw what the study's finished runs allow; return the files written.
+
+    ``figure2``: accuracy of FedKACE and its rivals over rounds, above the measurements on FedKACE's buffers.
+    ``figure3``: accuracy of FedKACE and its ablations. ``curves``: every line of a study that is neither.
+    """
+    curves, methods = _curves(results, study)
+    have = set(methods.values())
+    rivals = have - {"fedkace", "centralized", *ABLATIONS}
+    ablations = have & set(ABLATIONS)
+    written = []
+    if "fedkace" in have and rivals:
+        written += _save(_figure2(curves, methods), folder / "figure2")
+    if "fedkace" in have and ablations:
+        chosen = [line for line, method in methods.items() if method not in rivals]
+        written += _save(_figure(curves, methods, chosen), folder / "figure3")
+    if have and not written:
+        written += _save(_figure(curves, methods, list(methods)), folder / "curves")
+    return written
+
+
+def _curves(results: Results, study: StudyInfo) -> tuple[Curves, dict[str, str]]:
+    """The rounds of the finished runs by column and line, and the method of each line."""
+    frame = results.runs[(results.runs["study"] == study.name) & results.runs["finished"]]
+    rounds = results.rounds[results.rounds["study"] == study.name] if len(results.rounds) else results.rounds
+    curves: Curves = {}
+    methods: dict[str, str] = {}
+    runs = sorted(rows_of(frame), key=lambda run: (str(run["dataset"]), -run["overlap"], run["run"]))
+    for run in runs:
+        line, column = place(study, run)
+        own = rounds[rounds["run"] == run["run"]]
+        known = curves.setdefault(column, {}).get(line)
+        curves[column][line] = own if known is None else pd.concat([known, own])
+        methods[line] = run["method"]
+    ordered = sorted(methods, key=lambda line: (method_rank(methods[line]), line))
+    return curves, {line: methods[line] for line in ordered}
+
+
+def _figure2(curves: Curves, methods: Mapping[str, str]) -> Figure:
+    chosen = [line for line, method in methods.items() if method not in ABLATIONS]
+    figure, grid = _panels(len(curves), 2)
+    own = next(line for line in chosen if methods[line] == "fedkace")
+    for index, (column, lines) in enumerate(curves.items()):
+        upper, lower = grid(index, 0), grid(index, 1)
+        _accuracy(upper, lines, chosen, methods)
+        upper.set_title(column, fontsize=10, fontweight="bold")
+        if own in lines:
+            for key, label, colour in _BUFFER:
+                _line(lower, lines[own], key, label=label, color=colour, linewidth=1.8)
+        _finish(upper, lines)
+        _finish(lower, lines)
+        lower.set_xlabel("round")
+        if index == 0:
+            upper.set_ylabel("accuracy")
+            lower.set_ylabel("FedKACE's buffers")
+    _legend(figure, [grid(index, row) for row in (0, 1) for index in range(len(curves))], chosen)
+    return figure
+
+
+def _figure(curves: Curves, methods: Mapping[str, str], chosen: Sequence[str]) -> Figure:
+    figure, grid = _panels(len(curves), 1)
+    for index, (column, lines) in enumerate(curves.items()):
+        axes = grid(index, 0)
+        _accuracy(axes, lines, chosen, methods)
+        axes.set_title(column, fontsize=10, fontweight="bold")
+        _finish(axes, lines)
+        axes.set_xlabel("round")
+        if index == 0:
+            axes.set_ylabel("accuracy")
+    _legend(figure, [grid(index, 0) for index in range(len(curves))], chosen)
+    return figure
+
+
+def _panels(count: int, rows: int) -> tuple[Figure, Callable[[int, int], Axes]]:
+    """A figure of up to four panels side by side, each of so many rows; more wrap."""
+    across = min(count, 4)
+    down = -(-count // across)
+    figure = Figure(figsize=(max(6.0, 3.4 * across), 2.7 * rows * down + 0.8), layout="constrained")
+    every = figure.subplots(rows * down, across, squeeze=False)
+    for index in range(count, across * down):
+        for row in range(rows):
+            every[rows * (index // across) + row][index % across].set_visible(False)
+    return figure, lambda index, row: every[rows * (index // across) + row][index % across]
+
+
+def _accuracy(axes: Axes, lines: Mapping[str, pd.DataFrame], chosen: Sequence[str], methods: Mapping[str, str]) -> None:
+    others = [line for line in chosen if methods[line] not in ("fedkace", "centralized")]
+    for line in reversed(chosen):
+        if line not in lines:
+            continue
+        if methods[line] == "fedkace" and sum(methods[each] == "fedkace" for each in chosen) == 1:
+            style: dict[str, Any] = {"color": _OWN, "linewidth": 2.6, "zorder": 4}
+        elif methods[line] == "centralized":
+            style = {"color": _REFERENCE, "linewidth": 1.4, "linestyle": "--"}
+        else:
+            index = others.index(line) if line in others else chosen.index(line)
+            style = {"color": _COLOURS[index % len(_COLOURS)], "linewidth": 1.5}
+            style["linestyle"] = _DASHES[index // len(_COLOURS) % len(_DASHES)]
+        _line(axes, lines[line], "accuracy", label=line, **style)
+    everything = pd.concat([lines[line] for line in chosen if line in lines])
+    _line(axes, everything, "chance", label="chance", color=_MUTED, linewidth=1.2, linestyle=":", band=False)
+
+
+def _line(axes: Axes, rounds: pd.DataFrame, key: str, *, band: bool = True, **style: Any) -> None:
+    """The mean over runs, round by round, in a band from the lowest to the highest."""
+    groups = rounds.dropna(subset=[key]).groupby("round")[key]
+    mean = groups.mean()
+    axes.plot(mean.index, mean.to_numpy(), **style)
+    if band and groups.size().max() > 1:
+        axes.fill_between(mean.index, groups.min(), groups.max(), color=style["color"], alpha=0.15, linewidth=0)
+
+
+def _finish(axes: Axes, lines: Mapping[str, pd.DataFrame]) -> None:
+    """Scales and frame, once every line is drawn; panels of one column share their rounds."""
+    last = max(int(rounds["round"].max()) for rounds in lines.values())
+    axes.set_xlim(1 - 0.02 * last, last * 1.02)
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _legend(figure: Figure, panels: Sequence[Axes], order: Sequence[str]) -> None:
+    entries: dict[str, Any] = {}
+    for axes in panels:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    first = [label for label in order if label in entries]
+    entries = {label: entries[label] for label in [*first, *(each for each in entries if each not in first)]}
+    figure.legend(
+        list(entries.values()),
+        list(entries),
+        loc="outside lower center",
+        ncols=min(len(entries), int(figure.get_figwidth() / 1.9)),
+        fontsize=8,
+        frameon=False,
+    )
+
+
+def _save(figure: Figure, stem: Path) -> list[Path]:
+    """As PNG and as SVG, both the same bytes for the same runs."""
+    png, svg = stem.with_suffix(".png"), stem.with_suffix(".svg")
+    figure.savefig(png, dpi=_PIXELS_PER_INCH)
+    with mpl.rc_context({"svg.hashsalt": stem.name, "svg.fonttype": "none"}):
+        figure.savefig(svg, metadata={"Date": None})
+    return [png, svg]

@@ -1,0 +1,473 @@
+"use strict";
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const byId = (id) => document.getElementById(id);
+  const COLOURS = {
+    light: ["#c2410c", "#0b63a5", "#00755a", "#a83c78", "#806000", "#5a4fc0", "#0e7f8a", "#9c4a2a", "#5c6470", "#3d7a1f"],
+    dark: ["#ff8f5c", "#6db3f2", "#43cfa0", "#f294c6", "#e3bb4e", "#b5a9ff", "#5fd3da", "#dfa083", "#b4bcc6", "#9bd378"],
+  };
+  const GLYPHS = ["\u25cf", "\u25a0", "\u25c6", "\u25b2", "\u271a", "\u25bc", "\u2716", "\u2605", "\u2b22", "\u2b1f"];
+  const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "cross", "triangle-down", "x", "star", "hexagon", "pentagon"];
+  const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
+  const STROKES = ["", "7 4", "2 3", "7 3 2 3", "11 4", "11 4 2 4"];
+  const coarse = matchMedia("(pointer: coarse)").matches;
+  const narrow = () => innerWidth < 640;
+
+  // Light or dark: the reader's choice, else the system's.
+  const theme = {
+    get: () => document.documentElement.dataset.theme,
+    set(name) {
+      document.documentElement.dataset.theme = name;
+      byId("theme").textContent = name === "dark" ? "\u2600" : "\u263e";
+    },
+  };
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  theme.set(system.matches ? "dark" : "light");
+  system.addEventListener("change", (event) => { theme.set(event.matches ? "dark" : "light"); draw(); });
+  byId("theme").addEventListener("click", () => { theme.set(theme.get() === "dark" ? "light" : "dark"); draw(); });
+  const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const colour = (index) => { const set = COLOURS[theme.get()]; return set[index % set.length]; };
+  const faint = (hex) => {
+    const number = parseInt(hex.slice(1), 16);
+    return `rgba(${number >> 16},${(number >> 8) & 255},${number & 255},0.16)`;
+  };
+  const lineIndex = (name) => data.lines.indexOf(name);
+  // From the eleventh on colours repeat, and symbols are shifted so that no pair of both does
+  const symbolIndex = (name) => (lineIndex(name) + 3 * Math.floor(lineIndex(name) / 10)) % SYMBOLS.length;
+  const tone = (name) => name === "Centralized" ? css("--ink") : colour(lineIndex(name));
+  const panel = (run) => (data.studies.length > 1 ? `${run.study}: ` : "") + run.cell;
+  const unique = (values) => [...new Set(values)];
+  const panels = unique(data.runs.map(panel));
+
+  // Filters
+  const anyDone = data.runs.some((run) => run.finished);
+  const state = (run) => run.finished ? "finished" : "unfinished";
+  const FILTERS = [
+    ["Study", (run) => run.study],
+    ["Method", (run) => run.line],
+    ["Data", (run) => run.data],
+    ["Overlap", (run) => `O=${run.overlap}`],
+    ["Seed", (run) => String(run.seed)],
+    ["Runs", state],
+  ].map(([name, of]) => {
+    const values = unique(data.runs.map(of));
+    if (name === "Method") values.sort((one, other) => lineIndex(one) - lineIndex(other));
+    const off = name === "Runs" && anyDone ? ["unfinished"] : [];
+    return { name, of, values, on: new Set(values.filter((value) => !off.includes(value))) };
+  });
+  const chosen = () => data.runs.filter((run) => FILTERS.every((filter) => filter.on.has(filter.of(run))));
+
+  function makeFilters() {
+    for (const filter of FILTERS) {
+      if (filter.values.length < 2) continue;
+      const group = document.createElement("div");
+      group.className = "filter";
+      group.setAttribute("role", "group");
+      group.setAttribute("aria-label", filter.name);
+      group.innerHTML = `<span>${filter.name}</span>`;
+      for (const value of filter.values) {
+        const chip = document.createElement("button");
+        chip.type = "button";
+        chip.className = "chip";
+        chip.dataset.filter = filter.name;
+        chip.dataset.value = value;
+        if (filter.name === "Method") {
+          const mark = document.createElement("i");
+          mark.textContent = GLYPHS[symbolIndex(value)];
+          chip.append(mark);
+        }
+        chip.append(value);
+        chip.addEventListener("click", () => {
+          filter.on.has(value) ? filter.on.delete(value) : filter.on.add(value);
+          draw();
+        });
+        chip.addEventListener("dblclick", () => { filter.on = new Set([value]); draw(); });
+        chip.title = "Click: show or hide. Double click: show this one alone.";
+        group.append(chip);
+      }
+      byId("filters").append(group);
+    }
+    if (!byId("filters").children.length) byId("filters").hidden = true;
+  }
+
+  function paintFilters() {
+    for (const chip of document.querySelectorAll(".chip")) {
+      const filter = FILTERS.find((each) => each.name === chip.dataset.filter);
+      chip.setAttribute("aria-pressed", filter.on.has(chip.dataset.value));
+      const dot = chip.querySelector("i");
+      if (dot) dot.style.color = tone(chip.dataset.value);
+    }
+  }
+
+  // Plotly in the page's own colours
+  const axis = (more) => ({
+    gridcolor: css("--grid"), zerolinecolor: css("--line"), linecolor: css("--line"), automargin: true,
+    tickfont: { size: 12 }, ...more,
+  });
+  const along = (traces, more) => {
+    const last = Math.max(2, ...traces.flatMap((trace) => trace.x));
+    return axis({ title: { text: "round", standoff: 6, font: { size: 12 } }, dtick: last <= 12 ? 1 : undefined, unifiedhovertitle: { text: "<b>round %{x}</b>" }, range: [1 - 0.02 * last, last + 0.02 * last], ...more });
+  };
+  // Ticks at 1, 2 and 5 where a logarithmic axis is short, at powers of ten where it is long
+  function logarithmic(traces) {
+    const values = traces.flatMap((trace) => trace.y).filter((value) => value > 0);
+    const low = Math.min(...values), high = Math.max(...values);
+    if (high < 5 * low) return { rangemode: "normal" };  // too short for a logarithm
+    const from = Math.floor(Math.log10(low)), to = Math.ceil(Math.log10(high));
+    const steps = to - from <= 2 ? [1, 2, 5] : [1];
+    const skip = steps.length > 1 ? 1 : Math.ceil((to - from) / 6);
+    const ticks = [];
+    for (let power = from; power <= to; power += skip) for (const step of steps) ticks.push(step * 10 ** power);
+    const text = (value) => {
+      if (value >= 0.01 && value < 1e5) return String(Number(value.toPrecision(2)));
+      const power = Math.floor(Math.log10(value) + 1e-9), step = Math.round(value / 10 ** power);
+      return `${step === 1 ? "" : `${step}\u00b7`}10<sup>${String(power).replace("-", "\u2212")}</sup>`;
+    };
+    const pad = Math.max(0.05 * Math.log10(high / low), 0.03);
+    return { type: "log", tickvals: ticks, ticktext: ticks.map(text), range: [Math.log10(low) - pad, Math.log10(high) + pad] };
+  }
+  const layout = (more) => ({
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    font: { family: getComputedStyle(document.body).fontFamily, color: css("--soft"), size: 13 },
+    margin: { l: 52, r: 14, t: 8, b: 40 }, showlegend: false, hovermode: "x unified", dragmode: coarse ? false : "zoom",
+    hoverlabel: { bgcolor: css("--paper"), bordercolor: css("--line"), font: { color: css("--ink"), size: 12 }, namelength: -1 },
+    ...more,
+  });
+  const PLOT = { displaylogo: false, displayModeBar: false, doubleClick: "reset" };
+  const words = (id, text) => {
+    const box = byId(id);
+    if (box.classList.contains("js-plotly-plot")) Plotly.purge(box);
+    box.innerHTML = `<div class="empty">${text}</div>`;
+  };
+  // A chart's box changes its width when a neighbour comes or goes, of which Plotly hears nothing by itself
+  const widths = new WeakMap();
+  const watcher = new ResizeObserver((entries) => {
+    for (const { target, contentRect } of entries) {
+      const before = widths.get(target);
+      widths.set(target, contentRect.width);
+      if (contentRect.width && Math.abs(before - contentRect.width) > 1 && target.classList.contains("js-plotly-plot")) {
+        Plotly.Plots.resize(target);
+      }
+    }
+  });
+  const plot = (id, traces, shape) => {
+    const box = byId(id);
+    if (!box.classList.contains("js-plotly-plot")) box.textContent = "";
+    Plotly.react(box, traces, shape, PLOT);
+    widths.set(box, box.clientWidth);
+    watcher.observe(box);
+  };
+
+  // Means over the runs of one line and panel
+  const grouped = (runs, key) => {
+    const groups = new Map();
+    for (const run of runs) {
+      const name = key(run);
+      if (!groups.has(name)) groups.set(name, []);
+      groups.get(name).push(run);
+    }
+    return [...groups.values()];
+  };
+  function over(runs, values) {
+    const columns = new Map();
+    for (const run of runs) {
+      const series = values(run);
+      if (!series) continue;
+      run.rounds.forEach((round, index) => {
+        const value = series[index];
+        if (value === null || value === undefined) return;
+        if (!columns.has(round)) columns.set(round, []);
+        columns.get(round).push(value);
+      });
+    }
+    const rounds = [...columns.keys()].sort((one, other) => one - other);
+    const all = rounds.map((round) => columns.get(round));
+    return {
+      rounds, n: Math.max(0, ...all.map((each) => each.length)),
+      mean: all.map((each) => each.reduce((sum, value) => sum + value, 0) / each.length),
+      low: all.map((each) => Math.min(...each)), high: all.map((each) => Math.max(...each)),
+    };
+  }
+  function curve(runs, values, { name, shade, symbol, dash = "solid", format, band = true }) {
+    const mean = over(runs, values);
+    if (!mean.rounds.length) return [];
+    const wide = runs[0].method === "fedkace";
+    const open = (runs.some((run) => run.interpolated) ? " (partly interpolated)" : "") + (runs[0].finished ? "" : " (unfinished)");
+    const seeds = mean.n > 1 ? `, ${mean.n} seeds` : "";
+    const line = {
+      type: "scatter", mode: "lines+markers", x: mean.rounds, y: mean.mean, name: name + open,
+      line: { color: shade, width: wide ? 3 : 1.8, dash }, opacity: runs[0].finished ? 1 : 0.55,
+      marker: { symbol, size: wide ? 7 : 6, maxdisplayed: 12, color: shade },
+      hovertemplate: `%{y:${format}}${seeds}`,
+    };
+    if (mean.n < 2 || !band) return [line];
+    const edge = { type: "scatter", mode: "lines", x: mean.rounds, line: { width: 0 }, hoverinfo: "skip" };
+    return [
+      { ...edge, y: mean.low },
+      { ...edge, y: mean.high, fill: "tonexty", fillcolor: faint(shade.startsWith("#") ? shade : "#888888") },
+      line,
+    ];
+  }
+  const sameLine = (run) => `${run.line}|${panel(run)}|${run.finished}`;
+  const byLine = (runs) => grouped(runs, sameLine).sort((one, other) => lineIndex(other[0].line) - lineIndex(one[0].line));
+
+  function drawAccuracy(runs) {
+    const box = byId("accuracy-charts");
+    const shown = unique(runs.map(panel)).sort((one, other) => panels.indexOf(one) - panels.indexOf(other));
+    const ids = shown.map((name) => `accuracy-${panels.indexOf(name)}`);
+    box.querySelectorAll(".empty").forEach((old) => old.remove());
+    for (const old of [...box.children]) {
+      if (ids.includes(old.dataset.id)) continue;
+      Plotly.purge(old.querySelector(".chart"));
+      old.remove();
+    }
+    if (!shown.length) { box.innerHTML = '<div class="empty" data-id="">No run passes the filters.</div>'; return; }
+    shown.forEach((name, index) => {
+      let figure = box.querySelector(`[data-id="${ids[index]}"]`);
+      if (!figure) {
+        figure = document.createElement("figure");
+        figure.dataset.id = ids[index];
+        figure.innerHTML = `<figcaption></figcaption><div class="chart" id="${ids[index]}"></div>`;
+        figure.firstChild.textContent = name;
+      }
+      box.append(figure);
+    });
+    shown.forEach((name, index) => {  // only now that every figure has its place, and so its width
+      const own = runs.filter((run) => panel(run) === name);
+      const traces = byLine(own).flatMap((group) => curve(group, (run) => run.accuracy, {
+        name: group[0].line, shade: tone(group[0].line), symbol: SYMBOLS[symbolIndex(group[0].line)], format: ".1%",
+      }));
+      const chance = over(own, (run) => run.chance);
+      traces.push({
+        type: "scatter", mode: "lines", x: chance.rounds, y: chance.mean, name: "chance",
+        line: { color: css("--soft"), dash: "dash", width: 1.4 }, hovertemplate: "%{y:.1%}",
+      });
+      plot(ids[index], traces, layout({
+        xaxis: along(traces), yaxis: axis({ tickformat: ".0%", rangemode: "tozero" }),
+      }));
+    });
+  }
+
+  // One line for each method and panel: colour and symbol tell the method, the dash the panel
+  function drawTrajectory(id, runs, values, { log = false, format = ".3~g", empty }) {
+    const groups = byLine(runs.filter(values));
+    const several = unique(groups.map(([run]) => panel(run))).length > 1;
+    const traces = groups.flatMap((group) => {
+      const name = several ? `${group[0].line}, ${panel(group[0])}` : group[0].line;
+      return curve(group, values, {
+        name, shade: tone(group[0].line), symbol: SYMBOLS[symbolIndex(group[0].line)],
+        dash: several ? DASHES[panels.indexOf(panel(group[0])) % DASHES.length] : "solid", format, band: groups.length <= 6,
+      });
+    });
+    if (!traces.length) { words(id, empty); return false; }
+    plot(id, traces, layout({
+      xaxis: along(traces), yaxis: axis(log ? logarithmic(traces) : {}),
+    }));
+    return true;
+  }
+
+  // Several settings in one chart are a tangle: one at a time, or all where the reader asks for it
+  let setting = null;
+  function settled(runs) {
+    const shown = panels.filter((name) => runs.some((run) => panel(run) === name));
+    if (setting !== "all" && !shown.includes(setting)) setting = shown.length > 2 ? shown[0] : "all";
+    for (const select of document.querySelectorAll("select.setting")) {
+      select.textContent = "";
+      select.add(new Option("all", "all"));
+      for (const name of shown) select.add(new Option(name, name));
+      select.value = setting;
+      select.closest(".pick").hidden = shown.length < 2;
+    }
+    return setting === "all" ? runs : runs.filter((run) => panel(run) === setting);
+  }
+
+  function drawInside(every) {
+    const runs = settled(every);
+    const none = "None of the runs shown recorded this.";
+    const legend = byId("cells-legend");
+    const shown = panels.filter((name) => runs.some((run) => panel(run) === name));
+    legend.textContent = "";
+    if (shown.length > 1) {
+      for (const name of shown) {
+        const dash = STROKES[panels.indexOf(name) % STROKES.length];
+        const key = document.createElement("span");
+        key.innerHTML = `<svg width="34" height="6" aria-hidden="true"><line x1="0" y1="3" x2="34" y2="3" stroke="${css("--soft")}" stroke-width="2.4" stroke-dasharray="${dash}"/></svg>`;
+        key.append(name);
+        legend.append(key);
+      }
+    }
+    drawTrajectory("weight-chart", runs, (run) => run.weight && run.weight.mean, { log: true, empty: "No run shown weighs replay by gradients." });
+    drawTrajectory("gap-chart", runs, (run) => run.gap && run.gap.mean, { format: ".3f", empty: "No run shown measures a gap." });
+    drawTrajectory("condition-chart", runs, (run) => run.condition && run.condition.mean, { log: true, empty: none });
+    drawTrajectory("drift-chart", runs, (run) => run.drift, { log: true, empty: none });
+  }
+
+  function drawTheorem(runs) {
+    const streams = grouped(runs.filter((run) => run.stream !== null), panel)
+      .map((group) => grouped(group, (run) => run.stream).map(([run]) => ({ ...data.streams[run.stream], run })));
+    const traces = streams.flatMap((group) => {
+      const index = panels.indexOf(panel(group[0].run));
+      const shade = css("--ink");
+      const rows = group.map((stream) => ({ rounds: stream.rounds, method: "", finished: true, stream }));
+      const style = { shade, symbol: SYMBOLS[index % SYMBOLS.length], dash: DASHES[index % DASHES.length], format: ".3f" };
+      const name = panel(group[0].run);
+      return [
+        ...curve(rows, ({ stream }) => stream.largest.map((value) => value * stream.factor), { ...style, name: `${name}, furthest pair` }),
+        ...curve(rows, ({ stream }) => stream.average.map((value) => value * stream.factor), { ...style, name: `${name}, mean pair` })
+          .map((trace) => ({ ...trace, opacity: 0.45 })),
+      ];
+    });
+    if (traces.length) plot("tv-chart", traces, layout({ xaxis: along(traces), yaxis: axis({ rangemode: "tozero" }) }));
+    else words("tv-chart", "The classes of these streams are not known without the data set's files.");
+    const none = "None of the runs shown recorded client drift.";
+    runs = settled(runs);
+    drawTrajectory("second-chart", runs, (run) => run.drift, { log: true, empty: none });
+    drawTrajectory("mu-chart", runs, (run) => {
+      const stream = run.stream === null ? null : data.streams[run.stream];
+      const at = stream && new Map(stream.rounds.map((round, index) => [round, stream.largest[index] * stream.factor]));
+      return at && run.drift.map((drift, index) => (drift && at.get(run.rounds[index])) ? 2 * at.get(run.rounds[index]) / drift : null);
+    }, { log: true, empty: none });
+    byId("lead-figure").hidden = !runs.some((run) => run.lead);
+    if (!byId("lead-figure").hidden) {
+      drawTrajectory("lead-chart", runs.filter((run) => run.lead), (run) => run.lead, { format: ".1%", empty: none });
+    }
+  }
+
+  // One run, client by client
+  function options(id, runs) {
+    const select = byId(id);
+    const before = select.value;
+    select.textContent = "";
+    for (const run of runs) {
+      const option = new Option(`${run.line}, ${panel(run)}, seed ${run.seed}${run.finished ? "" : " (unfinished)"}`, data.runs.indexOf(run));
+      select.add(option);
+    }
+    const values = runs.map((run) => String(data.runs.indexOf(run)));
+    const own = runs.findIndex((run) => run.method === "fedkace");
+    select.value = values.includes(before) ? before : values[Math.max(own, 0)];
+    select.disabled = !runs.length;
+    return runs.length ? data.runs[Number(select.value)] : null;
+  }
+  const present = (columns) => columns.some((column) => column.some((value) => value !== null));
+
+  function drawModels(runs) {
+    const run = options("models-run", runs.filter((each) => each.detail !== null && (present(data.details[each.detail].local) || present(data.details[each.detail].global))));
+    if (!run) { words("models-chart", "No run shown has clients with models of their own."); byId("models-note").textContent = ""; return; }
+    const detail = data.details[run.detail];
+    const count = detail.local.length;
+    const columns = narrow() ? (count > 3 ? 2 : 1) : Math.min(count, count > 6 ? 5 : count === 4 ? 4 : 3);
+    const rows = Math.ceil(count / columns);
+    const traces = [], shapes = [], notes = [], axes = {};
+    const gapX = narrow() ? 0.1 : 0.045, height = rows > 1 ? 200 : 240, top = 26;
+    const full = rows * height + 16;
+    const wide = (1 - gapX * (columns - 1)) / columns;
+    for (let client = 0; client < count; client += 1) {
+      const id = client ? String(client + 1) : "";
+      const left = (client % columns) * (wide + gapX);
+      const row = Math.floor(client / columns);
+      const high = 1 - row / rows - top / (rows * height);
+      const low = 1 - (row + 1) / rows + 26 / (rows * height);
+      axes[`xaxis${id}`] = axis({ domain: [left, left + wide], anchor: `y${id}`, range: [0.5, run.rounds.at(-1) + 0.5], nticks: 5 });
+      axes[`yaxis${id}`] = axis({ domain: [low, high], anchor: `x${id}`, matches: client ? "y" : undefined, tickformat: ".0%", rangemode: "tozero", showticklabels: client % columns === 0, nticks: 5 });
+      const line = (series, name, shade) => traces.push({
+        type: "scatter", mode: "lines+markers", x: run.rounds, y: series, name, xaxis: `x${id}`, yaxis: `y${id}`,
+        line: { color: shade, width: 2 }, marker: { size: 4, maxdisplayed: 20, symbol: name === "local" ? "circle" : "square" },
+        hovertemplate: "%{y:.1%}",
+      });
+      line(detail.local[client], "local", css("--local"));
+      line(detail.global[client], "global", css("--global"));
+      const at = detail.switched[client];
+      if (at) shapes.push({ type: "line", xref: `x${id}`, yref: `y${id} domain`, x0: at, x1: at, y0: 0, y1: 1, line: { color: css("--soft"), width: 2, dash: "dot" } });
+      notes.push({
+        text: `client ${client}` + (at ? `, switched in ${at}` : ""), xref: "paper", yref: "paper", x: left, y: high,
+        xanchor: "left", yanchor: "bottom", showarrow: false, font: { size: 12, color: css("--ink") },
+      });
+    }
+    byId("models-chart").style.height = `${full}px`;
+    plot("models-chart", traces, layout({ ...axes, shapes, annotations: notes, height: full, margin: { l: 46, r: 10, t: 8, b: 8 } }));
+    byId("models-note").textContent = detail.both ? "" :
+      "This run tested only the model that a client answers by, so blue ends where orange begins; with evaluate=both a run tests both in every round.";
+  }
+
+  const SCALE = { light: [[0, "#ffffff"], [0.15, "#dcecf8"], [1, "#08436f"]], dark: [[0, "#12171d"], [0.15, "#16344d"], [1, "#9fd3ff"]] };
+  function drawHeat(id, rounds, names, counts, words_) {
+    plot(id, [{
+      type: "heatmap", x: rounds, y: names, z: counts, colorscale: SCALE[theme.get()], zmin: 0, xgap: 1, ygap: 1,
+      hovertemplate: `%{y}<br>${words_}<extra></extra>`, colorbar: { thickness: 10, outlinewidth: 0, tickfont: { size: 11 } },
+    }], layout({
+      hovermode: "closest", margin: { l: 40, r: 4, t: 8, b: 40 },
+      xaxis: axis({ title: { text: "round", font: { size: 12 } }, showgrid: false, dtick: rounds.length <= 10 ? 1 : undefined }),
+      yaxis: axis({ type: "category", autorange: "reversed", showgrid: false, tickfont: { size: 10 }, nticks: 40 }),
+    }));
+  }
+
+  function drawBuffers(runs) {
+    const run = options("buffers-run", runs.filter((each) => each.detail !== null && data.details[each.detail].buffers.some((rows) => rows.length)));
+    const select = byId("buffers-client");
+    byId("arrivals-figure").hidden = byId("kept-figure").hidden = true;
+    byId("buffers-note").textContent = "";
+    if (!run) { words("classes-chart", "No run shown keeps a buffer whose classes are recorded."); select.disabled = true; return; }
+    const detail = data.details[run.detail];
+    const before = select.value;
+    select.textContent = "";
+    select.disabled = false;
+    detail.buffers.forEach((_, client) => select.add(new Option(client, client)));
+    select.value = before !== "" && Number(before) < detail.buffers.length ? before : "0";
+    const client = Number(select.value);
+    const order = detail.orders[client];
+    const name = (label) => (detail.names[label] || `class ${label}`).replaceAll("_", " ");
+    const names = order.map(name);
+    const held = detail.held[client];
+    byId("arrivals-figure").hidden = !held;  // before the other chart is drawn, whose width depends on it
+    drawHeat("classes-chart", run.rounds, names, detail.buffers[client], "round %{x}: %{z} kept");
+    if (!held) {
+      byId("buffers-note").textContent = "The client's stored state is not here, so neither ages nor images can be shown.";
+      return;
+    }
+    const all = held.arrivals[0].map((_, index) => index + 1);
+    drawHeat("arrivals-chart", all, names, order.map((label) => held.arrivals[label]), `came in round %{x}: %{z} kept after round ${held.round}`);
+    if (!held.strips.length) {
+      byId("buffers-note").textContent = "The kept images are not shown: the data set is not on this machine, or the page would grow too large.";
+      return;
+    }
+    byId("kept-figure").hidden = false;
+    const box = byId("kept");
+    box.textContent = "";
+    const place = new Map(order.map((label, index) => [label, index]));
+    for (const strip of [...held.strips].sort((one, other) => place.get(one.label) - place.get(other.label))) {
+      const figure = document.createElement("figure");
+      const n = strip.rounds.length;
+      figure.innerHTML = `<figcaption></figcaption><img width="${n * 40}" height="40"><ol style="grid-template-columns:repeat(${n},40px)">${strip.rounds.map((round) => `<li>${round}</li>`).join("")}</ol>`;
+      figure.querySelector("figcaption").textContent = name(strip.label);
+      const rest = document.createElement("span");
+      rest.textContent = n < strip.kept ? ` ${n} of ${strip.kept}` : ` ${n}`;
+      figure.querySelector("figcaption").append(rest);
+      const image = figure.querySelector("img");
+      image.alt = `${n} kept images of ${name(strip.label)}, from rounds ${strip.rounds.join(", ")}`;
+      image.src = strip.source;
+      box.append(figure);
+    }
+  }
+
+  function draw() {
+    paintFilters();
+    const runs = chosen();
+    drawAccuracy(runs);
+    drawModels(runs);
+    drawInside(runs);
+    drawTheorem(runs);
+    drawBuffers(runs);
+    document.body.dataset.drawn = String(Number(document.body.dataset.drawn || 0) + 1);
+  }
+
+  makeFilters();
+  byId("models-run").addEventListener("change", () => drawModels(chosen()));
+  byId("buffers-run").addEventListener("change", () => drawBuffers(chosen()));
+  byId("buffers-client").addEventListener("change", () => drawBuffers(chosen()));
+  for (const select of document.querySelectorAll("select.setting")) {
+    select.addEventListener("change", () => { setting = select.value; drawInside(chosen()); drawTheorem(chosen()); });
+  }
+  let width = narrow();
+  addEventListener("resize", () => { if (narrow() !== width) { width = narrow(); draw(); } });
+  draw();
+})();

@@ -1,0 +1,88 @@
+"""The paper's own numbers: Tables 1 to 4 and the counts of section 5.3, from ``paper.yaml``."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+FILE = Path(__file__).with_name("paper.yaml")
+TABLES = ("table1", "table2", "table3", "table4")
+CONDITION = "condition"  # the one metric of table3, beside AA and AR of the others
+_ROWS: dict[str, dict[str, str]] = {
+    "table1": {
+        "fedavg": "FedAVG",
+        "tfcl": "TFCL",
+        "dcfcl": "DCFCL",
+        "refed": "Re-Fed",
+        "ofcl": "OFCL",
+        "fedcbdr": "FedCBDR",
+        "fedkace": "FedKACE",
+        "centralized": "Centralized",
+    },
+    "table2": {
+        **{f"as{number}": f"AS{number}" for number in range(1, 9)},
+        "lkc": "LKC",
+        "fedkace": "FKC",
+        "centralized": "CTR",
+    },
+    "table3": {"as5": "FedKACE_AS5", "as6": "FedKACE_AS6", "fedkace": "FedKACE"},
+    "table4": {"centralized": "Centralized"},
+}
+
+
+@dataclass(frozen=True)
+class Paper:
+    """The numbers as printed.
+
+    Attributes
+    ----------
+    tables : mapping
+        Table, row, column (``cifar100_O4``), metric (``AA``, ``AR`` in percent; ``condition``) to the number.
+    setting : mapping
+        The setting that they were measured in, by configuration key.
+    slips : tuple of mapping
+        Printed numbers that contradict the paper's others: table, row, column, metric, printed, derived.
+    gradient_counts : mapping
+        Data set to ``output-layer`` and ``full-model``: gradient numbers per sample (section 5.3).
+    """
+
+    tables: Mapping[str, Mapping[str, Mapping[str, Mapping[str, float]]]]
+    setting: Mapping[str, int]
+    slips: tuple[Mapping[str, Any], ...]
+    gradient_counts: Mapping[str, Mapping[str, int]]
+
+    def value(self, table: str, row: str | None, column: str, metric: str) -> float | None:
+        """One number, or None where the paper has no such cell."""
+        return self.tables.get(table, {}).get(row or "", {}).get(column, {}).get(metric)
+
+
+@cache
+def load_paper() -> Paper:
+    """Read ``paper.yaml``."""
+    content = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    tables = {name: content[name] for name in TABLES}
+    tables["table3"] = {
+        row: {column: {CONDITION: number} for column, number in columns.items()}
+        for row, columns in content["table3"].items()
+    }
+    return Paper(tables, content["setting"], tuple(content["slips"]), content["gradient-counts"])
+
+
+def paper_row(table: str, method: str, clients: int, capacity: int) -> str | None:
+    """The row of a table that a run belongs to; None where it has none.
+
+    Parameters
+    ----------
+    table : str
+        One of :data:`TABLES`.
+    method : str
+        The method's name in configurations.
+    clients, capacity : int
+        K and M, by which table4 names FedKACE's rows.
+    """
+    if table == "table4" and method == "fedkace":
+        return f"K{clients}_M{capacity}"
+    return _ROWS.get(table, {}).get(method)

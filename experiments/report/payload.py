@@ -1,0 +1,287 @@
+"""What the page draws, as JSON: every run's curves, and the clients of as many runs as fit."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.report.images import Budget, held, newest_state, try_dataset
+from experiments.report.names import axis_label, method_name, method_rank
+from experiments.report.tables import axis_value, place
+from experiments.report.theorem import class_windows_of, distances
+from experiments.results import Record, Results, StudyInfo, rows_of
+from fedkace_flwr.config import Config
+from fedkace_flwr.datasets import Dataset
+from fedkace_flwr.errors import StateError
+
+CURVE_BYTES, CLIENT_BYTES, IMAGE_BYTES = 6_000_000, 3_000_000, 2_500_000
+POINTS = 120
+_DIGITS = 4
+
+
+def payload(results: Results, data_dir: Path | None = None) -> dict[str, Any]:
+    """All that the page's script needs.
+
+    Parameters
+    ----------
+    results : Results
+        The runs.
+    data_dir : Path, optional
+        Where the data sets' files are, if not where the runs say.
+
+    Returns
+    -------
+    dict
+        JSON-ready; its size is bounded whatever the number of runs. What was left out stands under ``notes``.
+    """
+    studies = {study.name: study for study in results.studies}
+    chosen = sorted(rows_of(results.runs), key=_importance(results.runs))
+    notes: list[str] = []
+    runs: list[dict[str, Any]] = []
+    details: list[dict[str, Any]] = []
+    detailed: list[tuple[Record, Config, int, dict[str, Any]]] = []
+    streams: dict[str, dict[str, Any]] = {}
+    spent = {"curves": 0, "clients": 0}
+    images = _Images(data_dir)
+    for row in chosen:
+        records = thinned(results.records(row["folder"]))
+        if not records:
+            continue
+        config = _config(row)
+        run = _curves(studies[row["study"]], row, records)
+        run["stream"] = _stream(streams, config, records)
+        size = len(json.dumps(run))
+        if spent["curves"] + size > CURVE_BYTES:
+            continue
+        spent["curves"] += size
+        detail = _clients(row, config, records)
+        size = len(json.dumps(detail))
+        run["detail"] = None
+        if spent["clients"] + size <= CLIENT_BYTES:
+            spent["clients"] += size
+            run["detail"] = len(details)
+            details.append(detail)
+            detailed.append((row, config, int(records[-1]["round"]), detail))
+        runs.append(run)
+    images.fill(detailed)
+    shown = len(runs)
+    if shown < len(chosen):
+        notes.append(f"{len(chosen) - shown} of {len(chosen)} runs are not drawn: without a round yet, or for size.")
+    if len(details) < shown:
+        notes.append(f"Client by client, {len(details)} of {shown} runs are drawn, to bound the size of this page.")
+    notes += images.notes
+    runs.sort(
+        key=lambda run: (
+            run["study"],
+            run["data"],
+            -int(run["overlap"]),
+            run["cell"],
+            method_rank(run["method"]),
+            run["name"],
+        )
+    )
+    return {"runs": runs, "details": details, "streams": list(streams.values()), "notes": notes}
+
+
+def thinned(records: Sequence[Record]) -> list[Record]:
+    """At most about :data:`POINTS` rounds, evenly, the first and the last among them."""
+    step = max(1, math.ceil(len(records) / POINTS))
+    kept = list(records[::step])
+    return kept if not records or kept[-1] is records[-1] else [*kept, records[-1]]
+
+
+def short(value: Any) -> Any:
+    """Numbers to four significant digits, through lists; the rest as it is."""
+    if isinstance(value, float):
+        return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
+    if isinstance(value, list | tuple):
+        return [short(each) for each in value]
+    return value
+
+
+def _importance(frame: Any) -> Any:
+    """Finished runs, then the lowest seed of each method and cell, FedKACE before others."""
+    lowest = frame["seed"].min()
+    return lambda row: (not row["finished"], row["seed"] - lowest, method_rank(row["method"]), row["run"])
+
+
+def _config(row: Mapping[str, Any]) -> Config:
+    return Config.parse({key: row[key] for key in Config().flat()})
+
+
+def _curves(study: StudyInfo, row: Mapping[str, Any], records: Sequence[Record]) -> dict[str, Any]:
+    line, cell = place(study, row)
+    pairs = [_both(record) for record in records]
+    return {
+        "study": study.name,
+        "name": row["run"],
+        "method": row["method"],
+        "line": line,
+        "cell": cell,
+        "data": axis_label("data", axis_value(study, row, "data")),
+        "overlap": int(row["overlap"]),
+        "seed": int(row["seed"]),
+        "clients": int(row["clients"]),
+        "finished": bool(row["finished"]),
+        "rounds": [record["round"] for record in records],
+        "accuracy": short([record["accuracy"] for record in records]),
+        "chance": short([record["chance"] for record in records]),
+        "interpolated": any(record.get("interpolated") for record in records),
+        "weight": _spread([_weights(record) for record in records], geometric=True),
+        "gap": _spread([_known(record["gap"]) for record in records]),
+        "condition": _spread([_known(record["condition_number"]) for record in records], geometric=True),
+        "drift": short([record["client_drift"] for record in records]),
+        "lead": short(pairs) if row["evaluate"] == "both" else None,
+    }
+
+
+def _both(record: Record) -> float | None:
+    """Mean lead of the local model over the global one, over the clients of which both were tested."""
+    pairs = zip(record["local_accuracy"], record["global_accuracy"], strict=True)
+    leads = [local - other for local, other in pairs if local is not None and other is not None]
+    full = len(leads) == len(record["local_accuracy"])
+    return sum(leads) / len(leads) if leads and full else None
+
+
+def _weights(record: Record) -> list[float]:
+    """Replay weights of all clients from the second epoch on; that of the first is always 1."""
+    return [weight for column in record["replay_weights"] if column for weight in column[1:]]
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _spread(values: Sequence[Sequence[float]], *, geometric: bool = False) -> dict[str, Any] | None:
+    """Mean, lowest and highest by round; None where there is nothing, or nothing that moves."""
+    if not any(values) or {value for each in values for value in each} == {1.0}:
+        return None
+    return {
+        "mean": short([_mean(each, geometric) for each in values]),
+        "low": short([min(each, default=None) for each in values]),
+        "high": short([max(each, default=None) for each in values]),
+    }
+
+
+def _mean(values: Sequence[float], geometric: bool) -> float | None:
+    if not values:
+        return None
+    if geometric:
+        positive = [value for value in values if value > 0]
+        return math.exp(math.fsum(math.log(value) for value in positive) / len(positive)) if positive else None
+    return math.fsum(values) / len(values)
+
+
+def _stream(streams: dict[str, dict[str, Any]], config: Config, records: Sequence[Record]) -> int | None:
+    """Where the distances of the run's stream stand; runs of one stream share them."""
+    settings = config.stream
+    classes = config.data.num_classes or _class_count(records)
+    parts = [config.data.dataset, classes, config.run.seed, settings.clients]
+    key = repr([*parts, settings.rounds, settings.window, settings.overlap])
+    if key not in streams:
+        found = distances(config, classes or None)
+        if found is None:
+            return None
+        steps = thinned([{"index": index} for index in range(settings.rounds)])
+        streams[key] = {
+            "rounds": [step["index"] + 1 for step in steps],
+            "largest": short([found.largest[step["index"]] for step in steps]),
+            "average": short([found.average[step["index"]] for step in steps]),
+            "factor": short(found.factor),
+        }
+    return list(streams).index(key)
+
+
+def _class_count(records: Sequence[Record]) -> int:
+    return max((len(each) for record in records for each in record["buffer_classes"] if each), default=0)
+
+
+def _clients(row: Mapping[str, Any], config: Config, records: Sequence[Record]) -> dict[str, Any]:
+    """Each client's two models, its switch, and its buffer by class, classes in the order in which they came."""
+    clients = range(int(row["clients"]))
+    classes = _class_count(records)
+    windows = class_windows_of(config, classes or None)
+    orders = []
+    for client in clients:
+        met = [label for window in windows[client] for label in window] if windows else range(classes)
+        orders.append([label for label in dict.fromkeys(met) if label < classes])
+    return {
+        "local": [short([record["local_accuracy"][client] for record in records]) for client in clients],
+        "global": [short([record["global_accuracy"][client] for record in records]) for client in clients],
+        "switched": records[-1]["switched_at"],
+        "both": config.run.evaluate == "both",
+        "orders": orders,
+        "buffers": [
+            [[(record["buffer_classes"][client] or [0] * classes)[label] for record in records] for label in order]
+            for client, order in zip(clients, orders, strict=True)
+        ],
+    }
+
+
+class _Images:
+    """The kept images of the runs, as long as the budget lasts; each data set is opened once."""
+
+    def __init__(self, data_dir: Path | None) -> None:
+        self.notes: list[str] = []
+        self._data_dir = data_dir
+        self._budget = Budget(IMAGE_BYTES)
+        self._opened: dict[str, tuple[Dataset | None, str]] = {}
+
+    def fill(self, detailed: Sequence[tuple[Record, Config, int, dict[str, Any]]]) -> None:
+        """Give every run its clients' buffers; the first client of every run comes before any second one."""
+        for row, config, _, detail in detailed:
+            detail["held"] = [None] * config.stream.clients
+            states = any((Path(row["folder"]) / "clients").glob("client-*/state-*.npz")) or config.run.state_dir
+            detail["names"] = list(self._names(config)) if states else []
+        for client in range(max((config.stream.clients for _, config, *_ in detailed), default=0)):
+            for row, config, rounds, detail in detailed:
+                if client < config.stream.clients:
+                    detail["held"][client] = self._held(Path(row["folder"]), config, rounds, client)
+        if self._budget.left == 0:
+            self._note("Kept images are shown for some clients only, to bound the size of this page.")
+
+    def _held(self, folder: Path, config: Config, rounds: int, client: int) -> dict[str, Any] | None:
+        try:
+            state = newest_state(folder, config.run.state_dir, client)
+        except StateError as error:
+            self._note(f"A stored buffer is not shown: {error}")
+            return None
+        if state is None or state.round == 0:
+            return None
+        each = held(state, len(state.seen), max(rounds, state.round), self._dataset(config)[0], self._budget)
+        strips = [
+            {"label": strip.label, "kept": strip.kept, "rounds": list(strip.rounds), "source": strip.source}
+            for strip in each.strips
+        ]
+        return {"round": each.round, "arrivals": each.arrivals, "strips": strips}
+
+    def _names(self, config: Config) -> Sequence[str]:
+        dataset, why = self._dataset(config)
+        if dataset is None:
+            self._note(f"Kept images of {config.data.dataset} are not shown: {why}")
+            return ()
+        return dataset.class_names
+
+    def _dataset(self, config: Config) -> tuple[Dataset | None, str]:
+        key = self._key(config)
+        if key not in self._opened:
+            self._opened[key] = try_dataset(config, self._data_dir)
+        return self._opened[key]
+
+    @staticmethod
+    def _key(config: Config) -> str:
+        data = config.data
+        return repr((data.dataset, data.data_dir, data.num_classes, data.image_size))
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+
+def line_names(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names of lines in the order of their colours: FedKACE first."""
+    ranked = sorted(runs, key=lambda run: (method_rank(run["method"]), run["line"]))
+    names = list(dict.fromkeys(run["line"] for run in ranked))
+    first = method_name("fedkace")
+    return [first, *[name for name in names if name != first]] if first in names else names

@@ -1,0 +1,322 @@
+"""Results as tables: methods as rows, the other axes as columns, the paper's numbers beside ours.
+
+A cell is the mean over the finished runs that fall into it, which differ in their seed; a cell without a finished
+run is a dash, whatever the paper has there.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+
+from experiments.report.names import axis_label, data_name, labelled, method_name, method_rank
+from experiments.report.paper import CONDITION, TABLES, load_paper, paper_row
+from experiments.results import Results, StudyInfo, rows_of
+
+CHANCE = "chance"
+_DASH = "-"
+_METRICS = {
+    "aa": ("AA", "Average accuracy (AA), %"),
+    "ar": ("AR", "Average regret against Centralized (AR), % points"),
+    "final": ("final", "Accuracy after the last round, %"),
+    "condition": (CONDITION, "Condition number of the buffer kernel, mean over the final three quarters of the rounds"),
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Mean and sample standard deviation over ``n`` seeds, and what the paper prints."""
+
+    mean: float
+    sd: float | None
+    n: int
+    paper: float | None = None
+
+    @property
+    def difference(self) -> float | None:
+        """Ours less the paper's."""
+        return None if self.paper is None else self.mean - self.paper
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """One metric of one study.
+
+    Attributes
+    ----------
+    key, title : str
+        The metric's column in ``runs.csv``, and the heading.
+    head : str
+        What the rows are.
+    rows, columns : sequence of str
+        In order; every pair without an entry in ``cells`` is a dash.
+    cells : mapping
+        (row, column) to cell. Shares are in percent.
+    notes : sequence of str
+        What a reader has to know.
+    """
+
+    study: str
+    key: str
+    title: str
+    head: str
+    rows: Sequence[str]
+    columns: Sequence[str]
+    cells: Mapping[tuple[str, str], Cell]
+    notes: Sequence[str] = field(default=())
+
+    @property
+    def with_paper(self) -> bool:
+        """Whether any cell has a number of the paper beside it."""
+        return any(cell.paper is not None for cell in self.cells.values())
+
+
+def study_tables(results: Results, study: StudyInfo) -> list[ResultTable]:
+    """The tables of one study: AA, AR, final accuracy, and condition numbers where they were recorded.
+
+    AR is left out where no run has a Centralized run to compare with.
+    """
+    frame = results.runs[results.runs["study"] == study.name]
+    runs = rows_of(frame)
+    for run in runs:
+        run["_row"], run["_column"] = place(study, run)
+    rows = [row for row, _ in _ordered((run["_row"], _rank(run)) for run in runs)]
+    columns = [column for column, _ in _ordered((run["_column"], _column_rank(study, run)) for run in runs)]
+    tables = []
+    for key, (metric, title) in _METRICS.items():
+        scale = 1.0 if key == "condition" else 100.0
+        cells = _cells(study, runs, key, metric, scale)
+        if not cells and key != "aa":
+            continue
+        every = [row for row in rows if key != "condition" or any(row == own for own, _ in cells)]
+        if key == "aa":
+            cells |= _chances(runs, columns)
+            every.append(CHANCE)
+        table = ResultTable(study.name, key, title, _head(study), every, columns, cells)
+        tables.append(_noted(table, study, runs, _interpolated(results, runs)))
+    return tables
+
+
+def place(study: StudyInfo, run: Mapping[str, Any]) -> tuple[str, str]:
+    """Row and column of a run: methods are rows; where the method is fixed, what is neither data nor overlap."""
+    axes = {axis: run[f"axis.{axis}"] for axis in study.axes if axis != "seed"}
+    across = {axis: value for axis, value in axes.items() if axis in ("data", "overlap")}
+    down = {axis: value for axis, value in axes.items() if axis not in across}
+    if study.paper != "table4" and ("method" in down or not down):
+        across = {axis: value for axis, value in axes.items() if axis != "method"}
+        row = method_name(run["method"])
+    elif run["method"] == "centralized":
+        row = method_name(run["method"])
+    else:
+        row = labelled(down) or method_name(run["method"])
+    missing = {"data": run["dataset"], "overlap": run["overlap"]}
+    return row, labelled(across or missing)
+
+
+def axis_value(study: StudyInfo, run: Mapping[str, Any], axis: str) -> Any:
+    """A run's value on ``data`` or ``overlap``: what the study calls it, else what its configuration says."""
+    return run[f"axis.{axis}"] if axis in study.axes else run["dataset" if axis == "data" else axis]
+
+
+def markdown(table: ResultTable) -> str:
+    """A table for GitHub, with its notes below."""
+    head, body = _grid(table)
+    lines = [f"| {' | '.join(cells)} |" for cells in [head, ["---", *("---:" for _ in head[1:])], *body]]
+    notes = [f"*{note}*" for note in table.notes]
+    return "\n\n".join([f"### {table.title}", "\n".join(lines), *notes]) + "\n"
+
+
+def latex(table: ResultTable) -> str:
+    """A LaTeX table; needs no package."""
+    head, body = _grid(table)
+    columns = "l" + "r" * (len(head) - 1)
+    lines = [" & ".join(_tex(cell) for cell in cells) + r" \\" for cells in [head, *body]]
+    lines.insert(1, r"\hline")
+    rows = "\n".join(lines)
+    notes = "".join(f"% {note}\n" for note in table.notes)
+    return (
+        f"{notes}\\begin{{table}}\n\\centering\n\\caption{{{_tex(table.title)}}}\n\\begin{{tabular}}{{{columns}}}\n"
+        f"\\hline\n{rows}\n\\hline\n\\end{{tabular}}\n\\end{{table}}\n"
+    )
+
+
+def long_frame(tables: Sequence[ResultTable]) -> pd.DataFrame:
+    """Every cell of every table as one line; those where nothing was run are there too, with ``n`` 0."""
+    lines = []
+    for table in tables:
+        for row in table.rows:
+            for column in table.columns:
+                cell = table.cells.get((row, column))
+                lines.append(
+                    {
+                        "study": table.study,
+                        "metric": table.key,
+                        "row": row,
+                        "column": column,
+                        "mean": cell.mean if cell else None,
+                        "sd": cell.sd if cell else None,
+                        "n": cell.n if cell else 0,
+                        "paper": cell.paper if cell else None,
+                        "difference": cell.difference if cell else None,
+                    }
+                )
+    return pd.DataFrame(lines)
+
+
+def shown(cell: Cell | None) -> str:
+    """A cell in words: ``26.10 ± 0.40 (n=3)``; a dash for none."""
+    if cell is None:
+        return _DASH
+    spread = f" ± {_number(cell.sd)}" if cell.sd is not None else ""
+    return f"{_number(cell.mean)}{spread} (n={cell.n})"
+
+
+def _grid(table: ResultTable) -> tuple[list[str], list[list[str]]]:
+    head = [table.head]
+    for column in table.columns:
+        head += [column, "paper", "difference"] if table.with_paper else [column]
+    body = []
+    for row in table.rows:
+        line = [row]
+        for column in table.columns:
+            cell = table.cells.get((row, column))
+            line.append(shown(cell))
+            if table.with_paper:
+                line.append(_number(cell.paper) if cell and cell.paper is not None else _DASH)
+                line.append(f"{cell.difference:+.2f}" if cell and cell.difference is not None else _DASH)
+        body.append(line)
+    return head, body
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return _DASH
+    return f"{value:.2f}" if abs(value) < 1000 else f"{value:,.1f}" if abs(value) < 1e5 else f"{value:.3g}"
+
+
+def _tex(text: str) -> str:
+    text = "".join(f"\\{sign}" if sign in "%&_#$" else sign for sign in text)
+    return text.replace("±", r"$\pm$")
+
+
+def _head(study: StudyInfo) -> str:
+    down = [axis for axis in study.axes if axis not in ("data", "overlap", "seed")]
+    return "method" if study.paper != "table4" and ("method" in down or not down) else "setting"
+
+
+def _cells(
+    study: StudyInfo, runs: Sequence[Mapping[str, Any]], key: str, metric: str, scale: float
+) -> dict[tuple[str, str], Cell]:
+    values: dict[tuple[str, str], list[float]] = {}
+    papers: dict[tuple[str, str], float | None] = {}
+    for run in runs:
+        if run["finished"] and not pd.isna(run[key]):
+            where = (run["_row"], run["_column"])
+            values.setdefault(where, []).append(scale * run[key])
+            papers[where] = _paper(study, run, metric)
+    return {where: _cell(numbers, papers[where]) for where, numbers in values.items()}
+
+
+def _cell(numbers: Sequence[float], paper: float | None = None) -> Cell:
+    sd = statistics.stdev(numbers) if len(numbers) > 1 else None
+    return Cell(statistics.fmean(numbers), sd, len(numbers), paper)
+
+
+def _paper(study: StudyInfo, run: Mapping[str, Any], metric: str) -> float | None:
+    """The paper's number for a run's cell, where the study names a table that has it."""
+    if study.paper not in TABLES:
+        return None
+    table = {"condition": "table3"}.get(metric, "table2" if study.paper == "table3" else study.paper)
+    if metric == CONDITION and study.paper not in ("table2", "table3"):
+        return None
+    data = axis_value(study, run, "data")
+    rows = load_paper().tables[table]
+    named = [str(run[f"axis.{axis}"]) for axis in study.axes if str(run[f"axis.{axis}"]) in rows]
+    row = named[0] if named else paper_row(table, run["method"], run["clients"], run["capacity"])
+    return load_paper().value(table, row, f"{data}_O{axis_value(study, run, 'overlap')}", metric)
+
+
+def _chances(runs: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> dict[tuple[str, str], Cell]:
+    """What guessing among the classes met would reach, per column; one value per seed, as runs of a seed agree."""
+    chances = {}
+    for column in columns:
+        seeds = {
+            run["seed"]: 100 * run["chance"]
+            for run in runs
+            if run["_column"] == column and run["finished"] and not pd.isna(run["chance"])
+        }
+        if seeds:
+            chances[(CHANCE, column)] = _cell(list(seeds.values()))
+    return chances
+
+
+def _interpolated(results: Results, runs: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a reference of these runs was trained in some rounds only."""
+    own = {(run["study"], run["run"]) for run in runs if run["method"] == "centralized"}
+    marked = results.rounds[results.rounds["interpolated"]] if len(results.rounds) else results.rounds
+    return any((row["study"], row["run"]) in own for row in rows_of(marked))
+
+
+def _noted(table: ResultTable, study: StudyInfo, runs: Sequence[Mapping[str, Any]], interpolated: bool) -> ResultTable:
+    notes = []
+    listed = len(study.labels)
+    finished = sum(bool(run["finished"]) for run in runs)
+    if finished < listed:
+        notes.append(f"{finished} of {listed} runs are finished; the others count in no mean.")
+    if interpolated and table.key in ("aa", "ar"):
+        notes.append("Centralized was trained in some rounds only; its accuracy between them is interpolated.")
+    if table.with_paper:
+        differs = setting_differences(study, runs)
+        if differs:
+            notes.append(
+                f"The paper's setting is another one: {differs}. The difference compares settings as well as programs."
+            )
+        notes += _slips(study, table)
+    return ResultTable(
+        table.study, table.key, table.title, table.head, table.rows, table.columns, table.cells, tuple(notes)
+    )
+
+
+def setting_differences(study: StudyInfo, runs: Sequence[Mapping[str, Any]]) -> str:
+    """In what the runs' configuration departs from the paper's: ``clients 4 (paper 10)``; empty for nothing."""
+    words = []
+    for key, paper in load_paper().setting.items():
+        if key in study.axes:
+            continue
+        own = {100 if key == "num-classes" and run[key] == 0 else run[key] for run in runs}
+        if own != {paper}:
+            words.append(f"{key} {', '.join(str(value) for value in sorted(own))} (paper {paper})")
+    return ", ".join(words)
+
+
+def _slips(study: StudyInfo, table: ResultTable) -> list[str]:
+    notes = []
+    for slip in load_paper().slips:
+        data, _, overlap = slip["column"].partition("_O")
+        column = f"{data_name(data)}, {axis_label('overlap', overlap)}"
+        held = any(cell.paper == slip["printed"] for cell in table.cells.values())
+        if slip["table"] == study.paper and slip["metric"] == _METRICS[table.key][0] and held:
+            notes.append(
+                f"The paper prints {slip['printed']:.2f} for {slip['row']}, {column}; its own AA give "
+                f"{slip['derived']:.2f}."
+            )
+    return notes
+
+
+def _rank(run: Mapping[str, Any]) -> tuple[Any, ...]:
+    return method_rank(run["method"])[0], run["clients"], run["capacity"], run["_row"]
+
+
+def _column_rank(study: StudyInfo, run: Mapping[str, Any]) -> tuple[Any, ...]:
+    others = [str(run[f"axis.{axis}"]) for axis in study.axes if axis not in ("seed", "method")]
+    return str(axis_value(study, run, "data")), -int(run["overlap"]), others
+
+
+def _ordered(pairs: Any) -> list[tuple[str, Any]]:
+    """Each name once, by its lowest rank."""
+    lowest: dict[str, Any] = {}
+    for name, rank in pairs:
+        lowest[name] = min(rank, lowest[name]) if name in lowest else rank
+    return sorted(lowest.items(), key=lambda item: item[1])

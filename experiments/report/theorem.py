@@ -1,0 +1,97 @@
+"""What of Theorem 3 can be measured: how far the clients' class proportions lie apart.
+
+The theorem bounds the mean regret of the global model less that of the local one by
+``4 (K - 1) / K * Delta_TV(t) - mu / 2 * drift(t)``. All clients share the distribution of images within a class, so
+the total variation distance of two clients' data is that of their class proportions (appendix B.6), and these
+follow from the configuration. ``drift`` stands in the records; ``mu`` is a constant that nobody knows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+import numpy.typing as npt
+
+from fedkace_flwr.config import Config
+from fedkace_flwr.datasets import known_classes
+from fedkace_flwr.errors import FedkaceError
+from fedkace_flwr.stream import client_stream
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Distances:
+    """Total variation distance between the data that pairs of clients have met, by round.
+
+    Attributes
+    ----------
+    largest, average : sequence of float
+        Over all pairs of clients, in [0, 1].
+    factor : float
+        4 (K - 1) / K, by which the theorem multiplies its bound on ``largest``.
+    """
+
+    largest: Sequence[float]
+    average: Sequence[float]
+    factor: float
+
+
+def proportions(windows: Sequence[Sequence[int]], classes: int) -> Floats:
+    """Share of each class in what a client has met after each round, (T, C); every chunk has as many of each class."""
+    counts = np.zeros((len(windows), classes))
+    for index, window in enumerate(windows):
+        counts[index, list(window)] = 1.0
+    total = counts.cumsum(axis=0)
+    shares: Floats = total / total.sum(axis=1, keepdims=True)
+    return shares
+
+
+def pair_distances(shares: Sequence[Floats]) -> tuple[Floats, Floats]:
+    """Largest and mean total variation distance over all pairs of clients, each (T,)."""
+    pairs = np.stack([np.abs(one - other).sum(axis=1) / 2 for one, other in combinations(shares, 2)])
+    return pairs.max(axis=0), pairs.mean(axis=0)
+
+
+def class_windows_of(config: Config, classes: int | None = None) -> list[tuple[tuple[int, ...], ...]] | None:
+    """The classes of every client's rounds; None where the number of classes is not known without the files.
+
+    Parameters
+    ----------
+    config : Config
+        The run's.
+    classes : int, optional
+        Number of classes where the data set's files decide it.
+    """
+    try:
+        count = config.data.num_classes or known_classes(config.data.dataset) or classes
+        if not count:
+            return None
+        nothing = [np.empty(0, dtype=np.int64)] * count  # the windows depend on no sample
+        settings = config.stream
+        return [
+            client_stream(
+                client,
+                config.run.seed,
+                nothing,
+                window=settings.window,
+                overlap=settings.overlap,
+                rounds=settings.rounds,
+                samples_per_class=0,
+            ).windows
+            for client in range(settings.clients)
+        ]
+    except FedkaceError:
+        return None
+
+
+def distances(config: Config, classes: int | None = None) -> Distances | None:
+    """The distances of a run's stream; None for a single client, or where the classes are not known."""
+    windows = class_windows_of(config, classes)
+    if windows is None or len(windows) < 2:
+        return None
+    count = config.data.num_classes or known_classes(config.data.dataset) or classes or 0
+    largest, average = pair_distances([proportions(each, count) for each in windows])
+    clients = config.stream.clients
+    return Distances(largest.tolist(), average.tolist(), 4 * (clients - 1) / clients)
