@@ -167,7 +167,7 @@ def test_a_study_of_no_table_of_the_paper_has_no_papers_column(tmp_path: Path) -
     write_run(tmp_path, "two", [0.7], overlap=0)
     table = tables_of(tmp_path)["aa"]
     assert not table.with_paper
-    assert table.rows == ["FedKACE", "chance"] and table.columns == ["O=1", "O=0"]
+    assert table.rows == ["FedKACE", "chance"] and table.columns == ["digits, O=1", "digits, O=0"]
     assert "paper" not in markdown(table)
 
 
