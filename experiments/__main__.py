@@ -95,7 +95,9 @@ def _report(options: argparse.Namespace, console: Console) -> None:
     try:
         from experiments.report.write import write_report
     except ModuleNotFoundError as error:
-        raise ResultsError(f"report needs {error.name}: pip install 'fedkace-flwr[report]'") from error
+        raise ResultsError(
+            f"report needs {str(error.name).partition('.')[0]}: pip install 'fedkace-flwr[report]'"
+        ) from error
     for path in write_report(options.folders, options.output, options.data_dir):
         console.print(f"written: {path}", highlight=False, soft_wrap=True)
 

@@ -3,6 +3,8 @@
 import json
 import math
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -165,7 +167,7 @@ def test_a_study_of_no_table_of_the_paper_has_no_papers_column(tmp_path: Path) -
     write_run(tmp_path, "two", [0.7], overlap=0)
     table = tables_of(tmp_path)["aa"]
     assert not table.with_paper
-    assert table.rows == ["FedKACE", "chance"] and table.columns == ["O=1", "O=0"]
+    assert table.rows == ["FedKACE", "chance"] and table.columns == ["digits, O=1", "digits, O=0"]
     assert "paper" not in markdown(table)
 
 
@@ -343,6 +345,14 @@ def test_every_line_of_a_figure_lies_within_its_panel(tmp_path: Path, monkeypatc
         drawn = [value for line in axes.get_lines() for value in line.get_ydata()]
         assert drawn and axes.get_ylim()[0] == 0 and max(drawn) <= axes.get_ylim()[1]
         assert axes.get_xlim() == saved[0].axes[0].get_xlim()
+
+
+def test_without_its_extra_the_command_says_what_to_install(tmp_path: Path) -> None:
+    program = "import sys; sys.modules['plotly'] = None; from experiments.__main__ import main; sys.exit(main())"
+    command = [sys.executable, "-c", program, "report", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "report needs plotly: pip install 'fedkace-flwr[report]'" in done.stderr
 
 
 def test_the_command_says_in_one_line_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -86,7 +86,8 @@ def _figure2(curves: Curves, methods: Mapping[str, str]) -> Figure:
         if index == 0:
             upper.set_ylabel("accuracy")
             lower.set_ylabel("FedKACE's buffers")
-    _legend(figure, [grid(index, row) for row in (0, 1) for index in range(len(curves))], chosen)
+            lower.legend(fontsize=7, frameon=False)
+    _legend(figure, [grid(index, 0) for index in range(len(curves))], chosen)
     return figure
 
 

@@ -114,7 +114,7 @@
     const low = Math.min(...values), high = Math.max(...values);
     if (high < 5 * low) return { rangemode: "normal" };  // too short for a logarithm
     const from = Math.floor(Math.log10(low)), to = Math.ceil(Math.log10(high));
-    const steps = to - from <= 2 ? [1, 2, 5] : [1];
+    const steps = Math.log10(high / low) <= 2.5 ? [1, 2, 5] : [1];
     const skip = steps.length > 1 ? 1 : Math.ceil((to - from) / 6);
     const ticks = [];
     for (let power = from; power <= to; power += skip) for (const step of steps) ticks.push(step * 10 ** power);

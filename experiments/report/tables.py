@@ -101,18 +101,14 @@ def study_tables(results: Results, study: StudyInfo) -> list[ResultTable]:
 
 def place(study: StudyInfo, run: Mapping[str, Any]) -> tuple[str, str]:
     """Row and column of a run: methods are rows; where the method is fixed, what is neither data nor overlap."""
-    axes = {axis: run[f"axis.{axis}"] for axis in study.axes if axis != "seed"}
-    across = {axis: value for axis, value in axes.items() if axis in ("data", "overlap")}
-    down = {axis: value for axis, value in axes.items() if axis not in across}
-    if study.paper != "table4" and ("method" in down or not down):
-        across = {axis: value for axis, value in axes.items() if axis != "method"}
-        row = method_name(run["method"])
-    elif run["method"] == "centralized":
-        row = method_name(run["method"])
-    else:
-        row = labelled(down) or method_name(run["method"])
-    missing = {"data": run["dataset"], "overlap": run["overlap"]}
-    return row, labelled(across or missing)
+    cell = {axis: axis_value(study, run, axis) for axis in ("data", "overlap")}
+    others = {axis: run[f"axis.{axis}"] for axis in study.axes if axis not in (*cell, "seed")}
+    if study.paper != "table4" and ("method" in others or not others):
+        rest = {axis: value for axis, value in others.items() if axis != "method"}
+        return method_name(run["method"]), labelled({**cell, **rest})
+    if run["method"] == "centralized" or not others:
+        return method_name(run["method"]), labelled(cell)
+    return labelled(others), labelled(cell)
 
 
 def axis_value(study: StudyInfo, run: Mapping[str, Any], axis: str) -> Any:
