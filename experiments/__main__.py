@@ -133,9 +133,9 @@ def _parser() -> argparse.ArgumentParser:
     table = commands.add_parser("table", help="print the summaries of finished runs")
     table.add_argument("runs", type=Path, nargs="+", help="folders of finished runs")
     keep = commands.add_parser(
-        "keep", help="copy a run's record into the documentation, without this machine's folders"
+        "keep", help="copy the record of a run or a study into the documentation, without this machine's folders"
     )
-    keep.add_argument("run", type=Path, help="folder of a finished run")
+    keep.add_argument("run", type=Path, help="folder of a finished run, or of a study")
     keep.add_argument("target", type=Path, help="where it goes")
     report = commands.add_parser("report", help="tables, figures and a page with charts, from finished runs")
     report.add_argument("folders", type=Path, nargs="+", help="results folders of studies, or of single runs")

@@ -11,7 +11,8 @@ from filelock import FileLock, Timeout
 
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import FedkaceError, RunError
-from fedkace_flwr.record import SCHEMA, differences, read_json
+from fedkace_flwr.methods import configured
+from fedkace_flwr.record import SCHEMA, differences, read_json, schema_of
 
 
 class Cell:
@@ -78,8 +79,9 @@ class Cell:
 
     def _matches(self) -> bool:
         try:
-            schema = read_json(self.folder / "environment.json").get("schema")
-            return schema == SCHEMA and not differences(read_json(self.folder / "config.json"), self.config)
+            return schema_of(self.folder) == SCHEMA and not differences(
+                read_json(self.folder / "config.json"), self.config
+            )
         except RunError:
             return False
 

@@ -185,7 +185,7 @@ class RunFolder:
 
     def _compare(self, config: Config) -> None:
         before = read_json(self.path / "config.json")
-        schema = read_json(self.path / "environment.json").get("schema", 0)
+        schema = schema_of(self.path)
         if schema != SCHEMA:
             raise RunError(
                 f"{self.path} is of schema {schema}, this program writes {SCHEMA}; move it away and start anew"
@@ -232,8 +232,23 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def differences(before: Mapping[str, Any], config: Config) -> list[str]:
-    """Keys in which a stored ``config.json`` would make other numbers than ``config``."""
-    return [key for key, value in config.flat().items() if key not in _MAY_DIFFER and before.get(key) != value]
+    """Keys in which a stored ``config.json`` would make other numbers than ``config``.
+
+    A key that is not there is younger than the file; its default is what was done before it.
+    """
+    known = {**Config().flat(), **before}
+    return [key for key, value in config.flat().items() if key not in _MAY_DIFFER and known[key] != value]
+
+
+def schema_of(folder: Path) -> int:
+    """The schema that a run's folder was written in; those without a number are of the first.
+
+    Raises
+    ------
+    RunError
+        Its ``environment.json`` cannot be read.
+    """
+    return int(read_json(folder / "environment.json").get("schema", 1))
 
 
 def _line(path: Path, number: int, lines: Sequence[str]) -> dict[str, Any]:

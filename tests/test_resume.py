@@ -127,10 +127,19 @@ def test_a_damaged_line_before_the_checkpoint_is_named(
 def test_a_folder_of_an_older_schema_is_refused(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = cut_after_round(small(), 1, monkeypatch)
     content = json.loads((folder / "environment.json").read_text())
-    del content["schema"]
-    (folder / "environment.json").write_text(json.dumps(content))
+    (folder / "environment.json").write_text(json.dumps({**content, "schema": 0}))
     with pytest.raises(RunError, match="is of schema 0, this program writes 1"):
         run_inline(small(resume=True))
+
+
+def test_keys_that_came_later_stand_at_their_defaults(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = cut_after_round(small(), 1, monkeypatch)
+    content = json.loads((folder / "config.json").read_text())
+    del content["precision"]
+    (folder / "config.json").write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=r"precision = 'bf16': .* was begun with None"):
+        run_inline(small(resume=True, precision="bf16"))
+    run_inline(small(resume=True))
 
 
 def test_two_servers_do_not_write_one_folder(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
