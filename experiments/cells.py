@@ -79,9 +79,8 @@ class Cell:
 
     def _matches(self) -> bool:
         try:
-            return schema_of(self.folder) == SCHEMA and not differences(
-                read_json(self.folder / "config.json"), self.config
-            )
+            stored = read_json(self.folder / "config.json")
+            return schema_of(self.folder) == SCHEMA and not differences(stored, configured(self.config)[1])
         except RunError:
             return False
 
