@@ -26,6 +26,21 @@ every_method = pytest.mark.parametrize(
     "method", [pytest.param(name, marks=[pytest.mark.slow] if METHODS[name].preset else []) for name in sorted(METHODS)]
 )
 
+# Values with which a rival's round takes another path than by default.
+every_reading = pytest.mark.parametrize(
+    ("method", "key", "value"),
+    [
+        ("fedcbdr", "fedcbdr_temperatures", "published-code"),
+        ("fedcbdr", "fedcbdr_scores", "published-code"),
+        ("fedcbdr", "fedcbdr_replacement", True),
+        ("ofcl", "ofcl_merge", "half"),
+        ("ofcl", "ofcl_aggregation", "class-mean"),
+        ("refed", "refed_start", "local"),
+        ("refed", "refed_start", "persistent"),
+        ("refed", "refed_anchor", "previous"),
+    ],
+)
+
 
 class Wire(InlineGrid):
     """An inline grid that keeps all content that crosses it, and lets a test meddle with each exchange."""
@@ -85,6 +100,17 @@ def test_three_rounds_twice_give_the_same_numbers(small: Make, method: str) -> N
     assert all(0 <= value <= 1 for record in first for value in record["client_accuracy"])
     assert all(record["failures"] == [] for record in first)
     assert all(size is None or size <= 12 for record in first for size in record["buffer_size"])
+
+
+@every_reading
+def test_every_reading_repeats_and_differs_from_the_default(small: Make, method: str, key: str, value: object) -> None:
+    root = Path(small().run.results_dir)
+    for name, changes in (("usual", {}), ("first", {key: value}), ("again", {key: value})):
+        run_inline(small(method=method, run_name=name, **SHAPE, **changes))
+    first = rounds_of(root / "first")
+    assert first == rounds_of(root / "again") != rounds_of(root / "usual")
+    assert all(record["failures"] == [] and record["accuracy"] is not None for record in first)
+    assert all(size <= 12 for record in first for size in record["buffer_size"])
 
 
 @every_method
@@ -148,10 +174,20 @@ def test_a_repeated_message_is_answered_alike(small: Make, method: str) -> None:
 
 @every_method
 def test_a_run_cut_off_again_and_again_ends_as_one_that_was_not(small: Make, method: str) -> None:
+    assert_pieces_make_the_whole(small, method=method)
+
+
+@pytest.mark.slow
+@every_reading
+def test_a_run_by_every_reading_can_be_cut_off_too(small: Make, method: str, key: str, value: object) -> None:
+    assert_pieces_make_the_whole(small, method=method, **{key: value})
+
+
+def assert_pieces_make_the_whole(small: Make, **changes: Any) -> None:
     """The server dies in one phase of a round or another; each time another one takes up the run."""
-    whole = small(method=method, run_name="whole", **SHAPE)
+    whole = small(run_name="whole", **SHAPE, **changes)
     run_inline(whole)
-    pieces = small(method=method, run_name="pieces", resume=True, **SHAPE)
+    pieces = small(run_name="pieces", resume=True, **SHAPE, **changes)
     folder, cuts = Path(pieces.run.results_dir) / "pieces", 0
     while not (folder / "summary.json").exists():
         left = 4 + 3 * cuts
