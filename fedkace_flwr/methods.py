@@ -36,12 +36,16 @@ class Method:
         Configuration keys that the method fixes.
     actions : tuple of str
         Messages of its own inside a round, ``train.NAME`` or ``query.NAME``.
+    sends_labels : bool
+        Whether its messages hold the labels of a client's samples, as its publication or an inferred choice needs;
+        of every other method the contract checks that none does. Class histograms are metrics (``report-classes``).
     """
 
     strategy: type[ContinualStrategy]
     client: type[ContinualClient]
     preset: Mapping[str, Scalar] = field(default_factory=dict)
     actions: tuple[str, ...] = ()
+    sends_labels: bool = False
 
 
 METHODS: dict[str, Method] = {
@@ -57,11 +61,11 @@ METHODS: dict[str, Method] = {
     "lkc": Method(FedKace, FedKaceClient, {"aggregation": "none"}),
     "fedavg": Method(FedAvg, ContinualClient),
     "centralized": Method(Centralized, CentralizedClient),
-    "fedcbdr": Method(FedCbdr, FedCbdrClient, actions=("query.features", "query.scores")),
+    "fedcbdr": Method(FedCbdr, FedCbdrClient, actions=("query.features", "query.scores"), sends_labels=True),
     "dcfcl": Method(Dcfcl, DcfclClient),
     "ofcl": Method(Ofcl, OfclClient),
     "refed": Method(ContinualStrategy, RefedClient),
-    "tfcl": Method(Tfcl, TfclClient, actions=("train.head", "train.tail")),
+    "tfcl": Method(Tfcl, TfclClient, actions=("train.head", "train.tail"), sends_labels=True),
     "er": Method(ContinualStrategy, ReplayClient),
 }
 

@@ -23,14 +23,6 @@ class FedCbdr(ContinualStrategy):
 
     A client whose answer fails keeps its own random choice, and the others' scores do without it.
 
-    Bytes per round beyond federated averaging, for each client with n > M samples to choose from, F features,
-    rank r, a model record of A bytes, and a configuration record of c = 50 bytes (run, round and client): down
-    ``(A + c) + (8 n r + 132 + c) + (8 M + 137)``, up ``(8 n F + 136) + (16 n + 268)``. The brackets are the messages
-    ``query.features``, ``query.scores`` and the selection within the evaluation; arrays have a header of 128 bytes
-    (more from 10^8 rows on). Without ``fedcbdr-balanced`` no labels travel: ``8 n + 134`` up, not ``16 n + 268``.
-    Metrics: 17 bytes up in training, 16 in evaluation, and with ``report-classes`` 14 + 8 C there. With
-    ``fedcbdr-replacement`` the selection holds what was drawn, at most M, and the evaluation 19 bytes more.
-
     Inferred, beside what :class:`clients.fedcbdr.FedCbdrClient` lists: the paper stacks all clients' rows, its
     published code does not (``fedcbdr-scores``); U keeps the columns of nonzero singular values alone; the draw is the
     server's, each client's for its own M places; no 1/sqrt(n p) rescales what was drawn (``fedcbdr-balanced``

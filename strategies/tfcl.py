@@ -27,9 +27,6 @@ TAIL = "tail"
 class Tfcl(ContinualStrategy):
     """Train stages 3 and 4 on the union of the clients' features, and send each client its samples' logits.
 
-    Bytes of arrays up per client: n (F + C) floats, n labels of 8 bytes, C classes of 1 byte, F = 2 x width x h x w;
-    down n C floats. Model weights: none.
-
     Inferred: all clients of a round are one group, so the network is new each round; it is trained like a client,
     AdamW on a cosine over ``tfcl-server-epochs``; each sample over all classes that its sender has met.
     """

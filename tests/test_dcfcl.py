@@ -157,16 +157,6 @@ def test_the_grand_coalition_without_distillation_is_federated_averaging(
     assert all(same(grids[0].sent[place], grids[1].sent[place]) for place in grids[1].sent)
 
 
-def test_bytes_are_those_of_federated_averaging_whatever_the_coalitions(
-    small: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    always(monkeypatch, (0, 2), (1,))
-    ours, fedavg = (small(method=method, run_name=method, rounds=2) for method in ("dcfcl", "fedavg"))
-    run(ours), run(fedavg)
-    for mine, theirs in zip(rounds(ours), rounds(fedavg), strict=True):
-        assert mine["bytes"] == theirs["bytes"]
-
-
 def test_drift_is_the_distance_from_the_own_coalition(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     always(monkeypatch, (0, 2), (1,))
     config = small(method="dcfcl", rounds=1)

@@ -24,12 +24,19 @@ def test_a_method_can_be_added_as_the_page_says(tmp_path: Path) -> None:
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, copy / name)
     blocks = re.findall(r"```(\w+)\n(.*?)```", (ROOT / "docs" / "add-a-method.md").read_text(), re.DOTALL)
-    (client, line), (study,) = ([body for kind, body in blocks if kind == wanted] for wanted in ("python", "yaml"))
+    (client, line), (row,), (study,) = (
+        [body for kind, body in blocks if kind == wanted] for wanted in ("python", "markdown", "yaml")
+    )
     (copy / "clients" / "recent.py").write_text(client)
     (copy / "experiments" / "recent.yaml").write_text(study)
     methods = copy / "fedkace_flwr" / "methods.py"
     text = methods.read_text().replace("METHODS: dict[str, Method] = {\n", "METHODS: dict[str, Method] = {\n" + line)
     methods.write_text(text.replace("from clients.er", "from clients.recent import RecentClient\nfrom clients.er"))
+
+    page = copy / "docs" / "methods.md"
+    head = "| method | to a client | from a client |\n|---|---|---|\n"
+    assert head in page.read_text()
+    page.write_text(page.read_text().replace(head, head + row))
 
     def run(*command: str) -> str:
         environment = {**os.environ, "PYTHONPATH": str(copy)}

@@ -431,21 +431,6 @@ def test_who_has_room_for_everything_is_not_asked(cbdr_config: Make) -> None:
     assert selected(reports[1]) == {0: None, 1: None, 2: None}
 
 
-def test_bytes_are_those_of_the_formula(cbdr_config: Make) -> None:
-    reports, grid = start(cbdr_config(rounds=2, evaluate="both"))  # the same metrics in every round
-    n, capacity, width, config_bytes, clients = 32, 20, 32, 50, 3
-    record = grid.of(cbdr.FEATURES_QUERY, 2)[0][0].array_records[keys.ARRAYS]
-    model, rank = record.count_bytes(), array_of(grid.of(cbdr.SCORES_QUERY, 2)[0][0], cbdr.ROWS).shape[1]
-    before, after = (report.exchanges for report in reports)
-    asked, scored = after[cbdr.FEATURES_QUERY], after[cbdr.SCORES_QUERY]
-    assert asked.bytes_down == clients * (model + config_bytes)
-    assert asked.bytes_up == clients * (8 * n * width + 136)
-    assert scored.bytes_down == clients * (8 * n * rank + 132 + config_bytes)
-    assert scored.bytes_up == clients * (16 * n + 268)
-    assert after["evaluation"].bytes_down == before["evaluation"].bytes_down + clients * (8 * capacity + 137)
-    assert after["evaluation"].bytes_up == before["evaluation"].bytes_up + clients * (16 + 14 + 8 * 10)
-
-
 def test_no_pixels_and_no_plain_features_leave_a_client(cbdr_config: Make) -> None:
     config = cbdr_config()
     _, grid = start(config)
@@ -469,7 +454,6 @@ def test_without_classes_no_labels_travel_and_the_record_shows_the_true_buffer(c
         labels = buffer_of(config, client, 2)[1]
         assert reports[1].evaluated[client][keys.BUFFER_CLASSES] == np.bincount(labels, minlength=10).tolist()
         assert len(labels) == 20
-    assert reports[1].exchanges[cbdr.SCORES_QUERY].bytes_up == 3 * (8 * 32 + 134)
 
 
 def test_with_replacement_the_buffer_is_what_was_drawn_and_the_record_says_how_much(cbdr_config: Make) -> None:
