@@ -12,6 +12,7 @@ from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
+from fedkace_flwr.coalitions import LARGEST_EXACT
 from fedkace_flwr.errors import ConfigError
 
 Scalar = bool | int | float | str
@@ -282,6 +283,16 @@ class DcfclConfig:
         "Inferred: batch-norm statistics averaged within a coalition, or each client's own (`local`).",
         choices=("mean", "local"),
     )
+    dcfcl_distil_classes: str = _key(
+        "old",
+        "Inferred: distillation over the classes met before this round, or as in the published code over all outputs (`all`).",
+        choices=("old", "all"),
+    )
+    dcfcl_candidates: str = _key(
+        "auto",
+        f"Inferred: coalitions to consider. `all` subsets, for at most {LARGEST_EXACT} clients; `merges`: singletons, pairs, unions of two coalitions, and coalitions with one client more or less; `auto`: all where at most {LARGEST_EXACT} clients are left in the game, else merges.",
+        choices=("auto", "all", "merges"),
+    )
 
 
 @dataclass(frozen=True)
@@ -414,6 +425,11 @@ class Config:
         if self.buffer.capacity < self.data.num_classes:
             raise ConfigError(
                 f"capacity = {self.buffer.capacity}: must be at least the number of classes, {self.data.num_classes}"
+            )
+        if self.dcfcl.dcfcl_candidates == "all" and stream.clients > LARGEST_EXACT:
+            raise ConfigError(
+                f"dcfcl-candidates = 'all' with clients = {stream.clients}: there are 2^{stream.clients} coalitions, "
+                f"too many beyond {LARGEST_EXACT} clients; use merges or auto"
             )
 
 
