@@ -269,6 +269,32 @@ class TfclConfig:
         "Inferred: answer by the latest sub-model, or by the most confident of all (`most-confident`).",
         choices=("latest", "most-confident"),
     )
+    tfcl_head: str = _key(
+        "fresh",
+        "Inferred: a new sub-model's output layer starts from the run's initial weights as published, or as it was at the end of the round before (`copy`).",
+        choices=("fresh", "copy"),
+    )
+    tfcl_prune: str = _key(
+        "within-round",
+        "Inferred: a sub-model is pruned to its share in the round that opens it, or as the published code does not before its second (`literal`): with one round each, the first claims all weights and no other gets any.",
+        choices=("within-round", "literal"),
+    )
+    tfcl_trace: str = _key(
+        "round",
+        "Inferred: each round opens a sub-model, or a chunk of exactly the classes of an earlier one goes on with that one's (`class-set`).",
+        choices=("round", "class-set"),
+    )
+    tfcl_group: str = _key(
+        "round",
+        "Inferred: one network at the server for all clients of a round, or one for each group of clients whose chunks' classes overlap (`class-overlap`).",
+        choices=("round", "class-overlap"),
+    )
+    tfcl_group_jaccard: float = _key(
+        0.5,
+        "Inferred: from which share of common classes, of all classes of both chunks, on two clients are of one group with `class-overlap`.",
+        low=0,
+        high=1,
+    )
 
 
 @dataclass(frozen=True)
