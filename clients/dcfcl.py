@@ -1,5 +1,6 @@
 """The client of DCFCL: no buffer; distillation from the model it was sent (Yang et al., NeurIPS 2025)."""
 
+import torch
 from torch import Tensor
 
 from clients.base import ClientRound, ContinualClient
@@ -9,12 +10,12 @@ from fedkace_flwr.objectives import Batch, Objective, TaskLoss
 
 
 class DistillationLoss(TaskLoss):
-    """Cross-entropy over all classes met, plus lambda times soft cross-entropy from a teacher over the old ones.
+    """Cross-entropy over all classes met, plus lambda times soft cross-entropy from a teacher over some of them.
 
     Parameters
     ----------
-    seen, old : Tensor
-        bool (C,): C_<=t and C_<t; ``old`` holds at least one class.
+    seen, distilled : Tensor
+        bool (C,): C_<=t, and the classes over which the teacher speaks, at least one.
     teacher : Tensor
         Float (n, C): the teacher's logits of the chunk's samples, in their order. They never change.
     weight : float
@@ -23,9 +24,9 @@ class DistillationLoss(TaskLoss):
         Softens both sides.
     """
 
-    def __init__(self, seen: Tensor, old: Tensor, teacher: Tensor, weight: float, temperature: float) -> None:
+    def __init__(self, seen: Tensor, distilled: Tensor, teacher: Tensor, weight: float, temperature: float) -> None:
         super().__init__(seen, seen)
-        self._old = old
+        self._distilled = distilled
         self._teacher = teacher
         self._weight = weight
         self._temperature = temperature
@@ -33,7 +34,7 @@ class DistillationLoss(TaskLoss):
     def loss(self, logits: Tensor, features: Tensor, batch: Batch) -> Tensor:
         """Mean over the batch."""
         learned = self._teacher[batch.positions]
-        forgotten = soft_cross_entropy(logits, learned, self._old, self._temperature)
+        forgotten = soft_cross_entropy(logits, learned, self._distilled, self._temperature)
         return super().loss(logits, features, batch) + self._weight * forgotten
 
 
@@ -43,9 +44,10 @@ class DcfclClient(ContinualClient):
     A round is a task here, so that the past model, the teacher, is the one received after the last aggregation
     and again at the beginning of this round: what the network holds before training.
 
-    Inferred: lambda (``dcfcl-lambda``; the paper varies it and its code has another default), distillation over
-    the classes met before alone, and by its own count of them, so that a client without any, as in round 1,
-    trains by plain cross-entropy.
+    Inferred: lambda (``dcfcl-lambda``; the paper varies it and its code has another default); distillation over
+    the classes met before alone (``dcfcl-distil-classes``; ``all``: over all outputs, as in the published code,
+    which then moves also those of classes not met yet); each client by its own count of classes met before, so that
+    one without any, as in round 1, trains by plain cross-entropy.
     """
 
     def objective(self, net: ResNet18, now: ClientRound) -> Objective:
@@ -54,5 +56,6 @@ class DcfclClient(ContinualClient):
         if settings.dcfcl_lambda == 0 or not bool(now.old.any()):
             return super().objective(net, now)
         teacher = self.logits(net, now.chunk).to(device)
-        seen, old = now.seen.to(device), now.old.to(device)
-        return DistillationLoss(seen, old, teacher, settings.dcfcl_lambda, settings.dcfcl_temperature)
+        distilled = now.old if settings.dcfcl_distil_classes == "old" else torch.ones_like(now.old)
+        masks = now.seen.to(device), distilled.to(device)
+        return DistillationLoss(*masks, teacher, settings.dcfcl_lambda, settings.dcfcl_temperature)

@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,18 +12,23 @@ from torch import Tensor
 
 from clients.base import ClientRound, ContinualClient, Stopwatch
 from fedkace_flwr import messages as keys
-from fedkace_flwr import tags
+from fedkace_flwr import submodels, tags
 from fedkace_flwr.distillation import DistilledLoss, lower_half
 from fedkace_flwr.errors import MessageError
 from fedkace_flwr.metrics import accuracy
 from fedkace_flwr.model import ResNet18
 from fedkace_flwr.store import Answer, ClientState
+from fedkace_flwr.submodels import Extra
 from fedkace_flwr.training import adamw, train
 
-Extra = Mapping[str, Tensor]
 logger = logging.getLogger(__name__)
 
 _BLOCK = 128
+
+_PENDING = "pending."
+_PICK, _STEPS = f"{_PENDING}pick", f"{_PENDING}steps"
+_MOMENTS, _PICK_MOMENTS = f"{_PENDING}moments", f"{_PENDING}pick-moments"
+_TAIL = "tail"
 
 
 class TfclClient(ContinualClient):
@@ -33,33 +37,43 @@ class TfclClient(ContinualClient):
     A round is a task. There is no buffer, and no model weights travel. What travels instead tells the server
     every sample's label and its features after the second residual stage; the method cannot do without.
 
-    State: ``weights`` and ``tags`` of all convolutions; for each round s its mask ``pick.s``, its batch
-    normalisation and output layer ``rest.s``, and its classes ``classes.s``; between the two halves of a round
-    also what the optimisers remember, ``pending.*``. A round adds N / 8 bytes, N the weights, and a ``rest``.
+    State: what :mod:`fedkace_flwr.submodels` names; between the two halves of a round also what the optimisers
+    remember, ``pending.*``; the last second half's seconds and samples, ``tail``. A task adds N / 8 bytes, N the
+    weights, and a ``rest``.
 
-    Inferred, as the method was published for tasks of several rounds with the task known in tests: a round's
-    share of each layer is 1 / ``rounds``; pruning within the round, in the last of ``epochs``; the first half of
-    ``epochs``, at least one, before the exchange, both halves on one cosine with the optimisers kept (one epoch
-    leaves nothing to train after the exchange); the output layer starts from the run's initial weights, batch
-    normalisation from the round before, free weights from 0; losses over all classes met, averaged over the
-    batch; label loss ``tfcl-loss`` (``bce``: as published, both losses are averaged over the classes too); which
-    sub-model answers ``tfcl-inference``; no retraining of earlier rounds, whose data are gone. A client that
-    gets no logits keeps its chunk until it is asked next, and ends its round by the label loss. There is no
-    global model for ``inference`` to choose.
+    Inferred, as the method was published for tasks of several rounds with the task known in tests:
+
+    - a round's share of each layer is 1 / ``rounds``, to which it is pruned within the round, in the last of
+      ``epochs`` (``tfcl-prune``; ``literal``: not in a task's first round, as in the published code, so that
+      with a task per round the first claims everything and later ones only pick);
+    - every round opens a task (``tfcl-trace``; ``class-set``: a chunk of the same classes as an earlier one's
+      goes on with that task's weights, normalisation, output layer and mask, of which only the bits were kept, and
+      claims nothing; a task that is not the newest trains a copy of its weights, as in the published code);
+    - the output layer starts from the run's initial weights, as published (``tfcl-head``; ``copy``: as it was at the
+      end of the round before), batch normalisation from the round before, free weights from 0;
+    - the first half of ``epochs``, at least one, before the exchange, both halves on one cosine with the optimisers
+      kept (one epoch leaves nothing to train after the exchange);
+    - losses over all classes met, averaged over the batch; label loss ``tfcl-loss`` (``bce``: as published, both
+      losses are averaged over the classes too);
+    - which sub-model answers, ``tfcl-inference``: the latest is the one trained last;
+    - no retraining of earlier rounds, whose data are gone;
+    - a client that gets no logits keeps its chunk until it is asked next, and ends its round by the label loss.
+
+    There is no global model for ``inference`` to choose.
     """
 
     def act(self, action: str, content: RecordDict, round_number: int) -> RecordDict:
         """``train.head``: features, logits, labels, classes met. ``train.tail``: the server's logits come in."""
-        if action == "train.head":
+        if action == tags.HEAD_ACTION:
             answer = self.store.answer(round_number) or self._train_round([], round_number)
             return keys.reply_content(answer.arrays, answer.examples, answer.metrics)
-        if action != "train.tail":
+        if action != tags.TAIL_ACTION:
             return super().act(action, content, round_number)
         state = self.store.before(round_number + 1)
         if state.round != round_number:
             raise MessageError(f"client {self.number} has no round {round_number} to finish")
         state = self._finished(state, content)
-        seconds, examples = state.extra["tail"].tolist()
+        seconds, examples = state.extra[_TAIL].tolist()
         return keys.reply_content(None, int(examples), {keys.TRAINING_SECONDS: seconds})
 
     def _train_round(self, parameters: list[np.ndarray[Any, Any]], round_number: int) -> Answer:
@@ -68,48 +82,53 @@ class TfclClient(ContinualClient):
         chunk = self.experiment.chunk(self.number, round_number)
         current = chunk.class_counts(self.experiment.num_classes) > 0
         now = ClientRound(round_number, chunk, state, current)
+        begun = self._begun(now)
+        task = int(begun[submodels.TASK])
         with watch(keys.TRAINING_SECONDS):
-            claim = self._claim(self._begun(now), round_number)
+            claim = self._claim(begun)
             optimiser = adamw(claim.net, self.config.training)
-            self._learn(claim, now, optimiser, None, self._halves()[0])
+            self._learn(claim, now, optimiser, None, self._halves()[0], prunes=False)
         logits, maps = self.logits(claim.net, chunk), self._maps(claim.net, now)
 
         weights, others, owners, pick = claim.read()
+        known = {**state.extra, submodels.classes_of(task): current}
         pending = {
-            "pending.pick": pick,
-            "pending.moments": tags.read_moments(optimiser),
-            "pending.pick-moments": tags.read_moments(claim.pick_optimiser),
-            "pending.steps": torch.tensor(claim.steps),
+            _PICK: pick,
+            _MOMENTS: tags.read_moments(optimiser),
+            _PICK_MOMENTS: tags.read_moments(claim.pick_optimiser),
+            _STEPS: torch.tensor(claim.steps),
         }
-        kept = {"weights": weights, "tags": owners, f"rest.{now.number}": others, f"classes.{now.number}": current}
-        extra = {**state.extra, **kept, **pending}
-        learned = replace(state, round=now.number, follows=state.round, seen=now.seen, extra=extra)
+        kept = submodels.with_learned(known, task, weights, others, owners) | pending
+        learned = replace(state, round=now.number, follows=state.round, seen=now.seen, extra=kept)
         report = {keys.BUFFER_SIZE: 0, **watch.seconds, keys.STARTED: started, keys.FINISHED: time.time()}
-        arrays = {"features": maps, "logits": logits, "labels": chunk.labels, "seen": now.seen}
+        arrays = {tags.FEATURES: maps, tags.LOGITS: logits, tags.LABELS: chunk.labels, tags.SEEN: now.seen}
         answer = Answer({name: tensor.numpy() for name, tensor in arrays.items()}, len(chunk), report)
         self.store.save_trained(learned, answer)
         return answer
 
     def _finished(self, state: ClientState, content: RecordDict | None = None) -> ClientState:
         """Train the second half of the state's round, prune and store; a finished round is left alone."""
-        if "pending.pick" not in state.extra:
+        if _PICK not in state.extra:
             return state
         begun = time.perf_counter()
+        task, steps = int(state.extra[submodels.TASK]), int(state.extra[_STEPS])
         chunk = self.experiment.chunk(self.number, state.round)
-        now = ClientRound(state.round, chunk, state, state.extra[f"classes.{state.round}"])
+        now = ClientRound(state.round, chunk, state, state.extra[submodels.classes_of(task)])
         teacher = self._teacher(content, len(chunk)) if content is not None else None
-        claim = self._claim(state.extra, now.number)
-        optimiser, steps = adamw(claim.net, self.config.training), int(state.extra["pending.steps"])
-        tags.write_moments(optimiser, state.extra["pending.moments"], steps)
-        tags.write_moments(claim.pick_optimiser, state.extra["pending.pick-moments"], steps)
-        self._learn(claim, now, optimiser, teacher, self._halves()[1])
-        claim.prune()
+        claim = self._claim(state.extra)
+        optimiser = adamw(claim.net, self.config.training)
+        tags.write_moments(optimiser, state.extra[_MOMENTS], steps)
+        tags.write_moments(claim.pick_optimiser, state.extra[_PICK_MOMENTS], steps)
+        prunes = self._prunes(state.extra, task, state.round)
+        self._learn(claim, now, optimiser, teacher, self._halves()[1], prunes=prunes)
+        if prunes:
+            claim.prune()
 
         weights, others, owners, pick = claim.read()
-        kept = {name: tensor for name, tensor in state.extra.items() if not name.startswith("pending.")}
-        kept |= {"weights": weights, "tags": owners, f"rest.{now.number}": others}
-        kept[f"pick.{now.number}"] = tags.pack_bits(pick > tags.PICK_THRESHOLD)
-        kept["tail"] = torch.tensor([time.perf_counter() - begun, len(chunk)], dtype=torch.float64)
+        known = {name: tensor for name, tensor in state.extra.items() if not name.startswith(_PENDING)}
+        kept = submodels.with_learned(known, task, weights, others, owners)
+        kept[submodels.pick_of(task)] = tags.pack_bits(pick > tags.PICK_THRESHOLD)
+        kept[_TAIL] = torch.tensor([time.perf_counter() - begun, len(chunk)], dtype=torch.float64)
         state = replace(state, extra=kept)
         self.store.save(state)
         return state
@@ -122,12 +141,12 @@ class TfclClient(ContinualClient):
         test = self.experiment.test_set(self.number, state.seen)
         with watch(keys.EVALUATION_SECONDS):
             if self.config.tfcl.tfcl_inference == "latest":
-                scores = self.logits(self.sub_model(state.extra, state.round), test)
+                scores = self.logits(self.sub_model(state.extra, int(state.extra[submodels.TASK])), test)
             else:
                 scores = torch.zeros(len(test), self.experiment.num_classes)
-                for task in sorted(int(name[5:]) for name in state.extra if name.startswith("pick.")):
+                for task in submodels.finished(state.extra):
                     logits = self.logits(self.sub_model(state.extra, task), test)
-                    own = logits.masked_fill(~state.extra[f"classes.{task}"], -torch.inf)
+                    own = logits.masked_fill(~state.extra[submodels.classes_of(task)], -torch.inf)
                     scores = torch.maximum(scores, own.softmax(dim=1))
         correct = accuracy(scores, test.labels, state.seen)
         report = {keys.LOCAL_ACCURACY: correct, keys.ACCURACY: correct, keys.SEEN_CLASSES: int(state.seen.sum())}
@@ -135,43 +154,60 @@ class TfclClient(ContinualClient):
         return replace(state, evaluated=round_number, evaluation=report)
 
     def sub_model(self, extra: Extra, task: int) -> ResNet18:
-        """The network of a finished round: its own weights, and those of earlier rounds that it picked."""
-        net, weights = self._network([]), extra["weights"]
-        picked = tags.unpack_bits(extra[f"pick.{task}"], len(weights)).float()
-        tags.write_weights(net, tags.effective_weights(weights, extra["tags"], task, picked), extra[f"rest.{task}"])
+        """The network of a finished task: its own weights, and those of earlier tasks that it picked."""
+        net = self._network([])
+        tags.write_weights(net, submodels.effective_of(extra, task), extra[submodels.rest_of(task)])
         return net
 
     def _network(self, parameters: list[np.ndarray[Any, Any]]) -> ResNet18:
         return self.experiment.network(self.experiment.initial_weights())
 
     def _begun(self, now: ClientRound) -> Extra:
-        """Weights, tags, batch normalisation, output layer and mask with which a round begins."""
-        net, extra = self._network([]), now.state.extra
+        """With what a round begins: its task, weights, tags, batch normalisation, output layer and mask."""
+        extra = now.state.extra
+        earlier = submodels.task_with(extra, now.current) if self.config.tfcl.tfcl_trace == "class-set" else None
+        if earlier is not None:
+            picked = tags.unpack_bits(extra[submodels.pick_of(earlier)], len(extra[submodels.WEIGHTS]))
+            return {**extra, submodels.TASK: torch.tensor(earlier), _PICK: tags.mask_of(picked)}
+        net = self._network([])
         weights, others = tags.read_weights(net)
-        if "tags" not in extra:
-            owners = torch.full(weights.shape, now.number, dtype=torch.int16)
-        else:
-            free = extra["tags"] == tags.FREE
+        owners = torch.full(weights.shape, now.number, dtype=torch.int16)
+        if submodels.TAGS in extra:
+            free = extra[submodels.TAGS] == tags.FREE
             if not bool(free.any()):
                 logger.warning("client %d, round %d: no weight is left to claim", self.number, now.number)
-            owners = torch.where(free, now.number, extra["tags"]).to(torch.int16)
-            weights = extra["weights"]  # what is free is 0
-            before = extra[f"rest.{now.state.round}"]
+            owners = torch.where(free, owners, extra[submodels.TAGS])
+            weights = extra[submodels.WEIGHTS]  # what is free is 0
+            before = extra[submodels.rest_of(int(extra[submodels.TASK]))]
             head = net.output.weight.numel() + net.output.bias.numel()  # at the end of what is not tagged
-            others = torch.cat([before[:-head], others[-head:]])
-        pick = torch.full(weights.shape, tags.PICK_START)
-        return {"weights": weights, "tags": owners, f"rest.{now.number}": others, "pending.pick": pick}
+            fresh = self.config.tfcl.tfcl_head == "fresh"
+            others = torch.cat([before[:-head], others[-head:]]) if fresh else before
+        return {
+            submodels.TASK: torch.tensor(now.number),
+            submodels.WEIGHTS: weights,
+            submodels.TAGS: owners,
+            submodels.rest_of(now.number): others,
+            _PICK: torch.full(weights.shape, tags.PICK_START),
+        }
 
-    def _claim(self, extra: Extra, task: int) -> tags.Claim:
+    def _claim(self, extra: Extra) -> tags.Claim:
+        task = int(extra[submodels.TASK])
         return tags.Claim(
             self._network([]),
-            extra["weights"],
-            extra[f"rest.{task}"],
-            extra["tags"],
+            submodels.weights_of(extra, task),
+            extra[submodels.rest_of(task)],
+            extra[submodels.TAGS],
             task,
-            extra["pending.pick"],
+            extra[_PICK],
             rounds=self.config.stream.rounds,
             pick_rate=self.config.tfcl.tfcl_pick_learning_rate,
+        )
+
+    def _prunes(self, extra: Extra, task: int, round_number: int) -> bool:
+        """Whether a task gives weights back in this round; never once a later task may have picked among them."""
+        first = task == round_number
+        return (
+            first if self.config.tfcl.tfcl_prune == "within-round" else not first and submodels.is_newest(extra, task)
         )
 
     def _halves(self) -> tuple[range, range]:
@@ -180,7 +216,14 @@ class TfclClient(ContinualClient):
         return range(head), range(head, epochs)
 
     def _learn(
-        self, claim: tags.Claim, now: ClientRound, optimiser: torch.optim.Adam, teacher: Tensor | None, epochs: range
+        self,
+        claim: tags.Claim,
+        now: ClientRound,
+        optimiser: torch.optim.Adam,
+        teacher: Tensor | None,
+        epochs: range,
+        *,
+        prunes: bool,
     ) -> None:
         settings, device = self.config.tfcl, self.experiment.device
         objective = DistilledLoss(
@@ -190,7 +233,7 @@ class TfclClient(ContinualClient):
             temperature=settings.tfcl_temperature,
             kind=settings.tfcl_loss,
         )
-        last = self.config.training.epochs if epochs.start > 0 else None
+        last = self.config.training.epochs if prunes else None
         train(
             claim.net,
             (now.chunk.images(self.experiment.dataset.fetch), now.chunk.labels),
@@ -212,8 +255,8 @@ class TfclClient(ContinualClient):
         return torch.cat(maps)
 
     def _teacher(self, content: RecordDict, examples: int) -> Tensor:
-        shapes = {"logits": ((examples, self.experiment.num_classes), np.dtype(np.float32))}
+        shapes = {tags.LOGITS: ((examples, self.experiment.num_classes), np.dtype(np.float32))}
         record = content.array_records.get(keys.ARRAYS)
         if record is None:
             raise MessageError(f"the message holds no record {keys.ARRAYS!r}")
-        return torch.from_numpy(keys.checked_arrays(record, shapes)["logits"].copy())
+        return torch.from_numpy(keys.checked_arrays(record, shapes)[tags.LOGITS].copy())

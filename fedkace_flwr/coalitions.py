@@ -24,7 +24,7 @@ Benefit = Callable[[int, Masks], Floats]
 """Map a player and n coalitions that it is a member of, bool (n, m), to its benefit in each, (n,)."""
 
 LARGEST_EXACT = 20
-"""Up to so many players every subset is a candidate; there are 2^20 - 1 then."""
+"""Up to so many players every subset can be a candidate; there are 2^20 - 1 then."""
 
 _TOLERANCE = 1e-9
 _CANCELLED = 1e-13
@@ -144,7 +144,7 @@ class Formation:
     benefits: Floats
 
 
-def form_coalitions(benefit: Benefit, start: Iterable[Iterable[int]]) -> Formation:
+def form_coalitions(benefit: Benefit, start: Iterable[Iterable[int]], candidates: str = "auto") -> Formation:
     """Form coalitions by merge and blocking (the paper's Algorithm 1).
 
     The result is not always stable, since a stable partition need not exist.
@@ -155,12 +155,15 @@ def form_coalitions(benefit: Benefit, start: Iterable[Iterable[int]]) -> Formati
         The game, for instance :meth:`CoalitionGame.benefit`.
     start : iterable of iterable of int
         The partition to begin with, of the players 0 to m - 1.
+    candidates : {"auto", "all", "merges"}
+        Every subset, in time and memory of 2^m; those of :func:`nearby_coalitions`; or the latter while more than
+        ``LARGEST_EXACT`` players are left, then the former.
 
     Notes
     -----
     Inferred: coalitions of equal size take turns in lexicographic order; of two that lasted equally long the
-    larger one is settled, then the one with the smallest members; while more than ``LARGEST_EXACT`` players are
-    left, the candidates are those of :func:`nearby_coalitions`, taken afresh up to m times a pass.
+    larger one is settled, then the one with the smallest members; nearby coalitions are taken afresh up to m times
+    a pass, as they depend on the partition.
     """
     remaining = [frozenset(coalition) for coalition in start]
     players = sum(len(coalition) for coalition in remaining)
@@ -168,7 +171,8 @@ def form_coalitions(benefit: Benefit, start: Iterable[Iterable[int]]) -> Formati
     passes = 0
     while remaining:
         passes += 1
-        remaining, lasted = _evolve(benefit, remaining, players)
+        exact = candidates == "all" or (candidates == "auto" and sum(map(len, remaining)) <= LARGEST_EXACT)
+        remaining, lasted = _evolve(benefit, remaining, players, exact=exact)
         if not lasted:
             settled += remaining
             break
@@ -179,10 +183,11 @@ def form_coalitions(benefit: Benefit, start: Iterable[Iterable[int]]) -> Formati
     return Formation(tuple(partition), passes, _held(benefit, settled, players))
 
 
-def _evolve(benefit: Benefit, partition: list[Coalition], players: int) -> tuple[list[Coalition], dict[Coalition, int]]:
+def _evolve(
+    benefit: Benefit, partition: list[Coalition], players: int, *, exact: bool
+) -> tuple[list[Coalition], dict[Coalition, int]]:
     """Algorithm 2: let blocking coalitions form; the partition then, and how many formations each part outlasted."""
     lasted: dict[Coalition, int] = {}
-    exact = sum(len(coalition) for coalition in partition) <= LARGEST_EXACT
     for _ in range(1 if exact else players):
         before = partition
         blocks = all_coalitions(partition, players) if exact else nearby_coalitions(partition, players)

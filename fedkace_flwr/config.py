@@ -12,6 +12,7 @@ from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
+from fedkace_flwr.coalitions import LARGEST_EXACT
 from fedkace_flwr.errors import ConfigError
 
 Scalar = bool | int | float | str
@@ -302,6 +303,32 @@ class TfclConfig:
         "Inferred: answer by the latest sub-model, or by the most confident of all (`most-confident`).",
         choices=("latest", "most-confident"),
     )
+    tfcl_head: str = _key(
+        "fresh",
+        "Inferred: a new sub-model's output layer starts from the run's initial weights as published, or as it was at the end of the round before (`copy`).",
+        choices=("fresh", "copy"),
+    )
+    tfcl_prune: str = _key(
+        "within-round",
+        "Inferred: a sub-model is pruned to its share in the round that opens it, or as the published code does not before its second (`literal`): with one round each, the first claims all weights and no other gets any.",
+        choices=("within-round", "literal"),
+    )
+    tfcl_trace: str = _key(
+        "round",
+        "Inferred: each round opens a sub-model, or a chunk of exactly the classes of an earlier one goes on with that one's (`class-set`).",
+        choices=("round", "class-set"),
+    )
+    tfcl_group: str = _key(
+        "round",
+        "Inferred: one network at the server for all clients of a round, or one for each group of clients whose chunks' classes overlap (`class-overlap`).",
+        choices=("round", "class-overlap"),
+    )
+    tfcl_group_jaccard: float = _key(
+        0.5,
+        "Inferred: from which share of common classes, of all classes of both chunks, on two clients are of one group with `class-overlap`.",
+        low=0,
+        high=1,
+    )
 
 
 @dataclass(frozen=True)
@@ -315,6 +342,16 @@ class DcfclConfig:
         "mean",
         "Inferred: batch-norm statistics averaged within a coalition, or each client's own (`local`).",
         choices=("mean", "local"),
+    )
+    dcfcl_distil_classes: str = _key(
+        "old",
+        "Inferred: distillation over the classes met before this round, or as in the published code over all outputs (`all`).",
+        choices=("old", "all"),
+    )
+    dcfcl_candidates: str = _key(
+        "auto",
+        f"Inferred: coalitions to consider. `all` subsets, for at most {LARGEST_EXACT} clients; `merges`: singletons, pairs, unions of two coalitions, and coalitions with one client more or less; `auto`: all where at most {LARGEST_EXACT} clients are left in the game, else merges.",
+        choices=("auto", "all", "merges"),
     )
 
 
@@ -448,6 +485,11 @@ class Config:
         if self.buffer.capacity < self.data.num_classes:
             raise ConfigError(
                 f"capacity = {self.buffer.capacity}: must be at least the number of classes, {self.data.num_classes}"
+            )
+        if self.dcfcl.dcfcl_candidates == "all" and stream.clients > LARGEST_EXACT:
+            raise ConfigError(
+                f"dcfcl-candidates = 'all' with clients = {stream.clients}: there are 2^{stream.clients} coalitions, "
+                f"too many beyond {LARGEST_EXACT} clients; use merges or auto"
             )
 
 

@@ -80,7 +80,7 @@ def _run(grid: Grid, config: Config, run_id: int, method: Method, experiment: Ex
             bytes_up=sum(phase.bytes_up for phase in report.exchanges.values()),
             seconds=report.seconds,
         )
-        folder.add_round(record)
+        folder.add_round(record | report.own)
         folder.save(Checkpoint(report.number, token, keys.unpack(arrays), *strategy.state()))
         logger.info("round %d of %d: accuracy %s", report.number, config.stream.rounds, _percent(record["accuracy"]))
 

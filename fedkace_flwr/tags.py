@@ -16,6 +16,12 @@ from torch.nn.utils import parametrize
 
 from fedkace_flwr.model import ResNet18
 
+HEAD_ACTION, TAIL_ACTION = "train.head", "train.tail"
+"""Actions of the exchange: the first half of a round against what the server learns from, its logits against the rest."""
+
+FEATURES, LOGITS, LABELS, SEEN = "features", "logits", "labels", "seen"
+"""Names of the arrays exchanged."""
+
 FREE = 0
 PICK_START, PICK_THRESHOLD = 0.01, 0.005
 _PRUNE_EVERY = 2
@@ -91,6 +97,11 @@ def largest(weights: Tensor, owned: Tensor, count: int) -> Tensor:
     kept = torch.zeros_like(magnitude, dtype=torch.bool)
     kept[order[:count]] = True
     return kept.view(weights.shape) & owned
+
+
+def mask_of(picked: Tensor) -> Tensor:
+    """A real-valued mask (N,) that lets through what ``picked``, bool (N,), does; as far from the threshold as new."""
+    return torch.where(picked, PICK_START, 2 * PICK_THRESHOLD - PICK_START)
 
 
 def pack_bits(bits: Tensor) -> Tensor:

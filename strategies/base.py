@@ -41,6 +41,8 @@ class RoundReport:
         Client, phase and reason of each reply that did not count.
     exchanges : dict of str to Exchange
         What each phase cost.
+    own : dict of str to object
+        What the method alone has to tell of the round, JSON-ready; further fields of the record.
     seconds : float
         The whole round.
     """
@@ -51,6 +53,7 @@ class RoundReport:
     drift: float | None = None
     failures: list[dict[str, Any]] = field(default_factory=list)
     exchanges: dict[str, Exchange] = field(default_factory=dict)
+    own: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
 
 

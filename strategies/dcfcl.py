@@ -23,9 +23,12 @@ class Dcfcl(FedAvg):
     The report's drift is the mean squared distance of the clients' models from their coalition's mean. The mean
     over all clients is passed on for the record and sent to nobody.
 
+    Each round's record holds the ``coalitions`` of the clients with a valid reply.
+
     Inferred: the common start of all clients; batch-norm statistics averaged like parameters
-    (``dcfcl-batch-norm``; ``local`` is the published code's); a client without a valid reply keeps its model,
-    its companions stay together, and it comes back alone.
+    (``dcfcl-batch-norm``; ``local`` is the published code's); which coalitions are considered
+    (``dcfcl-candidates``; the paper considers all and has runs of 50 clients, for which it cannot have); a client
+    without a valid reply keeps its model, its companions stay together, and it comes back alone.
 
     Attributes
     ----------
@@ -95,6 +98,7 @@ class Dcfcl(FedAvg):
         self.formation = self._form(trained)
         coalitions = [[trained[player] for player in players] for players in self.formation.partition]
         self.partition = tuple(tuple(reply.client for reply in coalition) for coalition in coalitions)
+        self._report.own["coalitions"] = [list(coalition) for coalition in self.partition]
         self._report.drift = sum(self._average(coalition) for coalition in coalitions) / len(trained)
         logger.info(
             "round %d: coalitions %s after %d passes, mean benefit %.3f",
@@ -118,7 +122,8 @@ class Dcfcl(FedAvg):
         player = {reply.client: index for index, reply in enumerate(trained)}
         start = [[player[client] for client in coalition if client in player] for coalition in self.partition]
         alone = set(player.values()).difference(*start)
-        return form_coalitions(game.benefit, [coalition for coalition in start if coalition] + [[p] for p in alone])
+        together = [coalition for coalition in start if coalition]
+        return form_coalitions(game.benefit, together + [[p] for p in alone], self.config.dcfcl.dcfcl_candidates)
 
     def _average(self, coalition: Sequence[Reply]) -> float:
         """Give a coalition's members its mean; the sum of their squared distances from it."""

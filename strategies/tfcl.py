@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 
 from fedkace_flwr import messages as keys
+from fedkace_flwr import tags
 from fedkace_flwr.config import Config
 from fedkace_flwr.devices import choose_device
 from fedkace_flwr.distillation import DistilledLoss, upper_half
@@ -27,8 +29,11 @@ TAIL = "tail"
 class Tfcl(ContinualStrategy):
     """Train stages 3 and 4 on the union of the clients' features, and send each client its samples' logits.
 
-    Inferred: all clients of a round are one group, so the network is new each round; it is trained like a client,
-    AdamW on a cosine over ``tfcl-server-epochs``; each sample over all classes that its sender has met.
+    Inferred: all clients of a round are one group (``tfcl-group``; ``class-overlap``: those are whose chunks' class
+    sets have a Jaccard index of at least ``tfcl-group-jaccard``, or who are linked through others; each round's
+    record then holds the ``groups``); a group's network is new each round, and every group's starts alike; it is
+    trained like a client, AdamW on a cosine over ``tfcl-server-epochs``; each sample over all classes that its
+    sender has met.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -43,7 +48,7 @@ class Tfcl(ContinualStrategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Ask each client for the first half of its round."""
-        return self._instructions("train.head", server_round, arrays, config, grid)
+        return self._instructions(tags.HEAD_ACTION, server_round, arrays, config, grid)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -62,29 +67,32 @@ class Tfcl(ContinualStrategy):
                 lessons[client] = message, self._lesson(message, client)
             except MessageError as error:
                 self._fail(client, TRAINING, str(error))
-        shapes = Counter(reply.weights["features"].shape[1:] for _, reply in lessons.values())
+        shapes = Counter(reply.weights[tags.FEATURES].shape[1:] for _, reply in lessons.values())
         usual = max(shapes, key=lambda shape: shapes[shape], default=())
         for client, (_, reply) in list(lessons.items()):
-            if reply.weights["features"].shape[1:] != usual:
+            if (shape := reply.weights[tags.FEATURES].shape[1:]) != usual:
                 del lessons[client]
-                self._fail(client, TRAINING, f"features are {reply.weights['features'].shape[1:]}, others' {usual}")
+                self._fail(client, TRAINING, f"features are {shape}, others' {usual}")
         trained = self._read(TRAINING, [message for message, _ in lessons.values()], None)
         self._report.trained = {reply.client: reply.metrics for reply in trained}
         self._lessons = {reply.client: lessons[reply.client][1] for reply in trained}
         return ArrayRecord(), None
 
     def between(self, number: int, arrays: ArrayRecord, grid: Grid) -> ArrayRecord:
-        """Learn from all, teach each; a client without an answer ends its round by itself."""
-        try:
-            taught = teach(self._lessons, self._classes, self.config, number)
-        except RunError as error:
-            logger.warning("round %d: no distillation, the server's network diverged: %s", number, error)
+        """Learn from all of a group, teach each; a client without an answer ends its round by itself."""
+        contents = {}
+        for group in self._groups():
+            lessons = {client: self._lessons[client] for client in group}
+            try:
+                taught = teach(lessons, self._classes, self.config, number)
+            except RunError as error:
+                logger.warning("round %d: no distillation, the server's network diverged: %s", number, error)
+                continue
+            for client, logits in taught.items():
+                contents[client] = RecordDict({keys.ARRAYS: keys.array_record({tags.LOGITS: logits})})
+        if not contents:
             return arrays
-        contents = {
-            client: RecordDict({keys.ARRAYS: keys.array_record({"logits": logits})})
-            for client, logits in taught.items()
-        }
-        for client, content in self.ask(grid, TAIL, "train.tail", number, contents).items():
+        for client, content in self.ask(grid, TAIL, tags.TAIL_ACTION, number, contents).items():
             head, tail = self._report.trained[client], content.metric_records.get(keys.METRICS, MetricRecord())
             seconds = tail.get(keys.TRAINING_SECONDS, 0.0)
             if isinstance(seconds, float):
@@ -92,28 +100,61 @@ class Tfcl(ContinualStrategy):
                 self._report.trained[client] = {**head, keys.TRAINING_SECONDS: total}
         return arrays
 
+    def _groups(self) -> list[list[int]]:
+        """Who learns from whom."""
+        settings = self.config.tfcl
+        if settings.tfcl_group == "round":
+            return [sorted(self._lessons)]
+        held = {client: frozenset(reply.weights[tags.LABELS].tolist()) for client, reply in self._lessons.items()}
+        groups = linked(held, settings.tfcl_group_jaccard)
+        self._report.own["groups"] = groups
+        return groups
+
     @property
     def _classes(self) -> int:
         return self._shapes["output.bias"][0][0]
 
     def _lesson(self, message: Message, client: int) -> Reply:
         record = None if message.has_error() else message.content.array_records.get(keys.ARRAYS)
-        declared = tuple(record["features"].shape) if record is not None and "features" in record else ()
+        declared = tuple(record[tags.FEATURES].shape) if record is not None and tags.FEATURES in record else ()
         size, _, height, width = declared if len(declared) == 4 else (0, 0, 0, 0)
         single, channels = np.dtype(np.float32), 2 * self.config.model.width
         shapes: Shapes = {
-            "features": ((size, channels, height, width), single),
-            "logits": ((size, self._classes), single),
-            "labels": ((size,), np.dtype(np.int64)),
-            "seen": ((self._classes,), np.dtype(np.bool_)),
+            tags.FEATURES: ((size, channels, height, width), single),
+            tags.LOGITS: ((size, self._classes), single),
+            tags.LABELS: ((size,), np.dtype(np.int64)),
+            tags.SEEN: ((self._classes,), np.dtype(np.bool_)),
         }
         reply = keys.read_reply(message, client, shapes)
         if reply.examples != size:
             raise MessageError(f"{keys.EXAMPLES} = {reply.examples}, but there are features of {size}")
-        labels, seen = reply.weights["labels"], reply.weights["seen"]
+        labels, seen = reply.weights[tags.LABELS], reply.weights[tags.SEEN]
         if labels.min() < 0 or labels.max() >= self._classes or not seen[labels].all():
             raise MessageError("labels hold a class that the client has not met")
         return reply
+
+
+def linked(sets: Mapping[int, frozenset[int]], threshold: float) -> list[list[int]]:
+    """Group who has much in common, or is linked by a chain of such.
+
+    Parameters
+    ----------
+    sets : mapping of int to frozenset
+        Non-empty, by client.
+    threshold : float
+        Jaccard index, elements of both of all elements of either, from which on two are linked; in [0, 1].
+
+    Returns
+    -------
+    list of list of int
+        Clients in ascending order, groups by their first.
+    """
+    groups: list[list[int]] = []
+    for client in sorted(sets):
+        own = sets[client]
+        near = [g for g in groups if any(len(own & sets[o]) / len(own | sets[o]) >= threshold for o in g)]
+        groups = [g for g in groups if g not in near] + [sorted([client, *chain.from_iterable(near)])]
+    return sorted(groups)
 
 
 def teach(lessons: Mapping[int, Reply], classes: int, config: Config, number: int) -> dict[int, keys.NumpyArray]:
@@ -146,10 +187,10 @@ def teach(lessons: Mapping[int, Reply], classes: int, config: Config, number: in
     order, device = sorted(lessons), choose_device(config.run.device)
     features, logits, labels = (
         torch.cat([torch.from_numpy(lessons[client].weights[name]) for client in order])
-        for name in ("features", "logits", "labels")
+        for name in (tags.FEATURES, tags.LOGITS, tags.LABELS)
     )
-    sizes = [len(lessons[client].weights["labels"]) for client in order]
-    seen = torch.stack([torch.from_numpy(lessons[client].weights["seen"]) for client in order])
+    sizes = [len(lessons[client].weights[tags.LABELS]) for client in order]
+    seen = torch.stack([torch.from_numpy(lessons[client].weights[tags.SEEN]) for client in order])
     objective = DistilledLoss(
         seen.repeat_interleave(torch.tensor(sizes), dim=0).to(device),
         logits.to(device),

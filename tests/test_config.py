@@ -114,7 +114,10 @@ def configurations(draw: st.DrawFn) -> dict[str, Any]:
     classes = draw(st.integers(1, 1000))
     window = draw(st.integers(1, classes))
     fitting = (classes, window, draw(st.integers(0, window)), draw(st.integers(2, 500)), classes + draw(st.integers(0)))
-    return dict(zip(together, fitting, strict=True)) | {name: draw(inside(name), label=name) for name in names}
+    chosen = {name: draw(inside(name), label=name) for name in names}
+    if chosen.get("dcfcl-candidates") == "all":
+        chosen["clients"] = draw(st.integers(1, 20))
+    return dict(zip(together, fitting, strict=True)) | chosen
 
 
 @settings(deadline=None, max_examples=60)
@@ -261,6 +264,15 @@ def test_a_chunk_has_two_samples_at_least() -> None:
     assert "samples-per-class = 1" in text
     assert "window = 1" in text
     assert "at least 2" in text
+
+
+def test_all_coalitions_are_for_few_clients() -> None:
+    assert Config.parse({"dcfcl-candidates": "all", "clients": 20}).stream.clients == 20
+    for value in ("auto", "merges"):
+        assert Config.parse({"dcfcl-candidates": value, "clients": 21}).dcfcl.dcfcl_candidates == value
+    text = refusal({"dcfcl-candidates": "all", "clients": 21})
+    assert "dcfcl-candidates = 'all' with clients = 21" in text
+    assert "20" in text and "merges" in text
 
 
 # Files that must agree with the code

@@ -17,6 +17,7 @@ from fedkace_flwr import messages as keys
 from fedkace_flwr import server_app
 from fedkace_flwr.coalitions import Formation
 from fedkace_flwr.config import Config
+from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.methods import METHODS, Method
 from fedkace_flwr.objectives import Batch, TaskLoss
 from strategies.base import client_drift, weighted_mean
@@ -105,7 +106,7 @@ def always(monkeypatch: pytest.MonkeyPatch, *partition: tuple[int, ...]) -> None
     """Let every game end alike."""
     players = sum(len(coalition) for coalition in partition)
     fixed = Formation(tuple(partition), 1, np.zeros(players))
-    monkeypatch.setattr(strategies.dcfcl, "form_coalitions", lambda benefit, start: fixed)
+    monkeypatch.setattr(strategies.dcfcl, "form_coalitions", lambda *told: fixed)
 
 
 def test_three_rounds_end_to_end_with_the_same_numbers_for_the_same_seed(small: Make) -> None:
@@ -116,6 +117,7 @@ def test_three_rounds_end_to_end_with_the_same_numbers_for_the_same_seed(small: 
     assert all(record["failures"] == [] and 0 <= record["accuracy"] <= 1 for record in records)
     assert all(same(grids[0].sent[place], grids[1].sent[place]) for place in grids[0].sent)
     assert SERVERS[0].partitions == SERVERS[1].partitions
+    assert [record["coalitions"] for record in records] == [list(map(list, p)) for p in SERVERS[0].partitions]
     for partition in SERVERS[0].partitions:
         assert sorted(client for coalition in partition for client in coalition) == [0, 1, 2]
 
@@ -153,7 +155,9 @@ def test_the_grand_coalition_without_distillation_is_federated_averaging(
     ours = small(method="dcfcl", dcfcl_lambda=0.0, run_name="dcfcl")
     fedavg = small(method="fedavg", run_name="fedavg")
     grids = run(ours), run(fedavg)
-    assert rounds(ours) == rounds(fedavg)  # bytes up and down and drift among them
+    records = rounds(ours)
+    assert [record.pop("coalitions") for record in records] == [[[0, 1, 2]]] * 3
+    assert records == rounds(fedavg)  # bytes up and down and drift among them
     assert all(same(grids[0].sent[place], grids[1].sent[place]) for place in grids[1].sent)
 
 
@@ -188,9 +192,9 @@ def test_a_client_that_drops_out_keeps_its_model_and_comes_back_alone(
     starts = []
     play = strategies.dcfcl.form_coalitions
 
-    def united(benefit: Any, start: Any) -> Formation:
+    def united(benefit: Any, start: Any, candidates: str) -> Formation:
         starts.append([list(coalition) for coalition in start])
-        found = play(benefit, start)
+        found = play(benefit, start, candidates)
         return Formation((tuple(range(len(found.benefits))),), found.passes, found.benefits)
 
     monkeypatch.setattr(strategies.dcfcl, "form_coalitions", united)
@@ -200,6 +204,7 @@ def test_a_client_that_drops_out_keeps_its_model_and_comes_back_alone(
     (failure,) = rounds(config)[1]["failures"]
     assert failure["client"] == 1 and failure["phase"] == "training" and words in failure["reason"]
     assert SERVERS[0].partitions == [((0, 1, 2),), ((0, 2),), ((0, 1, 2),)]
+    assert [record["coalitions"] for record in rounds(config)] == [[[0, 1, 2]], [[0, 2]], [[0, 1, 2]]]
     assert starts == [[[0], [1], [2]], [[0, 1]], [[0, 2], [1]]]  # places among those who replied
     kept = grid.sent[MessageType.TRAIN, 2, 1]
     assert same(grid.sent[MessageType.EVALUATE, 2, 1], kept) and same(grid.sent[MessageType.TRAIN, 3, 1], kept)
@@ -235,14 +240,34 @@ def test_distillation_begins_in_round_two_and_its_teacher_never_changes(small: M
         assert same(grid.sent[MessageType.TRAIN, 2, client], grid.sent[MessageType.EVALUATE, 1, client])
 
 
-def test_lambda_and_temperature_count_from_round_two_on(small: Make) -> None:
+def test_lambda_temperature_and_classes_count_from_round_two_on(small: Make) -> None:
     grids = [
         run(small(method="dcfcl", rounds=2, run_name=f"run-{index}", **changes))
-        for index, changes in enumerate([{}, {"dcfcl_lambda": 2.0}, {"dcfcl_temperature": 1.0}])
+        for index, changes in enumerate(
+            [{}, {"dcfcl_lambda": 2.0}, {"dcfcl_temperature": 1.0}, {"dcfcl_distil_classes": "all"}]
+        )
     ]
     for other in grids[1:]:
         assert same(grids[0].returned[1, 0], other.returned[1, 0])
         assert not same(grids[0].returned[2, 0], other.returned[2, 0])
+
+
+@pytest.mark.parametrize("classes", ["old", "all"])
+def test_the_teacher_speaks_of_the_classes_met_before_or_of_all(small: Make, classes: str) -> None:
+    config = small(method="dcfcl", rounds=2, dcfcl_distil_classes=classes)
+    run(config)
+    logits = torch.randn(4, 10, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    batch = _batch([0, 1, 2, 3], [0, 1, 2, 0])
+    later = [(client, objective) for client, number, objective, _ in OBJECTIVES if number == 2]
+    assert len(later) == 3
+    for client, objective in later:
+        weighed = objective.loss(logits, torch.zeros(4, 1), batch) - TaskLoss.loss(
+            objective, logits, torch.zeros(4, 1), batch
+        )
+        (gradient,) = torch.autograd.grad(weighed, logits)
+        spoken_of = gradient.abs().sum(dim=0) > 0
+        met_before = torch.isin(torch.arange(10), torch.tensor(Experiment(config).stream(client).windows[0]))
+        assert torch.equal(spoken_of, met_before if classes == "old" else torch.ones(10, dtype=torch.bool))
 
 
 def test_no_weight_on_distillation_is_plain_cross_entropy(small: Make) -> None:

@@ -1,6 +1,6 @@
 """TFCL: tags, picks, pruning and distillation by themselves, then rounds over the real apps."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from clients.tfcl import TfclClient
 from experiments.inline import InlineGrid, run_inline
-from fedkace_flwr import client_app, server_app, tags
+from fedkace_flwr import client_app, server_app, submodels, tags
 from fedkace_flwr import messages as keys
 from fedkace_flwr.buffer import Samples
 from fedkace_flwr.config import Config, TrainingConfig
@@ -35,7 +35,7 @@ from fedkace_flwr.model import seeded_resnet18
 from fedkace_flwr.objectives import Batch, TaskLoss
 from fedkace_flwr.store import ClientState, ClientStore
 from fedkace_flwr.training import Preprocess, adamw, train
-from strategies.tfcl import Tfcl, teach
+from strategies.tfcl import Tfcl, linked, teach
 
 Make = Callable[..., Config]
 ACTIONS = ("train.head", "train.tail")
@@ -66,7 +66,7 @@ def head(client: TfclClient, number: int) -> RecordDict:
 
 def tail(client: TfclClient, number: int, logits: np.ndarray | None = None) -> RecordDict:
     if logits is None:
-        logits = np.zeros((16, 10), dtype=np.float32)
+        logits = np.zeros((16, client.experiment.num_classes), dtype=np.float32)
     return client.act("train.tail", RecordDict({keys.ARRAYS: keys.array_record({"logits": logits})}), number)
 
 
@@ -153,6 +153,30 @@ def test_weights_read_and_written_make_the_same_network():
     assert sum(len(part) for part in tags.read_weights(one)) == sum(
         tensor.numel() for tensor in one.state_dict().values() if tensor.is_floating_point()
     )
+
+
+def test_an_older_task_learns_in_a_copy_that_no_other_task_sees():
+    owners, empty = torch.tensor([1, 1, 2, 0], dtype=torch.int16), torch.empty(0)
+    known = {f"classes.{task}": torch.tensor([task == 1]) for task in (1, 2)}
+    known |= {"weights": torch.tensor([1.0, 2.0, 3.0, 0.0]), "tags": owners}
+    kept = submodels.with_learned(known, 1, torch.tensor([10.0, 20.0, 3.0, 0.0]), empty, owners)
+    assert submodels.weights_of(kept, 1).tolist() == [10.0, 20.0, 3.0, 0.0]
+    assert submodels.weights_of(kept, 2).tolist() == [1.0, 2.0, 3.0, 0.0]
+
+    later = torch.tensor([1, 1, 2, 3], dtype=torch.int16)
+    grown = {**kept, "classes.3": torch.tensor([False])}
+    kept = submodels.with_learned(grown, 3, torch.tensor([1.0, 2.0, 3.0, 7.0]), empty, later)
+    assert submodels.weights_of(kept, 1).tolist() == [10.0, 20.0, 3.0, 7.0]
+    assert submodels.weights_of(kept, 3).tolist() == [1.0, 2.0, 3.0, 7.0]
+    assert kept["weights"].tolist() == [1.0, 2.0, 3.0, 7.0]
+    assert submodels.task_with(kept, torch.tensor([True])) == 1
+
+
+def test_a_mask_that_comes_back_lets_through_what_it_did():
+    picked = torch.tensor([True, False, True])
+    mask = tags.mask_of(picked)
+    assert torch.equal(tags.binarise(mask).bool(), picked)
+    assert torch.allclose((mask - tags.PICK_THRESHOLD).abs(), torch.tensor(0.005))
 
 
 # Distillation
@@ -326,26 +350,31 @@ def test_an_old_sub_model_answers_as_it_did(small: Make) -> None:
     assert not torch.equal(answers[1], answers[3])
 
 
-def test_what_is_answered_is_the_network_that_was_trained(small: Make) -> None:
-    """Pick mask, tags and all else survive the way through packed bits and the disk."""
-    client, found = client_of(small(**SHAPE, tfcl_pick_learning_rate=0.02)), []
-    prune = tags.Claim.prune
+# Two classes a round of four or six, so that they come back in every second or third round.
+RETURNING = {"window": 2, "overlap": 0, "num_classes": 4, "tfcl_trace": "class-set"}
 
-    def noted(claim: tags.Claim, share: float = 1.0) -> None:
-        prune(claim, share)
+
+@pytest.mark.parametrize("changes", [{}, RETURNING])
+def test_what_is_answered_is_the_network_that_was_trained(small: Make, changes: dict[str, Any]) -> None:
+    """Pick mask, tags and all else survive the way through packed bits and the disk."""
+    client, found = client_of(small(**SHAPE, tfcl_pick_learning_rate=0.02, **changes)), []
+    read = tags.Claim.read
+
+    def noted(claim: tags.Claim) -> Any:
         found.append(claim)
+        return read(claim)
 
     images = torch.randn(4, 3, 8, 8)
-    for number in (1, 2):
+    for number in (1, 2, 3):
         head(client, number)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(tags.Claim, "prune", noted)
+            patch.setattr(tags.Claim, "read", noted)
             tail(client, number)
-    with torch.inference_mode():
-        trained = found[-1].net.eval()(images)
-        stored = client.sub_model(state_of(client, 2).extra, 2).eval()(images)
-    assert torch.allclose(trained, stored, rtol=0, atol=1e-5)
-    extra = state_of(client, 2).extra
+        extra = state_of(client, number).extra
+        with torch.inference_mode():
+            trained = found[-1].net.eval()(images)
+            stored = client.sub_model(extra, int(extra[submodels.TASK])).eval()(images)
+        assert torch.allclose(trained, stored, rtol=0, atol=1e-5)
     picked = tags.unpack_bits(extra["pick.2"], len(extra["tags"]))[extra["tags"] == 1]
     assert bool(picked.any()) and not bool(picked.all())
 
@@ -451,6 +480,128 @@ def test_one_epoch_prunes_and_leaves_nothing_to_distil(small: Make) -> None:
     assert int((state_of(client, 1).extra["tags"] == 1).sum()) == sum(max(1, s // 3) for s in sizes_of(client))
 
 
+# What the publication leaves open
+
+
+def trained(client: TfclClient, *numbers: int) -> Mapping[str, torch.Tensor]:
+    for number in numbers:
+        head(client, number)
+        tail(client, number)
+    return state_of(client, numbers[-1]).extra
+
+
+@pytest.mark.parametrize("start", ["fresh", "copy"])
+def test_an_output_layer_begins_as_at_the_start_of_the_run_or_as_it_was_last(small: Make, start: str) -> None:
+    client = client_of(small(**SHAPE, tfcl_head=start))
+    first = trained(client, 1)
+    still = replace(client.config.training, learning_rate=1e-30)
+    client.config = replace(client.config, training=still)
+    second = trained(client, 2)
+    initial = client._network([]).output.weight.detach().clone()
+    before, after = (
+        client.sub_model(extra, task).output.weight.detach().clone() for extra, task in ((first, 1), (second, 2))
+    )
+    assert not torch.equal(initial, before)
+    assert torch.equal(after, before if start == "copy" else initial)
+
+
+def test_literally_the_first_round_claims_all_and_no_other_gets_any(small: Make) -> None:
+    client = client_of(small(**SHAPE, tfcl_prune="literal"))
+    first = trained(client, 1)
+    assert bool((first["tags"] == 1).all()) and "pick.1" in first
+    later = trained(client, 2, 3)
+    assert torch.equal(later["tags"], first["tags"]) and torch.equal(later["weights"], first["weights"])
+    assert not torch.equal(later["rest.3"], later["rest.2"])
+    assert 0 <= evaluate(client, 3)[keys.ACCURACY] <= 1
+
+
+def test_literally_a_task_is_pruned_in_its_second_round(small: Make) -> None:
+    """Classes change every second round."""
+    client = client_of(small(**SHAPE, rounds=4, overlap=2, tfcl_prune="literal", tfcl_trace="class-set"))
+    sizes = sizes_of(client)
+    quotas = [max(1, size // 4) for size in sizes]
+
+    def owned(extra: Mapping[str, torch.Tensor], task: int) -> list[int]:
+        return [int((part == task).sum()) for part in torch.split(extra["tags"], sizes)]
+
+    assert owned(trained(client, 1), 1) == sizes
+    second = trained(client, 2)
+    assert owned(second, 1) == quotas
+    assert bool((second["weights"][second["tags"] == tags.FREE] == 0).all())
+    assert owned(trained(client, 3), 3) == [size - quota for size, quota in zip(sizes, quotas, strict=True)]
+    fourth = trained(client, 4)
+    assert owned(fourth, 1) == owned(fourth, 3) == quotas
+    assert submodels.finished(fourth) == [1, 3]
+
+
+def test_a_task_that_goes_on_trains_its_own_weights_and_claims_none(small: Make) -> None:
+    client = client_of(small(**SHAPE, overlap=2, tfcl_trace="class-set"))
+    first, second = trained(client, 1), trained(client, 2)
+    assert torch.equal(first["tags"], second["tags"]) and submodels.opened(second) == [1]
+    own = first["tags"] == 1
+    assert not torch.equal(first["weights"][own], second["weights"][own])
+    assert bool((second["weights"][~own] == 0).all())
+    assert submodels.opened(trained(client, 3)) == [1, 3]
+
+
+@pytest.mark.parametrize("prune", ["within-round", "literal"])
+def test_a_task_that_comes_back_changes_its_own_sub_model_and_no_other(small: Make, prune: str) -> None:
+    client = client_of(small(**SHAPE, **{**RETURNING, "num_classes": 6}, rounds=8, tfcl_prune=prune))
+    images, answers, tasks = torch.randn(4, 3, 8, 8), dict[int, torch.Tensor](), []
+    for number in range(1, 9):
+        extra = trained(client, number)
+        tasks.append(int(extra[submodels.TASK]))
+        for task in submodels.finished(extra):
+            with torch.inference_mode():
+                logits = client.sub_model(extra, task).eval()(images)
+            if task == tasks[-1]:
+                assert task == number or not torch.equal(answers[task], logits)
+                answers[task] = logits
+            assert torch.equal(answers[task], logits)
+    assert tasks == [1, 2, 3, 1, 2, 3, 1, 2]
+
+
+@pytest.mark.parametrize("inference", ["latest", "most-confident"])
+def test_who_came_back_answers(small: Make, inference: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = client_of(small(**SHAPE, **RETURNING, tfcl_inference=inference))
+    trained(client, 1, 2, 3)
+    asked: list[int] = []
+    of = client.sub_model
+    monkeypatch.setattr(client, "sub_model", lambda extra, task: (asked.append(task), of(extra, task))[1])
+    evaluate(client, 3)
+    assert asked == ([1] if inference == "latest" else [1, 2])
+
+
+def test_a_returning_round_that_is_repeated_or_left_open_ends_alike(small: Make) -> None:
+    """Round 3 goes on with the first one's task; it is trained again from the disk, and ended by the next message."""
+    config = small(**SHAPE, **RETURNING, rounds=4)
+
+    def ended(name: str) -> TfclClient:
+        client = client_of(replace(config, run=replace(config.run, results_dir=f"{config.run.results_dir}/{name}")))
+        trained(client, 1, 2)
+        return client
+
+    plain, repeated, open_ended = ended("plain"), ended("repeated"), ended("open")
+    first = head(plain, 3)
+    evaluate(plain, 3)
+    head(repeated, 3)
+    (repeated.store.folder / "state-000003.npz").unlink()
+    again = head(repeated, 3)
+    assert all(first.array_records[keys.ARRAYS][n].data == a.data for n, a in again.array_records[keys.ARRAYS].items())
+    evaluate(repeated, 3)
+    head(open_ended, 3)
+    wanted = state_of(plain, 3).extra
+    for client in (plain, repeated, open_ended):
+        head(client, 4)
+        found = client.store.before(4).extra if client is not open_ended else {}
+        assert all(torch.equal(found[name], wanted[name]) for name in found if name != "tail")
+    fourth = state_of(plain, 4).extra
+    for client in (repeated, open_ended):
+        other = state_of(client, 4).extra
+        assert set(other) == set(fourth)
+        assert all(torch.equal(other[name], fourth[name]) for name in fourth if name != "tail")
+
+
 # The server's network
 
 
@@ -494,6 +645,29 @@ def test_nobody_to_teach_is_no_error(small: Make) -> None:
 def test_a_diverging_network_is_an_error_of_its_own(small: Make) -> None:
     with pytest.raises(RunError):
         teach({0: lesson(0, 8)}, 10, small(**{**SHAPE, "learning_rate": 1e30}), 1)
+
+
+@pytest.mark.parametrize(
+    ("threshold", "expected"),
+    [
+        (0.0, [[0, 1, 2, 3, 4]]),
+        (0.2, [[0, 1, 2, 4], [3]]),  # 0 and 2 share nothing, but 1 and 4 link them
+        (1 / 3, [[0, 1, 2, 4], [3]]),
+        (0.34, [[0, 4], [1], [2], [3]]),
+        (1.0, [[0, 4], [1], [2], [3]]),
+    ],
+)
+def test_groups_are_those_linked_by_common_classes(threshold: float, expected: list[list[int]]) -> None:
+    sets = {0: {1, 2}, 1: {2, 3}, 2: {3, 4}, 3: {7, 8}, 4: {1, 2}}
+    held = {client: frozenset(classes) for client, classes in sets.items()}
+    assert linked(held, threshold) == expected
+    assert linked(dict(reversed(held.items())), threshold) == expected
+
+
+def test_a_threshold_is_met_by_the_share_that_it_names() -> None:
+    ten, seven = frozenset(range(10)), frozenset(range(7))
+    assert linked({0: ten, 1: seven}, 0.7) == [[0, 1]]
+    assert linked({}, 0.5) == []
 
 
 # Whole runs
@@ -608,3 +782,55 @@ def test_a_diverging_server_leaves_the_clients_to_themselves(small: Make, monkey
     folder, grid = run(small(**SHAPE, rounds=1))
     assert "train.tail" not in {kind for kind, _, _ in grid.sent}
     assert None not in rounds_of(folder)[0]["client_accuracy"]
+
+
+def test_a_group_learns_from_its_own_members_alone(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    from strategies import tfcl
+
+    asked: list[list[int]] = []
+
+    def noted(lessons: Any, *told: Any) -> Any:
+        asked.append(sorted(lessons))
+        return teach(lessons, *told)
+
+    monkeypatch.setattr(tfcl, "teach", noted)
+    config = small(**SHAPE, rounds=2, clients=6, window=3, tfcl_group="class-overlap", tfcl_group_jaccard=0.5)
+
+    def lose(kind: str, number: int, client: int, reply: Message) -> Message | None:
+        return FAULTS["nan"][0](reply) if (kind, number, client) == ("train.head", 2, 1) else reply
+
+    folder, _ = run(config, lose)
+    records, experiment = rounds_of(folder), Experiment(config)
+    assert asked == [group for record in records for group in record["groups"]]
+    for record, present in zip(records, ({0, 1, 2, 3, 4, 5}, {0, 2, 3, 4, 5}), strict=True):
+        windows = {k: frozenset(experiment.stream(k).windows[record["round"] - 1]) for k in present}
+        assert record["groups"] == linked(windows, 0.5)
+    assert any(1 < len(group) < 6 for record in records for group in record["groups"])
+
+
+def test_one_group_of_all_is_the_round(small: Make) -> None:
+    folders = [
+        run(small(**SHAPE, run_name=name, **changes))[0]
+        for name, changes in (("round", {}), ("linked", {"tfcl_group": "class-overlap", "tfcl_group_jaccard": 0.0}))
+    ]
+    plain, grouped = (rounds_of(folder) for folder in folders)
+    assert [record.pop("groups") for record in grouped] == [[[0, 1, 2]]] * 3
+    assert grouped == plain
+
+
+def test_a_group_whose_network_diverges_leaves_the_others_their_logits(
+    small: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from strategies import tfcl
+
+    def diverge(lessons: Any, *told: Any) -> Any:
+        if 0 in lessons:
+            raise RunError("epoch 1: the training loss is not finite")
+        return teach(lessons, *told)
+
+    monkeypatch.setattr(tfcl, "teach", diverge)
+    config = small(**SHAPE, rounds=1, tfcl_group="class-overlap", tfcl_group_jaccard=1.0)
+    folder, grid = run(config)
+    (record,) = rounds_of(folder)
+    assert record["groups"] == [[0], [1], [2]] and None not in record["client_accuracy"]
+    assert {client for kind, _, client in grid.sent if kind == "train.tail"} == {1, 2}
