@@ -35,7 +35,7 @@ _REFERENCE_KEYS = (  # all that Centralized depends on, save rounding
     *("clients", "rounds", "window", "overlap", "samples-per-class"),
     *("width", "stem", "epochs", "batch-size", "learning-rate", "weight-decay", "seed"),
 )
-_RUN_NUMBERS = ("aa", "ar", "final", "chance", "condition")
+_RUN_NUMBERS = ("aa", "early", "late", "ar", "final", "chance", "condition")
 _ROUND_NUMBERS = (
     *("accuracy", "regret", "chance", "local_accuracy", "global_accuracy", "gap", "buffer_accuracy"),
     *("buffer_probability", "buffer_size", "replay_weight", "condition_number", "client_drift"),
@@ -84,7 +84,8 @@ class Results:
         In the order asked for.
     runs : DataFrame
         One row per run: ``schema``, ``study``, ``run``, ``folder``, ``finished``, ``rounds_done``; shares ``aa``,
-        ``final``, ``ar``, ``chance``; ``condition`` (mean over the final three quarters of the rounds);
+        ``early`` and ``late`` (mean accuracy over the first quarter and the second half of the rounds), ``final``,
+        ``ar``, ``chance``; ``condition`` (mean over the final three quarters of the rounds);
         ``switched``, ``failures``, bytes, seconds; ``axis.*``, every configuration key, ``env.*``. Of an unfinished
         run, the figures are of its rounds so far, and ``ar`` is missing.
     rounds : DataFrame
@@ -268,6 +269,8 @@ def _run_row(
         "finished": False,
         "rounds_done": len(records),
         "aa": average_accuracy(accuracies) if accuracies else None,
+        "early": mean(record["accuracy"] for record in records[: len(records) // 4]),
+        "late": mean(record["accuracy"] for record in records[len(records) // 2 :]),
         "ar": None,
         "final": accuracies[-1] if accuracies else None,
         "chance": mean(record["chance"] for record in records),

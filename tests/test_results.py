@@ -35,7 +35,7 @@ def test_a_run_is_summed_up_as_worked_by_hand(tmp_path: Path) -> None:
     run = row(results, "fedkace_seed-3")
     assert run["finished"] and run["rounds_done"] == 4
     assert run["aa"] == pytest.approx(0.5)
-    assert run["final"] == 0.8
+    assert (run["early"], run["late"], run["final"]) == (0.2, pytest.approx(0.7), 0.8)
     assert run["chance"] == pytest.approx((1 / 2 + 1 / 3 + 1 / 4 + 1 / 5) / 4)
     assert run["condition"] == pytest.approx(300)  # rounds 2 to 4 of 4: 200, 300, 400
     assert (run["switched"], run["failures"], run["bytes_down"], run["bytes_up"]) == (1, 0, 4000, 2000)

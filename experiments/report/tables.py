@@ -20,6 +20,8 @@ _DASH = "-"
 _METRICS = {
     "aa": ("AA", "Average accuracy (AA), %"),
     "ar": ("AR", "Average regret against Centralized (AR), % points"),
+    "early": ("early", "Accuracy, mean over the first quarter of the rounds, %"),
+    "late": ("late", "Accuracy, mean over the second half of the rounds, %"),
     "final": ("final", "Accuracy after the last round, %"),
     "condition": (CONDITION, "Condition number of the buffer kernel, mean over the final three quarters of the rounds"),
 }
@@ -74,7 +76,7 @@ class ResultTable:
 
 
 def study_tables(results: Results, study: StudyInfo) -> list[ResultTable]:
-    """The tables of one study: AA, AR, final accuracy, and condition numbers where they were recorded.
+    """The tables of one study: AA, AR, accuracy early, late and at the end, and condition numbers where they were recorded.
 
     AR is left out where no run has a Centralized run to compare with.
     """
