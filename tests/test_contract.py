@@ -44,7 +44,10 @@ OWN_CHOICES = [
     if value != default
 ]
 CHOICE_SHAPE = {**SHAPE, "overlap": 2}  # the second round's classes are the first one's, the third one's are new
-every_choice = pytest.mark.parametrize("choice", OWN_CHOICES)
+
+
+def every_choice(test: Callable[..., None]) -> Callable[..., None]:
+    return pytest.mark.slow(pytest.mark.parametrize("choice", OWN_CHOICES)(test))
 
 
 @dataclass(frozen=True)
@@ -178,6 +181,7 @@ def test_three_rounds_twice_give_the_same_numbers(small: Make, method: str) -> N
         ("refed", "refed_anchor", "previous"),
     ],
 )
+@pytest.mark.slow
 def test_every_reading_repeats_and_differs_from_the_default(small: Make, method: str, key: str, value: object) -> None:
     root = Path(small().run.results_dir)
     for name, changes in (("usual", {}), ("first", {key: value}), ("again", {key: value})):
@@ -338,7 +342,6 @@ def test_under_every_choice_a_client_that_drops_out_comes_back(small: Make, choi
     assert_a_client_drops_out_and_comes_back(small(deadline=0.05, **choice, **CHOICE_SHAPE))
 
 
-@pytest.mark.slow
 @every_choice
 def test_under_every_choice_a_run_in_pieces_ends_as_one(small: Make, choice: dict[str, Any]) -> None:
     assert_a_run_in_pieces_ends_alike(small, **choice, **CHOICE_SHAPE)
