@@ -159,7 +159,14 @@ class _Shift:
                 return True
             self._attempts[cell.name] += 1
             self._shown.begin(cell, self._attempts[cell.name])
-            self._running.append(_Running(cell, self._ready_engine().start(cell.prepare(), cell.folder / "app.log")))
+            try:
+                with naming(cell):
+                    job = self._ready_engine().start(cell.prepare(), cell.folder / "app.log")
+            except FedkaceError as error:
+                self._after_failure(cell, str(error))
+                cell.release()
+            else:
+                self._running.append(_Running(cell, job))
             return True
         return False
 

@@ -11,6 +11,7 @@ from flwr.serverapp import Grid
 from fedkace_flwr import messages as keys
 from fedkace_flwr.coalitions import CoalitionGame, Formation, form_coalitions, gram_matrix
 from fedkace_flwr.messages import Reply
+from strategies import models
 from strategies.base import TRAINING, client_drift
 from strategies.fedavg import FedAvg
 
@@ -48,27 +49,13 @@ class Dcfcl(FedAvg):
 
     def state(self) -> tuple[dict[str, keys.NumpyArray], dict[str, Any]]:
         """Each model once, who holds which, and the coalitions."""
-        distinct = list({id(model): model for model in self.models.values()}.values())
-        held = {id(model): index for index, model in enumerate(distinct)}
-        arrays = {
-            f"{index}.{name}": array
-            for index, model in enumerate(distinct)
-            for name, array in keys.unpack(model).items()
-        }
-        return arrays, {
-            "models": {str(client): held[id(model)] for client, model in self.models.items()},
-            "partition": self.partition,
-        }
+        arrays, held = models.pack(self.models)
+        return arrays, {"models": held, "partition": self.partition}
 
     def restore(self, done: int, arrays: Mapping[str, keys.NumpyArray], record: Mapping[str, Any]) -> None:
         """Undo :meth:`state`."""
         super().restore(done, arrays, record)
-        parts: dict[int, dict[str, keys.NumpyArray]] = {}
-        for key, array in arrays.items():
-            index, _, name = key.partition(".")
-            parts.setdefault(int(index), {})[name] = array
-        distinct = {index: keys.array_record(part) for index, part in parts.items()}
-        self.models = {int(client): distinct[index] for client, index in record["models"].items()}
+        self.models = models.unpack(arrays, record["models"])
         self.partition = tuple(tuple(coalition) for coalition in record["partition"])
 
     def configure_train(

@@ -1,11 +1,12 @@
 """The server of FedKACE: plain mean, and who has switched (paper, section 4 and Figure 1)."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from flwr.app import ArrayRecord, Message, MetricRecord
 
 from fedkace_flwr import messages as keys
+from strategies import models
 from strategies.base import ContinualStrategy
 
 
@@ -24,6 +25,17 @@ class FedKace(ContinualStrategy):
         super().__init__(*args, **kwargs)
         self.switched_at: dict[int, int] = {}
         self._own: dict[int, ArrayRecord] = {}
+
+    def state(self) -> tuple[dict[str, keys.NumpyArray], dict[str, Any]]:
+        """Who has switched, and without aggregation each client's model."""
+        arrays, held = models.pack(self._own)
+        return arrays, {"own": held, "switched_at": {str(client): at for client, at in self.switched_at.items()}}
+
+    def restore(self, done: int, arrays: Mapping[str, keys.NumpyArray], record: Mapping[str, Any]) -> None:
+        """Undo :meth:`state`."""
+        super().restore(done, arrays, record)
+        self._own = models.unpack(arrays, record["own"])
+        self.switched_at = {int(client): at for client, at in record["switched_at"].items()}
 
     def model_for(self, client: int, arrays: ArrayRecord) -> ArrayRecord:
         """The global model, or the client's own."""

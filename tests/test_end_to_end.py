@@ -95,7 +95,13 @@ def test_an_interrupted_run_says_so_and_leaves_no_process_behind(tmp_path: Path)
     command = [sys.executable, "-m", "experiments", "run", "experiments/quickstart.yaml", "--results", str(tmp_path)]
     marked = {**os.environ, "FEDKACE_TEST_MARK": str(tmp_path)}
     running = subprocess.Popen(
-        [*command, *settings], cwd=ROOT, env=marked, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*command, *settings],
+        cwd=ROOT,
+        env=marked,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
     )
     assert running.stdout is not None
     for line in running.stdout:
