@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from experiments.cells import Cell
+from experiments.report.tables import markdown, study_tables
+from experiments.results import load_results
 from experiments.study import load_study
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -53,7 +56,7 @@ def test_a_method_can_be_added_as_the_page_says(tmp_path: Path) -> None:
 
 
 def test_every_file_that_a_page_links_to_exists() -> None:
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")]:
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             if not target.startswith("http"):
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
@@ -70,6 +73,31 @@ def test_the_tables_of_the_readme_are_those_of_the_kept_runs(run: str) -> None:
     command = [sys.executable, "-m", "experiments", "table", f"docs/results/{run}"]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert printed.rstrip() in (ROOT / "README.md").read_text()
+
+
+def test_the_tables_of_the_comparison_are_those_of_its_kept_runs() -> None:
+    results = load_results(ROOT / "docs" / "results" / "reduced")
+    (study,) = results.studies
+    page = (ROOT / "REPRODUCIBILITY.md").read_text()
+    for table in study_tables(results, study):
+        if table.key in ("aa", "ar", "early", "late", "condition"):
+            assert markdown(table).strip() in page, table.title
+
+
+@pytest.mark.parametrize(("name", "method"), [("FedKACE", "fedkace"), ("AS8", "as8")])
+def test_the_runs_in_both_precisions_are_the_kept_ones(name: str, method: str) -> None:
+    run = f"{method}_overlap-4_seed-0"
+    paths = [ROOT / "docs" / "results" / study / run / "summary.json" for study in ("reduced", "reduced_fp32")]
+    shares = [f"{100 * json.loads(path.read_text())['average_accuracy']:.2f}" for path in paths]
+    assert f"| {name} | {' | '.join(shares)} |" in (ROOT / "REPRODUCIBILITY.md").read_text()
+
+
+def test_the_kept_comparison_is_that_of_todays_study() -> None:
+    """A runner would skip the kept runs, so that the next start does what is missing and nothing else."""
+    study = load_study(ROOT / "experiments" / "reduced.yaml", {}, ROOT / "docs" / "results")
+    kept = {path.parent.name for path in study.folder.glob("*/summary.json")}
+    assert kept and kept <= set(study.runs)
+    assert all(Cell(name, study.runs[name]).finished for name in kept)
 
 
 @pytest.mark.parametrize("run", ["quickstart", "cifar100_small"])
