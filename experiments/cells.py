@@ -12,7 +12,7 @@ from filelock import FileLock, Timeout
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import FedkaceError, RunError
 from fedkace_flwr.methods import configured
-from fedkace_flwr.record import SCHEMA, differences, read_json, schema_of
+from fedkace_flwr.run_folder import SCHEMA, differences, read_json, schema_of
 
 
 class Cell:
@@ -34,7 +34,7 @@ class Cell:
 
     def claim(self) -> bool:
         """Take the run for this process; false where another runner has it. Ends with the process, at the latest."""
-        self._claim_folder().mkdir(parents=True, exist_ok=True)
+        Path(self._claim.lock_file).parent.mkdir(parents=True, exist_ok=True)
         try:
             self._claim.acquire(timeout=0)
         except Timeout:
@@ -73,9 +73,6 @@ class Cell:
         """Stored replies serve repeated messages; of a run that is over none will come."""
         for path in self.folder.glob("clients/client-*/answer-*.npz"):
             path.unlink()
-
-    def _claim_folder(self) -> Path:
-        return self.folder.parent / ".claims"
 
     def _matches(self) -> bool:
         try:

@@ -25,7 +25,7 @@ from fedkace_flwr.errors import ConfigError, FedkaceError, RunError
 from fedkace_flwr.events import check_events
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.methods import configured
-from fedkace_flwr.record import SCHEMA, RunFolder
+from fedkace_flwr.run_folder import SCHEMA, RunFolder
 
 _POLL_SECONDS = 0.25
 _ATTEMPTS = 2

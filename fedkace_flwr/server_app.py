@@ -14,7 +14,8 @@ from fedkace_flwr.experiment import Experiment, as_arrays
 from fedkace_flwr.logs import join_flower_log
 from fedkace_flwr.methods import Method, configured
 from fedkace_flwr.paths import run_folder
-from fedkace_flwr.record import RunFolder, round_record
+from fedkace_flwr.record import round_record
+from fedkace_flwr.run_folder import RunFolder
 from strategies.base import RoundReport
 
 logger = logging.getLogger(__name__)

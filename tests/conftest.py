@@ -53,3 +53,10 @@ def rounds_of(folder: Path) -> list[dict[str, Any]]:
     for record in records:
         del record["seconds"]
     return records
+
+
+def make_events_earlier(folder: Path) -> None:
+    """Date a folder's event files back: TensorBoard reads them by name, which holds the second of their start."""
+    for path in folder.glob("events.out.tfevents.*"):
+        head, second, rest = path.name.removeprefix("events.out.").split(".", 2)
+        path.rename(path.with_name(f"events.out.{head}.{int(second) - 60}.{rest}"))

@@ -2,13 +2,13 @@
 
 import json
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from conftest import make_events_earlier
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from experiments.__main__ import main
@@ -17,7 +17,8 @@ from fedkace_flwr import messages as keys
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.events import RoundEvents, scalars
-from fedkace_flwr.record import RunFolder, round_record
+from fedkace_flwr.record import round_record
+from fedkace_flwr.run_folder import RunFolder
 
 Make = Callable[..., Config]
 
@@ -141,7 +142,7 @@ def test_who_goes_on_at_a_round_purges_what_was_written_of_it_and_later_ones(tmp
     stopped = RoundEvents(tmp_path, first_round=1)
     for number in (1, 2, 3, 4):
         stopped.add(made(number, 0.25), 0.25)
-    time.sleep(1.1)  # names of event files carry whole seconds, and are read in their order
+    make_events_earlier(tmp_path)
     resumed = RoundEvents(tmp_path, first_round=3)
     assert points(read(tmp_path), "accuracy/mean").keys() == {1, 2}
     resumed.add(made(3, 1.0), 0.5)

@@ -17,7 +17,8 @@ from PIL import Image
 from fedkace_flwr import messages as keys
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import RunError
-from fedkace_flwr.record import RunFolder, busy_seconds, round_record, summarise
+from fedkace_flwr.record import busy_seconds, round_record, summarise
+from fedkace_flwr.run_folder import RunFolder
 
 
 def span(started: float, finished: float) -> dict[str, float]:

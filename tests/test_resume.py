@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import rounds_of
+from conftest import make_events_earlier, rounds_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from experiments.inline import run_inline
 from fedkace_flwr.checkpoint import Checkpoint, Checkpoints
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError, RunError
-from fedkace_flwr.record import RunFolder
+from fedkace_flwr.run_folder import RunFolder
 
 Make = Callable[..., Config]
 
@@ -143,7 +143,7 @@ def test_keys_that_came_later_stand_at_their_defaults(small: Make, monkeypatch: 
 
 
 def test_two_servers_do_not_write_one_folder(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedkace_flwr.record._LOCK_SECONDS", 0)
+    monkeypatch.setattr("fedkace_flwr.run_folder._LOCK_SECONDS", 0)
     first = RunFolder(folder_of(small()))
     with pytest.raises(RunError, match="another process is writing"):
         run_inline(small(resume=True))
@@ -185,6 +185,7 @@ def test_a_client_asked_for_a_round_that_it_no_longer_knows_says_so(
 
 def test_tensorboard_shows_each_round_once(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = cut_after_round(small(tensorboard=True), 2, monkeypatch)
+    make_events_earlier(folder)
     for path in (folder / "server").glob("*2.npz"):
         path.write_bytes(b"damaged")
     run_inline(small(tensorboard=True, resume=True))
