@@ -21,6 +21,7 @@ from fedkace_flwr.metrics import accuracy
 from fedkace_flwr.model import ResNet18
 from fedkace_flwr.objectives import Objective, TaskLoss
 from fedkace_flwr.seeding import generator_for
+from fedkace_flwr.sources import Source
 from fedkace_flwr.store import Answer, ClientState, ClientStore
 from fedkace_flwr.training import predict, train
 
@@ -88,6 +89,8 @@ class ContinualClient(NumPyClient):
         The client's number k, from 0.
     experiment : Experiment
         Configuration, data and network.
+    source : Source
+        Where its samples come from.
     store : ClientStore
         Where the client's state lies.
     content : RecordDict, optional
@@ -100,10 +103,16 @@ class ContinualClient(NumPyClient):
     """
 
     def __init__(
-        self, number: int, experiment: Experiment, store: ClientStore, content: RecordDict | None = None
+        self,
+        number: int,
+        experiment: Experiment,
+        source: Source,
+        store: ClientStore,
+        content: RecordDict | None = None,
     ) -> None:
         self.number = number
         self.experiment = experiment
+        self.source = source
         self.config = experiment.config
         self.store = store
         self.content = content if content is not None else RecordDict()
@@ -157,7 +166,8 @@ class ContinualClient(NumPyClient):
     def fit(self, parameters: list[np.ndarray[Any, Any]], config: dict[str, Any]) -> tuple[list[Any], int, Metrics]:
         """Train on this round's chunk and buffer, choose the new buffer, and return the local model.
 
-        A round already done is answered from the store.
+        A round already done is answered from the store. A client to which nothing has arrived sits the round out:
+        no model, no samples, and it goes on answering as before.
         """
         round_number = int(config[keys.ROUND])
         answer = self.store.answer(round_number) or self._train_round(parameters, round_number)
@@ -166,7 +176,8 @@ class ContinualClient(NumPyClient):
     def evaluate(self, parameters: list[np.ndarray[Any, Any]], config: dict[str, Any]) -> tuple[float, int, Metrics]:
         """Take the new global model, decide which model answers, and report that model's test accuracy.
 
-        Returns the share of wrong answers as Flower's loss. A client that has met no class yet tests nothing.
+        Returns the share of wrong answers as Flower's loss. A client that has met no class yet tests nothing; one
+        without test images reports no accuracy.
         """
         round_number = int(config[keys.ROUND])
         state = self.store.before(round_number + 1)
@@ -176,12 +187,14 @@ class ContinualClient(NumPyClient):
             state = self._evaluate_round(parameters, state, round_number)
             self.store.save(state)
         metrics = dict(state.evaluation)
-        return 1.0 - metrics[keys.ACCURACY], metrics.pop(keys.EXAMPLES), metrics
+        return 1.0 - metrics.get(keys.ACCURACY, 0.0), metrics.pop(keys.EXAMPLES), metrics
 
     def _train_round(self, parameters: list[np.ndarray[Any, Any]], round_number: int) -> Answer:
         started, watch = time.time(), Stopwatch()
         state = self.store.before(round_number)
-        chunk = self.experiment.chunk(self.number, round_number)
+        chunk = self.source.chunk(round_number, state.round)
+        if not len(chunk):
+            return Answer({}, 0, {keys.SAT_OUT: 1})
         now = ClientRound(round_number, chunk, state, chunk.class_counts(self.experiment.num_classes) > 0)
         net = self._network(parameters)
 
@@ -209,7 +222,7 @@ class ContinualClient(NumPyClient):
             extra={**state.extra, **self.extra},
         )
         answer = Answer(as_arrays(net.state_dict()), len(chunk), report)
-        self.store.save_trained(learned, answer)
+        self._keep(learned, answer)
         return answer
 
     def _evaluate_round(
@@ -219,16 +232,15 @@ class ContinualClient(NumPyClient):
         net = self._network(parameters)
         with watch(keys.EVALUATION_SECONDS):
             state, report = self.receive(net, state, round_number, self.content)
-            local = state.local_accuracy
-            if state.switched_at is not None or self.config.run.evaluate == "both":
-                report[keys.GLOBAL_ACCURACY], examples = self._test(net, state.seen)
+            by_global = state.switched_at is not None
+            accuracies = {keys.LOCAL_ACCURACY: state.local_accuracy}
+            if by_global or self.config.run.evaluate == "both":
+                accuracies[keys.GLOBAL_ACCURACY], examples = self._test(net, state.seen)
             else:
-                examples = len(self.experiment.test_set(self.number, state.seen))
-        if local is not None:
-            report[keys.LOCAL_ACCURACY] = local
-        by_global = state.switched_at is not None
-        report[keys.ACCURACY] = report[keys.GLOBAL_ACCURACY] if by_global else local
-        if state.switched_at is not None:
+                examples = len(self.source.test_set(state.seen))
+        accuracies[keys.ACCURACY] = accuracies[keys.GLOBAL_ACCURACY if by_global else keys.LOCAL_ACCURACY]
+        report |= {name: value for name, value in accuracies.items() if value is not None}
+        if by_global:
             report[keys.SWITCHED_AT] = state.switched_at
         report |= {keys.SEEN_CLASSES: int(state.seen.sum()), keys.EXAMPLES: examples}
         report |= watch.seconds | {keys.STARTED: started, keys.FINISHED: time.time()}
@@ -256,6 +268,11 @@ class ContinualClient(NumPyClient):
         """A stream of randomness for one purpose of this client in one round."""
         return generator_for(self.config.run.seed, purpose, self.number, round_number)
 
+    def _keep(self, state: ClientState, answer: Answer) -> None:
+        """Store what a round has learned; only then is its chunk put away."""
+        self.store.save_trained(state, answer)
+        self.source.learned(state.round)
+
     def _network(self, parameters: list[np.ndarray[Any, Any]]) -> ResNet18:
         names = self.experiment.weight_names
         return self.experiment.network({n: torch.from_numpy(a) for n, a in zip(names, parameters, strict=True)})
@@ -272,7 +289,9 @@ class ContinualClient(NumPyClient):
             self.generator("batches", now.number),
         )
 
-    def _test(self, net: ResNet18, seen: Tensor) -> tuple[float, int]:
-        """Accuracy on the test images of the classes met, and their number."""
-        samples = self.experiment.test_set(self.number, seen)
+    def _test(self, net: ResNet18, seen: Tensor) -> tuple[float | None, int]:
+        """Accuracy on the test images of the classes met, None where there are none, and their number."""
+        samples = self.source.test_set(seen)
+        if not len(samples):
+            return None, 0
         return accuracy(self.logits(net, samples), samples.labels, seen), len(samples)

@@ -35,7 +35,7 @@ class CentralizedClient(ContinualClient):
             report: Metrics = {
                 keys.ACCURACY: accuracy,
                 keys.SEEN_CLASSES: int(seen.sum()),
-                keys.EXAMPLES: len(self.experiment.test_set(self.number, seen)),
+                keys.EXAMPLES: len(self.source.test_set(seen)),
                 keys.INTERPOLATED: int(interpolated),
                 **watch.seconds,
             }
@@ -71,7 +71,9 @@ class CentralizedClient(ContinualClient):
             experiment.preprocess,
             generator_for(seed, "centralized batches", self.number, number),
         )
-        return self._test(net, seen)[0]
+        accuracy, _ = self._test(net, seen)
+        assert accuracy is not None  # a data set has test images of every class
+        return accuracy
 
     def _samples(self, number: int) -> Samples:
         """All chunks of rounds 1 to ``number``."""

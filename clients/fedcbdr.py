@@ -126,7 +126,8 @@ class FedCbdrClient(ContinualClient):
 
     def _pool(self, round_number: int) -> Samples:
         """M_{t-1} followed by D_t, the same for every message of the round."""
-        return self.store.before(round_number).buffer.followed_by(self.experiment.chunk(self.number, round_number))
+        before = self.store.before(round_number)
+        return before.buffer.followed_by(self.source.chunk(round_number, before.round))
 
     def _features(self, net: ResNet18, samples: Samples) -> Tensor:
         """Features in evaluation mode, float64 (n, F) on the CPU."""

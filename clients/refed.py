@@ -71,7 +71,7 @@ class RefedClient(ContinualClient):
             return state, report
         watch = Stopwatch()
         with watch(keys.SELECTION_SECONDS):
-            pool = state.buffer.followed_by(self.experiment.chunk(self.number, round_number))
+            pool = state.buffer.followed_by(self.source.chunk(round_number, state.round))
             local = restored("local", state.extra, net)
             buffer, kept = self._highest(pool, state.seen, net, local, state.extra)
         report = report | watch.seconds | {keys.BUFFER_SIZE: len(buffer)}

@@ -10,7 +10,7 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
-from clients.base import ClientRound, ContinualClient, Stopwatch
+from clients.base import ClientRound, ContinualClient, Metrics, Stopwatch
 from fedkace_flwr import messages as keys
 from fedkace_flwr import submodels, tags
 from fedkace_flwr.distillation import DistilledLoss, lower_half
@@ -66,7 +66,7 @@ class TfclClient(ContinualClient):
         """``train.head``: features, logits, labels, classes met. ``train.tail``: the server's logits come in."""
         if action == tags.HEAD_ACTION:
             answer = self.store.answer(round_number) or self._train_round([], round_number)
-            return keys.reply_content(answer.arrays, answer.examples, answer.metrics)
+            return keys.reply_content(answer.arrays or None, answer.examples, answer.metrics)
         if action != tags.TAIL_ACTION:
             return super().act(action, content, round_number)
         state = self.store.before(round_number + 1)
@@ -79,7 +79,9 @@ class TfclClient(ContinualClient):
     def _train_round(self, parameters: list[np.ndarray[Any, Any]], round_number: int) -> Answer:
         started, watch = time.time(), Stopwatch()
         state = self._finished(self.store.before(round_number))
-        chunk = self.experiment.chunk(self.number, round_number)
+        chunk = self.source.chunk(round_number, state.round)
+        if not len(chunk):
+            return Answer({}, 0, {keys.SAT_OUT: 1})
         current = chunk.class_counts(self.experiment.num_classes) > 0
         now = ClientRound(round_number, chunk, state, current)
         begun = self._begun(now)
@@ -103,7 +105,7 @@ class TfclClient(ContinualClient):
         report = {keys.BUFFER_SIZE: 0, **watch.seconds, keys.STARTED: started, keys.FINISHED: time.time()}
         arrays = {tags.FEATURES: maps, tags.LOGITS: logits, tags.LABELS: chunk.labels, tags.SEEN: now.seen}
         answer = Answer({name: tensor.numpy() for name, tensor in arrays.items()}, len(chunk), report)
-        self.store.save_trained(learned, answer)
+        self._keep(learned, answer)
         return answer
 
     def _finished(self, state: ClientState, content: RecordDict | None = None) -> ClientState:
@@ -112,7 +114,7 @@ class TfclClient(ContinualClient):
             return state
         begun = time.perf_counter()
         task, steps = int(state.extra[submodels.TASK]), int(state.extra[_STEPS])
-        chunk = self.experiment.chunk(self.number, state.round)
+        chunk = self.source.chunk(state.round, state.round)
         now = ClientRound(state.round, chunk, state, state.extra[submodels.classes_of(task)])
         teacher = self._teacher(content, len(chunk)) if content is not None else None
         claim = self._claim(state.extra)
@@ -138,7 +140,7 @@ class TfclClient(ContinualClient):
     ) -> ClientState:
         started, watch = time.time(), Stopwatch()
         state = self._finished(state)
-        test = self.experiment.test_set(self.number, state.seen)
+        test = self.source.test_set(state.seen)
         with watch(keys.EVALUATION_SECONDS):
             if self.config.tfcl.tfcl_inference == "latest":
                 scores = self.logits(self.sub_model(state.extra, int(state.extra[submodels.TASK])), test)
@@ -148,8 +150,9 @@ class TfclClient(ContinualClient):
                     logits = self.logits(self.sub_model(state.extra, task), test)
                     own = logits.masked_fill(~state.extra[submodels.classes_of(task)], -torch.inf)
                     scores = torch.maximum(scores, own.softmax(dim=1))
-        correct = accuracy(scores, test.labels, state.seen)
-        report = {keys.LOCAL_ACCURACY: correct, keys.ACCURACY: correct, keys.SEEN_CLASSES: int(state.seen.sum())}
+        report: Metrics = {keys.SEEN_CLASSES: int(state.seen.sum())}
+        if len(test):
+            report |= dict.fromkeys((keys.LOCAL_ACCURACY, keys.ACCURACY), accuracy(scores, test.labels, state.seen))
         report |= {keys.EXAMPLES: len(test), **watch.seconds, keys.STARTED: started, keys.FINISHED: time.time()}
         return replace(state, evaluated=round_number, evaluation=report)
 
@@ -250,8 +253,8 @@ class TfclClient(ContinualClient):
     @torch.inference_mode()
     def _maps(self, net: ResNet18, now: ClientRound) -> Tensor:
         lower, fetch = lower_half(net).eval(), self.experiment.dataset.fetch
-        blocks = torch.split(now.chunk.content, _BLOCK)
-        maps = [lower(self.experiment.preprocess(fetch(block))).contiguous().cpu() for block in blocks]
+        blocks = torch.split(now.chunk.images(fetch), _BLOCK)
+        maps = [lower(self.experiment.preprocess(block)).contiguous().cpu() for block in blocks]
         return torch.cat(maps)
 
     def _teacher(self, content: RecordDict, examples: int) -> Tensor:

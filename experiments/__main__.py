@@ -1,4 +1,4 @@
-"""Command line: ``python -m experiments run STUDY.yaml``; ``table``, ``report``, ``keep``, ``bench``, ``gradient-cost``."""
+"""Command line: ``python -m experiments run STUDY.yaml``; ``table``, ``report``, ``keep``, ``bench``, ``gradient-cost``, ``feed``."""
 
 import argparse
 import signal
@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from experiments.study import ENGINES, FULL, load_study, parse_setting
+from fedkace_flwr.config import Config
 from fedkace_flwr.errors import FedkaceError, ResultsError
 
 _USER_ERROR, _INTERRUPTED, _TERMINATED = 2, 130, 143
@@ -36,6 +37,10 @@ def main(arguments: list[str] | None = None) -> int:
             from experiments.keep import keep
 
             keep(options.run, options.target)
+        elif options.command == "feed":
+            from experiments.feed import feed
+
+            feed(Config.parse(dict(parse_setting(text) for text in options.set)), options.folder, every=options.every)
         elif options.command == "report":
             _report(options, console)
         else:
@@ -141,6 +146,12 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("folders", type=Path, nargs="+", help="results folders of studies, or of single runs")
     report.add_argument("--output", type=Path, help="where to (default: report/ in the first folder)")
     report.add_argument("--data-dir", type=Path, help="the data set's files, for the images that clients keep")
+    fed = commands.add_parser("feed", help="play a data set's streams into inboxes, see docs/edge-data.md")
+    fed.add_argument("folder", type=Path, help="gets client-0/new, client-0/test, and so on")
+    fed.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="a configuration key, see docs/configuration.md"
+    )
+    fed.add_argument("--every", type=float, default=0.0, help="seconds between rounds' files (default 0: all at once)")
     return parser
 
 

@@ -7,7 +7,7 @@ import json
 import secrets
 import sys
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from uuid import uuid4
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -38,14 +38,27 @@ class InlineGrid(Grid):
         What Flower would hand to the apps.
     run_id : int
         The run's number.
+    node_config : callable, optional
+        From a partition to what its SuperNode is started with, beside the partition.
     """
 
-    def __init__(self, app: ClientApp, nodes: int, run_config: Mapping[str, Scalar], run_id: int) -> None:
+    def __init__(
+        self,
+        app: ClientApp,
+        nodes: int,
+        run_config: Mapping[str, Scalar],
+        run_id: int,
+        node_config: Callable[[int], Mapping[str, Scalar]] = lambda partition: {},
+    ) -> None:
         self._app = app
         self._run = Run.create_empty(run_id)
         self._contexts = {
             number + 2: Context(
-                run_id, number + 2, {PARTITION: number, PARTITIONS: nodes}, RecordDict(), dict(run_config)
+                run_id,
+                number + 2,
+                {PARTITION: number, PARTITIONS: nodes, **node_config(number)},
+                RecordDict(),
+                dict(run_config),
             )
             for number in range(nodes)
         }
@@ -97,7 +110,12 @@ class InlineGrid(Grid):
             return Message(Error(_CLIENT_FAILED, traceback.format_exc()), reply_to=message)
 
 
-def run_inline(config: Config, *, nodes: int | None = None) -> None:
+def run_inline(
+    config: Config,
+    *,
+    nodes: int | None = None,
+    node_config: Callable[[int], Mapping[str, Scalar]] = lambda partition: {},
+) -> None:
     """Run one configuration to its end in this process.
 
     Parameters
@@ -106,6 +124,8 @@ def run_inline(config: Config, *, nodes: int | None = None) -> None:
         With ``run-name`` set.
     nodes : int, optional
         SuperNodes to play; by default one per client.
+    node_config : callable, optional
+        As in :class:`InlineGrid`.
 
     Raises
     ------
@@ -113,7 +133,7 @@ def run_inline(config: Config, *, nodes: int | None = None) -> None:
         As :func:`fedkace_flwr.server_app.run`.
     """
     run_id = secrets.randbits(62)
-    grid = InlineGrid(client_app.app, nodes or config.stream.clients, config.flat(), run_id)
+    grid = InlineGrid(client_app.app, nodes or config.stream.clients, config.flat(), run_id, node_config)
     server_app.run(grid, config, run_id)
 
 

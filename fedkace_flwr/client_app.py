@@ -1,6 +1,7 @@
 """Flower ClientApp: a message becomes a call of the chosen method's NumPyClient, its result a reply."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -8,13 +9,13 @@ from flwr.clientapp import ClientApp
 
 from clients.base import ContinualClient
 from fedkace_flwr import messages as keys
-from fedkace_flwr.buffer import Samples
 from fedkace_flwr.config import Config, Scalar
 from fedkace_flwr.errors import MessageError
-from fedkace_flwr.experiment import shared_experiment
+from fedkace_flwr.experiment import Experiment, shared_experiment
 from fedkace_flwr.logs import join_flower_log
 from fedkace_flwr.methods import METHODS, configured
 from fedkace_flwr.paths import client_folder
+from fedkace_flwr.sources import InboxSource, Source, StreamSource
 from fedkace_flwr.store import ClientState, ClientStore
 
 app = ClientApp()
@@ -34,7 +35,7 @@ def train(message: Message, context: Context) -> Message:
     """Train one round and return the local model."""
     client, config = _client(message, context)
     weights, examples, metrics = client.fit(_parameters(message, client), config)
-    named = dict(zip(client.experiment.weight_names, weights, strict=True))
+    named = dict(zip(client.experiment.weight_names, weights, strict=True)) if weights else None
     return Message(keys.reply_content(named, examples, metrics), reply_to=message)
 
 
@@ -70,15 +71,29 @@ def _client(message: Message, context: Context) -> tuple[ContinualClient, dict[s
     partition, partitions = _place(context.node_config)
     if number % partitions != partition:
         raise MessageError(f"client {number} does not live at partition {partition} of {partitions}")
-    experiment = shared_experiment(config)
-    empty = ClientState(
-        seen=torch.zeros(experiment.num_classes, dtype=torch.bool),
-        buffer=Samples.none(),
-        run=str(told.get(keys.RUN, "")),
-    )
+    experiment, run = shared_experiment(config), str(told.get(keys.RUN, ""))
+    source = _source(experiment, number, run, context.node_config)
+    empty = ClientState(torch.zeros(experiment.num_classes, dtype=torch.bool), source.none(), run)
     store = ClientStore(client_folder(config, context.run_id, number, context.node_config), empty)
-    client = method.client(number, experiment, store, message.content)
+    client = method.client(number, experiment, source, store, message.content)
     return client, {keys.ROUND: round_number}
+
+
+def _source(experiment: Experiment, number: int, run: str, node_config: Mapping[str, Scalar]) -> Source:
+    if experiment.config.data.data_source == "stream":
+        return StreamSource(experiment, number)
+    inbox, test = (str(node_config.get(name, "")) for name in (keys.INBOX, keys.TEST))
+    if not inbox:
+        raise MessageError(
+            f"--node-config: no {keys.INBOX}; with data-source = 'inbox', start the SuperNode with "
+            f"--node-config '{keys.INBOX}=\"FOLDER\" ...'"
+        )
+    if number != node_config[keys.PARTITION]:
+        raise MessageError(
+            f"--node-config: {keys.PARTITIONS} = {node_config[keys.PARTITIONS]}: an inbox is one client's alone; with "
+            f"data-source = 'inbox', clients = {experiment.config.stream.clients} need as many SuperNodes"
+        )
+    return InboxSource(experiment, Path(inbox), run, Path(test) if test else None)
 
 
 def _parameters(message: Message, client: ContinualClient) -> list[keys.NumpyArray]:

@@ -17,6 +17,8 @@ from fedkace_flwr.errors import ConfigError
 
 Scalar = bool | int | float | str
 
+_MUCH = 100_000
+
 
 @dataclass(frozen=True)
 class Key:
@@ -59,6 +61,26 @@ def _key(default: Any, meaning: str, **limits: Any) -> Any:
 class DataConfig:
     """Data set."""
 
+    data_source: str = _key(
+        "stream",
+        "Where clients' samples come from: a `stream` drawn from the data set (simulation), or an `inbox` on each device, into which files are dropped (docs/edge-data.md).",
+        choices=("stream", "inbox"),
+    )
+    class_names: str = _key(
+        "",
+        "With `data-source = inbox`: the agreed classes, comma-separated, in the order of their labels; `dataset` and `num-classes` do not count there.",
+    )
+    inbox_bound: int = _key(
+        0,
+        "Most samples that a round takes from an inbox; 0: all that have arrived. A file is never split; one larger is taken alone.",
+        unit="samples",
+        low=0,
+    )
+    inbox_after: str = _key(
+        "keep",
+        "What becomes of an inbox's files once they are learned: moved to `done/` (`keep`), or `delete`d.",
+        choices=("keep", "delete"),
+    )
     dataset: str = _key(
         "digits",
         "Data set: `digits` (bundled with scikit-learn), `cifar100`, `imagenet100`, or `folder` (any image folder with train/ and val/ or test/).",
@@ -74,7 +96,7 @@ class DataConfig:
     num_classes: int = _key(0, "Keep the first so many classes; 0 keeps all.", unit="classes", low=0)
     image_size: int = _key(
         0,
-        "Height and width of the images. 0: the data set's own (digits 8, cifar100 32, imagenet100 224, folder 64).",
+        "Height and width of the images. 0: the data set's own (digits 8, cifar100 32, imagenet100 224, folder 64); an inbox needs one.",
         unit="pixels",
         low=0,
         high=1024,
@@ -88,6 +110,10 @@ class DataConfig:
         unit="images",
         low=0,
     )
+
+    def classes(self) -> tuple[str, ...]:
+        """The names in ``class-names``."""
+        return tuple(name.strip() for name in self.class_names.split(","))
 
 
 @dataclass(frozen=True)
@@ -471,7 +497,16 @@ class Config:
         """Return every key with its value, in the order of declaration."""
         return {_kebab(f.name): getattr(getattr(self, s) if s else self, f.name) for s, f in _leaves()}
 
+    @property
+    def largest_chunk(self) -> int:
+        """Samples that a client's chunk holds at most; from an inbox without a bound, what a server should believe."""
+        if self.data.data_source == "inbox":
+            return self.data.inbox_bound or _MUCH
+        return self.stream.window * self.stream.samples_per_class
+
     def _check_together(self) -> None:
+        if self.data.data_source == "inbox":
+            self._check_inbox()
         stream = self.stream
         if stream.overlap > stream.window:
             raise ConfigError(f"overlap = {stream.overlap}: must be between 0 and window = {stream.window}")
@@ -491,6 +526,22 @@ class Config:
                 f"dcfcl-candidates = 'all' with clients = {stream.clients}: there are 2^{stream.clients} coalitions, "
                 f"too many beyond {LARGEST_EXACT} clients; use merges or auto"
             )
+
+    def _check_inbox(self) -> None:
+        names = self.data.classes()
+        if len(names) < 2 or len(set(names)) < len(names) or not all(names):
+            raise ConfigError(
+                f"class-names = {self.data.class_names!r}: with data-source = 'inbox', must be at least two different "
+                "names, separated by commas"
+            )
+        if self.data.image_size < 1:
+            raise ConfigError(f"image-size = {self.data.image_size}: with data-source = 'inbox', must be at least 1")
+        if self.buffer.capacity < len(names):
+            raise ConfigError(
+                f"capacity = {self.buffer.capacity}: must be at least the number of classes, {len(names)}"
+            )
+        if self.method == "centralized":
+            raise ConfigError("method = 'centralized': keeps all data, so it is for data-source = 'stream' alone")
 
 
 _SECTIONS: dict[str, type] = {

@@ -55,6 +55,8 @@ class Experiment:
         StreamError, DataError
             A stream would run out of samples, or a class has too few test images.
         """
+        if self.config.data.data_source == "inbox":
+            return
         for client in range(self.config.stream.clients):
             self.stream(client)
             self._test_sets(client)
@@ -159,7 +161,7 @@ class Experiment:
 
     def _check_sizes(self) -> None:
         window, capacity, classes = self.config.stream.window, self.config.buffer.capacity, self.num_classes
-        if window > classes:
+        if self.config.data.data_source == "stream" and window > classes:
             raise ConfigError(f"window = {window}: must be at most the number of classes, {classes}")
         if capacity < classes:
             raise ConfigError(f"capacity = {capacity}: must be at least the number of classes, {classes}")

@@ -33,7 +33,8 @@ logger = logging.getLogger(__name__)
 
 _BLOCK = 128  # images decoded, resized and written at a time: 19 MB at 224 pixels
 _JPEG = (".jpeg", ".jpg")
-_PICTURES = (*_JPEG, ".bmp", ".gif", ".png", ".ppm", ".tif", ".tiff", ".webp")
+PICTURES = (*_JPEG, ".bmp", ".gif", ".png", ".ppm", ".tif", ".tiff", ".webp")
+_LONGEST = 100
 _CIFAR = ("meta", "test", "train")
 _CIFAR_FOLDER = "cifar-100-python"
 _IMAGENET_LAYOUT = "ILSVRC2012's train/<synset>/*.JPEG"
@@ -235,7 +236,7 @@ def find_folder(config: DataConfig, size: int) -> Origin:
         lacks = "; ".join(f"{where} lacks {', '.join(sorted(missing))}" for where, missing in sides if missing)
         raise DataError(f"{lacks}: both need the same class folders")
     check_num_classes(config, len(names))
-    listings = [{name: _pictures(split / name, _PICTURES) for name in names} for split in (train, held_out)]
+    listings = [{name: _pictures(split / name, PICTURES) for name in names} for split in (train, held_out)]
     return Origin(_digest(str(root), held_out.name, listings), partial(_read_folder, (train, held_out), listings, size))
 
 
@@ -259,11 +260,18 @@ def _decoded(paths: Sequence[Path], shorter: int, size: int) -> Iterator[NDArray
     # Threads are enough: Pillow decodes and resizes without holding the interpreter lock.
     with ThreadPoolExecutor() as pool:
         for start in range(0, len(paths), _BLOCK):
-            decode = partial(_decode, shorter=shorter, size=size)
+            decode = partial(decode_picture, shorter=shorter, size=size)
             yield np.stack(list(pool.map(decode, paths[start : start + _BLOCK])))
 
 
-def _decode(path: Path, *, shorter: int, size: int) -> NDArray[np.uint8]:
+def decode_picture(path: Path, *, shorter: int, size: int) -> NDArray[np.uint8]:
+    """Decode a picture, scale its shorter side to ``shorter`` and cut out the middle; uint8 (3, size, size).
+
+    Raises
+    ------
+    DataError
+        It is damaged, no picture, or so long that scaling it would take much memory.
+    """
     from PIL import Image
 
     try:
@@ -273,6 +281,8 @@ def _decode(path: Path, *, shorter: int, size: int) -> NDArray[np.uint8]:
         raise DataError(f"{path}: damaged or not an image ({fault}); restore or remove it") from fault
     width, height = picture.size
     short = min(width, height)
+    if not 0 < max(width, height) <= _LONGEST * short:
+        raise DataError(f"{path}: {width} x {height} pixels; a side must be at most {_LONGEST} times the other")
     width, height = width * shorter // short, height * shorter // short
     if picture.size != (width, height):
         picture = picture.resize((width, height), Image.Resampling.BILINEAR)

@@ -17,9 +17,11 @@ from fedkace_flwr.errors import MessageError
 
 ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
 ROUND, CLIENT, RUN = "round", "client", "run"
+INBOX, TEST = "inbox", "test"
 PARTITION, PARTITIONS = "partition-id", "num-partitions"
 EXAMPLES = "num-examples"
 
+SAT_OUT = "sat-out"
 ACCURACY = "accuracy"
 LOCAL_ACCURACY = "local-accuracy"
 GLOBAL_ACCURACY = "global-accuracy"

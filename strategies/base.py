@@ -224,9 +224,9 @@ class ContinualStrategy(Strategy):
         RunError
             Too few valid replies for the quorum.
         """
-        tested = [reply for reply in self._read(EVALUATION, replies, None) if keys.ACCURACY in reply.metrics]
-        self._report.evaluated = {reply.client: reply.metrics for reply in tested}
-        accuracies = [float(reply.metrics[keys.ACCURACY]) for reply in tested]
+        met = [reply for reply in self._read(EVALUATION, replies, None) if keys.SEEN_CLASSES in reply.metrics]
+        self._report.evaluated = {reply.client: reply.metrics for reply in met}
+        accuracies = [float(reply.metrics[keys.ACCURACY]) for reply in met if keys.ACCURACY in reply.metrics]
         return MetricRecord({keys.ACCURACY: float(np.mean(accuracies))}) if accuracies else MetricRecord()
 
     def _instructions(

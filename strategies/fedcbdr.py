@@ -73,8 +73,8 @@ class FedCbdr(ContinualStrategy):
 
     def _pools(self) -> dict[int, int]:
         """Samples that each client chooses from, for those with more than fit its buffer."""
-        capacity, stream, pools = self.config.buffer.capacity, self.config.stream, {}
-        largest = capacity + stream.window * stream.samples_per_class
+        capacity, pools = self.config.buffer.capacity, {}
+        largest = capacity + self.config.largest_chunk
         for client, reported in self._report.trained.items():
             size = reported.get(cbdr.POOL_SIZE)
             if not isinstance(size, int) or not 0 < size <= largest:

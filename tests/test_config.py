@@ -117,6 +117,9 @@ def configurations(draw: st.DrawFn) -> dict[str, Any]:
     chosen = {name: draw(inside(name), label=name) for name in names}
     if chosen.get("dcfcl-candidates") == "all":
         chosen["clients"] = draw(st.integers(1, 20))
+    if chosen.get("data-source") == "inbox":
+        chosen |= {"class-names": ",".join(f"c{i}" for i in range(min(classes, 50) + 1)), "image-size": 8}
+        fitting = (*fitting[:4], fitting[4] + 2)
     return dict(zip(together, fitting, strict=True)) | chosen
 
 
@@ -224,8 +227,9 @@ def test_a_whole_number_below_any_float_is_refused_like_any_other() -> None:
 @pytest.mark.parametrize("name", CHOICES)
 def test_a_choice_takes_its_names_and_no_other(name: str) -> None:
     choices = KEYS[name][1].choices
+    beside = {"class-names": "a,b", "image-size": 8} if name == "data-source" else {}
     for choice in choices:
-        assert Config.parse({name: choice}).flat()[name] == choice
+        assert Config.parse({name: choice, **beside}).flat()[name] == choice
     text = refusal({name: choices[0].upper()})
     assert text == f"{name} = {choices[0].upper()!r}: must be {', '.join(choices)}"
 

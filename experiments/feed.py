@@ -1,0 +1,58 @@
+"""Play a data set's streams into inboxes: what a camera or a sensor does on a real device."""
+
+import logging
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedkace_flwr.buffer import Samples
+from fedkace_flwr.config import Config
+from fedkace_flwr.experiment import Experiment
+
+logger = logging.getLogger(__name__)
+
+
+def feed(config: Config, folder: Path, *, every: float = 0.0) -> None:
+    """Drop each client's chunks into ``FOLDER/client-K/new``, one file a round, and its test images into ``test``.
+
+    Parameters
+    ----------
+    config : Config
+        Data set and streams, with ``data-source`` as in simulation.
+    folder : Path
+        Made if need be.
+    every : float
+        Seconds between one round's files and the next one's.
+
+    Raises
+    ------
+    FedkaceError
+        The data set cannot be opened, or a stream would run out of samples.
+    """
+    experiment = Experiment(config)
+    experiment.check_streams()
+    everything = torch.ones(experiment.num_classes, dtype=torch.bool)
+    homes = [folder / f"client-{client}" for client in range(config.stream.clients)]
+    for client, home in enumerate(homes):
+        drop(experiment, experiment.test_set(client, everything), home / "test" / "test.npz")
+    for number in range(1, config.stream.rounds + 1):
+        for client, home in enumerate(homes):
+            drop(experiment, experiment.chunk(client, number), home / "new" / f"chunk-{number:06d}.npz")
+        logger.info("round %d of %d has arrived", number, config.stream.rounds)
+        if every and number < config.stream.rounds:
+            time.sleep(every)
+
+
+def drop(experiment: Experiment, samples: Samples, path: Path) -> None:
+    """Write samples beside their place and rename them into it, so that the file is whole once it can be seen."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.part")
+    with aside.open("wb") as file:
+        images = samples.images(experiment.dataset.fetch).permute(0, 2, 3, 1).contiguous()
+        np.savez_compressed(file, images=images.numpy(), labels=samples.labels.numpy())
+        file.flush()
+        os.fsync(file.fileno())
+    aside.rename(path)

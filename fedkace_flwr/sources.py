@@ -1,0 +1,133 @@
+"""Where a client's samples come from: its stream of a data set (simulation), or its inbox (a device)."""
+
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkace_flwr import arrivals
+from fedkace_flwr.buffer import Samples
+from fedkace_flwr.errors import DataError
+from fedkace_flwr.experiment import Experiment
+from fedkace_flwr.inbox import Inbox
+
+
+class Source(Protocol):
+    """What one client learns from and is tested on."""
+
+    def none(self) -> Samples:
+        """No samples, held as this source's are."""
+        ...
+
+    def chunk(self, number: int, learned: int) -> Samples:
+        """The chunk D_t of a round, from 1; ``learned`` is the last round that the client's state knows of."""
+        ...
+
+    def learned(self, number: int) -> None:
+        """Take notice that a round's outcome is on disk."""
+        ...
+
+    def test_set(self, seen: Tensor) -> Samples:
+        """Test samples of the classes met, bool (C,); none where there is no test set."""
+        ...
+
+
+class StreamSource:
+    """A client's chunks as :mod:`fedkace_flwr.stream` draws them, by id into the data set.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        Data set and streams.
+    client : int
+        The client's number k.
+    """
+
+    def __init__(self, experiment: Experiment, client: int) -> None:
+        self._experiment = experiment
+        self._client = client
+
+    def none(self) -> Samples:
+        """No samples, by id."""
+        return Samples.none()
+
+    def chunk(self, number: int, learned: int) -> Samples:
+        """The chunk of a round; the stream has it whenever it is asked."""
+        return self._experiment.chunk(self._client, number)
+
+    def learned(self, number: int) -> None:
+        """Nothing to do: a stream has nothing to put away."""
+
+    def test_set(self, seen: Tensor) -> Samples:
+        """The client's test images of the classes met."""
+        return self._experiment.test_set(self._client, seen)
+
+
+class InboxSource:
+    """A device's chunks as they arrive, by pixel.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        Agreed classes, image size, and how much a round takes.
+    folder : Path
+        The inbox.
+    run : str
+        The run that learns.
+    test_folder : Path, optional
+        Labelled images to test on, files like those that arrive; without it there is no accuracy to report.
+
+    Raises
+    ------
+    DataError
+        A folder cannot be used, or a test file will not do.
+    """
+
+    def __init__(self, experiment: Experiment, folder: Path, run: str, test_folder: Path | None = None) -> None:
+        settings, dataset = experiment.config.data, experiment.dataset
+        self._names, self._size = dataset.class_names, dataset.image_size
+        keep = settings.inbox_after == "keep"
+        self._inbox = Inbox(folder, run, self._names, self._size, bound=settings.inbox_bound, keep=keep)
+        self._test_folder = test_folder
+
+    def none(self) -> Samples:
+        """No samples, by pixel."""
+        return Samples.none((3, self._size, self._size))
+
+    def chunk(self, number: int, learned: int) -> Samples:
+        """What has arrived; see :meth:`Inbox.take`."""
+        images, labels = self._inbox.take(number, learned)
+        return Samples.arrived(torch.from_numpy(images), torch.from_numpy(labels), number)
+
+    def learned(self, number: int) -> None:
+        """Mark the round's files as learned."""
+        self._inbox.learned(number)
+
+    def test_set(self, seen: Tensor) -> Samples:
+        """The test folder's images of the classes met."""
+        if self._test_folder is None:
+            return self.none()
+        images, labels = read_folder(self._test_folder, self._names, self._size)
+        samples = Samples.arrived(torch.from_numpy(images), torch.from_numpy(labels), 0)
+        return samples.take(seen[samples.labels].nonzero().squeeze(1))
+
+
+def read_folder(folder: Path, class_names: tuple[str, ...], image_size: int) -> arrivals.Arrived:
+    """All samples of a folder of files like those that arrive; uint8 (n, 3, S, S) and int64 (n,).
+
+    Raises
+    ------
+    DataError
+        The folder cannot be read, or a file in it will not do.
+    """
+    images, labels = [np.empty((0, 3, image_size, image_size), dtype=np.uint8)], [np.empty(0, dtype=np.int64)]
+    try:
+        for path, class_name in arrivals.listing(folder):
+            more = arrivals.read(path, class_name, class_names, image_size)
+            images.append(more[0])
+            labels.append(more[1])
+    except (OSError, DataError) as fault:
+        raise DataError(f"test = {folder}: {fault}") from fault
+    return np.concatenate(images), np.concatenate(labels)
