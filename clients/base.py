@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -294,4 +295,7 @@ class ContinualClient(NumPyClient):
         samples = self.source.test_set(seen)
         if not len(samples):
             return None, 0
-        return accuracy(self.logits(net, samples), samples.labels, seen), len(samples)
+        by_id = samples.content.dtype == torch.int64
+        logits_of = partial(self.logits, net)
+        logits = self.experiment.shared_logits(net, samples, logits_of) if by_id else logits_of(samples)
+        return accuracy(logits, samples.labels, seen), len(samples)

@@ -17,6 +17,7 @@ from fedkace_flwr.config import Config
 from fedkace_flwr.datasets import Dataset, load_dataset
 from fedkace_flwr.devices import choose_device, choose_precision
 from fedkace_flwr.errors import ConfigError, DataError
+from fedkace_flwr.evaluation import SharedLogits
 from fedkace_flwr.model import ResNet18, choose_stem, load_weights, seeded_resnet18
 from fedkace_flwr.seeding import seed_for
 from fedkace_flwr.stream import ClientStream, client_stream
@@ -110,6 +111,11 @@ class Experiment:
         """The one network of this process, on its device, with the given weights."""
         load_weights(self._network, weights)
         return self._network
+
+    @cached_property
+    def shared_logits(self) -> SharedLogits:
+        """Test logits of the network in use, shared by the clients of this process."""
+        return SharedLogits()
 
     @cached_property
     def weight_names(self) -> list[str]:
