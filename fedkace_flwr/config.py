@@ -392,6 +392,11 @@ class RunConfig:
         "",
         "Where clients keep their state; empty: `clients/` in the run's folder. A client's `--node-config state-dir=...` goes before it.",
     )
+    keep_models: str = _key(
+        "auto",
+        "Whether a client keeps what it answers by as `models-ROUND.npz` in its state folder, for `python -m fedkace_flwr.predict`: `auto` does where data arrive in an inbox, as on a machine of their own. `centralized` has no model to keep.",
+        choices=("auto", "always", "never"),
+    )
     evaluate: str = _key(
         "inference",
         "What a client tests each round: its inference model alone, or local and global model (`both`).",
@@ -470,6 +475,12 @@ class Config:
     def flat(self) -> dict[str, Scalar]:
         """Return every key with its value, in the order of declaration."""
         return {_kebab(f.name): getattr(getattr(self, s) if s else self, f.name) for s, f in _leaves()}
+
+    @property
+    def keeps_models(self) -> bool:
+        """Whether clients keep what they answer by: ``keep-models``, its ``auto`` resolved."""
+        arrives = self.flat().get("data-source") == "inbox"
+        return {"always": True, "never": False}.get(self.run.keep_models, arrives)
 
     def _check_together(self) -> None:
         stream = self.stream
