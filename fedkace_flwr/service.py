@@ -70,8 +70,9 @@ class Watched:
             self.predictor = load_newest(self.folder)
         except StateError as error:
             logger.warning("%s; the model stays as it is", error)
-            return
-        logger.info("round %d: the %s model answers", self.predictor.kept.round, self.predictor.kept.answering)
+        else:
+            kept = self.predictor.kept
+            logger.info("round %d: the %s model answers", kept.round, kept.answering)
 
     async def follow(self) -> None:
         """Look again and again."""

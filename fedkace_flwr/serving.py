@@ -7,6 +7,7 @@ in place before an old one goes, and a reader takes the newest that it can read 
 Shapes: n images, S their height and width, C classes.
 """
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ from fedkace_flwr.errors import ConfigError, StateError
 from fedkace_flwr.model import ResNet18, load_weights, resnet18
 from fedkace_flwr.pixels import Framing
 from fedkace_flwr.training import Preprocess, predict
+
+logger = logging.getLogger(__name__)
 
 GLOBAL, LOCAL, SUB_MODELS = "global", "local", "sub-models"
 """Which model answers, in words."""
@@ -254,22 +257,27 @@ def load_newest(folder: Path) -> Predictor:
     """
     if not folder.is_dir():
         raise StateError(f"{folder}: there is no such folder; name the state folder of a client")
-    fault: str | None = None
+    faults: dict[Path, str] = {}
     for _ in range(_ATTEMPTS):  # what is listed can be gone before it is read; then there is a newer one
         vanished = False
         for number in durable.numbered(folder, _KIND):
             path = _path(folder, number)
             try:
                 content = durable.read(path)
-                if content is not None:
-                    return Predictor(KeptModels.from_record(*content))
-                vanished = True
+                if content is None:
+                    vanished = True
+                    continue
+                predictor = Predictor(KeptModels.from_record(*content))
             except (OSError, StateError) as error:
-                fault = fault or f"{path}: {error}"
+                faults[path] = " ".join(str(error).split())
+                continue
+            for damaged, fault in faults.items():
+                logger.warning("%s: %s; round %d answers in its place", damaged, fault, number)
+            return predictor
         if not vanished:
             break
-    if fault is not None:
-        raise StateError(" ".join(fault.split()))
+    for damaged, fault in faults.items():
+        raise StateError(f"{damaged}: {fault}")
     inside = sorted({path.parent.name for path in folder.glob(f"*/{_KIND}-*.npz")})
     advice = f"name one of the folders in it: {', '.join(inside)}" if inside else _WRITTEN_WHEN
     raise StateError(f"{folder}: there is no model yet; {advice}")

@@ -161,7 +161,7 @@ def test_a_damaged_generation_gives_way_to_the_one_before_and_stays_where_it_is(
 def test_folders_without_a_model_are_named(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="nowhere: there is no such folder"):
         load_newest(tmp_path / "nowhere")
-    with pytest.raises(StateError, match="there is no model yet; a client writes it .* keep-models"):
+    with pytest.raises(StateError, match=r"there is no model yet; a client writes it .* keep-models"):
         load_newest(tmp_path)
     serving.write(tmp_path / "client-007", constant(1, 1))
     with pytest.raises(StateError, match="name one of the folders in it: client-007"):
