@@ -37,7 +37,7 @@ def _predict(options: argparse.Namespace) -> int:
     predictor = load_newest(options.state)
     answers = [_answer(predictor, path, options.top) for path in options.images]
     if options.json:
-        print(json.dumps({"model": predictor.kept.described(), "answers": answers}, indent=1))
+        print(json.dumps({"model": predictor.kept.described(), "answers": answers}))
     else:
         kept = predictor.kept
         print(f"{kept.answering} model of round {kept.round}, {len(kept.seen)} of {len(kept.class_names)} classes met")
