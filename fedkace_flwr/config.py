@@ -418,6 +418,11 @@ class RunConfig:
         "",
         "Where clients keep their state; empty: `clients/` in the run's folder. A client's `--node-config state-dir=...` goes before it.",
     )
+    keep_models: str = _key(
+        "auto",
+        "Whether a client keeps what it answers by as `models-ROUND.npz` in its state folder, for `python -m fedkace_flwr.predict`: `auto` does where data arrive in an inbox, as on a machine of their own. `centralized` has no model to keep.",
+        choices=("auto", "always", "never"),
+    )
     evaluate: str = _key(
         "inference",
         "What a client tests each round: its inference model alone, or local and global model (`both`).",
@@ -503,6 +508,12 @@ class Config:
         if self.data.data_source == "inbox":
             return self.data.inbox_bound or _MUCH
         return self.stream.window * self.stream.samples_per_class
+
+    @property
+    def keeps_models(self) -> bool:
+        """Whether clients keep what they answer by: ``keep-models``, its ``auto`` resolved."""
+        arrives = self.data.data_source == "inbox"
+        return {"always": True, "never": False}.get(self.run.keep_models, arrives)
 
     def _check_together(self) -> None:
         if self.data.data_source == "inbox":

@@ -100,8 +100,17 @@ class Experiment:
     @cached_property
     def preprocess(self) -> Preprocess:
         """Normalisation by the data set's statistics, or to [0, 1] alone."""
-        mean, std = (self.dataset.mean, self.dataset.std) if self.config.data.normalise else ((0.0,) * 3, (1.0,) * 3)
-        return Preprocess.by_statistics(mean, std, self.device)
+        return Preprocess.by_statistics(*self.normalisation, self.device)
+
+    @property
+    def normalisation(self) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
+        """Mean and standard deviation per channel; 0 and 1 where images are not normalised."""
+        return (self.dataset.mean, self.dataset.std) if self.config.data.normalise else ((0.0,) * 3, (1.0,) * 3)
+
+    @property
+    def stem(self) -> str:
+        """The networks' stem, ``cifar`` or ``imagenet``."""
+        return choose_stem(self.config.model.stem, self.dataset.image_size)
 
     def initial_weights(self) -> dict[str, Tensor]:
         """The weights of theta_g^0."""
@@ -140,9 +149,7 @@ class Experiment:
         return net.to(self.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
     def _blank_network(self, seed: int) -> ResNet18:
-        model = self.config.model
-        stem = choose_stem(model.stem, self.dataset.image_size)
-        return seeded_resnet18(self.num_classes, model.width, stem, seed)
+        return seeded_resnet18(self.num_classes, self.config.model.width, self.stem, seed)
 
     @cached_property
     def _train_ids(self) -> list[npt.NDArray[np.int64]]:
