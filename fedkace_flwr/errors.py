@@ -18,7 +18,11 @@ class StreamError(FedkaceError):
 
 
 class StateError(FedkaceError):
-    """A stored client state cannot be read back."""
+    """A stored client state cannot be read back, or not be stored."""
+
+
+class UnreadableStateError(StateError):
+    """A stored file that may well be whole is not for this process: of a younger version, or of another key."""
 
 
 class MessageError(FedkaceError):
