@@ -5,7 +5,6 @@ a key, the archive encrypted (:mod:`fedkace_flwr.sealing`). Files are readable b
 """
 
 import contextlib
-import errno
 import functools
 import hashlib
 import io
@@ -27,8 +26,6 @@ logger = logging.getLogger(__name__)
 
 VERSION = 1
 _DIGEST_BYTES = 32
-# What a disk says of content that it has lost; every other error may pass, and says nothing of the file.
-_LOST = {errno.EIO, errno.EBADMSG, errno.EUCLEAN}
 
 
 def write(path: Path, arrays: Mapping[str, Array], record: Mapping[str, Any]) -> None:
@@ -165,8 +162,6 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _LOST:
-            raise StateError(f"the disk has lost it ({error.strerror})") from error
         raise UnreadableStateError(f"it cannot be read ({error.strerror or error})") from error
     except MemoryError as error:
         raise UnreadableStateError("it does not fit into memory") from error

@@ -2,7 +2,16 @@
 
 
 class FedkaceError(Exception):
-    """Base of every error this package raises on purpose."""
+    """Base of every error this package raises on purpose.
+
+    Parameters
+    ----------
+    message : str
+        Becomes one line, whatever the values that it quotes.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(" ".join(message.splitlines()))
 
 
 class ConfigError(FedkaceError):
