@@ -200,13 +200,13 @@ class ClientStore:
         self._settled = False
 
     @contextmanager
-    def locked(self, seconds: float = _LOCK_SECONDS) -> Iterator[Self]:
+    def locked(self, seconds: float | None = None) -> Iterator[Self]:
         """Keep other processes out; whoever handles a message does it in here.
 
         Parameters
         ----------
-        seconds : float
-            How long to wait for another process. The system lets go of a lock when its process ends, however.
+        seconds : float, optional
+            How long to wait for another process; by default ten. The system lets go of a lock when its process ends, however.
 
         Raises
         ------
@@ -226,7 +226,7 @@ class ClientStore:
                 durable.sync_above(self.folder)  # whoever made it may have been killed before it came to that
             self._close_to_others()
             try:
-                lock.acquire(timeout=seconds)
+                lock.acquire(timeout=_LOCK_SECONDS if seconds is None else seconds)
             except Timeout:
                 raise StateError(
                     f"{self.folder}: another process is at work on this client; if two machines or SuperNodes share "
