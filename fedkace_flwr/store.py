@@ -460,8 +460,9 @@ class ClientStore:
         for path in (self._path("answer", number), self._path("state", number)):
             if path.exists():
                 os.replace(path, place / path.name)
-        durable.sync_folder(place)
-        durable.sync_folder(self.folder)
+                # Before the state goes, lest a power cut keep its move alone and the answer be taken for an orphan.
+                durable.sync_folder(place)
+                durable.sync_folder(self.folder)
 
     def _move_in(self) -> None:
         place = self._place_of(self._empty.run)
