@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkace_flwr import durable
-from fedkace_flwr.durable import Array
+from fedkace_flwr.archive import Array
 from fedkace_flwr.errors import ConfigError, StateError
 from fedkace_flwr.model import ResNet18, load_weights, resnet18
 from fedkace_flwr.pixels import Framing
