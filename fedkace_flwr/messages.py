@@ -85,7 +85,14 @@ def reply_content(weights: Weights | None, examples: int, metrics: Mapping[str, 
 
 def size_in_bytes(content: RecordDict) -> int:
     """Bytes of all records of a message: serialised arrays and numbers."""
-    return sum(record.count_bytes() for record in content.values())
+    return sum(_size_of(record) for record in content.values())
+
+
+def _size_of(record: ArrayRecord | MetricRecord | ConfigRecord) -> int:
+    if isinstance(record, ConfigRecord) and any(value in ("", b"") for value in record.values()):
+        # Flower's own count raises on an empty text, and a client may send one.
+        return _size_of(ConfigRecord({name: value for name, value in record.items() if value not in ("", b"")}))
+    return record.count_bytes()
 
 
 @dataclass(frozen=True)
