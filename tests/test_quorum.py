@@ -22,7 +22,10 @@ from strategies import base, exchange, roster
 Meddle = Callable[[str, int, int, Message], Message | None]
 TRAIN, EVALUATE = MessageType.TRAIN, MessageType.EVALUATE
 TRAINING_KINDS = {TRAIN, tags.HEAD_ACTION}
-METHODS = ["fedkace", "fedavg", "er", "dcfcl", "fedcbdr", "ofcl", "lkc", "refed", "tfcl"]
+METHODS = [
+    *("fedkace", "fedavg", "dcfcl", "fedcbdr"),
+    *(pytest.param(method, marks=pytest.mark.slow) for method in ("er", "ofcl", "lkc", "refed", "tfcl")),
+]
 
 
 class Wire(InlineGrid):
