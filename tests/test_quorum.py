@@ -300,6 +300,12 @@ def test_skipped_rounds_with_a_good_one_between_are_not_in_a_row(made: Make) -> 
     assert [record.get("below_quorum") for record in records(config)] == [["training"], None, ["training"], None]
 
 
+def test_a_run_whose_last_round_was_skipped_is_finished(made: Make) -> None:
+    config = made(below_quorum="skip", below_quorum_limit=1, rounds=2)
+    run(config, failing((TRAIN, 2, 0), (TRAIN, 2, 1)))
+    assert records(config)[1]["below_quorum"] == ["training"] and (folder_of(config) / "summary.json").exists()
+
+
 def test_another_rule_may_go_on_with_a_run(made: Make) -> None:
     config = made()
     with pytest.raises(RunError):
