@@ -17,8 +17,6 @@ from fedkace_flwr.errors import ConfigError
 
 Scalar = bool | int | float | str
 
-_MUCH = 100_000
-
 
 @dataclass(frozen=True)
 class Key:
@@ -71,10 +69,10 @@ class DataConfig:
         "With `data-source = inbox`: the agreed classes, comma-separated, in the order of their labels; `dataset` and `num-classes` do not count there.",
     )
     inbox_bound: int = _key(
-        0,
-        "Most samples that a round takes from an inbox; 0: all that have arrived. A file is never split; one larger is taken alone.",
+        10_000,
+        "Most samples that a round takes from an inbox. A file is never split, and one that holds more is rejected.",
         unit="samples",
-        low=0,
+        low=1,
     )
     inbox_after: str = _key(
         "keep",
@@ -438,7 +436,31 @@ class RunConfig:
         False, "Also write each round as TensorBoard events beside `rounds.jsonl`; needs the extra `tensorboard`."
     )
     quorum: float = _key(
-        0.5, "Share of the clients whose valid replies a round needs; below it the run stops.", above=0, high=1
+        0.5,
+        "Share of the clients whose valid replies each phase of a round needs; a client that sits a round out counts.",
+        above=0,
+        high=1,
+    )
+    below_quorum: str = _key(
+        "stop",
+        "What a phase with fewer valid replies does: `stop` ends the run; `skip` leaves the global model as it is and goes on, and the round's record says so; `repeat` asks again, and clients that have trained answer from their store.",
+        choices=("stop", "skip", "repeat"),
+    )
+    below_quorum_limit: int = _key(
+        5,
+        "So many rounds (`skip`) or askings of one phase (`repeat`) in a row below the quorum end the run; `resume` goes on with it.",
+        low=1,
+    )
+    norm_bound: float = _key(
+        10.0,
+        "A local model that has moved from what its client was sent more than so many times as far as the round's median is left out, and FedCBDR's features so much larger than the others' are; at least 1, 0 switches it off.",
+        low=0,
+    )
+    max_examples: int = _key(
+        0,
+        "Most samples that a client can have trained on in a round; a reply that claims more is left out. 0: `window` x `samples-per-class`.",
+        unit="samples",
+        low=0,
     )
     deadline: float = _key(7200.0, "Longest wait for the replies of one phase of a round.", unit="seconds", above=0)
     join_deadline: float = _key(300.0, "Longest wait for the SuperNodes at the start.", unit="seconds", above=0)
@@ -504,9 +526,9 @@ class Config:
 
     @property
     def largest_chunk(self) -> int:
-        """Samples that a client's chunk holds at most; from an inbox without a bound, what a server should believe."""
+        """Samples that a client's chunk holds at most."""
         if self.data.data_source == "inbox":
-            return self.data.inbox_bound or _MUCH
+            return self.data.inbox_bound
         return self.stream.window * self.stream.samples_per_class
 
     @property
@@ -531,6 +553,10 @@ class Config:
         if self.buffer.capacity < self.data.num_classes:
             raise ConfigError(
                 f"capacity = {self.buffer.capacity}: must be at least the number of classes, {self.data.num_classes}"
+            )
+        if 0 < self.run.norm_bound < 1:
+            raise ConfigError(
+                f"norm-bound = {self.run.norm_bound:g}: must be at least 1, or 0 for none; less leaves honest clients out"
             )
         if self.dcfcl.dcfcl_candidates == "all" and stream.clients > LARGEST_EXACT:
             raise ConfigError(

@@ -325,3 +325,9 @@ def test_size_counts_numbers_and_settings_too() -> None:
     assert many - few == 80
     plain = keys.size_in_bytes(keys.instruction(ArrayRecord(), {}, 0, 1))
     assert keys.size_in_bytes(keys.instruction(ArrayRecord(), {"note": "x" * 50}, 0, 1)) >= plain + 50
+
+
+def test_the_size_of_an_empty_text_is_none() -> None:
+    """Flower's own count raises, and a client may send one: in the server that would be the end of the run."""
+    content = RecordDict({"more": ConfigRecord({"empty": "", "none": b"", "text": "abc", "bytes": b"ab"})})
+    assert keys.size_in_bytes(content) == len("text") + 3 + len("bytes") + 2
