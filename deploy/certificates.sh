@@ -13,7 +13,8 @@ ca         makes FOLDER/ca.key and FOLDER/ca.crt. Every machine gets ca.crt; ca.
 superlink  makes FOLDER/superlink.key and FOLDER/superlink.crt, signed by the authority, for all NAMEs under which
            the machines reach the SuperLink: DNS names and IP addresses. localhost and 127.0.0.1 are always among
            them, because the SuperLink's own processes come that way. --renew puts a new certificate for the same
-           key in the old one's place.
+           key in the old one's place. Beside them comes superexec.secret, by which the SuperLink knows the process
+           that starts the server's part of a run.
 show       prints whom the certificates are for and how long they are valid.
 
 Private files have mode 0600. Nothing that exists is overwritten but a certificate with --renew.
@@ -59,7 +60,10 @@ subjectAltName = $alternatives
 TEXT
   make openssl x509 -req -in "$work/request" -CA "$folder/ca.crt" -CAkey "$folder/ca.key" -sha384 -days "$days" \
     -set_serial "0x$(openssl rand -hex 16)" -extfile "$work/extensions" -out "$work/superlink.crt"
-  if [[ -z $renew ]]; then place superlink.key; fi
+  if [[ -z $renew ]]; then
+    openssl rand -hex 32 >"$work/superexec.secret"
+    place superlink.key superexec.secret
+  fi
   place superlink.crt
 }
 

@@ -10,12 +10,12 @@ usage: federation.sh setup FOLDER [--nodes N] [--port P] [--connection NAME] [--
        federation.sh stop FOLDER [NAME...]
        federation.sh status FOLDER
 
-setup   makes certificates, keys and settings: FOLDER/certificates, FOLDER/superlink, FOLDER/node-1 ... node-N, and an
+setup   makes certificates, keys and settings: FOLDER/certificates, FOLDER/superlink, FOLDER/node-1 to node-N, and an
         entry NAME (by default fedkace) in Flower's config.toml. N is 4 and P 9092 by default; the nodes' own ports
         are the N after P. P = 0 takes ports that are free now. With --inboxes each node learns from what is dropped
         into FOLDER/node-K/inbox. TEXT is added to every node's --node-config.
 start   starts what is not running, registers the nodes, and waits until every node is connected.
-        NAME: superlink, node-1, ...; by default all.
+        NAME: superlink, superexec, node-1, ...; by default all.
 stop    ends them and waits for their child processes too. Nothing else is touched.
 status  one line for each; exit code 0 if all are running.
 
@@ -50,9 +50,10 @@ setup() {
   [[ -e $folder/certificates/ca.key ]] || "$scripts/certificates.sh" ca "$folder/certificates" >/dev/null
   [[ -e $folder/certificates/superlink.key ]] \
     || "$scripts/certificates.sh" superlink "$folder/certificates" localhost >/dev/null
-  mkdir -p "$folder/superlink"
+  mkdir -p "$folder/superlink" "$folder/superexec"
   write "$folder/superlink/env" "FEDKACE_CERTIFICATES=$folder/certificates" FEDKACE_HOST=127.0.0.1 \
     "FEDKACE_PORT=${ports[0]}" "FEDKACE_DATABASE=$folder/superlink/state.db"
+  write "$folder/superexec/env" "FEDKACE_CERTIFICATES=$folder/certificates" "FEDKACE_PORT=${ports[0]}"
   for ((number = 1; number <= nodes; number++)); do
     mkdir -p "$folder/node-$number"
     [[ -e $folder/node-$number/key ]] || "$scripts/node-key.sh" "$folder/node-$number/key" "node-$number" >/dev/null
@@ -93,7 +94,7 @@ read_settings() {
   readable "$folder/settings" "the federation's settings; make them with federation.sh setup $folder"
   # shellcheck source=/dev/null
   source "$folder/settings"
-  members=(superlink)
+  members=(superlink superexec)
   local number
   # shellcheck disable=SC2154  # nodes and connection come from the file
   for ((number = 1; number <= nodes; number++)); do members+=("node-$number"); done
@@ -126,7 +127,7 @@ running() {
 
 begin() {
   local script=supernode.sh
-  if [[ $1 == superlink ]]; then script=superlink.sh; fi
+  if [[ $1 == super* ]]; then script=$1.sh; fi
   (
     set -a
     # shellcheck source=/dev/null
@@ -183,7 +184,7 @@ start() {
     fi
   done
   for name in ${new[@]+"${new[@]}"}; do
-    if [[ $name != superlink ]]; then
+    if [[ $name == node-* ]]; then
       [[ -n ${registered:-} ]] || register "${new[@]}"
       registered=yes
     fi
@@ -191,7 +192,10 @@ start() {
     if [[ $name == superlink ]]; then until_ready superlink 'Uvicorn running'; fi
   done
   for name in ${new[@]+"${new[@]}"}; do
-    if [[ $name != superlink ]]; then until_ready "$name" 'SuperNode ID'; fi
+    case $name in
+      superexec) until_ready superexec 'Starting Flower SuperExec' ;;
+      node-*) until_ready "$name" 'SuperNode ID' ;;
+    esac
     echo "$name: started"
   done
 }
@@ -199,24 +203,28 @@ start() {
 register() {
   local name keys=()
   running superlink || die "the SuperLink is not running; federation.sh start $folder superlink"
-  for name; do if [[ $name != superlink ]]; then keys+=("$folder/$name/key.pub"); fi; done
+  for name; do if [[ $name == node-* ]]; then keys+=("$folder/$name/key.pub"); fi; done
   "$scripts/register.sh" "$connection" "${keys[@]}" >/dev/null
 }
 
 stop() {
-  local name index left
+  local name nodes=() servers=()
   chosen "$@"
-  # Nodes first: they tell the SuperLink that they leave, so that they may come back at once.
-  for ((index = ${#members[@]} - 1; index >= 0; index--)); do
-    name=${members[index]}
-    if running "$name"; then
-      kill -TERM "$(cat "$folder/$name/pid")" 2>/dev/null || true
-    fi
-    if [[ $name == node-1 || $index -eq 0 ]]; then
-      for left in "${members[@]:index}"; do if [[ $left != superlink || $index -eq 0 ]]; then wait_for_end "$left"; fi; done
-    fi
-  done
   for name in "${members[@]}"; do
+    if [[ $name == node-* ]]; then nodes+=("$name"); else servers=("$name" ${servers[@]+"${servers[@]}"}); fi
+  done
+  # Nodes first: they tell the SuperLink that they leave, so that they may come back at once. The SuperLink last.
+  end ${nodes[@]+"${nodes[@]}"}
+  for name in ${servers[@]+"${servers[@]}"}; do end "$name"; done
+}
+
+end() {
+  local name
+  for name; do
+    if running "$name"; then kill -TERM "$(cat "$folder/$name/pid")" 2>/dev/null || true; fi
+  done
+  for name; do
+    wait_for_end "$name"
     rm -f "$folder/$name/pid"
     echo "$name: stopped"
   done
