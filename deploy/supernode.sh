@@ -43,7 +43,7 @@ unquoted FEDKACE_STATE "$state"
 unquoted FEDKACE_INBOX "$inbox"
 valid_certificate "$ca" "FEDKACE_CA, the authority's certificate"
 private "$key" "FEDKACE_KEY, this machine's key"
-mkdir -p "$state" || die "FEDKACE_STATE = $state: cannot be made"
+mkdir -p "$state" 2>/dev/null || die "FEDKACE_STATE = $state: cannot be made"
 [[ -w $state ]] || die "FEDKACE_STATE = $state: $(id -un) cannot write there"
 free_port 127.0.0.1 "$port" FEDKACE_RUNTIME_PORT
 settings="partition-id=$partition num-partitions=$partitions client-name=\"$node\" state-dir=\"$state\""

