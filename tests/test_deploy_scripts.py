@@ -1,6 +1,5 @@
 """The scripts of ``deploy/`` that make certificates, keys and settings; no federation runs here."""
 
-import os
 import re
 import shutil
 import ssl
@@ -141,10 +140,10 @@ def test_an_expired_certificate_and_a_key_that_others_can_read_are_named(
     certificates: Path, tmp_path: Path, env: dict[str, str]
 ) -> None:
     settings = settings_of(certificates, tmp_path, env)
-    os.chmod(tmp_path / "key", 0o640)
+    (tmp_path / "key").chmod(0o640)
     said = refused("supernode.sh", env={**env, **settings})
     assert f"{tmp_path}/key (FEDKACE_KEY, this machine's key) has mode 640" in said
-    os.chmod(tmp_path / "key", 0o600)
+    (tmp_path / "key").chmod(0o600)
     old = tmp_path / "old.crt"
     command = ["openssl", "x509", "-req", "-in", tmp_path / "request", "-signkey", certificates / "ca.key"]
     request = [
