@@ -24,7 +24,9 @@ RUN_SECONDS, STEP_SECONDS = 1500.0, 300.0
 
 def environment(home: Path, **more: str) -> dict[str, str]:
     """What the scripts and Flower's command line see: this Python first, and a Flower home of their own."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("FLWR", "RAY"))}
+    # Without compiled files every message would compile the app anew.
+    left_out = ("FLWR", "RAY", "PYTHONDONTWRITEBYTECODE")
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(left_out)}
     return {
         **kept,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
