@@ -18,7 +18,7 @@ from fedkace_flwr.config import Config
 ROUNDS = 6
 NUMBERS = {**SMALL, "clients": 4, "rounds": ROUNDS, "samples-per-class": 6}
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 
 
 @pytest.fixture(scope="module")
