@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 
 import psutil
 
+from fedkace_flwr.checkpoint import Checkpoints
+
 T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -169,3 +171,28 @@ class Federation:
     def nodes(self) -> list[str]:
         """The status of each registered node."""
         return [node["status"] for node in self.flwr("supernode", "list", CONNECTION)["nodes"]]
+
+    def started(self) -> None:
+        """Start what is down; a node that was killed is refused until the SuperLink counts it as offline."""
+        said = [""]
+
+        def up() -> bool:
+            done = self.script("start")
+            said[0] = done.stderr
+            assert done.returncode == 0 or "counts an earlier process of it as online" in done.stderr, done.stderr
+            return done.returncode == 0
+
+        until(up, STEP_SECONDS, f"the federation is up: {said[0]}")
+
+
+def results_of(folder: Path) -> list[dict[str, Any]]:
+    """A run's records without times and bytes, which the way that messages travel may change."""
+    records = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in record.items() if key not in ("seconds", "bytes")} for record in records]
+
+
+def assert_same_numbers(folder: Path, whole: Path) -> None:
+    assert results_of(folder) == results_of(whole)
+    mine, theirs = Checkpoints(folder / "server").newest(), Checkpoints(whole / "server").newest()
+    assert mine is not None and theirs is not None and mine.round == theirs.round
+    assert all(mine.weights[name].tobytes() == theirs.weights[name].tobytes() for name in theirs.weights)
