@@ -1,0 +1,269 @@
+#!/usr/bin/env bash
+# A whole federation on one machine: a SuperLink with TLS and node authentication, and N SuperNodes with their keys.
+# shellcheck source=deploy/common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+usage() {
+  cat <<'TEXT'
+usage: federation.sh setup FOLDER [--nodes N] [--port P] [--connection NAME] [--inboxes] [--node-config TEXT]
+       federation.sh start FOLDER [NAME...]
+       federation.sh stop FOLDER [NAME...]
+       federation.sh status FOLDER
+
+setup   makes certificates, keys and settings: FOLDER/certificates, FOLDER/superlink, FOLDER/node-1 to node-N, and an
+        entry NAME (by default fedkace) in Flower's config.toml. N is 4 and P 9092 by default; the nodes' own ports
+        are the N after P. P = 0 takes ports that are free now. With --inboxes each node learns from what is dropped
+        into FOLDER/node-K/inbox. TEXT is added to every node's --node-config.
+start   starts what is not running, registers the nodes, and waits until every node is connected.
+        NAME: superlink, superexec, node-1, ...; by default all.
+stop    ends them and waits for their child processes too. Nothing else is touched.
+status  one line for each; exit code 0 if all are running.
+
+Logs are FOLDER/*/log. A second start goes on with the same keys, state and database.
+TEXT
+}
+
+scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+start_seconds=${FEDKACE_START_SECONDS:-180} stop_seconds=60
+
+setup() {
+  local nodes=4 port=9092 connection=fedkace inboxes='' more='' ports number
+  while [[ $# -gt 0 ]]; do
+    case $1 in
+      --nodes) needs_value "$@" && nodes=$2 && shift ;;
+      --port) needs_value "$@" && port=$2 && shift ;;
+      --connection) needs_value "$@" && connection=$2 && shift ;;
+      --inboxes) inboxes=yes ;;
+      --node-config) needs_value "$@" && more=$2 && shift ;;
+      *) die "$1: no such option; see federation.sh --help" ;;
+    esac
+    shift
+  done
+  whole --nodes "$nodes" 1 1000
+  whole --port "$port" 0 $((65535 - nodes))
+  [[ $more != *\'* && $more != *$'\n'* ]] || die "--node-config $more: must hold no single quotes or line breaks"
+  [[ ! -e $folder/settings ]] || die "$folder is set up already; start it, or choose another folder"
+  need_flower flwr
+  need python3 "activate the environment that holds Flower"
+  read -ra ports <<<"$(ports_for "$port" "$nodes")"
+  mkdir -p "$folder"
+  [[ -e $folder/certificates/ca.key ]] || "$scripts/certificates.sh" ca "$folder/certificates" >/dev/null
+  [[ -e $folder/certificates/superlink.key ]] \
+    || "$scripts/certificates.sh" superlink "$folder/certificates" localhost >/dev/null
+  mkdir -p "$folder/superlink" "$folder/superexec"
+  write "$folder/superlink/env" "FEDKACE_CERTIFICATES=$folder/certificates" FEDKACE_HOST=127.0.0.1 \
+    "FEDKACE_PORT=${ports[0]}" "FEDKACE_DATABASE=$folder/superlink/state.db"
+  write "$folder/superexec/env" "FEDKACE_CERTIFICATES=$folder/certificates" "FEDKACE_PORT=${ports[0]}"
+  for ((number = 1; number <= nodes; number++)); do
+    mkdir -p "$folder/node-$number"
+    [[ -e $folder/node-$number/key ]] || "$scripts/node-key.sh" "$folder/node-$number/key" "node-$number" >/dev/null
+    write "$folder/node-$number/env" "FEDKACE_SUPERLINK=127.0.0.1:${ports[0]}" \
+      "FEDKACE_CA=$folder/certificates/ca.crt" "FEDKACE_KEY=$folder/node-$number/key" "FEDKACE_NODE=node-$number" \
+      "FEDKACE_PARTITION=$((number - 1))" "FEDKACE_PARTITIONS=$nodes" "FEDKACE_STATE=$folder/node-$number/state" \
+      "FEDKACE_INBOX=${inboxes:+$folder/node-$number/inbox}" "FEDKACE_NODE_CONFIG=$more" \
+      "FEDKACE_RUNTIME_PORT=${ports[number]}"
+  done
+  "$scripts/connection.sh" "$connection" "127.0.0.1:${ports[0]}" "$folder/certificates/ca.crt"
+  write "$folder/settings" "connection=$connection" "nodes=$nodes"
+  echo "$folder: $nodes nodes are set up; federation.sh start $folder"
+}
+
+# The port for the SuperLink, then one for each node.
+ports_for() {
+  if [[ $1 -ne 0 ]]; then
+    seq -s ' ' "$1" $(($1 + $2))
+    return
+  fi
+  python3 - "$2" <<'PYTHON'
+import socket, sys
+
+probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(int(sys.argv[1]) + 1)]
+print(*(probe.getsockname()[1] for probe in probes))
+PYTHON
+}
+
+# write FILE NAME=VALUE...: settings in the form that both bash and systemd's EnvironmentFile read.
+write() {
+  local file=$1 pair
+  shift
+  for pair; do printf "%s='%s'\n" "${pair%%=*}" "${pair#*=}"; done >"$file.new"
+  mv "$file.new" "$file"
+}
+
+read_settings() {
+  readable "$folder/settings" "the federation's settings; make them with federation.sh setup $folder"
+  # shellcheck source=/dev/null
+  source "$folder/settings"
+  members=(superlink superexec)
+  local number
+  # shellcheck disable=SC2154  # nodes and connection come from the file
+  for ((number = 1; number <= nodes; number++)); do members+=("node-$number"); done
+}
+
+# chosen NAME...: the members named, or all.
+chosen() {
+  local name
+  for name; do [[ " ${members[*]} " == *" $name "* ]] || die "$name is no member of $folder: ${members[*]}"; done
+  if [[ $# -gt 0 ]]; then members=("$@"); fi
+}
+
+# Everything started here carries its member's folder in its environment and hands it on to its children. By that
+# they are known for certain, even those that have left the process group or whose parent is gone.
+processes_of() {
+  local environment
+  for environment in /proc/[0-9]*/environ; do
+    if grep -qzxF "FEDKACE_MEMBER=$folder/$1" "$environment" 2>/dev/null; then
+      environment=${environment%/environ}
+      echo "${environment#/proc/}"
+    fi
+  done
+}
+
+# The member itself, unlike its children, has the number that was noted at its start.
+running() {
+  local number
+  number=$(cat "$folder/$1/pid" 2>/dev/null) && grep -qzxF "FEDKACE_MEMBER=$folder/$1" "/proc/$number/environ" 2>/dev/null
+}
+
+begin() {
+  local script=supernode.sh
+  if [[ $1 == super* ]]; then script=$1.sh; fi
+  (
+    set -a
+    # shellcheck source=/dev/null
+    source "$folder/$1/env"
+    export FEDKACE_MEMBER=$folder/$1
+    cd "$folder/$1"
+    exec setsid "$scripts/$script" >>log 2>&1 </dev/null
+  ) &
+  echo $! >"$folder/$1/pid"
+}
+
+# What a member wrote since its last start.
+latest() {
+  tail -c "+$((${began[$1]} + 1))" "$folder/$1/log" 2>/dev/null | sed 's/\x1b\[[0-9;]*m//g' || true
+}
+
+# why NAME: one line on why a member ended.
+why() {
+  local text
+  text=$(latest "$1")
+  case $text in
+    *'error: '*) grep -m1 -o 'error: .*' <<<"$text" | cut -c8- ;;
+    *2001*) echo "the SuperLink takes only nodes with a key (FEDKACE_KEY)" ;;
+    *2004*) echo "its key is not registered, or the SuperLink counts an earlier process of it as online for up to a minute" ;;
+    *CERTIFICATE_VERIFY_FAILED*) echo "the SuperLink's certificate does not stand up to FEDKACE_CA: $(grep -m1 -o 'certificate verify failed: [^(]*' <<<"$text")" ;;
+    *'address already in use'*) echo "its port is taken" ;;
+    *) tail -n 1 <<<"$text" ;;
+  esac
+}
+
+# until_ready NAME TEXT: wait for a text in a member's log, as long as the member lives.
+until_ready() {
+  local end=$((SECONDS + start_seconds))
+  until grep -q "$2" <<<"$(latest "$1")"; do
+    kill -0 "$(cat "$folder/$1/pid")" 2>/dev/null || die "$1 ended: $(why "$1") (log: $folder/$1/log)"
+    [[ $SECONDS -lt $end ]] || die "$1 is not ready after $start_seconds seconds: $(why "$1") (log: $folder/$1/log)"
+    sleep 0.3
+  done
+}
+
+start() {
+  local name new=()
+  declare -gA began
+  need_flower flower-superlink
+  need_flower flower-supernode
+  chosen "$@"
+  for name in "${members[@]}"; do
+    if running "$name"; then
+      echo "$name: running already"
+    else
+      [[ -z $(processes_of "$name") ]] || wait_for_end "$name"
+      began[$name]=$(stat -c %s "$folder/$name/log" 2>/dev/null || echo 0)
+      new+=("$name")
+    fi
+  done
+  for name in ${new[@]+"${new[@]}"}; do
+    if [[ $name == node-* ]]; then
+      [[ -n ${registered:-} ]] || register "${new[@]}"
+      registered=yes
+    fi
+    begin "$name"
+    if [[ $name == superlink ]]; then until_ready superlink 'Uvicorn running'; fi
+  done
+  for name in ${new[@]+"${new[@]}"}; do
+    case $name in
+      superexec) until_ready superexec 'Starting Flower SuperExec' ;;
+      node-*) until_ready "$name" 'SuperNode ID' ;;
+    esac
+    echo "$name: started"
+  done
+}
+
+register() {
+  local name keys=()
+  running superlink || die "the SuperLink is not running; federation.sh start $folder superlink"
+  for name; do if [[ $name == node-* ]]; then keys+=("$folder/$name/key.pub"); fi; done
+  "$scripts/register.sh" "$connection" "${keys[@]}" >/dev/null
+}
+
+stop() {
+  local name nodes=() servers=()
+  chosen "$@"
+  for name in "${members[@]}"; do
+    if [[ $name == node-* ]]; then nodes+=("$name"); else servers=("$name" ${servers[@]+"${servers[@]}"}); fi
+  done
+  # Nodes first: they tell the SuperLink that they leave, so that they may come back at once. The SuperLink last.
+  end ${nodes[@]+"${nodes[@]}"}
+  for name in ${servers[@]+"${servers[@]}"}; do end "$name"; done
+}
+
+end() {
+  local name
+  for name; do
+    if running "$name"; then kill -TERM "$(cat "$folder/$name/pid")" 2>/dev/null || true; fi
+  done
+  for name; do
+    wait_for_end "$name"
+    rm -f "$folder/$name/pid"
+    echo "$name: stopped"
+  done
+}
+
+# A member's processes end by themselves once it is gone; those that do not are killed.
+wait_for_end() {
+  local end=$((SECONDS + stop_seconds)) left
+  while left=$(processes_of "$1") && [[ -n $left ]]; do
+    if [[ $SECONDS -ge $end ]]; then
+      echo "$1: killing what is left after $stop_seconds seconds: $(tr '\n' ' ' <<<"$left")" >&2
+      xargs kill -KILL <<<"$left" 2>/dev/null || true
+    fi
+    sleep 0.2
+  done
+}
+
+status() {
+  local name code=0
+  for name in "${members[@]}"; do
+    if running "$name"; then
+      echo "$name: running, process $(cat "$folder/$name/pid")"
+    else
+      echo "$name: not running"
+      code=1
+    fi
+  done
+  return $code
+}
+
+case ${1:-} in
+  setup | start | stop | status) ;;
+  -h | --help) usage && exit ;;
+  *) usage >&2 && exit 2 ;;
+esac
+[[ $# -ge 2 && $2 != -* ]] || die "$1: name the federation's folder"
+task=$1 folder=$(realpath -m "$2")
+[[ $folder != *\'* && $folder != *[[:space:]]* ]] || die "'$folder': must hold no spaces or quotes"
+unquoted FOLDER "$folder"
+shift 2
+if [[ $task != setup ]]; then read_settings; fi
+"$task" "$@"

@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Become the SuperLink: TLS, only registered SuperNodes, everything it knows in a database file. Runs start once
+# superexec.sh is at work beside it.
+# shellcheck source=deploy/common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+if [[ $# -gt 0 ]]; then
+  cat <<'TEXT'
+usage: superlink.sh        settings come from the environment, as in an EnvironmentFile of systemd:
+
+FEDKACE_CERTIFICATES   folder of ca.crt, superlink.crt, superlink.key and superexec.secret
+FEDKACE_DATABASE       file in which the SuperLink keeps nodes, runs and messages, for the next start
+FEDKACE_HOST           address to listen on, by default 127.0.0.1; 0.0.0.0: all
+FEDKACE_PORT           port to listen on, by default 9092
+TEXT
+  [[ $1 == -h || $1 == --help ]] && exit
+  exit 2
+fi
+
+needs_setting FEDKACE_CERTIFICATES "name the folder of ca.crt, superlink.crt, superlink.key and superexec.secret"
+needs_setting FEDKACE_DATABASE "name the SuperLink's database file"
+certificates=$FEDKACE_CERTIFICATES
+database=$FEDKACE_DATABASE
+host=${FEDKACE_HOST:-127.0.0.1} port=${FEDKACE_PORT:-9092}
+need_flower flower-superlink
+need_openssl
+whole FEDKACE_PORT "$port" 1 65535
+valid_certificate "$certificates/ca.crt" "the authority's certificate"
+valid_certificate "$certificates/superlink.crt" "the SuperLink's certificate"
+private "$certificates/superlink.key" "the SuperLink's key"
+private "$certificates/superexec.secret" "the secret of SuperLink and SuperExec"
+openssl verify -CAfile "$certificates/ca.crt" "$certificates/superlink.crt" >/dev/null 2>&1 \
+  || die "$certificates/superlink.crt is not signed by $certificates/ca.crt"
+[[ -d $(dirname "$database") ]] || die "FEDKACE_DATABASE = $database: its folder does not exist"
+free_port "$host" "$port" FEDKACE_PORT
+quiet_flower
+exec python3 "$(dirname "${BASH_SOURCE[0]}")/superlink.py" --host "$host" --port "$port" \
+  --ssl-ca-certfile "$certificates/ca.crt" --ssl-certfile "$certificates/superlink.crt" \
+  --ssl-keyfile "$certificates/superlink.key" --enable-supernode-auth \
+  --isolation process --superexec-auth-secret-file "$certificates/superexec.secret" --database "$database" \
+  --disable-runtime-dependency-installation

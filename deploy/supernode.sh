@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# Become this machine's SuperNode: it talks to the SuperLink that the authority vouches for, and proves who it is.
+# shellcheck source=deploy/common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+if [[ $# -gt 0 ]]; then
+  cat <<'TEXT'
+usage: supernode.sh        settings come from the environment, as in an EnvironmentFile of systemd:
+
+FEDKACE_SUPERLINK      HOST:PORT of the SuperLink, a name or address that stands in its certificate
+FEDKACE_CA             the authority's certificate, ca.crt
+FEDKACE_KEY            this machine's private key (node-key.sh); its .pub must be registered (register.sh)
+FEDKACE_NODE           this machine's lasting name; its state is kept under it
+FEDKACE_PARTITION      K, this machine's number, from 0
+FEDKACE_PARTITIONS     N, the number of machines
+FEDKACE_STATE          folder for what this machine has learnt: state, buffer, models
+FEDKACE_INBOX          folder into which new samples are dropped; empty: the data of the run's data set
+FEDKACE_NODE_CONFIG    further node configuration, for example 'camera="north"'
+FEDKACE_RUNTIME_PORT   port on the loopback for this SuperNode's own processes, by default 9094
+TEXT
+  [[ $1 == -h || $1 == --help ]] && exit
+  exit 2
+fi
+
+needs_setting FEDKACE_SUPERLINK "be HOST:PORT of the SuperLink"
+needs_setting FEDKACE_CA "name the authority's certificate, ca.crt"
+needs_setting FEDKACE_KEY "name this machine's private key, see node-key.sh"
+needs_setting FEDKACE_NODE "be this machine's lasting name"
+needs_setting FEDKACE_PARTITION "be this machine's number, from 0"
+needs_setting FEDKACE_PARTITIONS "be the number of machines"
+needs_setting FEDKACE_STATE "name the folder for this machine's state"
+superlink=$FEDKACE_SUPERLINK ca=$FEDKACE_CA key=$FEDKACE_KEY node=$FEDKACE_NODE
+partition=$FEDKACE_PARTITION partitions=$FEDKACE_PARTITIONS state=$FEDKACE_STATE
+inbox=${FEDKACE_INBOX:-} more=${FEDKACE_NODE_CONFIG:-} port=${FEDKACE_RUNTIME_PORT:-9094}
+need_flower flower-supernode
+need_openssl
+[[ $superlink =~ ^.+:[0-9]+$ ]] || die "FEDKACE_SUPERLINK = '$superlink': must be HOST:PORT"
+plain_name FEDKACE_NODE "$node"
+whole FEDKACE_PARTITIONS "$partitions" 1
+whole FEDKACE_PARTITION "$partition" 0 $((partitions - 1))
+whole FEDKACE_RUNTIME_PORT "$port" 1 65535
+unquoted FEDKACE_STATE "$state"
+unquoted FEDKACE_INBOX "$inbox"
+valid_certificate "$ca" "FEDKACE_CA, the authority's certificate"
+private "$key" "FEDKACE_KEY, this machine's key"
+mkdir -p "$state" 2>/dev/null || die "FEDKACE_STATE = $state: cannot be made"
+[[ -w $state ]] || die "FEDKACE_STATE = $state: $(id -un) cannot write there"
+free_port 127.0.0.1 "$port" FEDKACE_RUNTIME_PORT
+settings="partition-id=$partition num-partitions=$partitions client-name=\"$node\" state-dir=\"$state\""
+if [[ -n $inbox ]]; then settings+=" inbox=\"$inbox\""; fi
+if [[ -n $more ]]; then settings+=" $more"; fi
+quiet_flower
+exec flower-supernode --superlink "$superlink" --root-certificates "$ca" --auth-supernode-private-key "$key" \
+  --host 127.0.0.1 --port "$port" --node-config "$settings"

@@ -1,0 +1,158 @@
+"""A federation of real processes on the loopback, started by the scripts of ``deploy/``; for tests."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+T = TypeVar("T")
+
+ROOT = Path(__file__).resolve().parent.parent
+DEPLOY = ROOT / "deploy"
+CONNECTION = "under-test"
+# On an idle machine a phase of a round takes six to ten seconds; these bound what a hung one may take.
+RUN_SECONDS, STEP_SECONDS = 1500.0, 300.0
+
+
+def environment(home: Path, **more: str) -> dict[str, str]:
+    """What the scripts and Flower's command line see: this Python first, and a Flower home of their own."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("FLWR", "RAY"))}
+    return {
+        **kept,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "FLWR_HOME": str(home / "flwr"),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "NO_COLOR": "1",
+        **more,
+    }
+
+
+def script(name: str, *arguments: object, env: dict[str, str]) -> "subprocess.CompletedProcess[str]":
+    """Run a script of ``deploy/`` to its end."""
+    command = [str(DEPLOY / name), *map(str, arguments)]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=STEP_SECONDS, check=False)
+
+
+def until(what: Callable[[], T], seconds: float, goal: str) -> T:
+    """The first true value of a condition.
+
+    Raises
+    ------
+    AssertionError
+        It never is within the time.
+    """
+    end = time.monotonic() + seconds
+    while not (value := what()):
+        assert time.monotonic() < end, f"not within {seconds:g} seconds: {goal}"
+        time.sleep(0.2)
+    return value
+
+
+class Federation:
+    """SuperLink and SuperNodes with TLS and keys.
+
+    Parameters
+    ----------
+    folder : Path
+        For everything the federation writes.
+    setup : sequence of str
+        Further options of ``federation.sh setup``.
+    env : mapping, optional
+        Further environment of all its processes.
+    """
+
+    def __init__(self, folder: Path, *setup: str, env: dict[str, str] | None = None) -> None:
+        self.folder = folder / "federation"
+        self.results = folder / "results"
+        self.env = environment(folder, **(env or {}))
+        options = ["--port", "0", "--connection", CONNECTION, *setup]
+        self.must("setup", *options)
+
+    def script(self, task: str, *arguments: object) -> "subprocess.CompletedProcess[str]":
+        """``federation.sh TASK FOLDER ...``."""
+        return script("federation.sh", task, self.folder, *arguments, env=self.env)
+
+    def must(self, task: str, *arguments: object) -> str:
+        """The same, and it succeeds; what it prints."""
+        done = self.script(task, *arguments)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def flwr(self, *arguments: str) -> dict[str, Any]:
+        """Flower's command line, and what it answers as JSON."""
+        command = ["flwr", *arguments, "--format", "json"]
+        done = subprocess.run(
+            command, cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=STEP_SECONDS, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        answer: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
+        return answer
+
+    def submit(self, name: str, config: dict[str, Any]) -> str:
+        """Start a run of the app with a configuration; its id."""
+        path = self.folder.parent / f"{name}.toml"
+        told = {"results-dir": str(self.results), "run-name": name, **config}
+        path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in told.items()))
+        return str(self.flwr("run", str(ROOT), CONNECTION, "--run-config", str(path))["run-id"])
+
+    def run(self, number: str) -> dict[str, Any]:
+        """What the SuperLink says of a run."""
+        found: dict[str, Any] = self.flwr("list", CONNECTION, "--run-id", number)["runs"][0]
+        return found
+
+    def finished(self, number: str) -> dict[str, Any]:
+        """The same, once the run is over."""
+
+        def over() -> dict[str, Any]:
+            run = self.run(number)
+            return run if run["status"].startswith("finished") else {}
+
+        return until(over, RUN_SECONDS, f"run {number} ends; {self.log('superlink')[-2000:]}")
+
+    def rounds(self, name: str) -> int:
+        """How many rounds a run has recorded."""
+        path = self.results / name / "rounds.jsonl"
+        return len(path.read_text().splitlines()) if path.exists() else 0
+
+    def after_round(self, name: str, number: int) -> None:
+        """Wait until a run has recorded a round."""
+        until(lambda: self.rounds(name) >= number, RUN_SECONDS, f"round {number} of {name} is recorded")
+
+    def log(self, member: str) -> str:
+        """What a member has written, colours taken away."""
+        return re.sub(r"\x1b\[[0-9;]*m", "", (self.folder / member / "log").read_text(errors="replace"))
+
+    def process(self, member: str) -> psutil.Process:
+        """A member's own process."""
+        return psutil.Process(int((self.folder / member / "pid").read_text()))
+
+    def processes(self, words: str = "") -> list[psutil.Process]:
+        """All processes of this federation whose command line holds the words."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                member = process.environ().get("FEDKACE_MEMBER", "")
+                if Path(member).parent == self.folder and words in " ".join(process.cmdline()):
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def kill(self, member: str) -> None:
+        """``kill -9`` of a member, its children aside."""
+        process = self.process(member)
+        process.send_signal(signal.SIGKILL)
+        process.wait(STEP_SECONDS)
+
+    def nodes(self) -> list[str]:
+        """The status of each registered node."""
+        return [node["status"] for node in self.flwr("supernode", "list", CONNECTION)["nodes"]]

@@ -1,0 +1,212 @@
+"""Superlink and supernodes as real processes, with TLS and authentication, started by the scripts of ``deploy/``."""
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import SMALL
+from federation import CONNECTION, DEPLOY, STEP_SECONDS, Federation, script, until
+
+from experiments.inline import run_inline
+from fedkace_flwr.checkpoint import Checkpoints
+from fedkace_flwr.config import Config
+
+ROUNDS = 6
+NUMBERS = {**SMALL, "clients": 4, "rounds": ROUNDS, "samples-per-class": 6}
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    made = Federation(tmp_path_factory.mktemp("deployed"), "--nodes", "4")
+    try:
+        made.must("start")
+        yield made
+    finally:
+        made.script("stop")
+
+
+@pytest.fixture
+def running(federation: Federation) -> Federation:
+    """All its members at work, whatever the test before has done to them."""
+    started(federation)
+    return federation
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run in one process."""
+    folder = tmp_path_factory.mktemp("whole")
+    run_inline(Config.parse({**NUMBERS, "results-dir": str(folder), "run-name": "whole"}))
+    return folder / "whole"
+
+
+def started(federation: Federation) -> None:
+    """Start what is down; a node that was killed is refused until the SuperLink counts it as offline."""
+    said = [""]
+
+    def up() -> bool:
+        done = federation.script("start")
+        said[0] = done.stderr
+        assert done.returncode == 0 or "counts an earlier process of it as online" in done.stderr, done.stderr
+        return done.returncode == 0
+
+    until(up, STEP_SECONDS, f"the federation is up: {said[0]}")
+
+
+def results_of(folder: Path) -> list[dict[str, Any]]:
+    """A run's records without times and bytes, which the way that messages travel may change."""
+    records = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in record.items() if key not in ("seconds", "bytes")} for record in records]
+
+
+def assert_same_numbers(folder: Path, whole: Path) -> None:
+    assert results_of(folder) == results_of(whole)
+    mine, theirs = Checkpoints(folder / "server").newest(), Checkpoints(whole / "server").newest()
+    assert mine is not None and theirs is not None and mine.round == theirs.round
+    assert all(mine.weights[name].tobytes() == theirs.weights[name].tobytes() for name in theirs.weights)
+
+
+def test_six_rounds_give_the_numbers_of_an_inline_run(running: Federation, whole: Path) -> None:
+    run = running.finished(running.submit("six", NUMBERS))
+    assert run["status"] == "finished:completed", run
+    assert_same_numbers(running.results / "six", whole)
+    assert "https://" in running.log("superlink") and "http://127" not in running.log("superlink")
+    for number in range(4):
+        kept = list((running.folder / f"node-{number + 1}" / "state").iterdir())
+        assert [path.name for path in kept] == [f"client-{number:03d}"], "each node keeps its own client alone"
+
+
+@pytest.fixture
+def stranger(running: Federation) -> Iterator[Any]:
+    """Starts ``supernode.sh`` with node-1's settings and some of them changed; its exit code and words."""
+
+    def start(**changes: str) -> tuple[int, str]:
+        lines = (running.folder / "node-1" / "env").read_text().splitlines()
+        settings = {name: value.strip("'") for name, _, value in (line.partition("=") for line in lines)}
+        settings["FEDKACE_STATE"] = str(running.folder / "stranger")
+        (free,) = subprocess.run(
+            ["python3", "-c", "import socket; print(socket.create_server(('127.0.0.1', 0)).getsockname()[1])"],
+            env=running.env,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()
+        env = {**running.env, **settings, "FEDKACE_RUNTIME_PORT": free, **changes}
+        done = script("supernode.sh", env=env)
+        return done.returncode, done.stdout + done.stderr
+
+    yield start
+
+
+def test_a_wrong_authority_an_unregistered_key_and_no_key_are_refused(
+    running: Federation, stranger: Any, tmp_path: Path
+) -> None:
+    before = sorted(running.nodes())
+    assert script("certificates.sh", "ca", tmp_path / "other", env=running.env).returncode == 0
+    code, said = stranger(FEDKACE_CA=str(tmp_path / "other" / "ca.crt"))
+    assert code != 0 and "CERTIFICATE_VERIFY_FAILED" in said
+
+    assert script("node-key.sh", tmp_path / "unknown", "unknown", env=running.env).returncode == 0
+    code, said = stranger(FEDKACE_KEY=str(tmp_path / "unknown"))
+    assert code != 0 and "[code: 2004] Failed to activate SuperNode" in said
+
+    code, said = stranger(FEDKACE_KEY="")
+    assert code == 2 and "FEDKACE_KEY is not set" in said
+    code, said = stranger(FEDKACE_KEY=str(tmp_path / "nowhere"))
+    assert code == 2 and f"{tmp_path}/nowhere (FEDKACE_KEY, this machine's key) does not exist" in said
+    superlink = (running.folder / "node-1" / "env").read_text().split("FEDKACE_SUPERLINK='")[1].split("'")[0]
+    command = ["flower-supernode", "--superlink", superlink, "--port", "0"]
+    command += ["--root-certificates", str(running.folder / "certificates" / "ca.crt")]
+    done = subprocess.run(command, env=running.env, capture_output=True, text=True, timeout=STEP_SECONDS, check=False)
+    assert done.returncode != 0 and "[code: 2001] SuperNode authentication is enabled" in done.stdout + done.stderr
+    assert sorted(running.nodes()) == before, "nobody was let in, and nobody who was in was thrown out"
+
+
+def test_a_killed_supernode_comes_back_into_the_same_run(running: Federation) -> None:
+    number = running.submit("node-lost", {**NUMBERS, "clients": 2, "rounds": 4, "quorum": 0.5})
+    running.after_round("node-lost", 1)
+    running.kill("node-2")
+    started(running)
+    assert running.finished(number)["status"] == "finished:completed"
+    records = results_of(running.results / "node-lost")
+    missing = {record["round"]: {failure["client"] for failure in record["failures"]} for record in records}
+    assert list(missing) == [1, 2, 3, 4] and set().union(*missing.values()) <= {1}, missing
+    assert missing[1] == missing[4] == set(), missing
+
+
+def test_a_run_outlives_the_server_app_and_the_superlink(running: Federation, tmp_path: Path) -> None:
+    numbers = {**NUMBERS, "clients": 2, "rounds": 3}
+    run_inline(Config.parse({**numbers, "results-dir": str(tmp_path), "run-name": "whole"}))
+    told = {**numbers, "resume": True}
+    number = running.submit("resumed", told)
+    running.after_round("resumed", 1)
+    for process in running.processes("flwr-serverapp"):
+        process.send_signal(signal.SIGKILL)
+    run = running.finished(number)
+    assert run["status"] == "finished:failed" and "heartbeat" in run["status-details"], run
+
+    number = running.submit("resumed", told)
+    running.after_round("resumed", 2)
+    running.kill("superlink")
+    started(running)
+    run = running.finished(number)
+    until(lambda: running.nodes() == ["online"] * 4, STEP_SECONDS, "the nodes find the SuperLink again by themselves")
+    if run["status"] == "finished:failed":  # it was away for longer than Flower waits for the ServerApp's heartbeat
+        run = running.finished(running.submit("resumed", told))
+    assert run["status"] == "finished:completed", run
+    assert_same_numbers(running.results / "resumed", tmp_path / "whole")
+
+
+def test_stop_ends_every_process_and_nothing_else_and_a_second_start_knows_the_nodes(running: Federation) -> None:
+    others = subprocess.Popen(["sleep", "600"])
+    try:
+        assert len(running.processes()) >= 10
+        running.must("stop")
+        assert not running.processes() and others.poll() is None
+        assert running.script("status").returncode == 1
+        assert running.must("start").count("started") == 6
+        assert running.nodes() == ["online"] * 4
+    finally:
+        others.kill()
+        others.wait()
+
+
+def test_what_cannot_start_says_why_in_one_line(running: Federation, tmp_path: Path) -> None:
+    port = [line for line in (running.folder / "superlink" / "env").read_text().splitlines() if "PORT" in line]
+    taken = port[0].split("'")[1]
+    env = {**running.env, "FEDKACE_CERTIFICATES": str(running.folder / "certificates")}
+    env |= {"FEDKACE_DATABASE": str(tmp_path / "db"), "FEDKACE_PORT": taken}
+    assert_one_line(script("superlink.sh", env=env), f"FEDKACE_PORT = {taken}: something listens on port {taken}")
+    assert_one_line(running.script("setup"), "is set up already")
+    assert_one_line(running.script("start", "node-9"), "node-9 is no member of")
+    done = script("connection.sh", CONNECTION, "localhost:1", running.folder / "certificates" / "ca.crt", env=env)
+    assert_one_line(done, f"has another entry superlink.{CONNECTION}")
+
+
+def assert_one_line(done: "subprocess.CompletedProcess[str]", words: str) -> None:
+    assert done.returncode != 0 and done.stderr.startswith("error: ") and words in done.stderr, done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_a_stranger_who_reaches_the_superlink_gets_no_task(running: Federation) -> None:
+    """The ServerApp's task holds the token by which it may speak for the whole run."""
+    settings = (running.folder / "superexec" / "env").read_text()
+    port = settings.split("FEDKACE_PORT='")[1].split("'")[0]
+    command = ["flower-superexec", "--runtime-api-address", f"127.0.0.1:{port}"]
+    command += ["--root-certificates", str(running.folder / "certificates" / "ca.crt")]
+    done = subprocess.run(command, env=running.env, capture_output=True, text=True, timeout=STEP_SECONDS, check=False)
+    assert done.returncode != 0 and "authentication failed" in running.log("superlink")
+
+
+def test_the_scripts_pass_shellcheck() -> None:
+    scripts = sorted(map(str, DEPLOY.glob("*.sh")))
+    done = subprocess.run(
+        ["shellcheck", "-x", "-P", str(DEPLOY.parent), *scripts], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
