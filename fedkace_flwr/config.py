@@ -433,7 +433,31 @@ class RunConfig:
         False, "Also write each round as TensorBoard events beside `rounds.jsonl`; needs the extra `tensorboard`."
     )
     quorum: float = _key(
-        0.5, "Share of the clients whose valid replies a round needs; below it the run stops.", above=0, high=1
+        0.5,
+        "Share of the clients whose valid replies each phase of a round needs; a client that sits a round out counts.",
+        above=0,
+        high=1,
+    )
+    below_quorum: str = _key(
+        "stop",
+        "What a phase with fewer valid replies does: `stop` ends the run; `skip` leaves the global model as it is and goes on, and the round's record says so; `repeat` asks again, and clients that have trained answer from their store.",
+        choices=("stop", "skip", "repeat"),
+    )
+    below_quorum_limit: int = _key(
+        5,
+        "So many rounds (`skip`) or askings of one phase (`repeat`) in a row below the quorum end the run; `resume` goes on with it.",
+        low=1,
+    )
+    norm_bound: float = _key(
+        10.0,
+        "A local model that has moved from what its client was sent more than so many times as far as the round's median is left out, and FedCBDR's features so much larger than the others' are; at least 1, 0 switches it off.",
+        low=0,
+    )
+    max_examples: int = _key(
+        0,
+        "Most samples that a client can have trained on in a round; a reply that claims more is left out. 0: `window` x `samples-per-class`.",
+        unit="samples",
+        low=0,
     )
     deadline: float = _key(7200.0, "Longest wait for the replies of one phase of a round.", unit="seconds", above=0)
     join_deadline: float = _key(300.0, "Longest wait for the SuperNodes at the start.", unit="seconds", above=0)
@@ -520,6 +544,10 @@ class Config:
         if self.buffer.capacity < self.data.num_classes:
             raise ConfigError(
                 f"capacity = {self.buffer.capacity}: must be at least the number of classes, {self.data.num_classes}"
+            )
+        if 0 < self.run.norm_bound < 1:
+            raise ConfigError(
+                f"norm-bound = {self.run.norm_bound:g}: must be at least 1, or 0 for none; less leaves honest clients out"
             )
         if self.dcfcl.dcfcl_candidates == "all" and stream.clients > LARGEST_EXACT:
             raise ConfigError(

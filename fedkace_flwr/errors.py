@@ -22,7 +22,19 @@ class StateError(FedkaceError):
 
 
 class MessageError(FedkaceError):
-    """A reply from a client is not fit to touch the global model."""
+    """A reply from a client is not fit to touch the global model.
+
+    Attributes
+    ----------
+    kind : str
+        One word for the reason, by which a run counts its failures: ``error`` (the client's own), ``size``,
+        ``records``, ``arrays`` (names, shapes, types), ``values``, ``count``, ``norm``, ``metrics``, or ``content``
+        for what a method finds fault with.
+    """
+
+    def __init__(self, text: str = "", kind: str = "content") -> None:
+        super().__init__(text)
+        self.kind = kind
 
 
 class RunError(FedkaceError):

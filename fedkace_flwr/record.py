@@ -3,6 +3,7 @@
 import os
 import platform
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -41,7 +42,7 @@ def round_record(
     drift : float, optional
         Mean squared distance of local models from the global one.
     failures : sequence of mapping
-        Client, phase and reason.
+        Client, phase, reason and the reason's kind.
     bytes_down, bytes_up : int
         Records sent to clients and received from them.
     seconds : float
@@ -127,9 +128,21 @@ def summarise(config: Config, rounds: Sequence[Mapping[str, Any]]) -> dict[str, 
         "average_chance": average_accuracy(chances) if chances else None,
         "switched_at": switched,
         "failures": sum(len(record["failures"]) for record in rounds),
+        "failures_by_client": failures_by_client(rounds),
         "bytes": {way: sum(record["bytes"][way] for record in rounds) for way in ("down", "up")},
         "seconds": times,
     }
+
+
+def failures_by_client(rounds: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    """How many replies of each client were left out, by kind of reason; clients and kinds without any are not named."""
+    counts = Counter(
+        (failure["client"], failure.get("kind", "other")) for record in rounds for failure in record["failures"]
+    )
+    named: dict[str, dict[str, int]] = {}
+    for (client, kind), count in sorted(counts.items()):
+        named.setdefault(str(client), {})[kind] = count
+    return named
 
 
 def accuracy_so_far(rounds: Sequence[Mapping[str, Any]]) -> float | None:

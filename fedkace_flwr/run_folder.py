@@ -26,7 +26,10 @@ from fedkace_flwr.record import accuracy_so_far, environment, summarise, title
 SCHEMA = 1
 _LOCK_SECONDS = 10
 # What a resumed run may be given anew: where it runs and how long it waits, nothing that its numbers depend on.
-_MAY_DIFFER = {"resume", "results-dir", "run-name", "data-dir", "cache-dir", "deadline", "join-deadline", "tensorboard"}
+_MAY_DIFFER = {
+    *("resume", "results-dir", "run-name", "data-dir", "cache-dir", "tensorboard"),
+    *("deadline", "join-deadline", "below-quorum", "below-quorum-limit"),
+}
 
 
 class RunFolder:

@@ -1,6 +1,7 @@
 """Flower ServerApp: the run config becomes the chosen method's strategy, which runs the rounds."""
 
 import logging
+from collections.abc import Mapping
 
 from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
@@ -81,8 +82,8 @@ def _run(grid: Grid, config: Config, run_id: int, method: Method, experiment: Ex
             bytes_up=sum(phase.bytes_up for phase in report.exchanges.values()),
             seconds=report.seconds,
         )
-        folder.add_round(record | report.own)
-        folder.save(Checkpoint(report.number, token, keys.unpack(arrays), *strategy.state()))
+        folder.add_round(record | report.own | report.unusual())
+        folder.save(Checkpoint(report.number, token, keys.unpack(arrays), *strategy.checkpoint()))
         logger.info("round %d of %d: accuracy %s", report.number, config.stream.rounds, _percent(record["accuracy"]))
 
     strategy = method.strategy(config, keys.shapes_of(initial), experiment.parameter_names, keep)
@@ -100,11 +101,21 @@ def _run(grid: Grid, config: Config, run_id: int, method: Method, experiment: Ex
     )
     summary = folder.finish(config)
     logger.info(
-        "average accuracy %s, chance %s; see %s",
+        "average accuracy %s, chance %s; %ssee %s",
         _percent(summary["average_accuracy"]),
         _percent(summary["average_chance"]),
+        _left_out(summary["failures_by_client"]),
         folder.path / "accuracy.png",
     )
+
+
+def _left_out(failures: Mapping[str, Mapping[str, int]]) -> str:
+    """Whose replies were left out, how often and why; empty where none was."""
+    each = [
+        f"client {client} ({', '.join(f'{count} {kind}' for kind, count in kinds.items())})"
+        for client, kinds in failures.items()
+    ]
+    return f"left out: {', '.join(each)}; " if each else ""
 
 
 def _percent(value: float | None) -> str:

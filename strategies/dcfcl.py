@@ -73,7 +73,7 @@ class Dcfcl(FedAvg):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Form the coalitions, average within each.
+        """Form the coalitions, average within each; None, and all as it was, where all clients sat the round out.
 
         Raises
         ------
@@ -82,6 +82,9 @@ class Dcfcl(FedAvg):
         """
         trained = self._read(TRAINING, replies, self._shapes)
         self._report.trained = {reply.client: reply.metrics for reply in trained}
+        if not trained:
+            self._report.own["coalitions"] = []
+            return None, None
         self.formation = self._form(trained)
         coalitions = [[trained[player] for player in players] for players in self.formation.partition]
         self.partition = tuple(tuple(reply.client for reply in coalition) for coalition in coalitions)

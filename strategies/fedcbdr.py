@@ -10,6 +10,7 @@ from flwr.serverapp import Grid
 
 from fedkace_flwr import leverage as cbdr
 from fedkace_flwr import messages as keys
+from fedkace_flwr import plausibility
 from fedkace_flwr.errors import MessageError
 from fedkace_flwr.messages import Shapes, Weights
 from fedkace_flwr.seeding import generator_for
@@ -33,15 +34,22 @@ class FedCbdr(ContinualStrategy):
         super().__init__(*args, **kwargs)
         self._kept: dict[int, ArrayRecord] = {}
 
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The global model to every client; no selection stands until this round has drawn it."""
+        self._kept = {}
+        return super().configure_train(server_round, arrays, config, grid)
+
     def between(self, number: int, arrays: ArrayRecord, grid: Grid) -> ArrayRecord:
         """Masked features in, rows of U out, scores in: draw what each client keeps."""
-        self._kept = {}
         width, double, whole = self._shapes["output.weight"][0][1], np.dtype(np.float64), np.dtype(np.int64)
         pools = self._pools()
 
         questions = {client: RecordDict({keys.ARRAYS: self.model_for(client, arrays)}) for client in pools}
         wanted: dict[int, Shapes] = {client: {cbdr.FEATURES: ((size, width), double)} for client, size in pools.items()}
         masked = self._ask_arrays(grid, cbdr.FEATURES_QUERY, number, questions, wanted)
+        masked = self._of_usual_size(masked)
 
         questions = {
             client: RecordDict({keys.ARRAYS: keys.array_record({cbdr.ROWS: rows})})
@@ -56,7 +64,7 @@ class FedCbdr(ContinualStrategy):
             try:
                 self._kept[client] = self._draw(client, number, answer)
             except MessageError as error:
-                self._fail(client, cbdr.SCORES_QUERY, str(error))
+                self._fail(client, cbdr.SCORES_QUERY, str(error), error.kind)
         return arrays
 
     def extras_for(self, client: int) -> dict[str, ArrayRecord | ConfigRecord]:
@@ -74,11 +82,15 @@ class FedCbdr(ContinualStrategy):
     def _pools(self) -> dict[int, int]:
         """Samples that each client chooses from, for those with more than fit its buffer."""
         capacity, pools = self.config.buffer.capacity, {}
-        largest = capacity + self.config.largest_chunk
+        largest = capacity + self.limits.examples
         for client, reported in self._report.trained.items():
             size = reported.get(cbdr.POOL_SIZE)
             if not isinstance(size, int) or not 0 < size <= largest:
-                self._fail(client, cbdr.FEATURES_QUERY, f"{cbdr.POOL_SIZE} = {size}: must be between 1 and {largest}")
+                self._fail(
+                    client,
+                    cbdr.FEATURES_QUERY,
+                    f"{cbdr.POOL_SIZE} = {keys.shown(size)}: must be between 1 and {largest}",
+                )
             elif size > capacity:
                 pools[client] = size
         return pools
@@ -90,12 +102,27 @@ class FedCbdr(ContinualStrategy):
         valid = {}
         for client, content in (self.ask(grid, action, action, number, questions) if questions else {}).items():
             try:
+                keys.check_size(content, wanted[client])
                 valid[client] = keys.checked_arrays(content.array_records[keys.ARRAYS], wanted[client])
             except KeyError:
-                self._fail(client, action, f"the reply holds no record {keys.ARRAYS!r}")
+                self._fail(client, action, f"the reply holds no record {keys.ARRAYS!r}", "records")
             except MessageError as error:
-                self._fail(client, action, str(error))
+                self._fail(client, action, str(error), error.kind)
         return valid
+
+    def _of_usual_size(self, masked: Mapping[int, Weights]) -> dict[int, Weights]:
+        """The features that are not far larger than the others': in one SVD, they would be all that counts.
+
+        One model made them all, and a rotation changes no length.
+        """
+        if self.config.run.norm_bound == 0:
+            return dict(masked)
+        lengths = {
+            client: {"features": plausibility.root_mean_square(answer[cbdr.FEATURES])}
+            for client, answer in masked.items()
+        }
+        far = self.far_out(cbdr.FEATURES_QUERY, dict.fromkeys(masked, 1), lengths)
+        return {client: answer for client, answer in masked.items() if client not in far}
 
     def _draw(self, client: int, number: int, answer: Weights) -> ArrayRecord:
         scores = torch.from_numpy(answer[cbdr.SCORES])

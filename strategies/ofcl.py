@@ -54,9 +54,13 @@ class Ofcl(ContinualStrategy):
             return
         classes, counts = self._shapes["output.bias"][0][0], reply.metrics.get(keys.CHUNK_CLASSES)
         if not isinstance(counts, list) or len(counts) != classes or any(type(n) is not int or n < 0 for n in counts):
-            raise MessageError(f"{keys.CHUNK_CLASSES} = {counts}: must be {classes} whole numbers, none negative")
+            raise MessageError(
+                f"{keys.CHUNK_CLASSES} = {keys.shown(counts)}: must be {classes} whole numbers, none negative"
+            )
         if sum(counts) != reply.examples:
-            raise MessageError(f"{keys.CHUNK_CLASSES} = {counts}: must add up to {keys.EXAMPLES} = {reply.examples}")
+            raise MessageError(
+                f"{keys.CHUNK_CLASSES} = {keys.shown(counts)}: must add up to {keys.EXAMPLES} = {reply.examples}"
+            )
 
     def merge(self, trained: Sequence[Reply]) -> Weights:
         """The mean, or half the mean by classes and half the global model before."""

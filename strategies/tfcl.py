@@ -1,7 +1,7 @@
 """The server of TFCL (TagFed; Wang, Liu and Li, CVPR 2024): one upper network a round, and its logits."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -12,8 +12,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 
 from fedkace_flwr import messages as keys
-from fedkace_flwr import tags
-from fedkace_flwr.config import Config
+from fedkace_flwr import plausibility, tags
+from fedkace_flwr.config import Config, DataConfig
+from fedkace_flwr.datasets import DATASETS
 from fedkace_flwr.devices import choose_device
 from fedkace_flwr.distillation import DistilledLoss, upper_half
 from fedkace_flwr.errors import MessageError, RunError
@@ -60,23 +61,27 @@ class Tfcl(ContinualStrategy):
         RunError
             Too few valid replies for the quorum.
         """
-        lessons: dict[int, tuple[Message, Reply]] = {}
+        lessons: dict[int, Reply] = {}
         for message in replies:
             client = self._asked[message.metadata.reply_to_message_id]
             try:
-                lessons[client] = message, self._lesson(message, client)
+                lessons[client] = self._checked(TRAINING, self._lesson(message, client))
             except MessageError as error:
-                self._fail(client, TRAINING, str(error))
-        shapes = Counter(reply.weights[tags.FEATURES].shape[1:] for _, reply in lessons.values())
+                self._fail(client, TRAINING, str(error), error.kind)
+        taught = [reply for reply in lessons.values() if not reply.sat_out]
+        shapes = Counter(reply.weights[tags.FEATURES].shape[1:] for reply in taught)
         usual = max(shapes, key=lambda shape: shapes[shape], default=())
-        for client, (_, reply) in list(lessons.items()):
+        for reply in taught:
             if (shape := reply.weights[tags.FEATURES].shape[1:]) != usual:
-                del lessons[client]
-                self._fail(client, TRAINING, f"features are {shape}, others' {usual}")
-        trained = self._read(TRAINING, [message for message, _ in lessons.values()], None)
-        self._report.trained = {reply.client: reply.metrics for reply in trained}
-        self._lessons = {reply.client: lessons[reply.client][1] for reply in trained}
-        return ArrayRecord(), None
+                del lessons[reply.client]
+                self._fail(reply.client, TRAINING, f"features are {shape}, others' {usual}", "arrays")
+        for client in self._far_out([reply for reply in taught if reply.client in lessons]):
+            del lessons[client]
+        valid = [lessons[client] for client in sorted(lessons)]
+        self.require(TRAINING, valid)
+        self._lessons = {reply.client: reply for reply in valid if not reply.sat_out}
+        self._report.trained = {client: reply.metrics for client, reply in self._lessons.items()}
+        return (ArrayRecord(), None) if self._lessons else (None, None)
 
     def between(self, number: int, arrays: ArrayRecord, grid: Grid) -> ArrayRecord:
         """Learn from all of a group, teach each; a client without an answer ends its round by itself."""
@@ -93,12 +98,25 @@ class Tfcl(ContinualStrategy):
         if not contents:
             return arrays
         for client, content in self.ask(grid, TAIL, tags.TAIL_ACTION, number, contents).items():
-            head, tail = self._report.trained[client], content.metric_records.get(keys.METRICS, MetricRecord())
-            seconds = tail.get(keys.TRAINING_SECONDS, 0.0)
-            if isinstance(seconds, float):
-                total = head.get(keys.TRAINING_SECONDS, 0.0) + seconds
-                self._report.trained[client] = {**head, keys.TRAINING_SECONDS: total}
+            head = self._report.trained[client]
+            try:
+                keys.check_size(content, {})
+                tail = keys.checked_metrics(content.metric_records.get(keys.METRICS, MetricRecord()))
+                plausibility.check_metrics(tail, self.limits)
+            except MessageError as error:
+                self._fail(client, TAIL, str(error), error.kind)
+                continue
+            total = head.get(keys.TRAINING_SECONDS, 0.0) + tail.get(keys.TRAINING_SECONDS, 0.0)
+            self._report.trained[client] = {**head, keys.TRAINING_SECONDS: total}
         return arrays
+
+    def _far_out(self, taught: Sequence[Reply]) -> set[int]:
+        """Clients whose features are far larger than the others': one network is to learn from all."""
+        if self.config.run.norm_bound == 0:
+            return set()
+        features = {reply.client: reply.weights[tags.FEATURES].reshape(reply.examples, -1) for reply in taught}
+        lengths = {client: {"features": plausibility.root_mean_square(rows)} for client, rows in features.items()}
+        return self.far_out(TRAINING, dict.fromkeys(lengths, 1), lengths)
 
     def _groups(self) -> list[list[int]]:
         """Who learns from whom."""
@@ -118,6 +136,13 @@ class Tfcl(ContinualStrategy):
         record = None if message.has_error() else message.content.array_records.get(keys.ARRAYS)
         declared = tuple(record[tags.FEATURES].shape) if record is not None and tags.FEATURES in record else ()
         size, _, height, width = declared if len(declared) == 4 else (0, 0, 0, 0)
+        side = largest_map(self.config.data)
+        if not (0 <= size <= self.limits.examples and 0 <= height <= side and 0 <= width <= side):
+            raise MessageError(
+                f"{tags.FEATURES} are {keys.shown(declared)}: at most {self.limits.examples} samples' maps of "
+                f"{side} x {side} can be",
+                "size",
+            )
         single, channels = np.dtype(np.float32), 2 * self.config.model.width
         shapes: Shapes = {
             tags.FEATURES: ((size, channels, height, width), single),
@@ -126,12 +151,19 @@ class Tfcl(ContinualStrategy):
             tags.SEEN: ((self._classes,), np.dtype(np.bool_)),
         }
         reply = keys.read_reply(message, client, shapes)
+        if reply.sat_out:
+            return reply
         if reply.examples != size:
-            raise MessageError(f"{keys.EXAMPLES} = {reply.examples}, but there are features of {size}")
+            raise MessageError(f"{keys.EXAMPLES} = {reply.examples}, but there are features of {size}", "count")
         labels, seen = reply.weights[tags.LABELS], reply.weights[tags.SEEN]
         if labels.min() < 0 or labels.max() >= self._classes or not seen[labels].all():
             raise MessageError("labels hold a class that the client has not met")
         return reply
+
+
+def largest_map(data: DataConfig) -> int:
+    """Height and width that a map after the second stage can have at most: half the image's, whatever the stem."""
+    return -(-(data.image_size or DATASETS[data.dataset].image_size) // 2)
 
 
 def linked(sets: Mapping[int, frozenset[int]], threshold: float) -> list[list[int]]:

@@ -6,15 +6,20 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
-from flwr.app import Context, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.superlink.grid.http_grid import HttpGrid
+from flwr.superlink.grid.inmemory_grid import InMemoryGrid as InMemory
 
 from experiments.inline import InlineGrid
 from fedkace_flwr import client_app
 from fedkace_flwr import messages as keys
 from fedkace_flwr.errors import RunError
+from strategies import exchange as exchanges
+from strategies import roster as rosters
 from strategies.exchange import by_client, client_of, exchange
 from strategies.roster import Roster
 
@@ -333,32 +338,245 @@ def test_a_node_that_never_answers_is_like_one_that_never_joined() -> None:
         Roster(2, SOON).wait(MuteGrid(echo(), 2))
 
 
-@pytest.mark.parametrize("missing", [keys.PARTITION, keys.PARTITIONS])
-def test_a_node_that_cannot_name_its_partition_ends_the_run_with_what_to_do_in_one_line(missing: str) -> None:
+def spoilt(node: int, **config: object) -> RecordingGrid:
+    """A grid of two nodes, one of which is configured like this; None takes a key away."""
     grid = RecordingGrid(client_app.app, 2)
-    del grid._contexts[3].node_config[missing]
-    with pytest.raises(RunError) as caught:
-        Roster(2, LONG).wait(grid)
-    text = str(caught.value)
-    assert f"{missing} = None" in text
-    assert "--node-config 'partition-id=K num-partitions=N'" in text
-    assert len(text.splitlines()) == 1
+    for name, value in config.items():
+        key = name.replace("_", "-")
+        if value is None:
+            del grid._contexts[node].node_config[key]
+        else:
+            grid._contexts[node].node_config[key] = value
+    return grid
 
 
-def test_a_node_whose_partition_is_no_number_ends_the_run_in_one_line() -> None:
-    grid = RecordingGrid(client_app.app, 2)
-    grid._contexts[3].node_config[keys.PARTITION] = "first"
-    with pytest.raises(RunError) as caught:
-        Roster(2, LONG).wait(grid)
-    assert "'first'" in str(caught.value)
-    assert len(str(caught.value).splitlines()) == 1
+SPOILT: list[tuple[dict[str, object], str]] = [
+    ({"partition_id": None}, "partition-id = None"),
+    ({"num_partitions": None}, "num-partitions = None"),
+    ({"partition_id": "first"}, "'first'"),
+    ({"partition_id": 2}, "partition-id = 2"),
+    ({"partition_id": -1}, "partition-id = -1"),
+    ({"num_partitions": 0}, "num-partitions = 0"),
+]
 
 
-@pytest.mark.parametrize(("partition", "partitions"), [(0, 0), (2, 2), (-1, 2)])
-def test_a_node_with_an_impossible_partition_is_told_so(partition: int, partitions: int) -> None:
-    """Not reported as a node that never joined, after minutes of waiting."""
+@pytest.mark.parametrize(("config", "words"), SPOILT)
+def test_a_node_that_cannot_name_its_partition_is_named_and_the_others_go_on(
+    config: dict[str, object], words: str
+) -> None:
+    with heard("strategies.roster") as lines:
+        assert Roster(2, SOON).wait(spoilt(3, **config)) == {0: 2}
+    (named,) = [text for level, text in lines if level == logging.WARNING and text.startswith("SuperNode 3")]
+    assert words in named and "--node-config 'partition-id=K num-partitions=N'" in named
+    assert len(named.splitlines()) == 1
+
+
+def test_where_no_node_can_name_its_partition_the_run_ends_with_what_to_do_in_one_line() -> None:
     grid = RecordingGrid(client_app.app, 1)
-    grid._contexts[2].node_config |= {keys.PARTITION: partition, keys.PARTITIONS: partitions}
+    del grid._contexts[2].node_config[keys.PARTITION]
     with pytest.raises(RunError) as caught:
         Roster(1, SOON).wait(grid)
-    assert "partition-id" in str(caught.value)
+    text = str(caught.value)
+    assert "partition-id = None" in text and "--node-config 'partition-id=K num-partitions=N'" in text
+    assert f"join-deadline = {SOON:g}" in text and len(text.splitlines()) == 1
+
+
+class FakeTime:
+    """A clock that only sleeping moves."""
+
+    def __init__(self) -> None:
+        self.now, self.slept = 100.0, list[float]()
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
+    fake = FakeTime()
+    monkeypatch.setattr(exchanges, "time", fake)
+    monkeypatch.setattr(rosters, "time", fake)
+    return fake
+
+
+def test_a_node_that_answers_again_after_an_error_hosts_its_clients(clock: FakeTime) -> None:
+    grid, roster = spoilt(3, partition_id="first"), Roster(2, LONG)
+    assert roster.nodes(grid) == {0: 2}
+    grid._contexts[3].node_config[keys.PARTITION] = 1
+    assert roster.nodes(grid) == {0: 2}, "it is not asked again at once"
+    clock.now += 61
+    assert roster.nodes(grid) == {0: 2, 1: 3}
+
+
+def test_an_answer_without_sense_is_like_an_error(clock: FakeTime) -> None:
+    app, answers = ClientApp(), [RecordDict(), RecordDict({keys.CONFIG: ConfigRecord({keys.PARTITION: "0"})})]
+
+    @app.query()
+    def identify(message: Message, context: Context) -> Message:
+        node = int(context.node_config[keys.PARTITION])
+        return Message(answers[node], reply_to=message) if node < 2 else client_app.identify(message, context)
+
+    grid = RecordingGrid(app, 3)
+    with heard("strategies.roster") as lines:
+        assert Roster(3, LONG).nodes(grid) == {2: 4}
+    assert [text for _, text in lines if "SuperNode 2" in text] and [text for _, text in lines if "SuperNode 3" in text]
+
+
+def test_a_mute_node_holds_a_phase_up_once_and_for_a_moment(clock: FakeTime) -> None:
+    """With hours to answer a training message, it must not take hours to start one."""
+    grid = SilentGrid(client_app.app, 3, silent={3})
+    roster = Roster(3, 300.0)
+    begun = clock.now
+    assert roster.nodes(grid) == {0: 2, 2: 4}
+    first = clock.now - begun
+    assert 10 <= first <= 20
+    assert [roster.nodes(grid) for _ in range(5)] == [{0: 2, 2: 4}] * 5
+    assert clock.now - begun == first
+    assert len([message for message in grid.sent if client_of(message) == 3]) == 1
+    grid.silent = set()
+    assert roster.nodes(grid) == {0: 2, 1: 3, 2: 4}, "a late answer counts from the next phase on"
+
+
+def test_a_node_whose_question_has_expired_is_asked_once_more(clock: FakeTime) -> None:
+    grid, roster = SilentGrid(client_app.app, 2, silent={3}), Roster(2, 300.0)
+    roster.nodes(grid)
+    grid._replies.clear()  # what Flower does with a message whose time is over
+    clock.now += 301
+    grid.silent = set()
+    assert roster.nodes(grid) == {0: 2, 1: 3}
+
+
+def claiming(*places: tuple[int, int]) -> RecordingGrid:
+    """A grid whose nodes 2, 3, ... name these partitions."""
+    grid = RecordingGrid(client_app.app, len(places))
+    for context, (partition, partitions) in zip(grid._contexts.values(), places, strict=True):
+        context.node_config |= {keys.PARTITION: partition, keys.PARTITIONS: partitions}
+    return grid
+
+
+def test_of_two_nodes_of_one_partition_the_first_known_has_it_and_the_other_is_named_once() -> None:
+    grid, roster = claiming((0, 2), (1, 2), (1, 2)), Roster(2, LONG)
+    with heard("strategies.roster") as lines:
+        assert [roster.nodes(grid) for _ in range(4)] == [{0: 2, 1: 3}] * 4
+    (named,) = [text for _, text in lines if "SuperNode 4" in text]
+    assert "partition-id = 1" in named and "SuperNode 3 has" in named
+
+
+def test_a_second_claimant_takes_over_when_the_first_is_gone_and_not_back() -> None:
+    grid = claiming((0, 1), (0, 1))
+    grid.get_node_ids = lambda: present.pop(0)  # type: ignore[method-assign]
+    present = [{3}, {2, 3}, {2}, {2, 3}, {2, 3}]
+    roster = Roster(1, LONG)
+    assert [roster.nodes(grid)[0] for _ in range(5)] == [3, 3, 2, 2, 2]
+
+
+def test_a_node_with_another_number_of_partitions_than_most_moves_nobody() -> None:
+    grid = claiming((0, 10**9), (0, 3), (1, 3), (2, 3))
+    with heard("strategies.roster") as lines:
+        assert Roster(3, LONG).nodes(grid) == {0: 3, 1: 4, 2: 5}
+    (named,) = [text for _, text in lines if "SuperNode 2" in text]
+    assert "num-partitions = 1000000000, most say 3" in named
+
+
+# A SuperLink that is out of reach for a while
+
+
+class FlakyGrid(RecordingGrid):
+    """Fails so many times at each of its calls, with this."""
+
+    def __init__(self, app: ClientApp, nodes: int, error: Exception, **times: int) -> None:
+        super().__init__(app, nodes)
+        self.error, self.times = error, times
+
+    def _fail(self, call: str) -> None:
+        if self.times.get(call, 0) > 0:
+            self.times[call] -= 1
+            raise self.error
+
+    def get_node_ids(self) -> Iterable[int]:
+        self._fail("look")
+        return super().get_node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        self._fail("push")
+        return super().push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        self._fail("pull")
+        return super().pull_messages(message_ids)
+
+
+def timed_out() -> Exception:
+    """As Flower's own grid raises it."""
+    return httpx.ReadTimeout("the read timed out")
+
+
+def answered(status: int) -> Exception:
+    request = httpx.Request("POST", "http://127.0.0.1")
+    return httpx.HTTPStatusError("refused", request=request, response=httpx.Response(status, request=request))
+
+
+@pytest.mark.parametrize("error", [ConnectionError("reset"), timed_out(), answered(503)])
+def test_a_grid_out_of_reach_is_tried_again_with_longer_and_longer_pauses(clock: FakeTime, error: Exception) -> None:
+    grid = FlakyGrid(echo(), 3, error, push=3, pull=2)
+    assert Roster(3, 60.0).nodes(RecordingGrid(client_app.app, 3)) == {0: 2, 1: 3, 2: 4}
+    found = exchange(grid, questions(grid, range(3), 3), 3600.0)
+    assert list(found.replies) == [0, 1, 2] and found.silent == []
+    assert clock.slept[:3] == [0.5, 1.0, 2.0]
+    assert Roster(3, 60.0).nodes(FlakyGrid(client_app.app, 3, error, look=4)) == {0: 2, 1: 3, 2: 4}
+
+
+@pytest.mark.parametrize("call", ["push", "pull"])
+def test_a_grid_out_of_reach_for_the_whole_deadline_leaves_all_clients_silent(clock: FakeTime, call: str) -> None:
+    grid, begun = FlakyGrid(echo(), 3, ConnectionError("reset"), **{call: 10**6}), clock.now
+    found = exchange(grid, questions(grid, range(3), 3), 600.0)
+    assert found.replies == {} and found.silent == [0, 1, 2]
+    assert 600 <= clock.now - begun <= 2 * 600 + 60
+
+
+def test_nodes_known_before_an_outage_are_still_known_after_it(clock: FakeTime) -> None:
+    grid, roster = FlakyGrid(client_app.app, 2, ConnectionError("reset")), Roster(2, 30.0)
+    hosts = roster.nodes(grid)
+    grid.times["look"] = 10**6
+    assert roster.nodes(grid) == hosts
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a fault in the program"), answered(401)])
+def test_what_is_no_outage_is_not_tried_again(clock: FakeTime, error: Exception) -> None:
+    for call in ("push", "pull"):
+        grid = FlakyGrid(echo(), 1, error, **{call: 1})
+        with pytest.raises(type(error)):
+            exchange(grid, questions(grid, [0], 1), LONG)
+    assert clock.slept == []
+
+
+def test_a_reply_that_flower_cannot_unpack_is_its_senders_failure_alone(clock: FakeTime) -> None:
+    class BrokenGrid(RecordingGrid):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            replies = list(super().pull_messages(message_ids))
+            if any(client_said(reply) == 1 for reply in replies):
+                raise ValueError("Object content is corrupted")  # all that were fetched with it are lost
+            return replies
+
+    grid = BrokenGrid(echo(), 3)
+    found = exchange(grid, questions(grid, range(3), 3), LONG)
+    assert list(found.replies) == [0, 2] and found.silent == []
+    assert list(found.unreadable) == [1] and "ValueError" in found.unreadable[1]
+
+
+def test_a_simulations_replies_are_fetched_together() -> None:
+    class InMemoryGrid(RecordingGrid):
+        """By its name the grid of Flower's simulation."""
+
+    grid = InMemoryGrid(echo(), 3)
+    assert list(exchange(grid, questions(grid, range(3), 3), LONG).replies) == [0, 1, 2]
+    assert grid.pulls == 1
+
+
+def test_the_grids_of_flower_are_told_apart() -> None:
+    assert InMemory.__name__ == "InMemoryGrid" and exchanges.is_simulation(object.__new__(InMemory))
+    assert not exchanges.is_simulation(object.__new__(HttpGrid))
