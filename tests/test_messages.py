@@ -325,3 +325,19 @@ def test_size_counts_numbers_and_settings_too() -> None:
     assert many - few == 80
     plain = keys.size_in_bytes(keys.instruction(ArrayRecord(), {}, 0, 1))
     assert keys.size_in_bytes(keys.instruction(ArrayRecord(), {"note": "x" * 50}, 0, 1)) >= plain + 50
+
+
+def test_sizes_are_flowers_own_and_empty_texts_and_lists_are_counted_too() -> None:
+    values: dict[str, Any] = {
+        "flag": True,
+        "n": 1,
+        "x": 2.5,
+        "text": "abc",
+        "raw": b"abcd",
+        "many": [1, 2],
+        "some": ["a", "bc"],
+    }
+    record = ConfigRecord(values)
+    assert keys.size_in_bytes(RecordDict({"config": record})) == record.count_bytes()
+    for nothing in ("", b"", []):
+        assert keys.size_in_bytes(RecordDict({"config": ConfigRecord({"x": nothing})})) == 1
