@@ -411,7 +411,7 @@ class PrivacyConfig:
         "With `dp`: standard deviation of the noise on each weight of a client's update (`local`) or of the sum of updates (`central`), in units of `dp-clip`. 0 clips and gives no privacy.",
         low=0,
     )
-    dp_delta: float = _key(1e-5, "With `dp`: the delta for which epsilon is recorded.", above=0, high=0.1)
+    dp_delta: float = _key(1e-5, "With `dp`: the delta for which epsilon is recorded.", above=0, high=1)
     dp_seeded: bool = _key(
         False,
         "With `dp`: draw the noise from `seed`, so that a study can be repeated. Who knows the seed can take the noise away: no privacy.",
