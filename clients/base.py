@@ -1,9 +1,11 @@
 """The client half of every method: one round from chunk to stored answer, hooks where methods differ."""
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,17 +15,23 @@ from flwr.client import NumPyClient
 from torch import Tensor
 
 from fedkace_flwr import messages as keys
+from fedkace_flwr import serving
 from fedkace_flwr.buffer import Samples
 from fedkace_flwr.config import TrainingConfig
+from fedkace_flwr.datasets import framing_of
+from fedkace_flwr.devices import choose_precision
 from fedkace_flwr.errors import MessageError, RunError
 from fedkace_flwr.experiment import Experiment, as_arrays
 from fedkace_flwr.metrics import accuracy
 from fedkace_flwr.model import ResNet18
 from fedkace_flwr.objectives import Objective, TaskLoss
 from fedkace_flwr.seeding import generator_for
+from fedkace_flwr.serving import Answering, KeptModels
 from fedkace_flwr.sources import Source
 from fedkace_flwr.store import Answer, ClientState, ClientStore
 from fedkace_flwr.training import predict, train
+
+logger = logging.getLogger(__name__)
 
 Metrics = dict[str, Any]
 
@@ -151,6 +159,19 @@ class ContinualClient(NumPyClient):
             return state, {}
         return replace(state, switched_at=state.switched_at or round_number), {}
 
+    def answering(self, parameters: list[np.ndarray[Any, Any]], state: ClientState) -> Answering | None:
+        """The networks that a round's evaluation has decided between, to be kept for inference.
+
+        Returns None where the local model should answer and its file is lost.
+        """
+        weights = {serving.GLOBAL: dict(zip(self.experiment.weight_names, parameters, strict=True))}
+        if state.switched_at is not None:
+            return Answering(weights, {serving.GLOBAL: state.seen})
+        trained = self.store.answer(state.round)
+        if trained is None:
+            return None
+        return Answering({**weights, serving.LOCAL: dict(trained.arrays)}, {serving.LOCAL: state.seen})
+
     def act(self, action: str, content: RecordDict, round_number: int) -> RecordDict:
         """Answer a message of the method's own, such as ``query.features``, inside a round.
 
@@ -185,6 +206,8 @@ class ContinualClient(NumPyClient):
             return 1.0, 0, {}
         if state.evaluated != round_number:
             state = self._evaluate_round(parameters, state, round_number)
+            if self.config.keeps_models:  # before the state: until that is in place, all of this is done again
+                self._keep_models(parameters, state)
             self.store.save(state)
         metrics = dict(state.evaluation)
         return 1.0 - metrics.get(keys.ACCURACY, 0.0), metrics.pop(keys.EXAMPLES), metrics
@@ -246,6 +269,32 @@ class ContinualClient(NumPyClient):
         report |= watch.seconds | {keys.STARTED: started, keys.FINISHED: time.time()}
         return replace(state, evaluated=round_number, evaluation=report)
 
+    def _keep_models(self, parameters: list[np.ndarray[Any, Any]], state: ClientState) -> None:
+        answering, experiment = self.answering(parameters, state), self.experiment
+        if answering is None:
+            logger.warning("client %d: no model of round %d to keep; the last one stays", self.number, state.evaluated)
+            return
+        mean, std = experiment.normalisation
+        precision = choose_precision(self.config.run.precision, experiment.device)
+        kept = KeptModels(
+            method=self.config.method,
+            run=state.run,
+            round=state.evaluated,
+            trained=state.round,
+            switched_at=state.switched_at,
+            seen=_numbers(state.seen),
+            class_names=experiment.dataset.class_names,
+            framing=framing_of(self.config.data.dataset, experiment.dataset.image_size),
+            mean=mean,
+            std=std,
+            width=self.config.model.width,
+            stem=experiment.stem,
+            precision=str(precision).removeprefix("torch."),
+            answers={name: _numbers(classes) for name, classes in answering.answers.items()},
+            weights=answering.weights,
+        )
+        serving.write(self.store.folder, kept)
+
     # Tools for methods
 
     def logits(self, net: ResNet18, samples: Samples) -> Tensor:
@@ -294,4 +343,11 @@ class ContinualClient(NumPyClient):
         samples = self.source.test_set(seen)
         if not len(samples):
             return None, 0
-        return accuracy(self.logits(net, samples), samples.labels, seen), len(samples)
+        by_id = samples.content.dtype == torch.int64
+        logits_of = partial(self.logits, net)
+        logits = self.experiment.shared_logits(net, samples, logits_of) if by_id else logits_of(samples)
+        return accuracy(logits, samples.labels, seen), len(samples)
+
+
+def _numbers(classes: Tensor) -> tuple[int, ...]:
+    return tuple(int(label) for label in classes.nonzero())

@@ -15,8 +15,10 @@ from fedkace_flwr import messages as keys
 from fedkace_flwr import submodels, tags
 from fedkace_flwr.distillation import DistilledLoss, lower_half
 from fedkace_flwr.errors import MessageError
+from fedkace_flwr.experiment import as_arrays
 from fedkace_flwr.metrics import accuracy
 from fedkace_flwr.model import ResNet18
+from fedkace_flwr.serving import Answering
 from fedkace_flwr.store import Answer, ClientState
 from fedkace_flwr.submodels import Extra
 from fedkace_flwr.training import adamw, train
@@ -155,6 +157,16 @@ class TfclClient(ContinualClient):
             report |= dict.fromkeys((keys.LOCAL_ACCURACY, keys.ACCURACY), accuracy(scores, test.labels, state.seen))
         report |= {keys.EXAMPLES: len(test), **watch.seconds, keys.STARTED: started, keys.FINISHED: time.time()}
         return replace(state, evaluated=round_number, evaluation=report)
+
+    def answering(self, parameters: list[np.ndarray[Any, Any]], state: ClientState) -> Answering:
+        """The latest sub-model, or all of them, each for its task's classes."""
+        extra = state.extra
+        if self.config.tfcl.tfcl_inference == "latest":
+            answers = {int(extra[submodels.TASK]): state.seen}
+        else:
+            answers = {task: extra[submodels.classes_of(task)] for task in submodels.finished(extra)}
+        weights = {f"task-{task}": as_arrays(self.sub_model(extra, task).state_dict()) for task in answers}
+        return Answering(weights, {f"task-{task}": classes for task, classes in answers.items()})
 
     def sub_model(self, extra: Extra, task: int) -> ResNet18:
         """The network of a finished task: its own weights, and those of earlier tasks that it picked."""

@@ -150,8 +150,8 @@ why() {
   text=$(latest "$1")
   case $text in
     *'error: '*) grep -m1 -o 'error: .*' <<<"$text" | cut -c8- ;;
-    *2001*) echo "the SuperLink takes only nodes with a key (FEDKACE_KEY)" ;;
-    *2004*) echo "its key is not registered, or the SuperLink counts an earlier process of it as online for up to a minute" ;;
+    *'code: 2001'*) echo "the SuperLink takes only nodes with a key (FEDKACE_KEY)" ;;
+    *'code: 2004'*) echo "its key is not registered, or the SuperLink counts an earlier process of it as online for up to a minute" ;;
     *CERTIFICATE_VERIFY_FAILED*) echo "the SuperLink's certificate does not stand up to FEDKACE_CA: $(grep -m1 -o 'certificate verify failed: [^(]*' <<<"$text")" ;;
     *'address already in use'*) echo "its port is taken" ;;
     *) tail -n 1 <<<"$text" ;;

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from experiments.study import ENGINES, FULL, load_study, parse_setting
 from fedkace_flwr.config import Config
-from fedkace_flwr.errors import FedkaceError, ResultsError
+from fedkace_flwr.errors import ConfigError, FedkaceError, ResultsError
 
 _USER_ERROR, _INTERRUPTED, _TERMINATED = 2, 130, 143
 _PLAIN_WIDTH = 120  # where the output is a file, tables keep one line a row
@@ -21,9 +21,12 @@ def main(arguments: list[str] | None = None) -> int:
     console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
     try:
         if options.command == "bench":
-            from experiments.bench import bench
+            from experiments.bench.suite import PARTS, bench
 
-            bench(console, repeats=options.repeats, output=options.output)
+            for part in set(options.parts) - set(PARTS):
+                raise ConfigError(f"bench {part}: must be one of {', '.join(PARTS)}")
+
+            bench(console, parts=options.parts, repeats=options.repeats, output=options.output)
         elif options.command == "gradient-cost":
             from experiments.gradient_cost import gradient_cost
 
@@ -125,7 +128,13 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--seeds", type=int, nargs="+", default=[], help="in place of the file's seeds")
     run.add_argument("--dry-run", action="store_true", help="print the plan and an estimate of its time; run nothing")
     run.add_argument("--results", type=Path, default=Path("results"), help="folder above the studies' folders")
-    bench = commands.add_parser("bench", help="measure local training, selection and the rest of a round")
+    bench = commands.add_parser("bench", help="measure training, selection, evaluation, state and whole rounds")
+    bench.add_argument(
+        "parts",
+        nargs="*",
+        metavar="PART",
+        help="training, selection, evaluation, state, rounds or plain (default: all)",
+    )
     bench.add_argument("--repeats", type=int, default=5, help="measurements of each figure (default 5)")
     bench.add_argument("--output", type=Path, help="also write the figures to this JSON file")
     cost = commands.add_parser(

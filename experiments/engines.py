@@ -25,6 +25,7 @@ _APP = Path(__file__).resolve().parent.parent
 _START_SECONDS = 60
 _STOP_SECONDS = 20
 _LINK = "study"
+_CLUSTER = "RAY_ADDRESS"
 
 
 class Job(Protocol):
@@ -94,12 +95,13 @@ class FlowerEngine:
     """Flower's simulation: a SuperLink of our own, and ``flwr run`` for each run.
 
     The SuperLink listens on a free port of the loopback, keeps its files in a folder of its own, and ends
-    with this object, so that neither another checkout nor the user's Flower settings play a part.
+    with this object, so that neither another checkout nor the user's Flower settings play a part. Where the
+    environment names a Ray cluster (``RAY_ADDRESS``), the clients run there.
 
     Parameters
     ----------
     workers : int
-        Clients at work at a time, one CPU each.
+        Clients at work at a time, one CPU each; on a cluster, as many as it has CPUs.
     gpu_fraction : float
         Share of a GPU that each takes.
     environment : mapping, optional
@@ -158,8 +160,9 @@ class FlowerEngine:
             "num-supernodes": config.stream.clients,
             "client-resources-num-cpus": 1,
             "client-resources-num-gpus": self._gpu_fraction,
-            "init-args-num-cpus": self._workers,
         }
+        if _CLUSTER not in self._outside:  # a cluster that is there has the size that it has
+            federation["init-args-num-cpus"] = self._workers
         return _FlowerJob(config, federation, log, self._environment)
 
     def _wait_until_up(self, link: "subprocess.Popen[bytes]", port: int) -> None:

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from experiments.bench import Setting, interleaved, report, spread
+from experiments.bench.measure import interleaved, report, spread
+from experiments.bench.training import Setting
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.model import ResNet18, resnet18
 from fedkace_flwr.objectives import BalancedReplayLoss, Batch, FullGradientReplayLoss, TaskLoss

@@ -51,6 +51,8 @@ _KEYS = ("title", "config", "grid", "scales", "paper", "base", "engine", "worker
 _BORROWER_KEYS = ("same-runs-as", "only")
 _PATHS = ("data-dir", "cache-dir", "state-dir")  # the engines run elsewhere than the command
 _RUNNERS_OWN = ("results-dir", "run-name")
+# Far above any study; a file of a few lines can stand for billions of values by naming its own parts again and again.
+_MOST_VALUES, _DEEPEST, _MOST_RUNS, _LARGEST = 100_000, 20, 100_000, 2**63
 
 
 class _Loader(yaml.SafeLoader):
@@ -123,6 +125,7 @@ def load_study(
     scale: str = FULL,
     only: Sequence[str] = (),
     seeds: Sequence[int] = (),
+    lent: bool = False,
     **options: Any,
 ) -> Study:
     """Read a study file.
@@ -141,6 +144,8 @@ def load_study(
         Patterns of run names (``*`` stands for anything); by default all runs.
     seeds : sequence of int
         In place of the file's.
+    lent : bool
+        Whether another study names this one as its own.
     **options
         ``engine``, ``workers`` and ``gpu_fraction``; None leaves the file's.
 
@@ -151,7 +156,12 @@ def load_study(
     """
     content = _read(path)
     if "same-runs-as" in content:
+        if lent:
+            raise ConfigError(f"{path}: same-runs-as: must name a study with runs of its own")
         return _borrowed(path, content, overrides, results, scale=scale, only=only, seeds=seeds, **options)
+    for name in ("title", "paper"):
+        if not isinstance(content.get(name), str | None):
+            raise ConfigError(f"{path}: {name} = {content[name]!r}: must be a text")
     engine = options.get("engine") or content.get("engine", "flower")
     if engine not in ENGINES:
         raise ConfigError(f"{path}: engine = {engine!r}: must be {' or '.join(ENGINES)}")
@@ -174,6 +184,8 @@ def load_study(
         if varied.count(key) > 1:
             raise ConfigError(f"{path}: grid: {key} stands on two axes")
 
+    if math.prod(map(len, grid.values())) > _MOST_RUNS:
+        raise ConfigError(f"{path}: grid: makes {math.prod(map(len, grid.values()))} runs, more than {_MOST_RUNS}")
     folder = (results / (path.stem if scale == FULL else f"{path.stem}-{scale}")).resolve()
     cells: dict[str, dict[str, Scalar]] = {}
     runs: dict[str, Config] = {}
@@ -183,7 +195,7 @@ def load_study(
         values = {"data-dir": "data", **fixed, **given, **overrides, "results-dir": str(folder)}
         for key in _PATHS:
             if isinstance(values.get(key), str) and values[key]:
-                values[key] = str(Path(values[key]).expanduser().resolve())
+                values[key] = _resolved(path, key, values[key])
         try:
             config = Config.parse(values)
             name = _run_name(config, cell, _groups(axes))
@@ -222,9 +234,9 @@ def parse_setting(text: str) -> tuple[str, Scalar]:
     key, separator, value = text.partition("=")
     try:
         parsed = yaml.load(value, _Loader) if value else ""
-    except yaml.YAMLError:
+    except Exception:  # as in _parse
         parsed = None
-    if not separator or not key or not isinstance(parsed, bool | int | float | str):
+    if not separator or not key or not isinstance(parsed, bool | int | float | str) or _is_too_large(parsed):
         raise ConfigError(f"--set {text}: must be key=value, for example --set overlap=0")
     return key.strip(), parsed
 
@@ -232,12 +244,19 @@ def parse_setting(text: str) -> tuple[str, Scalar]:
 def _borrowed(path: Path, content: Mapping[str, Any], *arguments: Any, only: Sequence[str], **options: Any) -> Study:
     """A study of another's runs."""
     lender, patterns = content["same-runs-as"], content.get("only", ["*"])
-    if not isinstance(lender, str) or not isinstance(patterns, list):
+    if not isinstance(lender, str) or not isinstance(patterns, list) or not all(isinstance(p, str) for p in patterns):
         raise ConfigError(f"{path}: same-runs-as must name a study file, only must be a list of patterns")
-    return load_study(path.parent / lender, *arguments, only=only or patterns, **options)
+    return load_study(path.parent / lender, *arguments, only=only or patterns, lent=True, **options)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _resolved(path: Path, key: str, value: str) -> str:
+    try:
+        return str(Path(value).expanduser().resolve())
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ConfigError(f"{path}: {key} = {value!r}: is no path ({error})") from error
+
+
+def _read(path: Path, users: tuple[Path, ...] = ()) -> dict[str, Any]:
     """A study file with what its base adds."""
     content = _parse(path)
     known = _BORROWER_KEYS if "same-runs-as" in content else _KEYS
@@ -246,8 +265,10 @@ def _read(path: Path) -> dict[str, Any]:
             raise ConfigError(f"{path}: unknown key {key!r}; the keys are {', '.join(known)}")
     if "base" not in content:
         return content
-    base = path.parent / str(content.pop("base"))
-    return _merged(_read(base), content)
+    base, users = path.parent / str(content.pop("base")), (*users, path)
+    if len(users) > _DEEPEST:
+        raise ConfigError(f"{path}: base: the files name each other without end")
+    return _merged(_read(base, users), content)
 
 
 def _merged(base: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
@@ -258,7 +279,10 @@ def _merged(base: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, An
     if isinstance(base.get("scales"), dict) and isinstance(content.get("scales"), dict):
         ours, theirs = content["scales"], base["scales"]
         merged["scales"] = {
-            scale: _merged(theirs.get(scale) or {}, ours.get(scale) or {}) for scale in {**theirs, **ours}
+            scale: _merged(theirs.get(scale) or {}, ours.get(scale) or {})
+            if isinstance(theirs.get(scale), dict | None) and isinstance(ours.get(scale), dict | None)
+            else ours.get(scale, theirs.get(scale))
+            for scale in {**theirs, **ours}
         }
     return merged
 
@@ -266,16 +290,41 @@ def _merged(base: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, An
 def _parse(path: Path) -> dict[str, Any]:
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        _check_size(content)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); name a study file") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        line = str(error).splitlines()[0]
+    except Exception as error:  # for odd tags and values PyYAML raises whatever Python does
+        line = (str(error).splitlines() or [""])[0] or type(error).__name__
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
         raise ConfigError(f"{path}{where}: is not YAML ({getattr(error, 'problem', None) or line})") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: must hold keys, among them config")
     return content
+
+
+def _check_size(content: Any) -> None:
+    """See that a parsed file can be walked through and quoted; aliases count as often as they stand.
+
+    Raises
+    ------
+    ValueError
+        It is too deep or too large, or holds itself.
+    """
+    met, waiting = 0, [(content, 0)]
+    while waiting:
+        value, depth = waiting.pop()
+        met += 1
+        if met > _MOST_VALUES or depth > _DEEPEST or _is_too_large(value):
+            raise ValueError("it holds too many values, one within the other without end, or too large a number")
+        if isinstance(value, Mapping):
+            waiting += [(part, depth + 1) for pair in value.items() for part in pair]
+        elif isinstance(value, list | tuple | set):
+            waiting += [(part, depth + 1) for part in value]
+
+
+def _is_too_large(value: object) -> bool:
+    return isinstance(value, int) and not -_LARGEST <= value < _LARGEST
 
 
 def _mapping(path: Path, content: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -308,7 +357,9 @@ def _points(path: Path, axis: str, values: Any) -> dict[Scalar, dict[str, Any]]:
     elif (
         isinstance(values, dict)
         and values
-        and all(isinstance(group, dict) or group is None for group in values.values())
+        and all(isinstance(group, dict | None) for group in values.values())
+        and all(isinstance(key, str) for group in values.values() for key in group or {})
+        and len({str(label) for label in values}) == len(values)
     ):
         return {str(label): dict(group or {}) for label, group in values.items()}
     raise ConfigError(f"{path}: grid: {axis} = {values!r}: must be a list of different values, or named groups of keys")

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkace_flwr.errors import DataError
-from fedkace_flwr.image_sources import PICTURES, decode_picture
+from fedkace_flwr.image_sources import PICTURES
+from fedkace_flwr.pixels import Framing, read_square
 
 LARGEST_FILE = 2**28
 """Bytes that the arrays of one file may take, unpacked."""
@@ -92,7 +93,8 @@ def read(path: Path, class_name: str | None, class_names: Sequence[str], image_s
     if class_name is not None:
         label = _label_of(class_name, class_names)
         _check_kind(path, PICTURES)
-        return decode_picture(path, shorter=image_size, size=image_size)[None], np.array([label], dtype=np.int64)
+        with _faults_of(path):
+            return read_square(path, Framing.of_files(image_size))[None], np.array([label], dtype=np.int64)
     _check_kind(path, (_ARCHIVE,))
     with _faults_of(path), zipfile.ZipFile(path) as archive:
         size = sum(member.file_size for member in archive.infolist())

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from fedkace_flwr import durable
-from fedkace_flwr.durable import Array
-from fedkace_flwr.errors import RunError, StateError
+from fedkace_flwr.archive import Array
+from fedkace_flwr.errors import RunError, StateError, UnreadableStateError
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,8 @@ class Checkpoints:
         Raises
         ------
         RunError
-            There are checkpoints, and none can be read.
+            There are checkpoints, and none can be read; or the last one is whole and of a younger version of the
+            program, or encrypted with another key.
         """
         numbers = durable.numbered(self.folder, "checkpoint")
         reason = ""
@@ -78,6 +79,8 @@ class Checkpoints:
                 content = durable.read(path)
                 assert content is not None
                 return _parse(number, *content)
+            except UnreadableStateError as error:
+                raise RunError(f"{path}: {error}") from error
             except StateError as error:
                 reason = str(error)
                 logger.warning("%s cannot be read: %s; going on with the checkpoint before it", path, reason)
@@ -100,11 +103,13 @@ class Checkpoints:
 def _parse(number: int, arrays: Mapping[str, Array], record: Mapping[str, Any]) -> Checkpoint:
     try:
         if record["round"] != number:
-            raise StateError(f"it holds round {record['round']}")
+            raise StateError(f"it holds round {record['round']!r:.40}")
+        if not isinstance(record["run"], str) or not isinstance(record["strategy"], dict):
+            raise StateError("it holds no run, or no strategy")
         parts: dict[str, dict[str, Array]] = {"weights": {}, "strategy": {}}
         for name, array in arrays.items():
             kind, _, rest = name.partition(".")
             parts[kind][rest] = array
-        return Checkpoint(number, str(record["run"]), parts["weights"], parts["strategy"], record["strategy"])
+        return Checkpoint(number, record["run"], parts["weights"], parts["strategy"], record["strategy"])
     except (KeyError, TypeError) as error:
         raise StateError(f"it lacks {error}") from error

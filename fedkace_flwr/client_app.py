@@ -1,6 +1,7 @@
 """Flower ClientApp: a message becomes a call of the chosen method's NumPyClient, its result a reply."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -43,8 +44,8 @@ def _guard(message: Message, context: Context, call_next: ClientAppCallable) -> 
 @app.train(mods=[_guard])
 def train(message: Message, context: Context) -> Message:
     """Train one round and return the local model."""
-    client, config = _client(message, context)
-    weights, examples, metrics = client.fit(_parameters(message, client), config)
+    with _client(message, context) as (client, config):
+        weights, examples, metrics = client.fit(_parameters(message, client), config)
     named = dict(zip(client.experiment.weight_names, weights, strict=True)) if weights else None
     return Message(keys.reply_content(named, examples, metrics), reply_to=message)
 
@@ -52,8 +53,8 @@ def train(message: Message, context: Context) -> Message:
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Take the new global model and test the inference model."""
-    client, config = _client(message, context)
-    _, examples, metrics = client.evaluate(_parameters(message, client), config)
+    with _client(message, context) as (client, config):
+        _, examples, metrics = client.evaluate(_parameters(message, client), config)
     return Message(keys.reply_content(None, examples, metrics), reply_to=message)
 
 
@@ -63,15 +64,17 @@ def _register(action: str) -> None:
 
     @getattr(app, kind)(name)  # type: ignore[untyped-decorator]
     def handle(message: Message, context: Context) -> Message:
-        client, config = _client(message, context)
-        return Message(client.act(action, message.content, config[keys.ROUND]), reply_to=message)
+        with _client(message, context) as (client, config):
+            return Message(client.act(action, message.content, config[keys.ROUND]), reply_to=message)
 
 
 for _action in sorted({action for method in METHODS.values() for action in method.actions}):
     _register(_action)
 
 
-def _client(message: Message, context: Context) -> tuple[ContinualClient, dict[str, int]]:
+@contextmanager
+def _client(message: Message, context: Context) -> Iterator[tuple[ContinualClient, dict[str, int]]]:
+    """The client that a message is for, its folder closed to other processes until the message is handled."""
     method, config = configured(Config.parse(context.run_config))
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
@@ -83,10 +86,11 @@ def _client(message: Message, context: Context) -> tuple[ContinualClient, dict[s
         raise MessageError(f"client {number} does not live at partition {partition} of {partitions}")
     experiment, run = shared_experiment(config), str(told.get(keys.RUN, ""))
     source = _source(experiment, number, run, context.node_config)
-    empty = ClientState(torch.zeros(experiment.num_classes, dtype=torch.bool), source.none(), run)
+    unmet = torch.zeros(experiment.num_classes, dtype=torch.bool)
+    empty = ClientState(unmet, source.none(), run=run, client=number)
     store = ClientStore(client_folder(config, context.run_id, number, context.node_config), empty)
-    client = method.client(number, experiment, source, store, message.content)
-    return client, {keys.ROUND: round_number}
+    with store.locked():
+        yield method.client(number, experiment, source, store, message.content), {keys.ROUND: round_number}
 
 
 def _source(experiment: Experiment, number: int, run: str, node_config: Mapping[str, Scalar]) -> Source:

@@ -18,7 +18,6 @@ from fedkace_flwr.errors import ConfigError
 Scalar = bool | int | float | str
 
 LARGEST_SUM = 1000
-_MUCH = 100_000
 
 
 @dataclass(frozen=True)
@@ -72,10 +71,10 @@ class DataConfig:
         "With `data-source = inbox`: the agreed classes, comma-separated, in the order of their labels; `dataset` and `num-classes` do not count there.",
     )
     inbox_bound: int = _key(
-        0,
-        "Most samples that a round takes from an inbox; 0: all that have arrived. A file is never split; one larger is taken alone.",
+        10_000,
+        "Most samples that a round takes from an inbox. A file is never split, and one that holds more is rejected.",
         unit="samples",
-        low=0,
+        low=1,
     )
     inbox_after: str = _key(
         "keep",
@@ -462,6 +461,11 @@ class RunConfig:
         "",
         "Where clients keep their state; empty: `clients/` in the run's folder. A client's `--node-config state-dir=...` goes before it.",
     )
+    keep_models: str = _key(
+        "auto",
+        "Whether a client keeps what it answers by as `models-ROUND.npz` in its state folder, for `python -m fedkace_flwr.predict`: `auto` does where data arrive in an inbox, as on a machine of their own. `centralized` has no model to keep.",
+        choices=("auto", "always", "never"),
+    )
     evaluate: str = _key(
         "inference",
         "What a client tests each round: its inference model alone, or local and global model (`both`).",
@@ -568,10 +572,16 @@ class Config:
 
     @property
     def largest_chunk(self) -> int:
-        """Samples that a client's chunk holds at most; from an inbox without a bound, what a server should believe."""
+        """Samples that a client's chunk holds at most."""
         if self.data.data_source == "inbox":
-            return self.data.inbox_bound or _MUCH
+            return self.data.inbox_bound
         return self.stream.window * self.stream.samples_per_class
+
+    @property
+    def keeps_models(self) -> bool:
+        """Whether clients keep what they answer by: ``keep-models``, its ``auto`` resolved."""
+        arrives = self.data.data_source == "inbox"
+        return {"always": True, "never": False}.get(self.run.keep_models, arrives)
 
     def _check_together(self) -> None:
         if self.data.data_source == "inbox":

@@ -31,15 +31,17 @@ from fedkace_flwr.image_sources import (
     find_digits,
     find_folder,
     find_imagenet100,
+    imagenet_framing,
 )
+from fedkace_flwr.pixels import Framing
 
 logger = logging.getLogger(__name__)
 
 DATASETS: dict[str, Source] = {
     "digits": Source(classes=10, image_size=8, find=find_digits),
     "cifar100": Source(classes=100, image_size=32, find=find_cifar100),
-    "imagenet100": Source(classes=100, image_size=224, find=find_imagenet100),
-    "folder": Source(classes=None, image_size=64, find=find_folder),
+    "imagenet100": Source(classes=100, image_size=224, find=find_imagenet100, framing=imagenet_framing),
+    "folder": Source(classes=None, image_size=64, find=find_folder, framing=Framing.of_files),
 }
 """The data sets by name: the one place to register another."""
 
@@ -145,6 +147,17 @@ def known_classes(name: str) -> int | None:
         There is no data set of that name.
     """
     return _source(name).classes
+
+
+def framing_of(name: str, size: int) -> Framing:
+    """Return how a data set's pictures become squares of a size, in pixels.
+
+    Raises
+    ------
+    ConfigError
+        There is no data set of that name.
+    """
+    return _source(name).framing(size)
 
 
 def load_dataset(config: DataConfig, *, progress: bool = False) -> Dataset:

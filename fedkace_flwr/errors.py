@@ -2,7 +2,16 @@
 
 
 class FedkaceError(Exception):
-    """Base of every error this package raises on purpose."""
+    """Base of every error this package raises on purpose.
+
+    Parameters
+    ----------
+    message : str
+        Becomes one line, whatever the values that it quotes.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(" ".join(message.splitlines()))
 
 
 class ConfigError(FedkaceError):
@@ -18,7 +27,11 @@ class StreamError(FedkaceError):
 
 
 class StateError(FedkaceError):
-    """A stored client state cannot be read back."""
+    """A stored client state cannot be read back, or not be stored."""
+
+
+class UnreadableStateError(StateError):
+    """A stored file that may well be whole is not for this process: of a younger version, or of another key."""
 
 
 class MessageError(FedkaceError):

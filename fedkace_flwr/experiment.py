@@ -17,6 +17,7 @@ from fedkace_flwr.config import Config
 from fedkace_flwr.datasets import Dataset, load_dataset
 from fedkace_flwr.devices import choose_device, choose_precision
 from fedkace_flwr.errors import ConfigError, DataError
+from fedkace_flwr.evaluation import SharedLogits
 from fedkace_flwr.model import ResNet18, choose_stem, load_weights, seeded_resnet18
 from fedkace_flwr.seeding import seed_for
 from fedkace_flwr.stream import ClientStream, client_stream
@@ -99,8 +100,17 @@ class Experiment:
     @cached_property
     def preprocess(self) -> Preprocess:
         """Normalisation by the data set's statistics, or to [0, 1] alone."""
-        mean, std = (self.dataset.mean, self.dataset.std) if self.config.data.normalise else ((0.0,) * 3, (1.0,) * 3)
-        return Preprocess.by_statistics(mean, std, self.device)
+        return Preprocess.by_statistics(*self.normalisation, self.device)
+
+    @property
+    def normalisation(self) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
+        """Mean and standard deviation per channel; 0 and 1 where images are not normalised."""
+        return (self.dataset.mean, self.dataset.std) if self.config.data.normalise else ((0.0,) * 3, (1.0,) * 3)
+
+    @property
+    def stem(self) -> str:
+        """The networks' stem, ``cifar`` or ``imagenet``."""
+        return choose_stem(self.config.model.stem, self.dataset.image_size)
 
     def initial_weights(self) -> dict[str, Tensor]:
         """The weights of theta_g^0."""
@@ -110,6 +120,11 @@ class Experiment:
         """The one network of this process, on its device, with the given weights."""
         load_weights(self._network, weights)
         return self._network
+
+    @cached_property
+    def shared_logits(self) -> SharedLogits:
+        """Test logits of the network in use, shared by the clients of this process."""
+        return SharedLogits()
 
     @cached_property
     def weight_names(self) -> list[str]:
@@ -134,9 +149,7 @@ class Experiment:
         return net.to(self.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
     def _blank_network(self, seed: int) -> ResNet18:
-        model = self.config.model
-        stem = choose_stem(model.stem, self.dataset.image_size)
-        return seeded_resnet18(self.num_classes, model.width, stem, seed)
+        return seeded_resnet18(self.num_classes, self.config.model.width, self.stem, seed)
 
     @cached_property
     def _train_ids(self) -> list[npt.NDArray[np.int64]]:

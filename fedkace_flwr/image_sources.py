@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from fedkace_flwr.config import DataConfig
 from fedkace_flwr.errors import ConfigError, DataError
+from fedkace_flwr.pixels import Framing, FramingOf, scaled
 from fedkace_flwr.torchvision_compat import import_torchvision
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,6 @@ logger = logging.getLogger(__name__)
 _BLOCK = 128  # images decoded, resized and written at a time: 19 MB at 224 pixels
 _JPEG = (".jpeg", ".jpg")
 PICTURES = (*_JPEG, ".bmp", ".gif", ".png", ".ppm", ".tif", ".tiff", ".webp")
-_LONGEST = 100
 _CIFAR = ("meta", "test", "train")
 _CIFAR_FOLDER = "cifar-100-python"
 _IMAGENET_LAYOUT = "ILSVRC2012's train/<synset>/*.JPEG"
@@ -86,11 +86,14 @@ class Source:
     find : callable
         Called with the configuration and the image size wanted; raises :class:`DataError` where files are
         missing or not what they should be.
+    framing : callable
+        Called with the image size wanted: how its pictures become squares of it.
     """
 
     classes: int | None
     image_size: int
     find: Callable[[DataConfig, int], Origin]
+    framing: FramingOf = Framing.of_arrays
 
 
 def check_num_classes(config: DataConfig, classes: int) -> None:
@@ -220,7 +223,12 @@ def _read_imagenet100(root: Path, listing: _Listing, size: int) -> Content:
         test += paths[cut:]
     if small:
         logger.warning("imagenet100: fewer than 1300 images, split 10 to 3 all the same: %s", ", ".join(small))
-    return _pictured(tuple(listing), train, test, shorter=round(size * 256 / 224), size=size)
+    return _pictured(tuple(listing), train, test, imagenet_framing(size))
+
+
+def imagenet_framing(size: int) -> Framing:
+    """The usual one: 224 pixels out of the middle of 256."""
+    return Framing.of_files(size, round(size * 256 / 224))
 
 
 def find_folder(config: DataConfig, size: int) -> Origin:
@@ -245,33 +253,26 @@ def _read_folder(splits: tuple[Path, Path], listings: Sequence[_Listing], size: 
         [(label, split / name / file) for label, name in enumerate(listing) for file, _, _ in listing[name]]
         for split, listing in zip(splits, listings, strict=True)
     )
-    return _pictured(tuple(listings[0]), train, test, shorter=size, size=size)
+    return _pictured(tuple(listings[0]), train, test, Framing.of_files(size))
 
 
 def _pictured(
-    names: tuple[str, ...], train: list[tuple[int, Path]], test: list[tuple[int, Path]], *, shorter: int, size: int
+    names: tuple[str, ...], train: list[tuple[int, Path]], test: list[tuple[int, Path]], framing: Framing
 ) -> Content:
     both = train + test
     labels = np.array([label for label, _ in both], dtype=np.int64)
-    return Content(names, labels, len(train), _decoded([path for _, path in both], shorter, size))
+    return Content(names, labels, len(train), _decoded([path for _, path in both], framing))
 
 
-def _decoded(paths: Sequence[Path], shorter: int, size: int) -> Iterator[NDArray[np.uint8]]:
+def _decoded(paths: Sequence[Path], framing: Framing) -> Iterator[NDArray[np.uint8]]:
     # Threads are enough: Pillow decodes and resizes without holding the interpreter lock.
     with ThreadPoolExecutor() as pool:
         for start in range(0, len(paths), _BLOCK):
-            decode = partial(decode_picture, shorter=shorter, size=size)
+            decode = partial(_decode, framing=framing)
             yield np.stack(list(pool.map(decode, paths[start : start + _BLOCK])))
 
 
-def decode_picture(path: Path, *, shorter: int, size: int) -> NDArray[np.uint8]:
-    """Decode a picture, scale its shorter side to ``shorter`` and cut out the middle; uint8 (3, size, size).
-
-    Raises
-    ------
-    DataError
-        It is damaged, no picture, or so long that scaling it would take much memory.
-    """
+def _decode(path: Path, *, framing: Framing) -> NDArray[np.uint8]:
     from PIL import Image
 
     try:
@@ -279,16 +280,7 @@ def decode_picture(path: Path, *, shorter: int, size: int) -> NDArray[np.uint8]:
             picture = file.convert("RGB")  # ImageNet also holds greyscale and CMYK files
     except Exception as fault:  # decoders raise anything from SyntaxError to struct.error on damaged files
         raise DataError(f"{path}: damaged or not an image ({fault}); restore or remove it") from fault
-    width, height = picture.size
-    short = min(width, height)
-    if not 0 < max(width, height) <= _LONGEST * short:
-        raise DataError(f"{path}: {width} x {height} pixels; a side must be at most {_LONGEST} times the other")
-    width, height = width * shorter // short, height * shorter // short
-    if picture.size != (width, height):
-        picture = picture.resize((width, height), Image.Resampling.BILINEAR)
-    left, top = round((width - size) / 2), round((height - size) / 2)
-    cropped = picture.crop((left, top, left + size, top + size))
-    return np.asarray(cropped, dtype=np.uint8).transpose(2, 0, 1)
+    return framing.square(picture)
 
 
 # --- shared ------------------------------------------------------------------------------------------------------
@@ -297,10 +289,7 @@ def decode_picture(path: Path, *, shorter: int, size: int) -> NDArray[np.uint8]:
 def _resized(images: NDArray[np.uint8], size: int) -> Iterator[NDArray[np.uint8]]:
     for start in range(0, len(images), _BLOCK):
         block = np.ascontiguousarray(images[start : start + _BLOCK])
-        if block.shape[-1] != size:
-            tensor = torch.from_numpy(block)
-            block = torch.nn.functional.interpolate(tensor, (size, size), mode="bilinear", antialias=True).numpy()
-        yield block
+        yield scaled(torch.from_numpy(block), size).numpy()
 
 
 def _data_dir(config: DataConfig) -> Path:

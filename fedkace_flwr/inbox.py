@@ -63,7 +63,7 @@ class Inbox:
     image_size : int
         Height and width of images, in pixels.
     bound : int
-        Most samples that a round takes, 0 for no bound; a file is never split, and one larger is taken alone.
+        Most samples that a round takes; a file is never split, and one that holds more is rejected.
     keep : bool
         Whether learned files go to ``done/``, or are deleted.
 
@@ -74,7 +74,7 @@ class Inbox:
     """
 
     def __init__(
-        self, folder: Path, run: str, class_names: Sequence[str], image_size: int, *, bound: int = 0, keep: bool = True
+        self, folder: Path, run: str, class_names: Sequence[str], image_size: int, *, bound: int, keep: bool = True
     ) -> None:
         self.folder = folder
         self._run = run or "run"
@@ -186,7 +186,7 @@ class Inbox:
         chosen = []
         for path, class_name in arrivals.listing(self._new):
             expected = self._count(path, class_name)
-            if self._bound and samples and samples + expected > self._bound:
+            if samples + expected > self._bound:
                 break
             chosen += [(path, class_name)] if expected else []
             samples += expected
@@ -217,7 +217,12 @@ class Inbox:
         try:
             if not path.is_file() or path.is_symlink():
                 raise DataError(f"{path.name}: must be a plain file")
-            return arrivals.count(path, class_name)
+            samples = arrivals.count(path, class_name)
+            if samples > self._bound:
+                raise DataError(
+                    f"{path.name}: holds {samples} samples; inbox-bound = {self._bound} allows no more a file"
+                )
+            return samples
         except FileNotFoundError:  # its producer has taken it back
             return 0
         except (DataError, *_UNREADABLE) as fault:

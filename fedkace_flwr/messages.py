@@ -21,7 +21,6 @@ ROUND, CLIENT, RUN = "round", "client", "run"
 INBOX, TEST = "inbox", "test"
 PARTITION, PARTITIONS = "partition-id", "num-partitions"
 EXAMPLES = "num-examples"
-SAT_OUT = "sat-out"
 
 SAT_OUT = "sat-out"
 ACCURACY = "accuracy"
@@ -91,10 +90,10 @@ def size_in_bytes(content: RecordDict) -> int:
 
 
 def _config_bytes(record: ConfigRecord) -> int:
-    """What Flower counts; its own count fails on empty texts and lists, which anyone may send."""
+    """What Flower counts; its own count fails on empty texts and lists, which anyone may send, and here are nothing."""
     size = 0
     for name, value in record.items():
-        size += len(name)
+        size += len(name) if value not in ("", b"", []) else 0
         for each in value if isinstance(value, list) else [value]:
             size += 1 if isinstance(each, bool) else 8 if isinstance(each, int | float) else len(each)
     return size

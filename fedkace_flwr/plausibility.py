@@ -57,14 +57,13 @@ class Limits:
 
     @classmethod
     def of(cls, config: Config, shapes: Shapes) -> "Limits":
-        """The limits of a run; ``max-examples = 0`` is what a chunk of the stream holds."""
-        stream = config.stream
+        """The limits of a run; ``max-examples = 0`` is what a chunk can hold."""
         return cls(
             classes=shapes["output.bias"][0][0] if "output.bias" in shapes else 0,
             epochs=config.training.epochs,
             capacity=config.buffer.capacity,
-            rounds=stream.rounds,
-            examples=config.run.max_examples or stream.window * stream.samples_per_class,
+            rounds=config.stream.rounds,
+            examples=config.run.max_examples or config.largest_chunk,
             replay_weight=config.replay.lambda_max,
         )
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
+from fedkace_flwr import sealing
 from fedkace_flwr.checkpoint import Checkpoint, Checkpoints
 from fedkace_flwr.config import Config
 from fedkace_flwr.durable import sync_folder
@@ -46,6 +47,8 @@ class RunFolder:
     ------
     RunError
         The folder cannot be written, is being written by another process, or already holds rounds.
+    ConfigError
+        The environment holds something that is no key for the checkpoints.
     """
 
     def __init__(self, path: Path, *, resume: bool = False) -> None:
@@ -53,6 +56,7 @@ class RunFolder:
         self.checkpoints = Checkpoints(path / "server")
         self._rounds: list[dict[str, Any]] = []
         self._events: RoundEvents | None = None
+        sealing.key()
         self.check(path)
         self._lock = FileLock(path / ".lock")
         try:

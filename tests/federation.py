@@ -13,18 +13,23 @@ from typing import Any, TypeVar
 
 import psutil
 
+from fedkace_flwr.checkpoint import Checkpoints
+
 T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parent.parent
 DEPLOY = ROOT / "deploy"
 CONNECTION = "under-test"
-# On an idle machine a phase of a round takes six to ten seconds; these bound what a hung one may take.
-RUN_SECONDS, STEP_SECONDS = 1500.0, 300.0
+# On an idle machine a phase of a round takes six to ten seconds; on a busy one it has taken minutes. What counts as
+# hung is therefore a federation in which nobody has written a line for so long, not a run that takes its time.
+STALL_SECONDS, STEP_SECONDS = 900.0, 600.0
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
     """What the scripts and Flower's command line see: this Python first, and a Flower home of their own."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("FLWR", "RAY"))}
+    # Without compiled files every message would compile the app anew.
+    left_out = ("FLWR", "RAY", "PYTHONDONTWRITEBYTECODE")
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(left_out)}
     return {
         **kept,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -116,7 +121,7 @@ class Federation:
             run = self.run(number)
             return run if run["status"].startswith("finished") else {}
 
-        return until(over, RUN_SECONDS, f"run {number} ends; {self.log('superlink')[-2000:]}")
+        return self._until_stalled(over, f"run {number} ends")
 
     def rounds(self, name: str) -> int:
         """How many rounds a run has recorded."""
@@ -125,7 +130,17 @@ class Federation:
 
     def after_round(self, name: str, number: int) -> None:
         """Wait until a run has recorded a round."""
-        until(lambda: self.rounds(name) >= number, RUN_SECONDS, f"round {number} of {name} is recorded")
+        self._until_stalled(lambda: self.rounds(name) >= number, f"round {number} of {name} is recorded")
+
+    def _until_stalled(self, what: Callable[[], T], goal: str) -> T:
+        progress, end = -1, 0.0
+        while not (value := what()):
+            written = sum(path.stat().st_size for path in self.folder.glob("node-*/log"))
+            if written > progress:
+                progress, end = written, time.monotonic() + STALL_SECONDS
+            assert time.monotonic() < end, f"nothing has happened for {STALL_SECONDS:g} seconds, and not yet: {goal}"
+            time.sleep(1)
+        return value
 
     def log(self, member: str) -> str:
         """What a member has written, colours taken away."""
@@ -156,3 +171,28 @@ class Federation:
     def nodes(self) -> list[str]:
         """The status of each registered node."""
         return [node["status"] for node in self.flwr("supernode", "list", CONNECTION)["nodes"]]
+
+    def started(self) -> None:
+        """Start what is down; a node that was killed is refused until the SuperLink counts it as offline."""
+        said = [""]
+
+        def up() -> bool:
+            done = self.script("start")
+            said[0] = done.stderr
+            assert done.returncode == 0 or "counts an earlier process of it as online" in done.stderr, done.stderr
+            return done.returncode == 0
+
+        until(up, STEP_SECONDS, f"the federation is up: {said[0]}")
+
+
+def results_of(folder: Path) -> list[dict[str, Any]]:
+    """A run's records without times and bytes, which the way that messages travel may change."""
+    records = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in record.items() if key not in ("seconds", "bytes")} for record in records]
+
+
+def assert_same_numbers(folder: Path, whole: Path) -> None:
+    assert results_of(folder) == results_of(whole)
+    mine, theirs = Checkpoints(folder / "server").newest(), Checkpoints(whole / "server").newest()
+    assert mine is not None and theirs is not None and mine.round == theirs.round
+    assert all(mine.weights[name].tobytes() == theirs.weights[name].tobytes() for name in theirs.weights)

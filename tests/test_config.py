@@ -329,7 +329,7 @@ def test_flower_finds_nothing_to_install() -> None:
     """Flower runs ``uv sync`` before every run; the overrides must take every package of every extra away."""
     project = PYPROJECT["project"]
     assert project["dependencies"] == []
-    assert set(project["optional-dependencies"]) == {"all", "report", "tensorboard", "dev"}
+    assert set(project["optional-dependencies"]) == {"all", "report", "serve", "tensorboard", "dev"}
     extras = [Requirement(line) for lines in project["optional-dependencies"].values() for line in lines]
     assert "dependency-groups" not in PYPROJECT
     wanted = {canonicalize_name(extra.name) for extra in extras} - {canonicalize_name(project["name"])}

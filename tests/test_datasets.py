@@ -331,11 +331,11 @@ from fedkace_flwr.config import DataConfig
 from fedkace_flwr.datasets import load_dataset
 from fedkace_flwr import image_sources
 image_sources._BLOCK = 1
-decode = image_sources.decode_picture
+decode = image_sources._decode
 def slowly(*args, **kwargs):
     time.sleep(0.05)
     return decode(*args, **kwargs)
-image_sources.decode_picture = slowly
+image_sources._decode = slowly
 logging.basicConfig(level=logging.INFO)
 data, cache, mine = sys.argv[1:]
 Path(mine).touch()

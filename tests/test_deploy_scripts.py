@@ -169,7 +169,7 @@ def test_an_expired_certificate_and_a_key_that_others_can_read_are_named(
 def test_a_missing_program_is_named(tmp_path: Path, env: dict[str, str]) -> None:
     tools = tmp_path / "tools"
     tools.mkdir()
-    for name in ("bash", "dirname", "id", "cat", "stat", "mkdir", "hostname"):
+    for name in ("bash", "dirname", "id", "cat", "stat", "mkdir", "hostname", "realpath"):
         (tools / name).symlink_to(str(shutil.which(name)))
     poor = {**env, "PATH": str(tools)}
     assert "openssl is not installed" in refused("certificates.sh", "ca", tmp_path / "new", env=poor)

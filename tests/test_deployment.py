@@ -1,6 +1,5 @@
 """Superlink and supernodes as real processes, with TLS and authentication, started by the scripts of ``deploy/``."""
 
-import json
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -9,16 +8,24 @@ from typing import Any
 
 import pytest
 from conftest import SMALL
-from federation import CONNECTION, DEPLOY, STEP_SECONDS, Federation, script, until
+from federation import (
+    CONNECTION,
+    DEPLOY,
+    STEP_SECONDS,
+    Federation,
+    assert_same_numbers,
+    results_of,
+    script,
+    until,
+)
 
 from experiments.inline import run_inline
-from fedkace_flwr.checkpoint import Checkpoints
 from fedkace_flwr.config import Config
 
 ROUNDS = 6
 NUMBERS = {**SMALL, "clients": 4, "rounds": ROUNDS, "samples-per-class": 6}
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +41,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
 @pytest.fixture
 def running(federation: Federation) -> Federation:
     """All its members at work, whatever the test before has done to them."""
-    started(federation)
+    federation.started()
     return federation
 
 
@@ -46,32 +53,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "whole"
 
 
-def started(federation: Federation) -> None:
-    """Start what is down; a node that was killed is refused until the SuperLink counts it as offline."""
-    said = [""]
-
-    def up() -> bool:
-        done = federation.script("start")
-        said[0] = done.stderr
-        assert done.returncode == 0 or "counts an earlier process of it as online" in done.stderr, done.stderr
-        return done.returncode == 0
-
-    until(up, STEP_SECONDS, f"the federation is up: {said[0]}")
-
-
-def results_of(folder: Path) -> list[dict[str, Any]]:
-    """A run's records without times and bytes, which the way that messages travel may change."""
-    records = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in record.items() if key not in ("seconds", "bytes")} for record in records]
-
-
-def assert_same_numbers(folder: Path, whole: Path) -> None:
-    assert results_of(folder) == results_of(whole)
-    mine, theirs = Checkpoints(folder / "server").newest(), Checkpoints(whole / "server").newest()
-    assert mine is not None and theirs is not None and mine.round == theirs.round
-    assert all(mine.weights[name].tobytes() == theirs.weights[name].tobytes() for name in theirs.weights)
-
-
 def test_six_rounds_give_the_numbers_of_an_inline_run(running: Federation, whole: Path) -> None:
     run = running.finished(running.submit("six", NUMBERS))
     assert run["status"] == "finished:completed", run
@@ -79,7 +60,7 @@ def test_six_rounds_give_the_numbers_of_an_inline_run(running: Federation, whole
     assert "https://" in running.log("superlink") and "http://127" not in running.log("superlink")
     for number in range(4):
         kept = list((running.folder / f"node-{number + 1}" / "state").iterdir())
-        assert [path.name for path in kept] == [f"client-{number:03d}"], "each node keeps its own client alone"
+        assert [path.name for path in kept] == [f"node-{number + 1}"], "each node keeps its own client alone"
 
 
 @pytest.fixture
@@ -132,7 +113,7 @@ def test_a_killed_supernode_comes_back_into_the_same_run(running: Federation) ->
     number = running.submit("node-lost", {**NUMBERS, "clients": 2, "rounds": 4, "quorum": 0.5})
     running.after_round("node-lost", 1)
     running.kill("node-2")
-    started(running)
+    running.started()
     assert running.finished(number)["status"] == "finished:completed"
     records = results_of(running.results / "node-lost")
     missing = {record["round"]: {failure["client"] for failure in record["failures"]} for record in records}
@@ -154,7 +135,7 @@ def test_a_run_outlives_the_server_app_and_the_superlink(running: Federation, tm
     number = running.submit("resumed", told)
     running.after_round("resumed", 2)
     running.kill("superlink")
-    started(running)
+    running.started()
     run = running.finished(number)
     until(lambda: running.nodes() == ["online"] * 4, STEP_SECONDS, "the nodes find the SuperLink again by themselves")
     if run["status"] == "finished:failed":  # it was away for longer than Flower waits for the ServerApp's heartbeat

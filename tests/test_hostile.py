@@ -336,8 +336,8 @@ FAULTS: dict[str, tuple[Damage, str]] = {
     "an end without a start": (ending_alone, "metrics"),
 }
 
-METHODS = ["fedkace", "fedavg", "er", "dcfcl", "fedcbdr"]
-MORE_METHODS = ["lkc", "ofcl", "refed"]
+METHODS = ["fedkace", "fedavg", "dcfcl", "fedcbdr"]
+MORE_METHODS = ["er", "lkc", "ofcl", "refed"]
 
 
 def slow(names: Iterable[str]) -> list[Any]:

@@ -44,7 +44,7 @@ def drop(folder: Path, name: str, *numbers: int) -> None:
 
 
 def opened(folder: Path, run: str = RUN, **settings: Any) -> Inbox:
-    return Inbox(folder, run, CLASSES, SIZE, **settings)
+    return Inbox(folder, run, CLASSES, SIZE, **{"bound": 100, **settings})
 
 
 def numbers_of(arrived: tuple[np.ndarray, np.ndarray]) -> list[int]:
@@ -93,13 +93,15 @@ def test_learned_files_may_be_deleted(tmp_path: Path) -> None:
 def test_a_bound_leaves_the_rest_for_later_and_splits_no_file(tmp_path: Path) -> None:
     drop(tmp_path, "1.npz", 1, 2)
     drop(tmp_path, "2.npz", 3, 4)
-    drop(tmp_path, "3.npz", 5, 6, 7, 8, 9)
+    drop(tmp_path, "3.npz", 5, 6, 7)
+    drop(tmp_path, "4.npz", *range(10, 15))
     box = opened(tmp_path, bound=4)
     taken = []
     for number in (1, 2, 3):
         taken.append(numbers_of(box.take(number, number - 1)))
         box.learned(number)
-    assert taken == [[1, 2, 3, 4], [5, 6, 7, 8, 9], []]
+    assert taken == [[1, 2, 3, 4], [5, 6, 7], []]
+    assert "holds 5 samples; inbox-bound = 4" in (tmp_path / "rejected" / "4.npz.reason.txt").read_text()
 
 
 def test_pictures_lie_in_their_classes_folders(tmp_path: Path) -> None:

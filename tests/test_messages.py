@@ -340,4 +340,10 @@ def test_sizes_are_flowers_own_and_empty_texts_and_lists_are_counted_too() -> No
     record = ConfigRecord(values)
     assert keys.size_in_bytes(RecordDict({"config": record})) == record.count_bytes()
     for nothing in ("", b"", []):
-        assert keys.size_in_bytes(RecordDict({"config": ConfigRecord({"x": nothing})})) == 1
+        assert keys.size_in_bytes(RecordDict({"config": ConfigRecord({"x": nothing})})) == 0
+
+
+def test_the_size_of_an_empty_text_is_none() -> None:
+    """Flower's own count raises, and a client may send one: in the server that would be the end of the run."""
+    content = RecordDict({"more": ConfigRecord({"empty": "", "none": b"", "text": "abc", "bytes": b"ab"})})
+    assert keys.size_in_bytes(content) == len("text") + 3 + len("bytes") + 2

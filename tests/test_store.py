@@ -27,7 +27,8 @@ from experiments.inline import run_inline
 from fedkace_flwr import durable
 from fedkace_flwr.buffer import Samples
 from fedkace_flwr.config import Config
-from fedkace_flwr.store import Answer, ClientState, ClientStore
+from fedkace_flwr.errors import StateError, UnreadableStateError
+from fedkace_flwr.store import Answer, ClientState, ClientStore, read_state
 
 CLASSES = 5
 DIGEST = 32
@@ -80,7 +81,8 @@ def train(store: ClientStore, *rounds: int) -> None:
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+    """What lies in a folder, beside the lock."""
+    return sorted(path.name for path in folder.iterdir() if path.name != ".lock")
 
 
 def same_tensor(one: Tensor, other: Tensor) -> bool:
@@ -325,8 +327,8 @@ def _pickled(path: Path) -> None:
     path.write_bytes(seal(packed.getvalue()))
 
 
-def _other_version(path: Path) -> None:
-    rewrite(path, lambda arrays, record: record.update(version=2))
+def _version_that_never_was(path: Path) -> None:
+    rewrite(path, lambda arrays, record: record.update(version=0))
 
 
 def _without_version(path: Path) -> None:
@@ -343,7 +345,7 @@ DAMAGES = [
     _nothing_sealed,
     _one_array,
     _pickled,
-    _other_version,
+    _version_that_never_was,
     _without_version,
 ]
 
@@ -522,16 +524,31 @@ def test_a_state_under_the_name_of_another_round_is_set_aside(tmp_path: Path) ->
     assert (tmp_path / "state-000005.corrupt").exists()
 
 
-def test_a_state_of_another_version_is_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["state-000002.npz", "answer-000002.npz"])
+def test_a_file_of_a_younger_version_is_refused_and_left_alone(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = ClientStore(tmp_path, empty())
     train(store, 1)
     with monkeypatch.context() as patch:
         patch.setattr(durable, "VERSION", 7)
         train(store, 2)
         assert store.before(3).round == 2
-    with heard() as warned:
-        assert_same(store.before(3), learned(1))
-    assert "version 7" in warned[0]
+        kept = (tmp_path / name).read_bytes()
+        shutil.rmtree(tmp_path)
+    train(store, 1, 2)
+    (tmp_path / name).write_bytes(kept)
+    store = ClientStore(tmp_path, empty())
+    with heard() as warned, pytest.raises(UnreadableStateError) as caught:
+        store.answer(2)
+    assert f"{name}: it is of version 7, this program reads 1" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    if name.startswith("state"):
+        for action in (lambda: store.before(3), lambda: train(store, 2), lambda: read_state(tmp_path / name)):
+            with pytest.raises(UnreadableStateError, match="version 7"):
+                action()
+    assert warned == []
+    assert (tmp_path / name).read_bytes() == kept
 
 
 def test_other_files_in_the_folder_do_no_harm(tmp_path: Path) -> None:
@@ -575,7 +592,7 @@ def _killed_at(step: int, action: Callable[[], None]) -> bool:
 
         status = 1
         try:
-            for name in ("open", "fdopen", "fsync", "replace", "unlink"):
+            for name in ("open", "write", "fsync", "replace", "unlink"):
                 setattr(os, name, dying(getattr(os, name)))
             action()
             status = 0
@@ -629,7 +646,7 @@ def test_a_crash_between_answer_and_state_leaves_the_round_before_in_force(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", second_fails)
-        with pytest.raises(OSError, match="power cut"):
+        with pytest.raises(StateError, match="power cut"):
             train(store, 2)
     assert replaced == ["answer-000002.npz", "state-000002.npz"]
     assert store.answer(2) is None
@@ -642,7 +659,7 @@ def test_a_crash_between_answer_and_state_leaves_the_round_before_in_force(
 def test_a_disk_that_fails_to_sync_leaves_the_old_state_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = ClientStore(tmp_path, empty())
     train(store, 1, 2)
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    before = {path.name: path.read_bytes() for path in tmp_path.glob("*.npz")}
 
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
@@ -650,7 +667,7 @@ def test_a_disk_that_fails_to_sync_leaves_the_old_state_whole(tmp_path: Path, mo
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         for action in (lambda: train(store, 3), lambda: store.save(replace(learned(2), gaps=()))):
-            with pytest.raises(OSError, match="No space left"):
+            with pytest.raises(StateError, match="No space left"):
                 action()
     after = {path.name: path.read_bytes() for path in tmp_path.glob("*.npz")}
     assert after == before
@@ -667,7 +684,7 @@ def test_a_write_that_is_cut_short_leaves_the_old_state_whole(tmp_path: Path) ->
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
     try:
         for action in (lambda: train(store, 3), lambda: store.save(replace(learned(2), gaps=()))):
-            with pytest.raises(OSError, match="File too large"):
+            with pytest.raises(StateError, match="File too large"):
                 action()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -680,7 +697,7 @@ def test_a_write_that_is_cut_short_leaves_the_old_state_whole(tmp_path: Path) ->
 
 def test_a_folder_that_cannot_be_made_is_an_error_and_not_a_lost_state(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="file"):
+    with pytest.raises(StateError, match="file"):
         train(ClientStore(tmp_path / "file" / "client-000", empty()), 1)
 
 

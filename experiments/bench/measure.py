@@ -1,0 +1,105 @@
+"""Taking times side by side, memory apart, and printing figures with the machine they belong to."""
+
+import json
+import multiprocessing
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from fedkace_flwr.record import environment
+
+Figures = dict[str, dict[str, Any]]
+"""By name: ``median``, where there is one ``low``, ``high`` and ``aim``."""
+
+
+def interleaved(
+    tasks: list[Callable[[], object]], repeats: int, clock: Callable[[], float] = time.perf_counter
+) -> list[list[float]]:
+    """Seconds of each task, one after the other in turn, so that a slow spell of the machine meets all of them."""
+    for task in tasks:
+        task()
+    seconds: list[list[float]] = [[] for _ in tasks]
+    for _ in range(repeats):
+        for index, task in enumerate(tasks):
+            begun = clock()
+            task()
+            seconds[index].append(clock() - begun)
+    return seconds
+
+
+def spread(values: list[float], aim: str = "") -> dict[str, Any]:
+    """Median, lowest and highest."""
+    found: dict[str, Any] = {"median": statistics.median(values), "low": min(values), "high": max(values)}
+    return found | ({"aim": aim} if aim else {})
+
+
+def ratio(above: list[float], below: list[float], aim: str = "") -> dict[str, Any]:
+    """Ratio of two medians taken side by side, and of the pairs in turn the lowest and the highest."""
+    pairs = [one / other for one, other in zip(above, below, strict=True)]
+    median = statistics.median(above) / statistics.median(below)
+    return {"median": median, "low": min(pairs), "high": max(pairs)} | ({"aim": aim} if aim else {})
+
+
+def peak_memory(task: Callable[..., object], *arguments: Any) -> float:
+    """MiB that a task takes at its highest beyond what its process held before, in a process of its own."""
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_measured, args=(sender, task, arguments))
+    process.start()
+    sender.close()
+    found = float(receiver.recv())
+    process.join()
+    return found
+
+
+def _measured(sender: Any, task: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    torch.ones(8, 8).mm(torch.ones(8, 8))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    task(*arguments)
+    sender.send((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+
+
+def report(console: Console, figures: Figures, *, repeats: int, output: Path | None, **more: Any) -> None:
+    """Print figures and the machine they were measured on, and write them to ``output`` if given.
+
+    Parameters
+    ----------
+    console : Console
+        Where the table goes.
+    figures : dict
+        See :data:`Figures`.
+    repeats : int
+        Measurements of each figure.
+    output : Path, optional
+        JSON file.
+    **more
+        What else the file shall hold.
+    """
+    header = {**environment(torch.device("cpu")), "threads": 1, "repeats": repeats}
+    console.print(_table(figures))
+    console.print(
+        f"{header['processor']}, {header['cores']} cores, torch {header['torch']} on 1 thread, flwr {header['flwr']}, "
+        f"n = {repeats}",
+        highlight=False,
+    )
+    if output is not None:
+        content = {"environment": header, **more, "figures": figures}
+        output.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _table(figures: Figures) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in ("figure", "median", "low", "high", "aim"):
+        table.add_column(heading, justify="left" if heading == "figure" else "right")
+    for name, figure in figures.items():
+        low, high = (f"{figure[key]:.4g}" if key in figure else "" for key in ("low", "high"))
+        table.add_row(name, f"{figure['median']:.4g}", low, high, figure.get("aim", ""))
+    return table

@@ -1,0 +1,156 @@
+"""The same work without this project: a plain Flower app in the style of its quickstart, and one process without Flower.
+
+All three train ResNet-18 of the same width on digits of 32 pixels: ten clients, two rounds, the same number of samples
+and epochs each, averaged after each round.
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.bench.measure import Figures
+from experiments.bench.training import Pictures, customary_epoch
+from experiments.engines import FlowerEngine
+from fedkace_flwr.config import Config
+from fedkace_flwr.experiment import Experiment
+from fedkace_flwr.model import ResNet18, resnet18
+
+_CLIENTS, _ROUNDS, _EPOCHS, _WORKERS = 10, 2, 3, 2
+_SETTINGS = {
+    "method": "fedavg",
+    "clients": _CLIENTS,
+    "rounds": _ROUNDS,
+    "epochs": _EPOCHS,
+    "image-size": 32,
+    "width": 16,
+    "window": 10,
+    "overlap": 10,
+    "samples-per-class": 40,
+    "test-per-class": 1,
+    "diagnostics": False,
+    "threads": 1,
+}
+
+
+def plain(repeats: int) -> Figures:
+    """Seconds of the whole and of a round, ours beside the two others; ``repeats`` runs of each."""
+    kinds = {"this project": _ours, "plain Flower app": _flower, "one process without Flower": _alone}
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in kinds}
+    for _ in range(max(1, repeats // 2)):
+        for name, run in kinds.items():
+            begun = time.perf_counter()
+            in_rounds = run()
+            seconds[name].append((time.perf_counter() - begun, in_rounds))
+    figures: Figures = {}
+    for name, pairs in seconds.items():
+        figures[f"{name}, rounds, seconds"] = {"median": statistics.median(each for _, each in pairs)}
+        figures[f"{name}, with start and end, seconds"] = {"median": statistics.median(each for each, _ in pairs)}
+    ours = figures["this project, rounds, seconds"]["median"]
+    for name in ("plain Flower app", "one process without Flower"):
+        figures[f"{name}, rounds, against this project's"] = {
+            "median": figures[f"{name}, rounds, seconds"]["median"] / ours
+        }
+    return figures
+
+
+def _ours() -> float:
+    with tempfile.TemporaryDirectory(prefix="fedkace-bench-") as folder, FlowerEngine(_WORKERS, 0.0) as engine:
+        config = Config.parse({**_SETTINGS, "results-dir": folder, "run-name": "ours"})
+        run = Path(folder) / "ours"
+        run.mkdir()
+        engine.start(config, run / "app.log").check()
+        lines = (run / "rounds.jsonl").read_text().splitlines()
+        return float(sum(json.loads(line)["seconds"]["round"] for line in lines))
+
+
+def _flower() -> float:
+    return _in_a_process("flower")
+
+
+def _alone() -> float:
+    return _in_a_process("alone")
+
+
+def _in_a_process(kind: str) -> float:
+    command = [sys.executable, "-m", "experiments.bench.plain", kind]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return float(done.stdout.splitlines()[-1])
+
+
+def _pictures(client: int, number: int) -> Pictures:
+    experiment = Experiment(Config.parse(_SETTINGS))
+    chunk = experiment.chunk(client, number)
+    return Pictures(chunk.images(experiment.dataset.fetch), chunk.labels)
+
+
+def _network() -> ResNet18:
+    return resnet18(10, 16, "cifar")
+
+
+def _train(net: ResNet18, client: int, number: int) -> None:
+    pictures = _pictures(client, number)
+    for _ in range(_EPOCHS):
+        customary_epoch(net, pictures)
+
+
+def _run_alone() -> float:
+    """Clients one after the other in one process, their models averaged."""
+    weights = _network().state_dict()
+    begun = time.perf_counter()
+    for number in range(1, _ROUNDS + 1):
+        models = []
+        for client in range(_CLIENTS):
+            net = _network()
+            net.load_state_dict(weights)
+            _train(net, client, number)
+            models.append(net.state_dict())
+        weights = {
+            name: torch.stack([model[name].double() for model in models]).mean(dim=0).to(weights[name].dtype)
+            for name in weights
+        }
+    return time.perf_counter() - begun
+
+
+def _run_flower() -> float:
+    """Flower's own FedAvg strategy and simulation, a client written as in its quickstart."""
+    from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import Grid, ServerApp
+    from flwr.serverapp.strategy import FedAvg
+    from flwr.simulation import run_simulation
+
+    client_app, server_app = ClientApp(), ServerApp()
+    took: list[float] = []
+
+    @client_app.train()
+    def train(message: Message, context: Context) -> Message:
+        torch.set_num_threads(1)
+        net = _network()
+        net.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
+        told: Any = message.content.config_records["config"]
+        _train(net, int(context.node_config["partition-id"]), int(told["server-round"]))
+        metrics = MetricRecord({"num-examples": 400})
+        return Message(RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}), reply_to=message)
+
+    @server_app.main()
+    def main(grid: Grid, context: Context) -> None:
+        strategy = FedAvg(fraction_evaluate=0.0, min_available_nodes=_CLIENTS)
+        begun = time.perf_counter()
+        strategy.start(grid, ArrayRecord(_network().state_dict()), num_rounds=_ROUNDS)
+        took.append(time.perf_counter() - begun)
+
+    backend: Any = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": _WORKERS}}
+    run_simulation(server_app, client_app, num_supernodes=_CLIENTS, backend_config=backend)
+    return took[0]
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    print(_run_flower() if sys.argv[1] == "flower" else _run_alone())

@@ -1,0 +1,45 @@
+"""The parts of the benchmark, and the command that runs them."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from experiments.bench.measure import Figures, report
+from experiments.bench.plain import plain
+from experiments.bench.rounds import rounds
+from experiments.bench.selection import selection
+from experiments.bench.state import evaluation, state
+from experiments.bench.training import training
+
+PARTS: dict[str, Callable[[int], Figures]] = {
+    "training": training,
+    "selection": selection,
+    "evaluation": evaluation,
+    "state": state,
+    "rounds": rounds,
+    "plain": plain,
+}
+
+
+def bench(console: Console, *, parts: Sequence[str], repeats: int, output: Path | None) -> None:
+    """Measure, print a table, and write the figures to ``output`` if given.
+
+    Parameters
+    ----------
+    console : Console
+        Where the table goes.
+    parts : sequence of str
+        Names in :data:`PARTS`; none stands for all.
+    repeats : int
+        Measurements of each figure.
+    output : Path, optional
+        JSON file.
+    """
+    torch.set_num_threads(1)
+    figures: Figures = {}
+    for part in parts or PARTS:
+        with console.status(f"measuring {part}"):
+            figures |= PARTS[part](repeats)
+    report(console, figures, repeats=repeats, output=output)

@@ -1,0 +1,115 @@
+"""Encryption at rest, by a key that the environment holds; without one, files are stored as they are.
+
+A sealed file is a mark of 16 bytes, a SHA-256 of what follows, a version, the first bytes of a hash of the key, a
+nonce that no other write uses, and the content under AES-256 in Galois/counter mode. Mark and checksum stand at
+the same place in every version; with them, damage, another key and a younger version are told apart.
+"""
+
+import base64
+import binascii
+import hashlib
+import os
+from collections.abc import Mapping
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from fedkace_flwr.errors import ConfigError, StateError, UnreadableStateError
+
+VARIABLE = "FEDKACE_STATE_KEY"
+VERSION = 1
+
+_MARK = b"\x89FEDKACE-SEALED\n"
+_KEY_BYTES = 32
+_DIGEST_BYTES = 32
+_NAME_BYTES = 8
+_NONCE_BYTES = 12
+_TAG_BYTES = 16
+_HEAD_BYTES = 1 + _NAME_BYTES + _NONCE_BYTES
+
+
+def key(environment: Mapping[str, str] = os.environ) -> bytes | None:
+    """The key in the environment; None where there is none.
+
+    Raises
+    ------
+    ConfigError
+        The variable holds something else. The message does not repeat it.
+    """
+    text = environment.get(VARIABLE, "").strip()
+    if not text:
+        return None
+    try:
+        found = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        found = b""
+    if len(found) != _KEY_BYTES:
+        held = f"it holds {len(found)} bytes" if found else "it is not base64"
+        raise ConfigError(
+            f"{VARIABLE}: must be {_KEY_BYTES} random bytes in base64, as `openssl rand -base64 {_KEY_BYTES}` "
+            f"writes them; {held}"
+        )
+    return found
+
+
+def is_sealed(content: bytes) -> bool:
+    """Whether a file's content, or its first bytes, are those of a sealed file."""
+    return content[: len(_MARK)] == _MARK
+
+
+def seal(body: bytes | memoryview, secret: bytes) -> bytes:
+    """A file's content, encrypted.
+
+    Parameters
+    ----------
+    body : bytes-like
+        What :func:`unseal` gives back.
+    secret : bytes
+        The key.
+    """
+    head = bytes([VERSION]) + _name(secret) + os.urandom(_NONCE_BYTES)
+    sealed = head + AESGCM(secret).encrypt(head[-_NONCE_BYTES:], bytes(body), _MARK + head)
+    return _MARK + hashlib.sha256(sealed).digest() + sealed
+
+
+def unseal(content: bytes) -> bytes:
+    """What was sealed, by the key in the environment.
+
+    Raises
+    ------
+    UnreadableStateError
+        The file is whole; the key is missing or another, or the file is of a younger version.
+    StateError
+        The file is damaged.
+    ConfigError
+        What the environment holds is no key.
+    """
+    start = len(_MARK) + _DIGEST_BYTES
+    sealed = memoryview(content)[start:]
+    if hashlib.sha256(sealed).digest() != content[len(_MARK) : start]:
+        raise StateError("its checksum does not match")
+    if len(sealed) < _HEAD_BYTES + _TAG_BYTES:
+        raise StateError("it is cut short")
+    head = bytes(sealed[:_HEAD_BYTES])
+    if head[0] > VERSION:
+        raise UnreadableStateError(
+            f"it is encrypted in version {head[0]}, this program reads {VERSION}; update the program"
+        )
+    if head[0] != VERSION:
+        raise StateError(f"it is encrypted in version {head[0]}, which there never was")
+    secret = key()
+    if secret is None:
+        raise UnreadableStateError(f"it is encrypted and {VARIABLE} is not set; set it to the key that wrote the file")
+    if head[1 : 1 + _NAME_BYTES] != _name(secret):
+        raise UnreadableStateError(
+            f"it is encrypted with another key than that in {VARIABLE}; set it to the key that wrote the file"
+        )
+    try:
+        return AESGCM(secret).decrypt(head[-_NONCE_BYTES:], bytes(sealed[_HEAD_BYTES:]), _MARK + head)
+    except InvalidTag:
+        raise StateError("it was changed by someone who does not have the key") from None
+
+
+def _name(secret: bytes) -> bytes:
+    """What tells keys apart and betrays nothing of them."""
+    return hashlib.sha256(b"fedkace_flwr name of a key\0" + secret).digest()[:_NAME_BYTES]
