@@ -5,8 +5,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import ClientAppCallable
 
 from clients.base import ContinualClient
 from fedkace_flwr import messages as keys
@@ -15,6 +16,7 @@ from fedkace_flwr.errors import MessageError
 from fedkace_flwr.experiment import Experiment, shared_experiment
 from fedkace_flwr.logs import join_flower_log
 from fedkace_flwr.methods import METHODS, configured
+from fedkace_flwr.outgoing import guarded
 from fedkace_flwr.paths import client_folder
 from fedkace_flwr.sources import InboxSource, Source, StreamSource
 from fedkace_flwr.store import ClientState, ClientStore
@@ -31,7 +33,15 @@ def identify(message: Message, context: Context) -> Message:
     return Message(RecordDict({keys.CONFIG: record}), reply_to=message)
 
 
-@app.train()
+def _guard(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """A modifier: those that the configuration asks for."""
+    _, config = configured(Config.parse(context.run_config))
+    if not config.privacy.hides and config.privacy.statistics == "shared":
+        return call_next(message, context)
+    return guarded(call_next, config, shared_experiment(config).parameter_names)(message, context)
+
+
+@app.train(mods=[_guard])
 def train(message: Message, context: Context) -> Message:
     """Train one round and return the local model."""
     with _client(message, context) as (client, config):
@@ -102,7 +112,19 @@ def _source(experiment: Experiment, number: int, run: str, node_config: Mapping[
 
 def _parameters(message: Message, client: ContinualClient) -> list[keys.NumpyArray]:
     weights = keys.unpack(message.content.array_records[keys.ARRAYS])
+    if client.config.privacy.statistics == "local":
+        weights |= _own_statistics(client, message)
     return [weights[name] for name in client.experiment.weight_names if name in weights]
+
+
+def _own_statistics(client: ContinualClient, message: Message) -> dict[str, keys.NumpyArray]:
+    """Batch-norm statistics of the client's last local model; none before its first."""
+    number = message.content.config_records[keys.CONFIG][keys.ROUND]
+    assert isinstance(number, int)
+    before = number + 1 if message.metadata.message_type == MessageType.EVALUATE else number
+    last = client.store.answer(client.store.before(before).round)
+    held = last.arrays if last else {}
+    return {name: array for name, array in held.items() if name not in client.experiment.parameter_names}
 
 
 def _place(node_config: Mapping[str, Scalar]) -> tuple[int, int]:

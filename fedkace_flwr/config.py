@@ -17,6 +17,8 @@ from fedkace_flwr.errors import ConfigError
 
 Scalar = bool | int | float | str
 
+LARGEST_SUM = 1000
+
 
 @dataclass(frozen=True)
 class Key:
@@ -392,6 +394,49 @@ class CentralizedConfig:
 
 
 @dataclass(frozen=True)
+class PrivacyConfig:
+    """Privacy."""
+
+    dp: str = _key(
+        "none",
+        "Differential privacy for the models of methods whose aggregation is a mean (docs/privacy.md): each client clips and noises its update (`local`), or clips it and the server noises the mean (`central`). Clients then weigh alike and `report-classes` is off.",
+        choices=("none", "local", "central"),
+    )
+    dp_clip: float = _key(
+        1.0, "With `dp`: an update (local model less the model that was sent) is scaled down to this norm.", above=0
+    )
+    dp_noise: float = _key(
+        1.0,
+        "With `dp`: standard deviation of the noise on each weight of a client's update (`local`) or of the sum of updates (`central`), in units of `dp-clip`. 0 clips and gives no privacy.",
+        low=0,
+    )
+    dp_delta: float = _key(1e-5, "With `dp`: the delta for which epsilon is recorded.", above=0, high=1)
+    dp_seeded: bool = _key(
+        False,
+        "With `dp`: draw the noise from `seed`, so that a study can be repeated. Who knows the seed can take the noise away: no privacy.",
+    )
+    statistics: str = _key(
+        "shared",
+        "Batch-norm running statistics: averaged like weights (`shared`; with `dp`, clipped and noised with them), or never sent, each client keeping its own (`local`). For methods whose aggregation is a mean.",
+        choices=("shared", "local"),
+    )
+    secagg: bool = _key(
+        False,
+        "Secure aggregation (SecAgg+) for methods whose aggregation is a mean: the server learns the sum of the updates and no single one (docs/privacy.md). Clients weigh alike and `report-classes` is off.",
+    )
+    secagg_range: float = _key(
+        8.0,
+        "With `secagg`: how far a weight may move in a round; quantised to 2^22 steps from minus to plus this. A client with a larger move is left out.",
+        above=0,
+    )
+
+    @property
+    def hides(self) -> bool:
+        """Whether single updates are kept from the server, by noise or by masks."""
+        return self.dp != "none" or self.secagg
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """Run."""
 
@@ -474,7 +519,7 @@ class Config:
     ----------
     method : str
         Name of the method, see :mod:`fedkace_flwr.methods`.
-    data, stream, model, training, replay, buffer, switch, refed, ofcl, fedcbdr, tfcl, dcfcl, centralized, run
+    data, stream, model, training, replay, buffer, switch, refed, ofcl, fedcbdr, tfcl, dcfcl, centralized, privacy, run
         The sections.
     """
 
@@ -492,6 +537,7 @@ class Config:
     tfcl: TfclConfig = field(default_factory=TfclConfig)
     dcfcl: DcfclConfig = field(default_factory=DcfclConfig)
     centralized: CentralizedConfig = field(default_factory=CentralizedConfig)
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
     @classmethod
@@ -540,6 +586,16 @@ class Config:
     def _check_together(self) -> None:
         if self.data.data_source == "inbox":
             self._check_inbox()
+        if self.privacy.hides and self.switch.aggregation != "mean":
+            raise ConfigError(
+                f"aggregation = {self.switch.aggregation!r}: the server keeps each client's model, so dp and secagg "
+                "protect nothing; must be 'mean'"
+            )
+        if self.privacy.secagg and not 3 <= self.stream.clients <= LARGEST_SUM:
+            raise ConfigError(
+                f"clients = {self.stream.clients}: with secagg = true, must be between 3 (of two, each learns the "
+                f"other's update from the sum) and {LARGEST_SUM} (more overflow its 32 bits)"
+            )
         stream = self.stream
         if stream.overlap > stream.window:
             raise ConfigError(f"overlap = {stream.overlap}: must be between 0 and window = {stream.window}")
@@ -577,6 +633,8 @@ class Config:
             raise ConfigError(
                 f"capacity = {self.buffer.capacity}: must be at least the number of classes, {len(names)}"
             )
+        if self.privacy.dp_seeded:
+            raise ConfigError("dp-seeded = true: for simulation alone; data-source = 'inbox' takes its noise unseeded")
         if self.method == "centralized":
             raise ConfigError("method = 'centralized': keeps all data, so it is for data-source = 'stream' alone")
 
@@ -595,6 +653,7 @@ _SECTIONS: dict[str, type] = {
     "tfcl": TfclConfig,
     "dcfcl": DcfclConfig,
     "centralized": CentralizedConfig,
+    "privacy": PrivacyConfig,
     "run": RunConfig,
 }
 

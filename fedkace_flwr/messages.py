@@ -86,14 +86,17 @@ def reply_content(weights: Weights | None, examples: int, metrics: Mapping[str, 
 
 def size_in_bytes(content: RecordDict) -> int:
     """Bytes of all records of a message: serialised arrays and numbers."""
-    return sum(_size_of(record) for record in content.values())
+    return sum(_config_bytes(r) if isinstance(r, ConfigRecord) else r.count_bytes() for r in content.values())
 
 
-def _size_of(record: ArrayRecord | MetricRecord | ConfigRecord) -> int:
-    if isinstance(record, ConfigRecord) and any(value in ("", b"") for value in record.values()):
-        # Flower's own count raises on an empty text, and a client may send one.
-        return _size_of(ConfigRecord({name: value for name, value in record.items() if value not in ("", b"")}))
-    return record.count_bytes()
+def _config_bytes(record: ConfigRecord) -> int:
+    """What Flower counts; its own count fails on empty texts and lists, which anyone may send, and here are nothing."""
+    size = 0
+    for name, value in record.items():
+        size += len(name) if value not in ("", b"", []) else 0
+        for each in value if isinstance(value, list) else [value]:
+            size += 1 if isinstance(each, bool) else 8 if isinstance(each, int | float) else len(each)
+    return size
 
 
 @dataclass(frozen=True)

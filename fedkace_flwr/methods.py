@@ -39,6 +39,9 @@ class Method:
     sends_labels : bool
         Whether its messages hold the labels of a client's samples, as its publication or an inferred choice needs;
         of every other method the contract checks that none does. Class histograms are metrics (``report-classes``).
+    is_mean : bool
+        Whether all that the server makes of its clients' messages is the mean of their models, so that noise on the
+        mean and sums of masked updates will do.
     """
 
     strategy: type[ContinualStrategy]
@@ -46,27 +49,28 @@ class Method:
     preset: Mapping[str, Scalar] = field(default_factory=dict)
     actions: tuple[str, ...] = ()
     sends_labels: bool = False
+    is_mean: bool = False
 
 
 METHODS: dict[str, Method] = {
-    "fedkace": Method(FedKace, FedKaceClient),
-    "as1": Method(FedKace, FedKaceClient, {"patience": 1}),
-    "as2": Method(FedKace, FedKaceClient, {"inference": "global"}),
-    "as3": Method(FedKace, FedKaceClient, {"inference": "local"}),
-    "as4": Method(FedKace, FedKaceClient, {"replay-weight": "one"}),
-    "as5": Method(FedKace, FedKaceClient, {"replay-gradient": "full"}),
-    "as6": Method(FedKace, FedKaceClient, {"selection": "information"}),
-    "as7": Method(FedKace, FedKaceClient, {"selection": "random"}),
-    "as8": Method(FedKace, FedKaceClient, {"replay-weight": "one", "selection": "random"}),
+    "fedkace": Method(FedKace, FedKaceClient, is_mean=True),
+    "as1": Method(FedKace, FedKaceClient, {"patience": 1}, is_mean=True),
+    "as2": Method(FedKace, FedKaceClient, {"inference": "global"}, is_mean=True),
+    "as3": Method(FedKace, FedKaceClient, {"inference": "local"}, is_mean=True),
+    "as4": Method(FedKace, FedKaceClient, {"replay-weight": "one"}, is_mean=True),
+    "as5": Method(FedKace, FedKaceClient, {"replay-gradient": "full"}, is_mean=True),
+    "as6": Method(FedKace, FedKaceClient, {"selection": "information"}, is_mean=True),
+    "as7": Method(FedKace, FedKaceClient, {"selection": "random"}, is_mean=True),
+    "as8": Method(FedKace, FedKaceClient, {"replay-weight": "one", "selection": "random"}, is_mean=True),
     "lkc": Method(FedKace, FedKaceClient, {"aggregation": "none"}),
-    "fedavg": Method(FedAvg, ContinualClient),
+    "fedavg": Method(FedAvg, ContinualClient, is_mean=True),
     "centralized": Method(Centralized, CentralizedClient),
     "fedcbdr": Method(FedCbdr, FedCbdrClient, actions=("query.features", "query.scores"), sends_labels=True),
     "dcfcl": Method(Dcfcl, DcfclClient),
     "ofcl": Method(Ofcl, OfclClient),
-    "refed": Method(ContinualStrategy, RefedClient),
+    "refed": Method(ContinualStrategy, RefedClient, is_mean=True),
     "tfcl": Method(Tfcl, TfclClient, actions=("train.head", "train.tail"), sends_labels=True),
-    "er": Method(ContinualStrategy, ReplayClient),
+    "er": Method(ContinualStrategy, ReplayClient, is_mean=True),
 }
 
 
@@ -86,10 +90,26 @@ def find_method(name: str) -> Method:
 def configured(config: Config) -> tuple[Method, Config]:
     """The method a configuration names, and the configuration with that method's preset in force.
 
+    With differential privacy or secure aggregation no class histograms are reported: they would tell what the
+    models do not.
+
     Raises
     ------
     ConfigError
-        No method of that name.
+        No method of that name, or one that cannot do what the keys of privacy ask.
     """
     method = find_method(config.method)
-    return method, Config.parse({**config.flat(), **method.preset})
+    config = Config.parse({**config.flat(), **method.preset})
+    _check_privacy(method, config)
+    if config.privacy.hides:
+        config = Config.parse({**config.flat(), "report-classes": False})
+    return method, config
+
+
+def _check_privacy(method: Method, config: Config) -> None:
+    asked = config.privacy
+    if method.is_mean or not (asked.hides or asked.statistics == "local"):
+        return
+    key = f"dp = {asked.dp!r}" if asked.dp != "none" else "secagg = true" if asked.secagg else "statistics = 'local'"
+    means = ", ".join(sorted(name for name, each in METHODS.items() if each.is_mean))
+    raise ConfigError(f"{key} with method = {config.method!r}: its server does not take a mean alone; one of {means}")

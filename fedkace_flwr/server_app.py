@@ -7,6 +7,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedkace_flwr import messages as keys
+from fedkace_flwr.accounting import spent
 from fedkace_flwr.checkpoint import Checkpoint
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError, FedkaceError
@@ -82,7 +83,7 @@ def _run(grid: Grid, config: Config, run_id: int, method: Method, experiment: Ex
             bytes_up=sum(phase.bytes_up for phase in report.exchanges.values()),
             seconds=report.seconds,
         )
-        folder.add_round(record | report.own | report.unusual())
+        folder.add_round(record | report.own | report.unusual() | spent(config.privacy, report.number))
         folder.save(Checkpoint(report.number, token, keys.unpack(arrays), *strategy.checkpoint()))
         logger.info("round %d of %d: accuracy %s", report.number, config.stream.rounds, _percent(record["accuracy"]))
 

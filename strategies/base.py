@@ -1,5 +1,6 @@
 """The server half of every method: one round from messages to record, hooks where methods differ."""
 
+import copy
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,11 +14,12 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedkace_flwr import messages as keys
-from fedkace_flwr import plausibility
+from fedkace_flwr import noise, plausibility
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import MessageError, RunError
 from fedkace_flwr.messages import Reply, Shapes, Weights
 from fedkace_flwr.plausibility import Limits, Yardstick
+from strategies import secure
 from strategies.exchange import Exchange, by_client, client_of, exchange, is_simulation
 from strategies.quorum import BelowQuorumError, Quorum
 from strategies.roster import Roster
@@ -236,9 +238,47 @@ class ContinualStrategy(Strategy):
         self, number: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, timeout: float
     ) -> ArrayRecord | None:
         """The training phase; None where nobody had anything to train on, and the model stays."""
-        questions = self.configure_train(number, arrays, config, grid)
+        questions = list(self.configure_train(number, arrays, config, grid))
+        if self.config.privacy.secagg:
+            return self._train_masked(number, arrays, questions, grid, timeout)
         replies = self._exchange(grid, TRAINING, questions, timeout)
         return self.aggregate_train(number, replies)[0]
+
+    def _train_masked(
+        self, number: int, arrays: ArrayRecord, questions: Sequence[Message], grid: Grid, timeout: float
+    ) -> ArrayRecord | None:
+        """The training phase under secure aggregation: the mean of the updates, and no update."""
+        before = keys.unpack(arrays)
+        names = noise.travelling(self.config.privacy, before, self._parameters)
+        peer, trouble = _Masked(self, grid, timeout), ""
+        try:
+            shapes = [before[name].shape for name in names]
+            update = secure.mean_update(number, questions, shapes, self.config.privacy.secagg_range, peer)
+        except secure.MaskedSumError as error:
+            trouble = str(error)
+        valid = [peer.replies[client] for client in sorted(peer.replies)]
+        if not trouble:
+            self.require(TRAINING, valid)
+        else:
+            raise BelowQuorumError(f"round {number}, {TRAINING}: secure aggregation: {trouble}", TRAINING, valid)
+        trained = [reply for reply in valid if not reply.sat_out]
+        if not trained:
+            return None
+        self._report.trained = {reply.client: reply.metrics for reply in trained}
+        moved = {name: before[name] + step for name, step in zip(names, update, strict=True)}
+        mean = {name: moved.get(name, array).astype(array.dtype) for name, array in before.items()}
+        return keys.array_record(self._noised(mean, len(trained)))
+
+    def _noised(self, mean: Weights, clients: int) -> Weights:
+        """The mean of so many models, with the noise of ``dp = central``."""
+        settings, number = self.config.privacy, self._report.number
+        if settings.dp != "central":
+            return mean
+        seeded = settings.dp_seeded
+        seed = noise.seeded_secret(self._settings.seed, "server", number) if seeded else noise.fresh_secret()
+        before = keys.unpack(next(iter(self._sent.values())))  # methods that merge by a mean send all the same
+        names = noise.travelling(settings, mean, self._parameters)
+        return noise.noised_mean(mean, before, names, clients, settings, seed)
 
     def _evaluate(
         self, number: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, timeout: float
@@ -314,7 +354,7 @@ class ContinualStrategy(Strategy):
         trained = self._read(TRAINING, replies, self._shapes)
         if not trained:
             return None, None
-        mean = self.merge(trained)
+        mean = self._noised(self.merge(trained), len(trained))
         self._report.trained = {reply.client: reply.metrics for reply in trained}
         self._report.drift = client_drift([reply.weights for reply in trained], mean, self._parameters)
         return keys.array_record(mean), None
@@ -522,6 +562,34 @@ class ContinualStrategy(Strategy):
     def _fail(self, client: int, phase: str, reason: str, kind: str = "content") -> None:
         logger.warning("round %d, %s: client %d left out: %s", self._report.number, phase, client, reason)
         self._report.failures.append({"client": client, "phase": phase, "reason": reason, "kind": kind})
+
+
+class _Masked:
+    """A round's side of secure aggregation; see :class:`strategies.secure.Peer`."""
+
+    def __init__(self, strategy: ContinualStrategy, grid: Grid, deadline: float) -> None:
+        self._strategy, self._grid, self.deadline = strategy, grid, deadline
+        self._absent: set[int] | None = None
+        self.replies: dict[int, Reply] = {}
+
+    def ask(self, phase: str, questions: list[Message]) -> dict[int, Message]:
+        """Exchange messages; clients without a SuperNode are taken down once."""
+        replies = self._strategy._exchange(self._grid, phase, questions, self.deadline, self._absent)
+        self._absent = set()
+        return {self._strategy._asked[reply.metadata.reply_to_message_id]: reply for reply in replies}
+
+    def trained(self, client: int, reply: Message) -> None:
+        """Check and keep the numbers of a reply; its masked update is beyond any check."""
+        numbers = copy.copy(reply)
+        metrics = reply.content.metric_records.get(keys.METRICS, MetricRecord())
+        numbers.content = RecordDict({keys.METRICS: metrics})
+        if metrics.get(keys.SAT_OUT, 0) == 0:
+            numbers.content[keys.ARRAYS] = ArrayRecord()
+        self.replies[client] = self._strategy._checked(TRAINING, keys.read_reply(numbers, client, {}))
+
+    def fail(self, client: int, phase: str, error: MessageError) -> None:
+        """Record a failure."""
+        self._strategy._fail(client, phase, str(error), error.kind)
 
 
 def weighted_mean(models: Sequence[Weights], weights: Sequence[float]) -> dict[str, npt.NDArray[Any]]:

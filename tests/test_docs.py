@@ -105,3 +105,16 @@ def test_kept_runs_are_those_of_todays_studies(run: str) -> None:
     kept = json.loads((ROOT / "docs" / "results" / run / "config.json").read_text())
     (config,) = load_study(ROOT / "experiments" / f"{run}.yaml", {}, ROOT).runs.values()
     assert kept.items() <= config.flat().items()
+
+
+def test_the_table_of_what_privacy_costs_is_that_of_its_kept_runs() -> None:
+    page = (ROOT / "docs" / "privacy.md").read_text()
+    runs = sorted((ROOT / "docs" / "results" / "privacy").glob("*/summary.json"))
+    assert len(runs) >= 9
+    for path in runs:
+        last = json.loads((path.parent / "rounds.jsonl").read_text().splitlines()[-1])
+        models = [accuracy for accuracy in last["global_accuracy"] if accuracy is not None]
+        shown = (json.loads(path.read_text())["average_accuracy"], last["accuracy"], sum(models) / len(models))
+        method, protection, _ = path.parent.name.split("_")
+        row = " | ".join([f"| `{method}`", protection, *(f"{100 * value:.1f}" for value in shown)])
+        assert row in page, row

@@ -327,6 +327,22 @@ def test_size_counts_numbers_and_settings_too() -> None:
     assert keys.size_in_bytes(keys.instruction(ArrayRecord(), {"note": "x" * 50}, 0, 1)) >= plain + 50
 
 
+def test_sizes_are_flowers_own_and_empty_texts_and_lists_are_counted_too() -> None:
+    values: dict[str, Any] = {
+        "flag": True,
+        "n": 1,
+        "x": 2.5,
+        "text": "abc",
+        "raw": b"abcd",
+        "many": [1, 2],
+        "some": ["a", "bc"],
+    }
+    record = ConfigRecord(values)
+    assert keys.size_in_bytes(RecordDict({"config": record})) == record.count_bytes()
+    for nothing in ("", b"", []):
+        assert keys.size_in_bytes(RecordDict({"config": ConfigRecord({"x": nothing})})) == 0
+
+
 def test_the_size_of_an_empty_text_is_none() -> None:
     """Flower's own count raises, and a client may send one: in the server that would be the end of the run."""
     content = RecordDict({"more": ConfigRecord({"empty": "", "none": b"", "text": "abc", "bytes": b"ab"})})

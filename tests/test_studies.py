@@ -25,6 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
         ([], "readings"),
         ([], "landmarks"),
         ([], "reduced"),
+        ([], "privacy"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
