@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from conftest import SMALL
-from federation import CONNECTION, DEPLOY, STEP_SECONDS, Federation, script, until
+from federation import CONNECTION, DEPLOY, STEP_SECONDS, Federation, finish, script, until
 
 from experiments.inline import run_inline
 from fedkace_flwr.checkpoint import Checkpoints
@@ -123,7 +123,7 @@ def test_a_wrong_authority_an_unregistered_key_and_no_key_are_refused(
     superlink = (running.folder / "node-1" / "env").read_text().split("FEDKACE_SUPERLINK='")[1].split("'")[0]
     command = ["flower-supernode", "--superlink", superlink, "--port", "0"]
     command += ["--root-certificates", str(running.folder / "certificates" / "ca.crt")]
-    done = subprocess.run(command, env=running.env, capture_output=True, text=True, timeout=STEP_SECONDS, check=False)
+    done = finish(command, running.env)
     assert done.returncode != 0 and "[code: 2001] SuperNode authentication is enabled" in done.stdout + done.stderr
     assert sorted(running.nodes()) == before, "nobody was let in, and nobody who was in was thrown out"
 
@@ -200,7 +200,7 @@ def test_a_stranger_who_reaches_the_superlink_gets_no_task(running: Federation) 
     port = settings.split("FEDKACE_PORT='")[1].split("'")[0]
     command = ["flower-superexec", "--runtime-api-address", f"127.0.0.1:{port}"]
     command += ["--root-certificates", str(running.folder / "certificates" / "ca.crt")]
-    done = subprocess.run(command, env=running.env, capture_output=True, text=True, timeout=STEP_SECONDS, check=False)
+    done = finish(command, running.env)
     assert done.returncode != 0 and "authentication failed" in running.log("superlink")
 
 
