@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,6 +45,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
     run_inline(Config.parse({**NUMBERS, "results-dir": str(folder), "run-name": "whole"}))
     return folder / "whole"
+
+
+def free_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return str(probe.getsockname()[1])
 
 
 def started(federation: Federation) -> None:
@@ -90,14 +96,7 @@ def stranger(running: Federation) -> Iterator[Any]:
         lines = (running.folder / "node-1" / "env").read_text().splitlines()
         settings = {name: value.strip("'") for name, _, value in (line.partition("=") for line in lines)}
         settings["FEDKACE_STATE"] = str(running.folder / "stranger")
-        (free,) = subprocess.run(
-            ["python3", "-c", "import socket; print(socket.create_server(('127.0.0.1', 0)).getsockname()[1])"],
-            env=running.env,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.split()
-        env = {**running.env, **settings, "FEDKACE_RUNTIME_PORT": free, **changes}
+        env = {**running.env, **settings, "FEDKACE_RUNTIME_PORT": free_port(), **changes}
         done = script("supernode.sh", env=env)
         return done.returncode, done.stdout + done.stderr
 
@@ -121,7 +120,7 @@ def test_a_wrong_authority_an_unregistered_key_and_no_key_are_refused(
     code, said = stranger(FEDKACE_KEY=str(tmp_path / "nowhere"))
     assert code == 2 and f"{tmp_path}/nowhere (FEDKACE_KEY, this machine's key) does not exist" in said
     superlink = (running.folder / "node-1" / "env").read_text().split("FEDKACE_SUPERLINK='")[1].split("'")[0]
-    command = ["flower-supernode", "--superlink", superlink, "--port", "0"]
+    command = ["flower-supernode", "--superlink", superlink, "--port", free_port()]
     command += ["--root-certificates", str(running.folder / "certificates" / "ca.crt")]
     done = finish(command, running.env)
     assert done.returncode != 0 and "[code: 2001] SuperNode authentication is enabled" in done.stdout + done.stderr
