@@ -21,7 +21,7 @@ DEPLOY = ROOT / "deploy"
 CONNECTION = "under-test"
 # On an idle machine a phase of a round takes six to ten seconds; on a busy one it has taken minutes. What counts as
 # hung is therefore a federation in which nobody has written a line for so long, not a run that takes its time.
-STALL_SECONDS, STEP_SECONDS = 900.0, 600.0
+STALL_SECONDS, STEP_SECONDS = 1500.0, 600.0
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
