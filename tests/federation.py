@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ DEPLOY = ROOT / "deploy"
 CONNECTION = "under-test"
 # On an idle machine a phase of a round takes six to ten seconds; on a busy one it has taken minutes. What counts as
 # hung is therefore a federation in which nobody has written a line for so long, not a run that takes its time.
-STALL_SECONDS, STEP_SECONDS = 900.0, 600.0
+STALL_SECONDS, STEP_SECONDS = 1500.0, 600.0
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
@@ -41,10 +42,22 @@ def environment(home: Path, **more: str) -> dict[str, str]:
     }
 
 
+def finish(command: list[str], env: dict[str, str]) -> "subprocess.CompletedProcess[str]":
+    """Run a command to its end, and no longer.
+
+    A SuperNode's SuperExec inherits its output and lives until the SuperNode's entry is gone from the process table.
+    With pipes, which are read to their end before the entry is taken out, the two would wait for each other.
+    """
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        done = subprocess.run(command, env=env, stdout=output, stderr=errors, timeout=STEP_SECONDS, check=False)
+        output.seek(0)
+        errors.seek(0)
+        return subprocess.CompletedProcess(command, done.returncode, output.read(), errors.read())
+
+
 def script(name: str, *arguments: object, env: dict[str, str]) -> "subprocess.CompletedProcess[str]":
     """Run a script of ``deploy/`` to its end."""
-    command = [str(DEPLOY / name), *map(str, arguments)]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=STEP_SECONDS, check=False)
+    return finish([str(DEPLOY / name), *map(str, arguments)], env)
 
 
 def until(what: Callable[[], T], seconds: float, goal: str) -> T:

@@ -27,7 +27,9 @@ EDGE = {
     "inbox-bound": 12,  # a chunk, which is one file
 }
 # What a machine that comes back needs: nobody goes on without it, and the round is asked again until it is there.
-PATIENT = {"quorum": 1.0, "below-quorum": "repeat", "below-quorum-limit": 100}
+# A node that is back before the server has noticed that it was away never answers what it had been asked: that phase
+# lasts until its deadline.
+PATIENT = {"quorum": 1.0, "below-quorum": "repeat", "below-quorum-limit": 100, "deadline": 240.0}
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 
