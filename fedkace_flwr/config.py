@@ -61,26 +61,6 @@ def _key(default: Any, meaning: str, **limits: Any) -> Any:
 class DataConfig:
     """Data set."""
 
-    data_source: str = _key(
-        "stream",
-        "Where clients' samples come from: a `stream` drawn from the data set (simulation), or an `inbox` on each device, into which files are dropped (docs/edge-data.md).",
-        choices=("stream", "inbox"),
-    )
-    class_names: str = _key(
-        "",
-        "With `data-source = inbox`: the agreed classes, comma-separated, in the order of their labels; `dataset` and `num-classes` do not count there.",
-    )
-    inbox_bound: int = _key(
-        10_000,
-        "Most samples that a round takes from an inbox. A file is never split, and one that holds more is rejected.",
-        unit="samples",
-        low=1,
-    )
-    inbox_after: str = _key(
-        "keep",
-        "What becomes of an inbox's files once they are learned: moved to `done/` (`keep`), or `delete`d.",
-        choices=("keep", "delete"),
-    )
     dataset: str = _key(
         "digits",
         "Data set: `digits` (bundled with scikit-learn), `cifar100`, `imagenet100`, or `folder` (any image folder with train/ and val/ or test/).",
@@ -109,6 +89,26 @@ class DataConfig:
         "Each client draws a fixed test set of so many images per class; 0 uses the whole test split (the paper draws 100 of 300 on ImageNet100).",
         unit="images",
         low=0,
+    )
+    data_source: str = _key(
+        "stream",
+        "Where clients' samples come from: a `stream` drawn from the data set (simulation), or an `inbox` on each device, into which files are dropped (docs/edge-data.md).",
+        choices=("stream", "inbox"),
+    )
+    class_names: str = _key(
+        "",
+        "With `data-source = inbox`: the agreed classes, comma-separated, in the order of their labels; `dataset` and `num-classes` do not count there.",
+    )
+    inbox_bound: int = _key(
+        10_000,
+        "Most samples that a round takes from an inbox. A file is never split, and one that holds more is rejected.",
+        unit="samples",
+        low=1,
+    )
+    inbox_after: str = _key(
+        "keep",
+        "What becomes of an inbox's files once they are learned: moved to `done/` (`keep`), or `delete`d.",
+        choices=("keep", "delete"),
     )
 
     def classes(self) -> tuple[str, ...]:
