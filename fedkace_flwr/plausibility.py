@@ -100,7 +100,6 @@ def _rules(limits: Limits) -> dict[str, _Rule]:
         keys.REPLAY_SKIPPED: _Rule(limits.epochs, whole=True),
         keys.BUFFER_SIZE: _Rule(limits.capacity, whole=True),
         keys.BUFFER_CLASSES: counts,
-        keys.CHUNK_CLASSES: _Rule(limits.examples, whole=True, length=limits.classes),
         keys.CONDITION_NUMBER: _Rule(_LARGEST_CONDITION),
         keys.STARTED: moment,
         keys.FINISHED: moment,
