@@ -478,7 +478,8 @@ class ClientStore:
             place.rmdir()
 
     def _forget_earlier_runs(self) -> None:
-        places = [path for path in (self.folder / "earlier").glob("*") if path.is_dir()]
+        # An empty folder is one whose run has been moved in again; it must not count in place of one that holds a run.
+        places = [path for path in (self.folder / "earlier").glob("*") if any(path.glob("state-*.npz"))]
         for place in sorted(places, key=lambda path: path.stat().st_mtime_ns)[:-_EARLIER_RUNS]:
             for path in [*place.glob("answer-*.npz"), *place.glob("state-*.npz")]:
                 path.unlink()
