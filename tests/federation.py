@@ -134,7 +134,7 @@ class Federation:
             run = self.run(number)
             return run if run["status"].startswith("finished") else {}
 
-        return self._until_stalled(over, f"run {number} ends")
+        return self._until_stalled(over, f"run {number} ends", pause=10)  # asking costs a second of a core
 
     def rounds(self, name: str) -> int:
         """How many rounds a run has recorded."""
@@ -145,14 +145,14 @@ class Federation:
         """Wait until a run has recorded a round."""
         self._until_stalled(lambda: self.rounds(name) >= number, f"round {number} of {name} is recorded")
 
-    def _until_stalled(self, what: Callable[[], T], goal: str) -> T:
+    def _until_stalled(self, what: Callable[[], T], goal: str, pause: float = 1.0) -> T:
         progress, end = -1, 0.0
         while not (value := what()):
             written = sum(path.stat().st_size for path in self.folder.glob("node-*/log"))
             if written > progress:
                 progress, end = written, time.monotonic() + STALL_SECONDS
             assert time.monotonic() < end, f"nothing has happened for {STALL_SECONDS:g} seconds, and not yet: {goal}"
-            time.sleep(1)
+            time.sleep(pause)
         return value
 
     def log(self, member: str) -> str:

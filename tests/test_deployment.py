@@ -47,27 +47,9 @@ def running(federation: Federation) -> Federation:
     return federation
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same run in one process."""
-    folder = tmp_path_factory.mktemp("whole")
-    run_inline(Config.parse({**NUMBERS, "results-dir": str(folder), "run-name": "whole"}))
-    return folder / "whole"
-
-
 def free_port() -> str:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return str(probe.getsockname()[1])
-
-
-def test_six_rounds_give_the_numbers_of_an_inline_run(running: Federation, whole: Path) -> None:
-    run = running.finished(running.submit("six", NUMBERS))
-    assert run["status"] == "finished:completed", run
-    assert_same_numbers(running.results / "six", whole)
-    assert "https://" in running.log("superlink") and "http://127" not in running.log("superlink")
-    for number in range(4):
-        kept = list((running.folder / f"node-{number + 1}" / "state").iterdir())
-        assert [path.name for path in kept] == [f"node-{number + 1}"], "each node keeps its own client alone"
 
 
 @pytest.fixture

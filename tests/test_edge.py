@@ -83,10 +83,13 @@ def test_six_rounds_over_inboxes_give_the_numbers_of_the_stream(
     run = federation.finished(federation.submit("six", EDGE))
     assert run["status"] == "finished:completed", run
     assert_same_numbers(federation.results / "six", whole())
+    assert "https://" in federation.log("superlink") and "http://127" not in federation.log("superlink")
     for number in range(1, 5):
         home = federation.folder / f"node-{number}"
         assert not list((home / "inbox" / "new").iterdir()) and not list((home / "inbox" / "rejected").iterdir())
         assert ledger(home) == [f"chunk-{each:06d}.npz" for each in range(1, ROUNDS + 1)]
+        kept = [path.name for path in (home / "state").iterdir()]
+        assert kept == [f"node-{number}"], "each node keeps its own client alone"
     pictures = federation.folder / "node-1" / "inbox"  # not a picture: the answer is one line, and no traceback
     assert predict(["--state", str(federation.folder / "node-1" / "state" / "node-1"), str(pictures)]) == 2
     assert "Traceback" not in capsys.readouterr().err
