@@ -24,8 +24,8 @@ from federation import (
 from experiments.inline import run_inline
 from fedkace_flwr.config import Config
 
-ROUNDS = 6
-NUMBERS = {**SMALL, "clients": 4, "rounds": ROUNDS, "samples-per-class": 6}
+
+NUMBERS = {**SMALL, "samples-per-class": 6}
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 
