@@ -24,7 +24,6 @@ from federation import (
 from experiments.inline import run_inline
 from fedkace_flwr.config import Config
 
-
 NUMBERS = {**SMALL, "samples-per-class": 6}
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
