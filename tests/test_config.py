@@ -120,7 +120,11 @@ def configurations(draw: st.DrawFn) -> dict[str, Any]:
     if chosen.get("dcfcl-candidates") == "all":
         chosen["clients"] = draw(st.integers(1, 20))
     if chosen.get("data-source") == "inbox":
-        chosen |= {"class-names": ",".join(f"c{i}" for i in range(min(classes, 50) + 1)), "image-size": 8}
+        chosen |= {
+            "class-names": ",".join(f"c{i}" for i in range(min(classes, 50) + 1)),
+            "image-size": 8,
+            "dp-seeded": False,
+        }
         fitting = (*fitting[:4], fitting[4] + 2)
     return dict(zip(together, fitting, strict=True)) | chosen
 
