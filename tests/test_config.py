@@ -112,7 +112,8 @@ def test_each_default_parses_alone_and_is_in_its_own_range(name: str) -> None:
 def configurations(draw: st.DrawFn) -> dict[str, Any]:
     """Values for any keys, those that are held against each other drawn so that they fit."""
     together = ("num-classes", "window", "overlap", "samples-per-class", "capacity")
-    names = draw(st.lists(st.sampled_from(sorted(set(KEYS) - set(together))), unique=True, max_size=8))
+    elsewhere = ("dp", "dp-seeded", "secagg", "statistics")  # go with some methods alone: test_privacy.py
+    names = draw(st.lists(st.sampled_from(sorted(set(KEYS) - {*together, *elsewhere})), unique=True, max_size=8))
     classes = draw(st.integers(1, 1000))
     window = draw(st.integers(1, classes))
     fitting = (classes, window, draw(st.integers(0, window)), draw(st.integers(2, 500)), classes + draw(st.integers(0)))

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -38,8 +39,9 @@ def marked(folder: Path) -> list[psutil.Process]:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
-    yield {**os.environ, MARK: str(tmp_path)}
-    end_all_of(MARK, str(tmp_path))
+    with tempfile.TemporaryDirectory(prefix="fedkace-", dir="/tmp") as place:  # Ray's sockets need a short path
+        yield {**os.environ, MARK: str(tmp_path), "TMPDIR": place}
+        end_all_of(MARK, str(tmp_path))
 
 
 def ray(environment: dict[str, str], *arguments: str) -> str:
@@ -67,10 +69,10 @@ def test_a_study_runs_on_two_nodes_of_a_ray_cluster_with_the_same_numbers(
 ) -> None:
     inline = small(run_name="inline", clients=6)
     run_inline(inline)
-    place = tmp_path / "ray"
+    place = environment["TMPDIR"]
     shared = ["--num-cpus=1", "--disable-usage-stats"]
     ray(environment, "start", "--head", "--port=0", f"--temp-dir={place}", "--include-dashboard=false", *shared)
-    address = (place / "ray_current_cluster").read_text().strip()
+    address = (Path(place) / "ray_current_cluster").read_text().strip()
     ray(environment, "start", f"--address={address}", *shared)
 
     config = small(run_name="cluster", clients=6)
