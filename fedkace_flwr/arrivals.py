@@ -4,6 +4,7 @@ Nothing here trusts a file: sizes are checked before anything is allocated, and 
 :class:`~fedkace_flwr.errors.DataError` that says what would be right.
 """
 
+import io
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,7 +46,7 @@ def _finished(folder: Path) -> list[Path]:
 
 
 def count(path: Path, class_name: str | None) -> int:
-    """How many samples a file claims to hold; little of it is read.
+    """How many samples a file claims to hold; of an archive only heads are parsed.
 
     Parameters
     ----------
@@ -63,7 +64,8 @@ def count(path: Path, class_name: str | None) -> int:
         _check_kind(path, PICTURES)
         return 1
     _check_kind(path, (_ARCHIVE,))
-    with _faults_of(path), zipfile.ZipFile(path) as archive:
+    content = _content(path)
+    with _faults_of(path), zipfile.ZipFile(content) as archive:
         return _rows(_shape(archive, _LABELS))
 
 
@@ -96,7 +98,8 @@ def read(path: Path, class_name: str | None, class_names: Sequence[str], image_s
         with _faults_of(path):
             return read_square(path, Framing.of_files(image_size))[None], np.array([label], dtype=np.int64)
     _check_kind(path, (_ARCHIVE,))
-    with _faults_of(path), zipfile.ZipFile(path) as archive:
+    content = _content(path)
+    with _faults_of(path), zipfile.ZipFile(content) as archive:
         size = sum(member.file_size for member in archive.infolist())
         if size > LARGEST_FILE:
             raise DataError(f"holds {size} bytes unpacked; at most {LARGEST_FILE}")
@@ -105,7 +108,7 @@ def read(path: Path, class_name: str | None, class_names: Sequence[str], image_s
 
 
 class _faults_of:
-    """Turn whatever a parser raises about a file into a DataError; leave the disk's own errors alone."""
+    """Turn whatever a parser raises about a file's content into a DataError of one line."""
 
     def __init__(self, path: Path) -> None:
         self._name = path.name
@@ -116,10 +119,17 @@ class _faults_of:
     def __exit__(self, kind: type[BaseException] | None, fault: BaseException | None, trace: object) -> None:
         if isinstance(fault, DataError):
             raise DataError(f"{self._name}: {fault}") from fault
-        disk = isinstance(fault, OSError) and fault.errno is not None
-        if isinstance(fault, Exception) and not disk:
+        if isinstance(fault, Exception):
             text = " ".join(str(fault).split()) or type(fault).__name__
             raise DataError(f"{self._name}: damaged, or not {_WANTED} ({text[:200]})") from fault
+
+
+def _content(path: Path) -> io.BytesIO:
+    """A file's bytes: what the disk has to say is said here, and whatever comes later is about the content."""
+    size = path.stat().st_size
+    if size > LARGEST_FILE:
+        raise DataError(f"{path.name}: is of {size} bytes; at most {LARGEST_FILE}")
+    return io.BytesIO(path.read_bytes())
 
 
 def _check_kind(path: Path, suffixes: tuple[str, ...]) -> None:

@@ -102,6 +102,12 @@ def test_a_huge_promise_is_refused_before_anything_is_allocated(tmp_path: Path) 
         arrivals.count(tmp_path / "a.npz", None)
 
 
+def test_a_place_that_no_file_has_is_a_damaged_file_and_no_broken_disk(tmp_path: Path) -> None:
+    (tmp_path / "a.npz").write_bytes(WHOLE.getvalue()[1:])  # its first part now begins one byte before the file
+    with pytest.raises(DataError, match=r"a\.npz: damaged"):
+        read(tmp_path / "a.npz")
+
+
 def test_a_bomb_is_refused_unpacked(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as file:
         with file.open("images.npy", "w", force_zip64=True) as member:
