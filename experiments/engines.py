@@ -236,6 +236,8 @@ def _environment(outside: Mapping[str, str], home: Path) -> dict[str, str]:
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_TELEMETRY_ENABLED": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
+        # Ray would keep a record of every task: its memory grew with the rounds of 200 clients, for nobody to read.
+        "RAY_task_events_report_interval_ms": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "NO_COLOR": "1",
     }
