@@ -2,7 +2,6 @@
 
 import json
 import multiprocessing
-import resource
 import statistics
 import time
 from collections.abc import Callable
@@ -62,9 +61,15 @@ def peak_memory(task: Callable[..., object], *arguments: Any) -> float:
 def _measured(sender: Any, task: Callable[..., object], arguments: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
     torch.ones(8, 8).mm(torch.ones(8, 8))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    Path("/proc/self/clear_refs").write_text("5")  # the highest so far is from now on; a child begins with its parent's
+    before = _kib("VmRSS")
     task(*arguments)
-    sender.send((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+    sender.send((_kib("VmHWM") - before) / 1024)
+
+
+def _kib(name: str) -> int:
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith(name)))
 
 
 def report(console: Console, figures: Figures, *, repeats: int, output: Path | None, **more: Any) -> None:
