@@ -34,6 +34,7 @@ class RoundEvents:
 
     def __init__(self, folder: Path, first_round: int) -> None:
         self._writer = _writer_class()(str(folder), purge_step=first_round)
+        self._writer.flush()  # what is dropped is so from here on
 
     def add(self, record: Mapping[str, Any], average: float | None) -> None:
         """Write a round's numbers; in the file before this returns.

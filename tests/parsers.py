@@ -6,7 +6,6 @@ Used by ``test_fuzz.py`` (hypothesis, at a small budget) and ``fuzz/coverage_gui
 import hashlib
 import io
 import json
-import logging
 import os
 import shutil
 import tempfile
@@ -54,7 +53,6 @@ class Parsers:
 
     def __init__(self) -> None:
         self.folder = scratch()
-        logging.getLogger("fedkace_flwr").setLevel(logging.CRITICAL)
 
     def close(self) -> None:
         self._clear()

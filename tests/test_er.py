@@ -12,6 +12,7 @@ from clients.er import ReplayClient
 from fedkace_flwr.buffer import Samples
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment
+from fedkace_flwr.sources import StreamSource
 from fedkace_flwr.store import ClientState, ClientStore
 
 Make = Callable[..., Config]
@@ -37,9 +38,8 @@ def test_every_sample_is_kept_with_the_same_probability(small: Make, tmp_path: P
     kept: Counter[int] = Counter()
     draws, samples = 400, 60
     for number in range(draws):
-        client = ReplayClient(
-            number, experiment, ClientStore(tmp_path, ClientState(torch.zeros(10).bool(), Samples.none()))
-        )
+        store = ClientStore(tmp_path, ClientState(torch.zeros(10).bool(), Samples.none()))
+        client = ReplayClient(number, experiment, StreamSource(experiment, number), store)
         kept.update(stream_through(client, 6, 10).content.tolist())
     expected = draws * 20 / samples
     variance = draws * (20 / samples) * (1 - 20 / samples)

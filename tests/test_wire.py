@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import SMALL
-from federation import ROOT, RUN_SECONDS, STEP_SECONDS, environment, until
+from federation import ROOT, STALL_SECONDS, STEP_SECONDS, environment, until
 
 from fedkace_flwr import durable
 from fedkace_flwr.config import Config
@@ -217,7 +217,7 @@ class Wire:
             run: dict[str, Any] = self.flwr("list", CONNECTION, "--run-id", number)["runs"][0]
             return run if run["status"].startswith("finished") else {}
 
-        run = until(over, RUN_SECONDS, f"run {number} ends; {self.log('superlink')}")
+        run = until(over, STALL_SECONDS, f"run {number} ends; {self.log('superlink')}")
         assert run["status"] == "finished:completed", f"{run} {self.log('superlink')} {self.log('node-0')}"
 
     def stop(self) -> None:

@@ -6,6 +6,7 @@ errors comes out.
 """
 
 import json
+import logging
 import sys
 from pathlib import Path
 
@@ -23,6 +24,7 @@ with atheris.instrument_imports(include=["fedkace_flwr", "experiments.study", "z
 def main() -> None:
     """Feed one parser."""
     name = sys.argv.pop(1)
+    logging.getLogger("fedkace_flwr").setLevel(logging.CRITICAL)  # warnings of millions of inputs
     parsers = Parsers()
     target = {
         "archive": parsers.archived,
