@@ -336,6 +336,7 @@ class ContinualClient(NumPyClient):
             self.training_settings(),
             self.experiment.preprocess,
             self.generator("batches", now.number),
+            captured=self.config.run.step == "captured",
         )
 
     def _test(self, net: ResNet18, seen: Tensor) -> tuple[float | None, int]:

@@ -70,6 +70,7 @@ class CentralizedClient(ContinualClient):
             self.config.training,
             experiment.preprocess,
             generator_for(seed, "centralized batches", self.number, number),
+            captured=self.config.run.step == "captured",
         )
         accuracy, _ = self._test(net, seen)
         assert accuracy is not None  # a data set has test images of every class

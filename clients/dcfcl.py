@@ -24,6 +24,8 @@ class DistillationLoss(TaskLoss):
         Softens both sides.
     """
 
+    capturable = False  # the distilled classes are cut out, by which the device has to be waited for
+
     def __init__(self, seen: Tensor, distilled: Tensor, teacher: Tensor, weight: float, temperature: float) -> None:
         super().__init__(seen, seen)
         self._distilled = distilled

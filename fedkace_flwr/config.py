@@ -449,6 +449,11 @@ class RunConfig:
         "What networks compute in, parameters and losses aside: `fp32`, `bf16` (autocast), or `auto`: bf16 where the hardware multiplies it. Results differ by rounding.",
         choices=("fp32", "bf16", "auto"),
     )
+    step: str = _key(
+        "eager",
+        "How a training step is asked for: operation by operation (`eager`), or `captured`: on a GPU recorded once in a CUDA graph and played back, on a CPU the same step without the recording, with the same results as `eager`. A loss that cannot be recorded trains as with `eager`. The recording has not been run on a GPU yet.",
+        choices=("eager", "captured"),
+    )
     threads: int = _key(1, "CPU threads per worker; 0 leaves PyTorch's own choice.", unit="threads", low=0)
     results_dir: str = _key(
         "results", "Where the run's folder is made. Relative to the working directory of the server process."

@@ -89,6 +89,8 @@ class DistilledLoss:
         The label loss. With ``bce`` both terms are averaged over the classes too.
     """
 
+    capturable = False  # TFCL acts between the steps
+
     def __init__(
         self, masks: Tensor, teacher: Tensor | None, *, weight: float, temperature: float, kind: str = "cross-entropy"
     ) -> None:

@@ -69,10 +69,10 @@ class ResNet18(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def features(self, x: Tensor) -> Tensor:
-        """Map float images (B, 3, H, W) to float32 features (B, F)."""
+        """Map float images (B, 3, H, W) to features (B, F) in the parameters' precision, float32."""
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision is torch.bfloat16):
             y: Tensor = self.blocks(self.stem(x))
-        return y.float().mean(dim=(2, 3))
+        return y.to(self.output.weight.dtype).mean(dim=(2, 3))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map float images (B, 3, H, W) to logits (B, C)."""

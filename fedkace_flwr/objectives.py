@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 import torch
 from torch import Tensor
@@ -33,7 +33,10 @@ class Batch:
 
 
 class Objective(Protocol):
-    """A training loss that may learn from an epoch for the next one."""
+    """A training loss that may learn from an epoch for the next one.
+
+    One that says so by a true ``capturable`` is a :class:`CapturableObjective`.
+    """
 
     def begin_epoch(self, task_draws: float, replay_draws: float) -> None:
         """Hear how often each sample of chunk and buffer will be drawn in the coming epoch; 0: the buffer is empty."""
@@ -45,6 +48,28 @@ class Objective(Protocol):
         """Draw the epoch's conclusions."""
 
 
+class CapturableObjective(Objective, Protocol):
+    """An objective whose loss can be recorded once and played back.
+
+    Each call is the same sequence of tensor operations, which neither wait for the device nor make a tensor of a
+    size that only the values tell; whatever changes from epoch to epoch is read from tensors that stay in place. A
+    class that overrides ``loss`` says for itself whether it is so.
+    """
+
+    capturable: bool
+
+    def hold(self) -> None:
+        """From now on keep what steps add up in the same tensors from epoch to epoch."""
+
+    def held(self) -> list[Tensor]:
+        """The tensors that steps add to; none before the first step."""
+
+
+def is_capturable(objective: Objective) -> TypeGuard[CapturableObjective]:
+    """Whether an objective says of itself that its loss can be recorded."""
+    return bool(getattr(objective, "capturable", False))
+
+
 class TaskLoss:
     """Mean cross-entropy over allowed classes, one mask for new samples and one for replayed ones.
 
@@ -52,14 +77,30 @@ class TaskLoss:
     ----------
     current, old : Tensor
         bool (C,): classes of the chunk, and of earlier chunks.
+
+    Attributes
+    ----------
+    masks : Tensor
+        bool (2, C): the two.
+    capturable : bool
+        See :class:`CapturableObjective`.
     """
 
+    capturable = True
+
     def __init__(self, current: Tensor, old: Tensor) -> None:
-        self._masks = torch.stack([current, old])
+        self.masks = torch.stack([current, old])
+
+    def hold(self) -> None:
+        """Steps add nothing up."""
+
+    def held(self) -> list[Tensor]:
+        """Nothing."""
+        return []
 
     def masks_of(self, batch: Batch) -> Tensor:
         """The mask of each sample, bool (B, C)."""
-        return self._masks[batch.replayed.long()]
+        return self.masks[batch.replayed.long()]
 
     def begin_epoch(self, task_draws: float, replay_draws: float) -> None:
         """Nothing to prepare."""
@@ -90,33 +131,51 @@ class BalancedReplayLoss(TaskLoss):
         The one given.
     weights : list of float
         lambda of each epoch begun so far; the first is 1.
+    gradient_bias : bool
+        The one given.
     """
+
+    capturable = True
 
     def __init__(self, current: Tensor, old: Tensor, balance: GradientBalance, *, gradient_bias: bool = False) -> None:
         super().__init__(current, old)
         self.balance = balance
-        self._gradient_bias = gradient_bias
-        self._draws = (1.0, 1.0)
+        self.gradient_bias = gradient_bias
         self.weights: list[float] = []
+        self._replays = False
+        # Weight less 1, draws of chunk and buffer: in a tensor, so that a recorded step reads the epoch's own.
+        self._terms = torch.tensor([0.0, 1.0, 1.0], dtype=torch.float64, device=current.device)
+
+    def hold(self) -> None:
+        """The balance keeps its sums in place."""
+        self.balance.hold()
+
+    def held(self) -> list[Tensor]:
+        """The balance's sums."""
+        return self.balance.sums()
 
     def begin_epoch(self, task_draws: float, replay_draws: float) -> None:
         """Fix the epoch's weight."""
-        self._draws = (task_draws, replay_draws)
         self.weights.append(self.balance.weight)
+        self._replays = replay_draws > 0
+        for place, term in enumerate((self.weights[-1] - 1, task_draws, replay_draws)):
+            self._terms[place].fill_(term)
 
     def loss(self, logits: Tensor, features: Tensor, batch: Batch) -> Tensor:
         """Weighted mean over the batch; the gradients for the balance come from the same softmax."""
         losses, residual = masked_cross_entropy(logits, batch.labels, self.masks_of(batch))
         replayed = batch.replayed.to(losses.dtype)
-        self._observe(residual, features.detach(), replayed)
-        return (losses * (1 + (self.weights[-1] - 1) * replayed)).mean()
+        excess, task_draws, replay_draws = self._terms.to(losses.dtype)
+        if self._replays:
+            self._observe(residual, features.detach(), replayed, task_draws, replay_draws)
+        weighted: Tensor = losses * (1 + excess * replayed)
+        return weighted.mean()
 
-    def _observe(self, residual: Tensor, features: Tensor, replayed: Tensor) -> None:
+    def _observe(
+        self, residual: Tensor, features: Tensor, replayed: Tensor, task_draws: Tensor, replay_draws: Tensor
+    ) -> None:
         # Dividing by the draws makes an epoch's total the sum over the set, however often its samples came up.
-        task_draws, replay_draws = self._draws
-        if replay_draws == 0:
-            return
-        known = with_bias_column(features) if self._gradient_bias else features
+        known = with_bias_column(features) if self.gradient_bias else features
         task = (residual * ((1 - replayed) / task_draws).unsqueeze(1)).T @ known
         replay = (residual * (replayed / replay_draws).unsqueeze(1)).T @ known
         self.balance.observe(task=task, replay=replay)
@@ -139,6 +198,8 @@ class FullGradientReplayLoss(BalancedReplayLoss):
         What the gradient is taken by: all trainable parameters of the network.
     """
 
+    capturable = True
+
     def __init__(self, current: Tensor, old: Tensor, balance: GradientBalance, parameters: Sequence[Tensor]) -> None:
         super().__init__(current, old, balance)
         self._parameters = list(parameters)
@@ -147,12 +208,13 @@ class FullGradientReplayLoss(BalancedReplayLoss):
         """Weighted mean over the batch; the two sides' gradients are taken on their own before it is returned."""
         losses, _ = masked_cross_entropy(logits, batch.labels, self.masks_of(batch))
         replayed = batch.replayed.to(losses.dtype)
-        task_draws, replay_draws = self._draws
-        if replay_draws > 0:
+        excess, task_draws, replay_draws = self._terms.to(losses.dtype)
+        if self._replays:
             task = self._gradient((losses * (1 - replayed)).sum() / task_draws)
             replay = self._gradient((losses * replayed).sum() / replay_draws)
             self.balance.observe(task=task, replay=replay)
-        return (losses * (1 + (self.weights[-1] - 1) * replayed)).mean()
+        weighted: Tensor = losses * (1 + excess * replayed)
+        return weighted.mean()
 
     def _gradient(self, loss: Tensor) -> Tensor:
         parts = torch.autograd.grad(loss, self._parameters, retain_graph=True)

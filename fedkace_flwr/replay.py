@@ -93,6 +93,19 @@ class GradientBalance:
         self._scale = (task_size / replay_size) ** 2 if gradient_norm == "mean" else 1.0
         self._task: Tensor | None = None
         self._replay: Tensor | None = None
+        self._held = False
+
+    def hold(self) -> None:
+        """Keep the sums in place when an epoch closes.
+
+        A recorded step adds to them without :meth:`observe` being called; from now on every epoch is taken to have
+        observed what the first one has.
+        """
+        self._held = True
+
+    def sums(self) -> list[Tensor]:
+        """The running sums, those that there are."""
+        return [total for total in (self._task, self._replay) if total is not None]
 
     def observe(self, task: Tensor | None = None, replay: Tensor | None = None) -> None:
         """Take in one batch's gradients, each of the loss summed over the batch's samples of that side.
@@ -118,7 +131,11 @@ class GradientBalance:
                 self.weight = min(ratio, self.lambda_max)
             else:
                 self.skipped += 1
-        self._task = self._replay = None
+        if self._held:
+            for total in self.sums():
+                total.zero_()
+        else:
+            self._task = self._replay = None
         return self.weight
 
 

@@ -28,6 +28,8 @@ class TemperatureLoss(TaskLoss):
         Weights of the replayed and of the new samples' mean.
     """
 
+    capturable = True
+
     def __init__(
         self, seen: Tensor, new: Tensor, *, tau_old: float, tau_new: float, weight_old: float, weight_new: float
     ) -> None:
@@ -52,6 +54,8 @@ class TwiceScaledLoss(TemperatureLoss):
 
     The authors' published code, where it departs from their paper. Parameters as in :class:`TemperatureLoss`.
     """
+
+    capturable = True
 
     def loss(self, logits: Tensor, features: Tensor, batch: Batch) -> Tensor:
         """The mean; how many samples of each side the batch holds does count."""

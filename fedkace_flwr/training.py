@@ -7,6 +7,7 @@ are no loader processes. Shapes: n images, B batch, H and W height and width, C 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,7 +16,8 @@ from fedkace_flwr.batches import EPOCHS
 from fedkace_flwr.config import TrainingConfig
 from fedkace_flwr.errors import RunError
 from fedkace_flwr.model import ResNet18
-from fedkace_flwr.objectives import Batch, Objective
+from fedkace_flwr.objectives import CapturableObjective, Objective, is_capturable
+from fedkace_flwr.steps import Pool, StaticSteps, memory_of, take_step
 
 _PREDICTION_BATCH = 128
 
@@ -44,7 +46,7 @@ class Preprocess:
 
     def __call__(self, images: Tensor) -> Tensor:
         """Map uint8 (B, 3, H, W) to float (B, 3, H, W)."""
-        x = images.to(self.scale.device, torch.float32, memory_format=torch.channels_last)
+        x = images.to(self.scale.device, self.scale.dtype, memory_format=torch.channels_last)
         return x.mul_(self.scale).add_(self.shift)
 
 
@@ -60,6 +62,7 @@ def train(
     optimiser: torch.optim.Optimizer | None = None,
     epochs: range | None = None,
     after_step: Callable[[int, float], None] | None = None,
+    captured: bool = False,
 ) -> None:
     """Train ``net`` in place on chunk and buffer for one round (paper, section A.3).
 
@@ -85,6 +88,9 @@ def train(
         Which of the epochs to run, from 0; the learning rate is the one that they have among all. By default all.
     after_step : callable, optional
         Called after each step with the epoch's number, from 1, and the share of its steps that are done.
+    captured : bool
+        Take :class:`~fedkace_flwr.steps.StaticSteps` where the objective can be captured and neither ``optimiser``
+        nor ``after_step`` is given; else the plain loop. The results are the same, on a GPU up to rounding.
 
     Raises
     ------
@@ -92,45 +98,90 @@ def train(
         The loss of an epoch is not finite.
     """
     device = preprocess.scale.device
-    pool = torch.cat([chunk[0], buffer[0]]).permute(0, 2, 3, 1).contiguous().to(device)
-    labels = torch.cat([chunk[1], buffer[1]]).to(device)
-    replayed = torch.arange(len(labels), device=device) >= len(chunk[1])
-    optimiser = optimiser or adamw(net, settings)
+    pool = pool_of(chunk, buffer, preprocess)
+    static = captured and optimiser is None and after_step is None and is_capturable(objective)
+    optimiser = optimiser or adamw(net, settings, capturable=static)
+    take = partial(take_step, net, pool, objective, optimiser)
+    steps = None
+    if static and is_capturable(objective):  # said twice for the type checker
+        objective.hold()
+        steps = StaticSteps(take, partial(_changed, net, optimiser, objective), torch.zeros((), device=device))
     epochs = range(settings.epochs) if epochs is None else epochs
-    rate = settings.learning_rate
-    for group in optimiser.param_groups:
-        group["initial_lr"], group["lr"] = rate, rate * (1 + math.cos(math.pi * epochs.start / settings.epochs)) / 2
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, T_max=settings.epochs, last_epoch=epochs.start - 1)
     net.train()
-    for number in range(epochs.start + 1, epochs.stop + 1):
+    for number, rate in enumerate(learning_rates(settings, epochs), start=epochs.start + 1):
+        set_learning_rate(optimiser, rate)
         epoch = EPOCHS[settings.batching](len(chunk[1]), len(buffer[1]), settings.batch_size, generator)
         objective.begin_epoch(epoch.task_draws, epoch.replay_draws)
-        total = torch.zeros((), device=device)
-        for step, order in enumerate(epoch.batches, start=1):
-            positions = order.to(device)
-            images = preprocess(pool.index_select(0, positions).permute(0, 3, 1, 2))
-            batch = Batch(images, labels[positions], replayed[positions], positions)
-            features = net.features(batch.images)
-            loss = objective.loss(net.output(features), features, batch)
-            optimiser.zero_grad(set_to_none=True)
-            torch.autograd.backward(loss)
-            optimiser.step()
-            if after_step is not None:
-                after_step(number, step / len(epoch.batches))
-            total += loss.detach()
-        schedule.step()
+        if steps is not None:
+            total = steps.epoch(epoch.batches)
+        else:
+            total = torch.zeros((), device=device)
+            for step, order in enumerate(epoch.batches, start=1):
+                total += take(order.to(device))
+                if after_step is not None:
+                    after_step(number, step / len(epoch.batches))
         objective.end_epoch()
         if not math.isfinite(float(total)):
-            raise RunError(
-                f"epoch {number}: the training loss is not finite; try a learning-rate below {settings.learning_rate:g}"
-            )
+            raise diverged(number, settings)
 
 
-def adamw(net: ResNet18, settings: TrainingConfig) -> torch.optim.AdamW:
-    """The optimiser of local training, at the first epoch's learning rate."""
-    return torch.optim.AdamW(
-        net.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
+def pool_of(chunk: tuple[Tensor, Tensor], buffer: tuple[Tensor, Tensor], preprocess: Preprocess) -> Pool:
+    """A round's samples, the chunk's before the buffer's, brought to the device of ``preprocess``."""
+    device = preprocess.scale.device
+    images = torch.cat([chunk[0], buffer[0]]).permute(0, 2, 3, 1).contiguous().to(device)
+    labels = torch.cat([chunk[1], buffer[1]]).to(device)
+    return Pool(images, labels, torch.arange(len(labels), device=device) >= len(chunk[1]), preprocess)
+
+
+def adamw(net: ResNet18, settings: TrainingConfig, *, capturable: bool = False) -> torch.optim.AdamW:
+    """The optimiser of local training, at the first epoch's learning rate.
+
+    With ``capturable`` all that changes is in tensors on the device, the learning rate too.
+    """
+    return optimiser_of(list(net.parameters()), settings, capturable=capturable)
+
+
+def optimiser_of(parameters: list[Tensor], settings: TrainingConfig, *, capturable: bool = False) -> torch.optim.AdamW:
+    """As :func:`adamw`, for parameters that belong to no single network."""
+    rate: float | Tensor = settings.learning_rate
+    if capturable:
+        device = parameters[0].device
+        # CUDA's fused kernel takes the rate in float32 alone, the CPU's reads it as the double that it would be.
+        rate = torch.tensor(rate, dtype=torch.float32 if device.type == "cuda" else torch.float64, device=device)
+    decay = settings.weight_decay
+    return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay, fused=True, capturable=capturable)
+
+
+def learning_rates(settings: TrainingConfig, epochs: range) -> list[float]:
+    """The learning rate of each of some of a round's epochs: a cosine over all of them, from the full rate to 0.
+
+    Each follows from the one before, as PyTorch's ``CosineAnnealingLR`` has it, to the last bit.
+    """
+    heights = [1 + math.cos(math.pi * epoch / settings.epochs) for epoch in range(settings.epochs)]
+    rates = [settings.learning_rate * heights[epoch] / 2 for epoch in epochs[:1]]
+    for epoch in epochs[1:]:
+        rates.append(heights[epoch] / heights[epoch - 1] * rates[-1])
+    return rates
+
+
+def set_learning_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
+    """From now on step by this rate; a rate that lies in a tensor is written there."""
+    for group in optimiser.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
+def diverged(epoch: int, settings: TrainingConfig) -> RunError:
+    """What is raised when the loss of an epoch, from 1, is not finite."""
+    return RunError(
+        f"epoch {epoch}: the training loss is not finite; try a learning-rate below {settings.learning_rate:g}"
     )
+
+
+def _changed(net: ResNet18, optimiser: torch.optim.Optimizer, objective: CapturableObjective) -> list[Tensor]:
+    return [*net.parameters(), *net.buffers(), *memory_of(optimiser), *objective.held()]
 
 
 @torch.inference_mode()
