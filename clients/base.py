@@ -1,5 +1,6 @@
 """The client half of every method: one round from chunk to stored answer, hooks where methods differ."""
 
+import copy
 import logging
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from torch import Tensor
 from fedkace_flwr import messages as keys
 from fedkace_flwr import serving
 from fedkace_flwr.buffer import Samples
+from fedkace_flwr.cohort import Learner
 from fedkace_flwr.config import TrainingConfig
 from fedkace_flwr.datasets import framing_of
 from fedkace_flwr.devices import choose_precision
@@ -81,7 +83,40 @@ class Stopwatch:
         try:
             yield
         finally:
-            self.seconds[purpose] = self.seconds.get(purpose, 0.0) + time.perf_counter() - begun
+            self.add(purpose, time.perf_counter() - begun)
+
+    def add(self, purpose: str, seconds: float) -> None:
+        """Add time that was taken elsewhere."""
+        self.seconds[purpose] = self.seconds.get(purpose, 0.0) + seconds
+
+
+@dataclass(frozen=True)
+class OpenRound:
+    """A round between its beginning and its end, where its model is trained.
+
+    Attributes
+    ----------
+    now : ClientRound
+        The round.
+    net : ResNet18
+        The network, prepared; the process's only one until :meth:`apart`.
+    objective : Objective
+        The loss.
+    started : float
+        When the round began, seconds since 1970.
+    watch : Stopwatch
+        What it has cost so far.
+    """
+
+    now: ClientRound
+    net: ResNet18
+    objective: Objective
+    started: float
+    watch: Stopwatch
+
+    def apart(self) -> "OpenRound":
+        """The same with a network of its own, so that other rounds can be opened beside it."""
+        return replace(self, net=copy.deepcopy(self.net))
 
 
 class ContinualClient(NumPyClient):
@@ -213,6 +248,11 @@ class ContinualClient(NumPyClient):
         return 1.0 - metrics.get(keys.ACCURACY, 0.0), metrics.pop(keys.EXAMPLES), metrics
 
     def _train_round(self, parameters: list[np.ndarray[Any, Any]], round_number: int) -> Answer:
+        opened = self.open_round(parameters, round_number)
+        return opened if isinstance(opened, Answer) else self.go_through(opened)
+
+    def open_round(self, parameters: list[np.ndarray[Any, Any]], round_number: int) -> "OpenRound | Answer":
+        """Bring a round as far as its training, or to its end, where nothing has arrived to train on."""
         started, watch = time.time(), Stopwatch()
         state = self.store.before(round_number)
         chunk = self.source.chunk(round_number, state.round)
@@ -220,31 +260,54 @@ class ContinualClient(NumPyClient):
             return Answer({}, 0, {keys.SAT_OUT: 1})
         now = ClientRound(round_number, chunk, state, chunk.class_counts(self.experiment.num_classes) > 0)
         net = self._network(parameters)
-
         with watch(keys.TRAINING_SECONDS):
             self.begin(net, now)
             objective = self.objective(net, now)
-            self._train(net, now, objective)
+        return OpenRound(now, net, objective, started, watch)
+
+    def go_through(self, opened: "OpenRound") -> Answer:
+        """Train an open round's model by itself, and close the round."""
+        settings, preprocess = self.training_settings(), self.experiment.preprocess
+        captured = self.config.run.step == "captured"
+        with opened.watch(keys.TRAINING_SECONDS):
+            one = self.learner(opened)
+            train(one.net, one.chunk, one.buffer, one.objective, settings, preprocess, one.generator, captured=captured)
+        return self.close_round(opened)
+
+    def learner(self, opened: "OpenRound") -> Learner:
+        """The model of an open round, with the images that it is to learn."""
+        fetch, chunk, buffer = self.experiment.dataset.fetch, opened.now.chunk, opened.now.state.buffer
+        return Learner(
+            opened.net,
+            (chunk.images(fetch), chunk.labels),
+            (buffer.images(fetch), buffer.labels),
+            opened.objective,
+            self.generator("batches", opened.now.number),
+        )
+
+    def close_round(self, opened: "OpenRound") -> Answer:
+        """Go on from a trained model: choose the new buffer, test, store what was learned and the answer."""
+        now, net, watch, state = opened.now, opened.net, opened.watch, opened.now.state
         with watch(keys.SELECTION_SECONDS):
             buffer = self.maintain(net, now)
         with watch(keys.EVALUATION_SECONDS):
             needed = state.switched_at is None or self.config.run.evaluate == "both"
             local_accuracy = self._test(net, now.seen)[0] if needed else None
 
-        report = self.report(objective, now) | {keys.BUFFER_SIZE: len(buffer)}
+        report = self.report(opened.objective, now) | {keys.BUFFER_SIZE: len(buffer)}
         if self.config.run.report_classes:
             report[keys.BUFFER_CLASSES] = buffer.class_counts(self.experiment.num_classes).tolist()
-        report |= watch.seconds | {keys.STARTED: started, keys.FINISHED: time.time()}
+        report |= watch.seconds | {keys.STARTED: opened.started, keys.FINISHED: time.time()}
         learned = replace(
             state,
-            round=round_number,
+            round=now.number,
             follows=state.round,
             seen=now.seen,
             buffer=buffer,
             local_accuracy=local_accuracy,
             extra={**state.extra, **self.extra},
         )
-        answer = Answer(as_arrays(net.state_dict()), len(chunk), report)
+        answer = Answer(as_arrays(net.state_dict()), len(now.chunk), report)
         self._keep(learned, answer)
         return answer
 
@@ -325,19 +388,6 @@ class ContinualClient(NumPyClient):
     def _network(self, parameters: list[np.ndarray[Any, Any]]) -> ResNet18:
         names = self.experiment.weight_names
         return self.experiment.network({n: torch.from_numpy(a) for n, a in zip(names, parameters, strict=True)})
-
-    def _train(self, net: ResNet18, now: ClientRound, objective: Objective) -> None:
-        fetch = self.experiment.dataset.fetch
-        train(
-            net,
-            (now.chunk.images(fetch), now.chunk.labels),
-            (now.state.buffer.images(fetch), now.state.buffer.labels),
-            objective,
-            self.training_settings(),
-            self.experiment.preprocess,
-            self.generator("batches", now.number),
-            captured=self.config.run.step == "captured",
-        )
 
     def _test(self, net: ResNet18, seen: Tensor) -> tuple[float | None, int]:
         """Accuracy on the test images of the classes met, None where there are none, and their number."""

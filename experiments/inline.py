@@ -7,10 +7,11 @@ import json
 import secrets
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import groupby, islice
 from uuid import uuid4
 
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
@@ -40,6 +41,8 @@ class InlineGrid(Grid):
         The run's number.
     node_config : callable, optional
         From a partition to what its SuperNode is started with, beside the partition.
+    together : int
+        How many training messages are answered at once.
     """
 
     def __init__(
@@ -49,8 +52,10 @@ class InlineGrid(Grid):
         run_config: Mapping[str, Scalar],
         run_id: int,
         node_config: Callable[[int], Mapping[str, Scalar]] = lambda partition: {},
+        together: int = 1,
     ) -> None:
         self._app = app
+        self._together = together
         self._run = Run.create_empty(run_id)
         self._contexts = {
             number + 2: Context(
@@ -87,12 +92,14 @@ class InlineGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Run each message at its node, at once."""
-        numbers = []
-        for message in messages:
-            number = str(uuid4())
-            message.metadata.__dict__["_message_id"] = number
-            self._replies[number] = self._answer(message)
-            numbers.append(number)
+        pushed, numbers = list(messages), []
+        for message in pushed:
+            numbers.append(str(uuid4()))
+            message.metadata.__dict__["_message_id"] = numbers[-1]
+        for block in self._blocks(pushed):
+            replies = self._answer_together(block) if len(block) > 1 else map(self._answer, block)
+            for message, reply in zip(block, replies, strict=True):
+                self._replies[message.metadata.message_id] = reply
         return numbers
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -103,11 +110,33 @@ class InlineGrid(Grid):
         """Push, then pull."""
         return self.pull_messages(self.push_messages(messages))
 
+    def _blocks(self, messages: list[Message]) -> Iterator[list[Message]]:
+        """What is answered at once: training messages so many at a time, any other by itself."""
+        for kind, alike in groupby(messages, key=lambda message: message.metadata.message_type):
+            size = self._together if kind == MessageType.TRAIN else 1
+            while block := list(islice(alike, size)):
+                yield block
+
     def _answer(self, message: Message) -> Message:
         try:
-            return self._app(message, self._contexts[message.metadata.dst_node_id])
-        except Exception:  # Flower, too, turns whatever a client raises into an error reply.
-            return Message(Error(_CLIENT_FAILED, traceback.format_exc()), reply_to=message)
+            return self._app(message, self._context_of(message))
+        except Exception as error:
+            return _failure(message, error)
+
+    def _answer_together(self, messages: list[Message]) -> list[Message]:
+        outcomes = client_app.train_together([(message, self._context_of(message)) for message in messages])
+        return [
+            _failure(message, outcome) if isinstance(outcome, Exception) else outcome
+            for message, outcome in zip(messages, outcomes, strict=True)
+        ]
+
+    def _context_of(self, message: Message) -> Context:
+        return self._contexts[message.metadata.dst_node_id]
+
+
+def _failure(message: Message, error: Exception) -> Message:
+    """Flower, too, turns whatever a client raises into an error reply."""
+    return Message(Error(_CLIENT_FAILED, "".join(traceback.format_exception(error))), reply_to=message)
 
 
 def run_inline(
@@ -133,7 +162,8 @@ def run_inline(
         As :func:`fedkace_flwr.server_app.run`.
     """
     run_id = secrets.randbits(62)
-    grid = InlineGrid(client_app.app, nodes or config.stream.clients, config.flat(), run_id, node_config)
+    together = config.run.clients_together if client_app.trains_together(config) else 1
+    grid = InlineGrid(client_app.app, nodes or config.stream.clients, config.flat(), run_id, node_config, together)
     server_app.run(grid, config, run_id)
 
 

@@ -454,6 +454,12 @@ class RunConfig:
         "How a training step is asked for: operation by operation (`eager`), or `captured`: on a GPU recorded once in a CUDA graph and played back, on a CPU the same step without the recording, with the same results as `eager`. A loss that cannot be recorded trains as with `eager`. The recording has not been run on a GPU yet.",
         choices=("eager", "captured"),
     )
+    clients_together: int = _key(
+        1,
+        "The inline engine (`python -m experiments.inline`) trains so many clients' networks at once, stacked, where chunks, buffers and losses are alike in size and kind, and the others one at a time. Results differ by rounding. Other engines, and runs with `dp`, `secagg` or `statistics = local`, train one at a time. Has not been run on a GPU yet.",
+        unit="clients",
+        low=1,
+    )
     threads: int = _key(1, "CPU threads per worker; 0 leaves PyTorch's own choice.", unit="threads", low=0)
     results_dir: str = _key(
         "results", "Where the run's folder is made. Relative to the working directory of the server process."

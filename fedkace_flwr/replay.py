@@ -19,7 +19,7 @@ def masked_cross_entropy(logits: Tensor, labels: Tensor, mask: Tensor) -> tuple[
     Parameters
     ----------
     logits : Tensor
-        Float (B, C).
+        Float (B, C), or (..., B, C) for several networks at once, and so with the others.
     labels : Tensor
         int64 (B,); each label must be allowed by the mask.
     mask : Tensor
@@ -32,11 +32,11 @@ def masked_cross_entropy(logits: Tensor, labels: Tensor, mask: Tensor) -> tuple[
     residual : Tensor
         (B, C), softmax minus one-hot, zero outside the mask; detached.
     """
-    log_probability = logits.masked_fill(~mask, -math.inf).log_softmax(dim=1)
-    own = labels.unsqueeze(1)
-    losses = -log_probability.gather(1, own).squeeze(1)
+    log_probability = logits.masked_fill(~mask, -math.inf).log_softmax(dim=-1)
+    own = labels.unsqueeze(-1)
+    losses = -log_probability.gather(-1, own).squeeze(-1)
     residual = log_probability.detach().exp()
-    residual.scatter_add_(1, own, residual.new_full(own.shape, -1.0))
+    residual.scatter_add_(-1, own, residual.new_full(own.shape, -1.0))
     return losses, residual
 
 
@@ -146,5 +146,5 @@ def _added(total: Tensor | None, gradient: Tensor | None) -> Tensor | None:
 
 
 def with_bias_column(features: Tensor) -> Tensor:
-    """Append a column of ones to features (B, F), so that the bias takes part in the output layer's gradient."""
-    return torch.cat([features, features.new_ones(len(features), 1)], dim=1)
+    """Append a column of ones to features (..., F), so that the bias takes part in the output layer's gradient."""
+    return torch.cat([features, features.new_ones(*features.shape[:-1], 1)], dim=-1)
