@@ -133,7 +133,7 @@ def _parser() -> argparse.ArgumentParser:
         "parts",
         nargs="*",
         metavar="PART",
-        help="training, selection, evaluation, state, rounds or plain (default: all)",
+        help="training, selection, evaluation, state, rounds, plain, gpu or gpu-run (default: all)",
     )
     bench.add_argument("--repeats", type=int, default=5, help="measurements of each figure (default 5)")
     bench.add_argument("--output", type=Path, help="also write the figures to this JSON file")

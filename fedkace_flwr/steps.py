@@ -6,6 +6,7 @@ device, can be recorded in a CUDA graph and launched as a whole. Elsewhere the s
 called as it is. Shapes: n samples of a pool, B samples of a batch, H and W image height and width.
 """
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -122,7 +123,9 @@ class StaticSteps:
     def _recorded(self, positions: Tensor) -> Callable[[], None]:
         side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side), undone(lambda: [self._total, *self._changed()]):
+        with torch.cuda.stream(side), undone(lambda: [self._total, *self._changed()]), warnings.catch_warnings():
+            # An optimiser made for recordings warns of each step outside of one.
+            warnings.filterwarnings("ignore", message=".*capturable=True")
             for _ in range(_WARM_UP_STEPS):
                 self._step(positions)
         torch.cuda.current_stream().wait_stream(side)

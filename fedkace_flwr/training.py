@@ -144,12 +144,13 @@ def adamw(net: ResNet18, settings: TrainingConfig, *, capturable: bool = False) 
 def optimiser_of(parameters: list[Tensor], settings: TrainingConfig, *, capturable: bool = False) -> torch.optim.AdamW:
     """As :func:`adamw`, for parameters that belong to no single network."""
     rate: float | Tensor = settings.learning_rate
+    recorded = capturable and parameters[0].device.type == "cuda"
     if capturable:
-        device = parameters[0].device
         # CUDA's fused kernel takes the rate in float32 alone, the CPU's reads it as the double that it would be.
-        rate = torch.tensor(rate, dtype=torch.float32 if device.type == "cuda" else torch.float64, device=device)
+        precision = torch.float32 if recorded else torch.float64
+        rate = torch.tensor(rate, dtype=precision, device=parameters[0].device)
     decay = settings.weight_decay
-    return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay, fused=True, capturable=capturable)
+    return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay, fused=True, capturable=recorded)
 
 
 def learning_rates(settings: TrainingConfig, epochs: range) -> list[float]:

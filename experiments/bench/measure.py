@@ -15,7 +15,7 @@ from rich.table import Table
 from fedkace_flwr.record import environment
 
 Figures = dict[str, dict[str, Any]]
-"""By name: ``median``, where there is one ``low``, ``high`` and ``aim``."""
+"""By name: ``median``, None where it was not measured; where there is one ``low``, ``high`` and ``aim``."""
 
 
 def interleaved(
@@ -44,6 +44,11 @@ def ratio(above: list[float], below: list[float], aim: str = "") -> dict[str, An
     pairs = [one / other for one, other in zip(above, below, strict=True)]
     median = statistics.median(above) / statistics.median(below)
     return {"median": median, "low": min(pairs), "high": max(pairs)} | ({"aim": aim} if aim else {})
+
+
+def unmeasured(aim: str = "") -> dict[str, Any]:
+    """A figure that this machine cannot give."""
+    return {"median": None} | ({"aim": aim} if aim else {})
 
 
 def peak_memory(task: Callable[..., object], *arguments: Any) -> float:
@@ -88,11 +93,12 @@ def report(console: Console, figures: Figures, *, repeats: int, output: Path | N
     **more
         What else the file shall hold.
     """
-    header = {**environment(torch.device("cpu")), "threads": 1, "repeats": repeats}
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    header = {**environment(device), "threads": 1, "repeats": repeats}
     console.print(_table(figures))
     console.print(
         f"{header['processor']}, {header['cores']} cores, torch {header['torch']} on 1 thread, flwr {header['flwr']}, "
-        f"n = {repeats}",
+        f"n = {repeats}" + (f", {header['gpu']}" if header["gpu"] else ""),
         highlight=False,
     )
     if output is not None:
@@ -106,5 +112,6 @@ def _table(figures: Figures) -> Table:
         table.add_column(heading, justify="left" if heading == "figure" else "right")
     for name, figure in figures.items():
         low, high = (f"{figure[key]:.4g}" if key in figure else "" for key in ("low", "high"))
-        table.add_row(name, f"{figure['median']:.4g}", low, high, figure.get("aim", ""))
+        median = "not measured" if figure["median"] is None else f"{figure['median']:.4g}"
+        table.add_row(name, median, low, high, figure.get("aim", ""))
     return table

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from experiments.bench.gpu import gpu, gpu_run
 from experiments.bench.measure import Figures, report
 from experiments.bench.plain import plain
 from experiments.bench.rounds import rounds
@@ -20,6 +21,8 @@ PARTS: dict[str, Callable[[int], Figures]] = {
     "state": state,
     "rounds": rounds,
     "plain": plain,
+    "gpu": gpu,
+    "gpu-run": gpu_run,
 }
 
 

@@ -58,16 +58,17 @@ class Setting:
     current: Tensor
 
     @classmethod
-    def draw(cls, chunk: int = CHUNK, buffer: int = BUFFER) -> "Setting":
-        """Random images, labels and weights from a fixed seed."""
+    def draw(cls, chunk: int = CHUNK, buffer: int = BUFFER, device: str = "cpu") -> "Setting":
+        """Random images, labels and weights from a fixed seed; the network on ``device``."""
         generator = generator_for(0, "bench")
         images = torch.randint(0, 256, (chunk + buffer, 3, SIZE, SIZE), dtype=torch.uint8, generator=generator)
         new = torch.randint(45, 50, (chunk,), generator=generator)
         held = torch.randint(0, 50, (buffer,), generator=generator)
         label = torch.arange(CLASSES)
-        net = resnet18(CLASSES, WIDTH, "cifar").to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        centre = Preprocess.by_statistics(MEAN, STD, torch.device("cpu"))
-        return cls(images, torch.cat([new, held]), chunk, net, centre, label < 50, (label >= 45) & (label < 50))
+        net = resnet18(CLASSES, WIDTH, "cifar").to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        centre = Preprocess.by_statistics(MEAN, STD, torch.device(device))
+        old, current = ((label >= low) & (label < 50) for low in (0, 45))
+        return cls(images, torch.cat([new, held]), chunk, net, centre, old.to(device), current.to(device))
 
     def train(self, objective: Objective, precision: torch.dtype = torch.float32) -> None:
         """One epoch over chunk and buffer."""

@@ -1,0 +1,135 @@
+"""Training on a GPU: the captured step against the eager one, clients together against one at a time, a complete run.
+
+The setting is that of :mod:`experiments.bench.training`, a client's round of 20 epochs at batch 32; what capturing
+costs is part of it. Without CUDA every figure is there and says that it was not measured.
+"""
+
+import copy
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from experiments.bench.measure import Figures, interleaved, ratio, spread, unmeasured
+from experiments.bench.training import BATCH, BUFFER, CHUNK, EPOCHS, Setting
+from experiments.inline import run_inline
+from fedkace_flwr.cohort import Learner, train_all
+from fedkace_flwr.config import Config, TrainingConfig
+from fedkace_flwr.seeding import generator_for
+
+_CLIENTS = 10
+_KINDS = ("eager", "captured", "captured, bf16")
+_CAPTURED, _CAPTURED_BF16 = "captured step against eager", "captured step in bf16 against eager"
+_TOGETHER = f"{_CLIENTS} clients together against one at a time"
+_AT_ONCE = ("one at a time", "together", "together, bf16")
+_MINUTES, _ACCURACY = "complete run on CIFAR-100, minutes", "complete run on CIFAR-100, accuracy of the last round"
+_AIMS = {
+    **{f"training, {kind}, samples per second": "" for kind in _KINDS},
+    _CAPTURED: ">= 3",
+    _CAPTURED_BF16: "",
+    **{f"{_CLIENTS} clients captured, {kind}, samples per second": "" for kind in _AT_ONCE},
+    _TOGETHER: ">= 3",
+}
+_RUN = {
+    "method": "fedkace",
+    "dataset": "cifar100",
+    "clients": _CLIENTS,
+    "rounds": 100,
+    "window": 5,
+    "overlap": 5,
+    "samples-per-class": 100,
+    "width": 16,
+    "epochs": EPOCHS,
+    "capacity": BUFFER,
+    "precision": "auto",
+    "step": "captured",
+    "clients-together": _CLIENTS,
+    "diagnostics": False,
+    "run-name": "complete",
+}
+
+
+def gpu(repeats: int) -> Figures:
+    """Rates and ratios of a client's training, and of ten clients'."""
+    if not torch.cuda.is_available():
+        return {name: unmeasured(aim) for name, aim in _AIMS.items()}
+    return training_on(torch.device("cuda"), repeats)
+
+
+def gpu_run(repeats: int) -> Figures:
+    """A complete FedKACE run with the paper's settings, once; the images are looked for in ``data``."""
+    if not torch.cuda.is_available():
+        return {_MINUTES: unmeasured("< 20"), _ACCURACY: unmeasured()}
+    with tempfile.TemporaryDirectory(prefix="fedkace-bench-") as folder:
+        begun = time.perf_counter()
+        run_inline(Config.parse({**_RUN, "results-dir": folder}))
+        minutes = (time.perf_counter() - begun) / 60
+        last = json.loads((Path(folder) / "complete" / "rounds.jsonl").read_text().splitlines()[-1])
+    return {_MINUTES: {"median": minutes, "aim": "< 20"}, _ACCURACY: {"median": last["accuracy"]}}
+
+
+def training_on(
+    device: torch.device,
+    repeats: int,
+    *,
+    clients: int = _CLIENTS,
+    epochs: int = EPOCHS,
+    chunk: int = CHUNK,
+    buffer: int = BUFFER,
+) -> Figures:
+    """The figures of :func:`gpu`, on any device and for rounds of any size."""
+    setting = Setting.draw(chunk, buffer, str(device))
+    settings = TrainingConfig(epochs=epochs, batch_size=BATCH)
+
+    def train(count: int, *, captured: bool, precision: torch.dtype = torch.float32) -> Callable[[], object]:
+        def task() -> None:
+            train_all(_learners(setting, count, precision), settings, setting.preprocess, captured=captured)
+            _wait_for(device)
+
+        return task
+
+    one_at_a_time = train(1, captured=True)
+    tasks = [
+        train(1, captured=False),
+        one_at_a_time,
+        train(1, captured=True, precision=torch.bfloat16),
+        lambda: [one_at_a_time() for _ in range(clients)],
+        train(clients, captured=True),
+        train(clients, captured=True, precision=torch.bfloat16),
+    ]
+    eager, captured, captured_bf16, apart, together, together_bf16 = interleaved(tasks, repeats)
+    samples = epochs * (chunk + buffer)
+    rates = [[samples / each for each in seconds] for seconds in (eager, captured, captured_bf16)]
+    more = [[clients * samples / each for each in seconds] for seconds in (apart, together, together_bf16)]
+    found = [
+        *map(spread, rates),
+        ratio(eager, captured, _AIMS[_CAPTURED]),
+        ratio(eager, captured_bf16),
+        *map(spread, more),
+        ratio(apart, together, _AIMS[_TOGETHER]),
+    ]
+    return dict(zip(_AIMS, found, strict=True))
+
+
+def _learners(setting: Setting, clients: int, precision: torch.dtype) -> list[Learner]:
+    """Clients that differ in the order of their samples; what they cost is the same."""
+    setting.net.precision = precision
+    new, held = slice(0, setting.chunk), slice(setting.chunk, None)
+    return [
+        Learner(
+            copy.deepcopy(setting.net),
+            (setting.images[new], setting.labels[new]),
+            (setting.images[held], setting.labels[held]),
+            setting.balanced(),
+            generator_for(0, "epoch", client),
+        )
+        for client in range(clients)
+    ]
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

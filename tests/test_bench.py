@@ -1,0 +1,43 @@
+"""The benchmark's GPU part: every figure has its row, measured or not."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from experiments.bench import gpu as gpu_part
+from experiments.bench.measure import spread, unmeasured
+from experiments.bench.suite import bench
+
+
+def test_without_cuda_every_figure_says_that_it_was_not_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    text, output = io.StringIO(), tmp_path / "figures.json"
+    bench(Console(file=text, width=200), parts=["gpu", "gpu-run"], repeats=1, output=output)
+    found = json.loads(output.read_text())
+    assert found["environment"]["gpu"] is None
+    figures = found["figures"]
+    assert all(figure["median"] is None for figure in figures.values())
+    aims = {figure["aim"] for figure in figures.values() if "aim" in figure}
+    assert aims == {">= 3", "< 20"}
+    rows = [line for line in text.getvalue().splitlines() if "not measured" in line]
+    assert len(rows) == len(figures)
+
+
+def test_an_unmeasured_figure_beside_a_measured_one() -> None:
+    assert unmeasured() == {"median": None}
+    assert spread([1.0, 3.0, 2.0], ">= 1") == {"median": 2.0, "low": 1.0, "high": 3.0, "aim": ">= 1"}
+
+
+def test_the_measurement_gives_the_figures_that_are_promised() -> None:
+    """A small round on the CPU: the same code, figures of no meaning."""
+    small = {"clients": 2, "epochs": 1, "chunk": 5, "buffer": 4}
+    figures = gpu_part.training_on(torch.device("cpu"), 1, **small)
+    assert list(figures) == list(gpu_part._AIMS)
+    assert all(figure["median"] > 0 for figure in figures.values())
+    assert {name: figure.get("aim", "") for name, figure in figures.items()} == gpu_part._AIMS
