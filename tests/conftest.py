@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from recording import recordings as recordings
 
 from fedkace_flwr.config import Config
 

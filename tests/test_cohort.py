@@ -94,6 +94,19 @@ def test_each_ends_as_it_would_alone(kind, batching, captured, stacks):
     assert len({float(one.net.output.weight.detach().sum()) for one in together}) == 3
 
 
+@pytest.mark.parametrize("kind", [TaskLoss, balanced_with_bias])
+def test_a_recorded_step_of_several_is_the_same_to_the_last_bit(kind, recordings):
+    settings = TrainingConfig(epochs=3, batch_size=4)
+    called, played = ([learner(number, kind, dtype=torch.float32) for number in range(3)] for _ in range(2))
+    assert train_all(called, settings, SINGLE) == train_all(played, settings, SINGLE, captured=True) == [None] * 3
+    assert sorted(recording.played for recording in recordings) == [3, 9]
+    for one, other in zip(called, played, strict=True):
+        for name, value in state_of(one).items():
+            assert torch.equal(value, other.net.state_dict()[name]), name
+        if isinstance(one.objective, BalancedReplayLoss):
+            assert one.objective.weights == other.objective.weights and one.objective.weights[2] != 1.0
+
+
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 def test_single_and_half_precision_stay_close_after_one_epoch(precision):
     def make(number: int) -> Learner:

@@ -107,6 +107,29 @@ def test_static_steps_end_where_the_plain_loop_ends(name, batching, precision, s
         assert len(set(one.weights)) == 3
 
 
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("batching", sorted(EPOCHS))
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_recorded_step_ends_where_the_plain_loop_ends(name, batching, precision, recordings):
+    """A stand-in records and plays: nothing of the step lies in Python, nor in a tensor that is made anew."""
+    plain, one = trained(OBJECTIVES[name], captured=False, batching=batching, precision=precision)
+    played, other = trained(OBJECTIVES[name], captured=True, batching=batching, precision=precision)
+    steps = {"union": (3, 1), "paired": (2, 1), "random-replay": (2, 1)}
+    assert sorted(recording.played for recording in recordings) == sorted(3 * count for count in steps[batching])
+    assert all(torch.equal(plain[key], played[key]) for key in plain)
+    if isinstance(one, BalancedReplayLoss):
+        assert one.weights == other.weights and len(set(one.weights)) == 3
+
+
+def test_a_loss_that_waits_for_the_device_cannot_be_recorded(recordings):
+    """What DCFCL's loss says of itself is so; the stand-in would tell of any other."""
+    teacher = torch.randn(10, CLASSES, generator=torch.Generator().manual_seed(5))
+    loss = DistillationLoss(CURRENT | OLD, OLD, teacher, 0.2, 2.0)
+    loss.capturable = True
+    with pytest.raises(RuntimeError, match="waits for the device"):
+        trained(lambda net: loss, captured=True, held=0)
+
+
 @pytest.mark.parametrize(("new", "held", "size"), [(2, 0, 4), (9, 0, 4), (3, 5, 4), (1, 1, 2), (6, 3, 32)])
 def test_small_rounds_and_empty_buffers_are_the_same_too(new, held, size):
     runs = [
