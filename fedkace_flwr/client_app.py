@@ -1,5 +1,6 @@
 """Flower ClientApp: a message becomes a call of the chosen method's NumPyClient, its result a reply."""
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from clients.base import ContinualClient
 from fedkace_flwr import messages as keys
 from fedkace_flwr.config import Config, Scalar
+from fedkace_flwr.devices import limit_memory
 from fedkace_flwr.errors import MessageError
 from fedkace_flwr.experiment import Experiment, shared_experiment
 from fedkace_flwr.logs import join_flower_log
@@ -85,12 +87,21 @@ def _client(message: Message, context: Context) -> Iterator[tuple[ContinualClien
     if number % partitions != partition:
         raise MessageError(f"client {number} does not live at partition {partition} of {partitions}")
     experiment, run = shared_experiment(config), str(told.get(keys.RUN, ""))
+    limit_memory(experiment.device, _share_of_gpu())
     source = _source(experiment, number, run, context.node_config)
     unmet = torch.zeros(experiment.num_classes, dtype=torch.bool)
     empty = ClientState(unmet, source.none(), run=run, client=number)
     store = ClientStore(client_folder(config, context.run_id, number, context.node_config), empty)
     with store.locked():
         yield method.client(number, experiment, source, store, message.content), {keys.ROUND: round_number}
+
+
+def _share_of_gpu() -> float:
+    """What Ray has given this process of a GPU, if it is one of Ray's."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return 0.0
+    return float(ray.get_runtime_context().get_assigned_resources().get("GPU", 0.0))
 
 
 def _source(experiment: Experiment, number: int, run: str, node_config: Mapping[str, Scalar]) -> Source:
