@@ -11,6 +11,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
 from clients.base import ContinualClient
+from fedkace_flwr import folding
 from fedkace_flwr import messages as keys
 from fedkace_flwr.config import Config, Scalar
 from fedkace_flwr.devices import limit_memory
@@ -23,7 +24,20 @@ from fedkace_flwr.paths import client_folder
 from fedkace_flwr.sources import InboxSource, Source, StreamSource
 from fedkace_flwr.store import ClientState, ClientStore
 
-app = ClientApp()
+
+def _unfold(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """A modifier: what came folded is unfolded, and its reply folded."""
+    told = message.content.config_records.get(keys.CONFIG)
+    if told is None or not told.get(folding.FOLDED, False):
+        return call_next(message, context)
+    message.content = folding.unfolded(message.content)
+    reply = call_next(message, context)
+    if reply.has_content():
+        reply.content = folding.folded(reply.content)
+    return reply
+
+
+app = ClientApp(mods=[_unfold])
 join_flower_log()
 
 
