@@ -121,8 +121,16 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--engine", choices=ENGINES, help="flower: Ray's simulation (default); inline: one process, no Ray"
     )
-    run.add_argument("--workers", type=int, help="clients at work at a time; inline: runs (default: one per core)")
-    run.add_argument("--gpu-fraction", type=float, help="share of a GPU that a client takes (default 0)")
+    run.add_argument(
+        "--workers",
+        type=int,
+        help="clients at work at a time; inline: runs (default: as many as fit, printed before the start)",
+    )
+    run.add_argument(
+        "--gpu-fraction",
+        type=float,
+        help="share of a GPU that a client takes (default: as many clients as fit share each; 0: none)",
+    )
     run.add_argument("--scale", default=FULL, help="one of the file's scales (default: full, the file as it stands)")
     run.add_argument("--only", nargs="+", default=[], metavar="PATTERN", help="names of runs, * for anything")
     run.add_argument("--seeds", type=int, nargs="+", default=[], help="in place of the file's seeds")

@@ -25,7 +25,8 @@ _APP = Path(__file__).resolve().parent.parent
 _START_SECONDS = 60
 _STOP_SECONDS = 20
 _LINK = "study"
-_CLUSTER = "RAY_ADDRESS"
+CLUSTER = "RAY_ADDRESS"
+"""The variable that names a Ray cluster to run on."""
 
 
 class Job(Protocol):
@@ -161,7 +162,7 @@ class FlowerEngine:
             "client-resources-num-cpus": 1,
             "client-resources-num-gpus": self._gpu_fraction,
         }
-        if _CLUSTER not in self._outside:  # a cluster that is there has the size that it has
+        if CLUSTER not in self._outside:  # a cluster that is there has the size that it has
             federation["init-args-num-cpus"] = self._workers
         return _FlowerJob(config, federation, log, self._environment)
 

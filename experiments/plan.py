@@ -3,13 +3,12 @@
 import time
 from collections.abc import Iterable
 
-import psutil
 import torch
 from rich.console import Console
 from rich.table import Table
 
 from experiments.cells import Cell
-from experiments.runner import check_study
+from experiments.runner import check_study, show_workers
 from experiments.study import Study
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment
@@ -30,7 +29,7 @@ def show_plan(study: Study, console: Console) -> None:
     FedkaceError
         As :func:`experiments.runner.run_study`, before anything is started.
     """
-    check_study(study, progress=console.is_terminal)
+    workers = check_study(study, progress=console.is_terminal)
     speeds: dict[tuple[object, ...], tuple[float, float]] = {}
     table = Table(box=None, header_style="bold", pad_edge=False)
     for heading in ("run", "state", "rounds", "training samples", "steps", "test images", "about"):
@@ -44,7 +43,7 @@ def show_plan(study: Study, console: Console) -> None:
         per_sample, per_image = speeds[_network(config)]
         samples, images = training_samples(config), test_images(config)
         estimate = samples * per_sample + images * per_image
-        seconds += 0.0 if done else estimate / study.workers
+        seconds += 0.0 if done else estimate / workers.count
         table.add_row(
             name,
             "finished" if done else "to do",
@@ -52,16 +51,15 @@ def show_plan(study: Study, console: Console) -> None:
             f"{samples:,}",
             f"{samples // config.training.batch_size:,}",
             f"{images:,}",
-            "-" if done else _span(estimate / study.workers),
+            "-" if done else _span(estimate / workers.count),
         )
     console.print(table)
-    memory = psutil.Process().memory_info().rss / 2**20
     console.print(
-        f"{len(study.runs)} runs, about {_span(seconds)} of training and tests on {study.workers} workers that have "
-        f"the machine to themselves; selection, transport and a method's own exchanges come on top. About "
-        f"{memory:.0f} MiB for each worker.",
+        f"{len(study.runs)} runs, about {_span(seconds)} of training and tests on {workers.count} workers that have "
+        f"the machine to themselves; selection, transport and a method's own exchanges come on top.",
         highlight=False,
     )
+    show_workers(study, workers, console)
 
 
 def training_samples(config: Config) -> int:

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
 from experiments.cells import Cell, naming
 from experiments.display import Display, display
-from experiments.engines import Engine, FlowerEngine, InlineEngine, Job
+from experiments.engines import CLUSTER, Engine, FlowerEngine, InlineEngine, Job
 from experiments.guard import Guard
 from experiments.study import Study
+from experiments.workers import Workers, plan_workers
 from fedkace_flwr.errors import ConfigError, FedkaceError, RunError
 from fedkace_flwr.events import check_events
 from fedkace_flwr.experiment import Experiment
@@ -56,25 +56,23 @@ def run_study(study: Study, console: Console) -> Outcome:
         Before anything is started: a run's configuration, data, folder or GPUs will not do.
     """
     cells = [Cell(name, config) for name, config in study.runs.items()]
-    check_study(study, progress=console.is_terminal)
+    workers = check_study(study, progress=console.is_terminal)
     describe(study)
+    show_workers(study, workers, console)
     with display(console, cells) as shown, Guard() as guard, ExitStack() as engines:
-        failures = _Shift(study, cells, shown, guard, engines).work()
+        failures = _Shift(study, workers, cells, shown, guard, engines).work()
     summaries = {cell.name: cell.summary() for cell in cells if cell.finished}
     return Outcome(summaries, failures)
 
 
-def check_study(study: Study, *, progress: bool = False) -> None:
-    """Check every run as its server would, and the machine's GPUs; prepare the data sets.
+def check_study(study: Study, *, progress: bool = False) -> Workers:
+    """Check every run as its server would, prepare the data sets, and choose the workers.
 
     Raises
     ------
     FedkaceError
         The first thing that will not do.
     """
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if study.gpu_fraction > gpus:
-        raise ConfigError(f"gpu-fraction = {study.gpu_fraction:g}: this machine has {gpus} GPUs")
     for config in study.runs.values():
         experiment = Experiment(configured(config)[1], progress=progress)
         experiment.check_streams()
@@ -86,6 +84,17 @@ def check_study(study: Study, *, progress: bool = False) -> None:
             )
         _ = experiment.device
         RunFolder.check(Path(config.run.results_dir))
+    return plan_workers(study)
+
+
+def show_workers(study: Study, workers: Workers, console: Console) -> None:
+    """Print the plan, and what speaks against it."""
+    if study.engine == "flower" and (cluster := os.environ.get(CLUSTER)):
+        console.print(f"plan: as many workers as the Ray cluster at {cluster} has CPUs", highlight=False)
+        return
+    console.print(f"plan: {workers}", highlight=False, soft_wrap=True)
+    for warning in workers.warnings:
+        console.print(f"warning: {warning}", style="yellow", highlight=False, soft_wrap=True)
 
 
 def describe(study: Study) -> None:
@@ -120,10 +129,13 @@ class _Running:
 class _Shift:
     """One runner's work on a study."""
 
-    def __init__(self, study: Study, cells: list[Cell], shown: Display, guard: Guard, engines: ExitStack) -> None:
-        self._study, self._shown, self._guard, self._engines = study, shown, guard, engines
+    def __init__(
+        self, study: Study, workers: Workers, cells: list[Cell], shown: Display, guard: Guard, engines: ExitStack
+    ) -> None:
+        self._study, self._workers = study, workers
+        self._shown, self._guard, self._engines = shown, guard, engines
         self._left = deque(cells)
-        self._slots = study.workers if study.engine == "inline" else 1
+        self._slots = workers.count if study.engine == "inline" else 1
         self._running: list[_Running] = []
         self._attempts: Counter[str] = Counter()
         self._errors: dict[str, str] = {}
@@ -208,6 +220,6 @@ class _Shift:
             if self._study.engine == "inline":
                 self._engine = self._engines.enter_context(InlineEngine(environment))
             else:
-                flower = FlowerEngine(self._study.workers, self._study.gpu_fraction, environment, home)
+                flower = FlowerEngine(self._workers.count, self._workers.gpu_fraction, environment, home)
                 self._engine = self._engines.enter_context(flower)
         return self._engine

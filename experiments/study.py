@@ -9,8 +9,8 @@
       smoke: {config: {rounds: 2}, grid: {seed: [0]}}
     paper: table1                             # optional: the published table that the report sets beside it
     engine: flower                            # or inline: one process a run, no Ray
-    workers: 2                                # flower: clients at work at a time; inline: runs; default: one per core
-    gpu-fraction: 0.25                        # share of a GPU that a client takes; default 0
+    workers: 2                                # flower: clients at work at a time; inline: runs; default: as many as fit
+    gpu-fraction: 0.25                        # share of a GPU that a client takes; default: what fits
 
 An axis of the grid is a key with its values, or a name of its own with named groups of keys:
 
@@ -32,7 +32,6 @@ without values is dropped. A study of another's runs says whose, and perhaps whi
 
 import itertools
 import math
-import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -98,10 +97,10 @@ class Study:
         By the name of the run's folder.
     engine : {"flower", "inline"}
         What runs them.
-    workers : int
-        Clients at work at a time.
-    gpu_fraction : float
-        Share of a GPU that one client takes.
+    workers : int or None
+        Clients at work at a time, if that is asked for.
+    gpu_fraction : float or None
+        Share of a GPU that one client takes, if that is asked for.
     """
 
     name: str
@@ -113,8 +112,8 @@ class Study:
     cells: dict[str, dict[str, Scalar]]
     runs: dict[str, Config]
     engine: str
-    workers: int
-    gpu_fraction: float
+    workers: int | None
+    gpu_fraction: float | None
 
 
 def load_study(
@@ -165,8 +164,8 @@ def load_study(
     engine = options.get("engine") or content.get("engine", "flower")
     if engine not in ENGINES:
         raise ConfigError(f"{path}: engine = {engine!r}: must be {' or '.join(ENGINES)}")
-    workers = _number(path, "workers", options.get("workers"), content, os.cpu_count() or 1, low=1)
-    gpu_fraction = _number(path, "gpu-fraction", options.get("gpu_fraction"), content, 0.0, low=0)
+    workers = _number(path, "workers", options.get("workers"), content, int, low=1)
+    gpu_fraction = _number(path, "gpu-fraction", options.get("gpu_fraction"), content, float, low=0)
     part = _scale(path, content, scale)
     fixed = {**_mapping(path, content, "config"), **_mapping(path, part, "config")}
     axes = {**_mapping(path, content, "grid"), **_mapping(path, part, "grid")}
@@ -218,8 +217,8 @@ def load_study(
         cells={name: cell for name, cell in cells.items() if name in chosen_runs},
         runs={name: config for name, config in runs.items() if name in chosen_runs},
         engine=engine,
-        workers=int(workers),
-        gpu_fraction=float(gpu_fraction),
+        workers=None if workers is None else int(workers),
+        gpu_fraction=gpu_fraction,
     )
 
 
@@ -370,12 +369,14 @@ def _groups(axes: Mapping[str, Any]) -> set[str]:
 
 
 def _number(
-    path: Path, name: str, option: float | None, content: Mapping[str, Any], default: float, *, low: float
-) -> float:
-    value = option if option is not None else content.get(name, default)
-    if type(value) not in (type(default), int) or not math.isfinite(value) or value < low:
-        kind = "whole number" if isinstance(default, int) else "number"
-        raise ConfigError(f"{path}: {name} = {value!r}: must be a {kind} >= {low:g}")
+    path: Path, name: str, option: float | None, content: Mapping[str, Any], kind: type[float], *, low: float
+) -> float | None:
+    if option is None and name not in content:
+        return None
+    value = content[name] if option is None else option
+    if type(value) not in (kind, int) or not math.isfinite(value) or value < low:
+        what = "whole number" if kind is int else "number"
+        raise ConfigError(f"{path}: {name} = {value!r}: must be a {what} >= {low:g}")
     return float(value)
 
 

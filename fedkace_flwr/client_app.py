@@ -1,5 +1,6 @@
 """Flower ClientApp: a message becomes a call of the chosen method's NumPyClient, its result a reply."""
 
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -11,9 +12,11 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
 from clients.base import ContinualClient, OpenRound
+from fedkace_flwr import folding
 from fedkace_flwr import messages as keys
 from fedkace_flwr.cohort import stackable, train_all
 from fedkace_flwr.config import Config, Scalar
+from fedkace_flwr.devices import limit_memory
 from fedkace_flwr.errors import MessageError
 from fedkace_flwr.experiment import Experiment, shared_experiment
 from fedkace_flwr.logs import join_flower_log
@@ -23,7 +26,20 @@ from fedkace_flwr.paths import client_folder
 from fedkace_flwr.sources import InboxSource, Source, StreamSource
 from fedkace_flwr.store import Answer, ClientState, ClientStore
 
-app = ClientApp()
+
+def _unfold(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """A modifier: what came folded is unfolded, and its reply folded."""
+    told = message.content.config_records.get(keys.CONFIG)
+    if told is None or not told.get(folding.FOLDED, False):
+        return call_next(message, context)
+    message.content = folding.unfolded(message.content)
+    reply = call_next(message, context)
+    if reply.has_content():
+        reply.content = folding.folded(reply.content)
+    return reply
+
+
+app = ClientApp(mods=[_unfold])
 join_flower_log()
 
 
@@ -151,12 +167,21 @@ def _client(message: Message, context: Context) -> Iterator[tuple[ContinualClien
     if number % partitions != partition:
         raise MessageError(f"client {number} does not live at partition {partition} of {partitions}")
     experiment, run = shared_experiment(config), str(told.get(keys.RUN, ""))
+    limit_memory(experiment.device, _share_of_gpu())
     source = _source(experiment, number, run, context.node_config)
     unmet = torch.zeros(experiment.num_classes, dtype=torch.bool)
     empty = ClientState(unmet, source.none(), run=run, client=number)
     store = ClientStore(client_folder(config, context.run_id, number, context.node_config), empty)
     with store.locked():
         yield method.client(number, experiment, source, store, message.content), {keys.ROUND: round_number}
+
+
+def _share_of_gpu() -> float:
+    """What Ray has given this process of a GPU, if it is one of Ray's."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return 0.0
+    return float(ray.get_runtime_context().get_assigned_resources().get("GPU", 0.0))
 
 
 def _source(experiment: Experiment, number: int, run: str, node_config: Mapping[str, Scalar]) -> Source:

@@ -26,6 +26,20 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+def limit_memory(device: torch.device, share: float) -> None:
+    """Let this process have no more of a GPU's memory than its share, so that it fails before it crowds out others.
+
+    Parameters
+    ----------
+    device : torch.device
+        Nothing happens on a CPU.
+    share : float
+        Of the whole; nothing happens at 0, where it is not known, and from 1 up.
+    """
+    if device.type == "cuda" and 0 < share < 1:
+        torch.cuda.set_per_process_memory_fraction(share, device)
+
+
 def choose_precision(name: str, device: torch.device) -> torch.dtype:
     """Resolve the configuration key ``precision`` for a device; ``auto`` is bf16 where the hardware multiplies it.
 

@@ -18,7 +18,7 @@ from fedkace_flwr.methods import Method, configured
 from fedkace_flwr.paths import run_folder
 from fedkace_flwr.record import round_record
 from fedkace_flwr.run_folder import RunFolder
-from strategies.base import RoundReport
+from strategies.report import RoundReport
 
 logger = logging.getLogger(__name__)
 

@@ -4,98 +4,42 @@ import copy
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedkace_flwr import messages as keys
-from fedkace_flwr import noise, plausibility
+from fedkace_flwr import noise
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import MessageError, RunError
 from fedkace_flwr.messages import Reply, Shapes, Weights
-from fedkace_flwr.plausibility import Limits, Yardstick
+from fedkace_flwr.plausibility import Limits
 from strategies import secure
-from strategies.exchange import Exchange, by_client, client_of, exchange, is_simulation
+from strategies.exchange import by_client, client_of, exchange, is_simulation
+from strategies.merging import client_drift, weighted_mean
 from strategies.quorum import BelowQuorumError, Quorum
+from strategies.report import RoundReport
 from strategies.roster import Roster
+from strategies.vetting import EVALUATION, TRAINING, Vetting
 
 logger = logging.getLogger(__name__)
 
 Outcome = TypeVar("Outcome")
 
-TRAINING, EVALUATION = "training", "evaluation"
 _WORKER_LOST = 0  # Flower's code for an error that no client has raised: its simulation has lost the process
 _USUAL = "usual-distance"
 _AGAIN = 1.0  # seconds before a phase is asked again; twice as long each time
 _LONGEST_AGAIN = 60.0
 
 
-@dataclass
-class RoundReport:
-    """What the server knows of a round once it is over.
-
-    Attributes
-    ----------
-    number : int
-        t, from 1.
-    trained, evaluated : dict of int to dict
-        Each client's metrics of the two phases.
-    drift : float or None
-        Client drift, (1/K) sum of squared distances of the local models from the global one.
-    failures : list of dict
-        Client, phase, reason and kind of each reply that did not count. Kinds are those of
-        :class:`fedkace_flwr.errors.MessageError`, and ``absent`` (no SuperNode), ``silent`` (no reply in time) and
-        ``unreadable`` (Flower could not unpack it).
-    sat_out : list of int
-        Clients that had nothing new to train on; no failures.
-    below_quorum : list of str
-        Phases that fell below the quorum and were skipped.
-    repeated : dict of str to int
-        How often a phase was asked again for that reason.
-    exchanges : dict of str to Exchange
-        What each phase cost.
-    own : dict of str to object
-        What the method alone has to tell of the round, JSON-ready; further fields of the record.
-    seconds : float
-        The whole round.
-    """
-
-    number: int
-    trained: dict[int, Mapping[str, Any]] = field(default_factory=dict)
-    evaluated: dict[int, Mapping[str, Any]] = field(default_factory=dict)
-    drift: float | None = None
-    failures: list[dict[str, Any]] = field(default_factory=list)
-    sat_out: list[int] = field(default_factory=list)
-    below_quorum: list[str] = field(default_factory=list)
-    repeated: dict[str, int] = field(default_factory=dict)
-    exchanges: dict[str, Exchange] = field(default_factory=dict)
-    own: dict[str, Any] = field(default_factory=dict)
-    seconds: float = 0.0
-
-    def unusual(self) -> dict[str, Any]:
-        """Fields of the record that only a round has in which something was out of the ordinary."""
-        fields = {"sat_out": self.sat_out, "below_quorum": self.below_quorum, "repeated": self.repeated}
-        return {name: value for name, value in fields.items() if value}
-
-
 class ContinualStrategy(Strategy):
     """Plain rounds of training and evaluation over all clients.
 
     Replies are checked before they count, and taken in the order of client numbers, so that a sum does not
-    depend on who answered first. A method overrides :meth:`weight`, :meth:`merge`, or whole phases.
-
-    A local model is compared with the one that its client was sent, so personal models are compared each with its
-    own: the distances over the trained parameters, and over the running means and deviations, must be within
-    ``norm-bound`` times what is usual among the round's replies, as :class:`fedkace_flwr.plausibility.Yardstick` has
-    it. With fewer than three replies the last round with three gives the measure; at the beginning of a run, none. The
-    bound holds while more than half of the replies are honest. AdamW moves each weight by about its learning rate
-    a step, so honest clients of a round go equally far. Batch statistics vary more, which is
-    why they are compared apart, and why the default is as large as 10.
+    depend on who answered first; :mod:`strategies.vetting` has the checks. A method overrides :meth:`weight`, :meth:`merge`, or whole phases.
 
     Parameters
     ----------
@@ -124,9 +68,8 @@ class ContinualStrategy(Strategy):
         self._on_round = on_round
         self._roster = Roster(config.stream.clients, config.run.join_deadline)
         self._quorum = Quorum(config.run, config.stream.clients)
-        self.limits = Limits.of(config, shapes)
+        self.vetting = Vetting(Limits.of(config, shapes), parameters, config.run.norm_bound)
         self._sent: dict[int, ArrayRecord] = {}
-        self._usual: dict[str, Yardstick] = {}
         self._asked: dict[str, int] = {}
         self._shortfall: BelowQuorumError | None = None
         self._report = RoundReport(0)
@@ -140,13 +83,12 @@ class ContinualStrategy(Strategy):
     def checkpoint(self) -> tuple[dict[str, keys.NumpyArray], dict[str, Any]]:
         """What :meth:`state` gives, and what every strategy depends on."""
         arrays, record = self.state()
-        usual = {name: [stick.distance, stick.per_sample] for name, stick in self._usual.items()}
-        return arrays, {**record, _USUAL: usual}
+        return arrays, {**record, _USUAL: self.vetting.usual()}
 
     def restore(self, done: int, arrays: Mapping[str, keys.NumpyArray], record: Mapping[str, Any]) -> None:
         """Go on after round ``done`` with what :meth:`checkpoint` gave then; before :meth:`start`."""
         self._done = done
-        self._usual = {name: Yardstick(*stick) for name, stick in record.get(_USUAL, {}).items()}
+        self.vetting.restore(record.get(_USUAL, {}))
 
     def weight(self, reply: Reply) -> float:
         """A local model's weight in the mean; 1/K each after normalisation."""
@@ -490,65 +432,27 @@ class ContinualStrategy(Strategy):
         MessageError
             It cannot.
         """
-        plausibility.check_metrics(reply.metrics, self.limits)
+        self.vetting.check(phase, reply)
         if phase == TRAINING and not reply.sat_out:
-            plausibility.check_examples(reply.examples, self.limits)
             self.check(reply)
         return reply
 
     def _within_bound(self, valid: Sequence[Reply]) -> list[Reply]:
         """The replies whose models are not much farther from where they started than the others'."""
-        measured: dict[int, dict[str, float]] = {}
-        origins: dict[int, Weights] = {}  # unpacked once where all were sent the same
-        models = [reply for reply in valid if reply.weights and not reply.sat_out]
-        for reply in models:
-            record = self._sent[reply.client]
-            if id(record) not in origins:
-                origins = {id(record): keys.unpack(record)}
-            origin = origins[id(record)]
-            try:
-                plausibility.check_statistics(reply.weights, origin, self.limits)
-            except MessageError as error:
-                self._fail(reply.client, TRAINING, str(error), error.kind)
-                continue
-            measured[reply.client] = {
-                "parameters": plausibility.distance(reply.weights, origin, self._parameters),
-                "running statistics": plausibility.statistics_distance(reply.weights, origin),
-            }
-        models = [reply for reply in models if reply.client in measured]
-        if self._settings.norm_bound > 0:
-            far = self.far_out(TRAINING, {reply.client: reply.examples for reply in models}, measured)
-            models = [reply for reply in models if reply.client not in far]
-        kept = {reply.client for reply in models}
-        return [reply for reply in valid if reply.client in kept or reply.sat_out or not reply.weights]
+        rejects = self.vetting.too_far([reply for reply in valid if reply.weights and not reply.sat_out], self._sent)
+        for client, (reason, kind) in rejects.items():
+            self._fail(client, TRAINING, reason, kind)
+        return [reply for reply in valid if reply.client not in rejects]
 
     def far_out(self, phase: str, samples: Mapping[int, int], measured: Mapping[int, Mapping[str, float]]) -> set[int]:
         """Clients of which a quantity is beyond ``norm-bound`` times what is usual; recorded as failures.
 
-        Parameters
-        ----------
-        phase : str
-            For the record.
-        samples : mapping of int to int
-            What each client's quantities come from.
-        measured : mapping of int to mapping of str to float
-            Each client's quantities by name, not negative; the same names for all.
+        Arguments as in :meth:`strategies.vetting.Vetting.far_out`; ``phase`` is for the record.
         """
-        far: set[int] = set()
-        order = sorted(samples)
-        for name in next(iter(measured.values()), {}):
-            values = [measured[client][name] for client in order]
-            usual = plausibility.yardstick(values, [samples[client] for client in order], self._usual.get(name))
-            if usual is None:
-                continue
-            self._usual[name] = usual
-            for client, value in zip(order, values, strict=True):
-                bound = usual.bound(samples[client], self._settings.norm_bound)
-                if value > bound and client not in far:
-                    far.add(client)
-                    reason = f"{name}: {value:.4g} is more than norm-bound allows, {bound:.4g}"
-                    self._fail(client, phase, reason, "norm")
-        return far
+        far = self.vetting.far_out(samples, measured)
+        for client, reason in far.items():
+            self._fail(client, phase, reason, "norm")
+        return set(far)
 
     def valid(self, replies: Iterable[Message]) -> Iterator[tuple[int, Message]]:
         """Clients and messages of the training replies that counted this round."""
@@ -588,32 +492,3 @@ class _Masked:
     def fail(self, client: int, phase: str, error: MessageError) -> None:
         """Record a failure."""
         self._strategy._fail(client, phase, str(error), error.kind)
-
-
-def weighted_mean(models: Sequence[Weights], weights: Sequence[float]) -> dict[str, npt.NDArray[Any]]:
-    """Average named arrays, summed in float64 in the order given.
-
-    Batch-norm running statistics are averaged like parameters; integer counters are rounded and keep their type.
-
-    Parameters
-    ----------
-    models : sequence of mapping
-        At least one; the same names and shapes in each.
-    weights : sequence of float
-        Positive, one per model; normalised here.
-    """
-    total = float(sum(weights))
-    mean: dict[str, npt.NDArray[Any]] = {}
-    for name, first in models[0].items():
-        value = np.zeros(first.shape, dtype=np.float64)
-        for model, weight in zip(models, weights, strict=True):
-            value += model[name] * (weight / total)
-        mean[name] = (value if np.issubdtype(first.dtype, np.floating) else np.rint(value)).astype(first.dtype)
-    return mean
-
-
-def client_drift(models: Sequence[Weights], mean: Weights, names: Iterable[str]) -> float:
-    """(1/K) sum over clients of ||theta_k - theta_g||^2, over the named arrays (paper, Theorem 3)."""
-    chosen = sorted(names)
-    distances = [sum(float(np.square(model[n].astype(np.float64) - mean[n]).sum()) for n in chosen) for model in models]
-    return sum(distances) / len(distances)

@@ -12,8 +12,9 @@ from fedkace_flwr import messages as keys
 from fedkace_flwr.coalitions import CoalitionGame, Formation, form_coalitions, gram_matrix
 from fedkace_flwr.messages import Reply
 from strategies import models
-from strategies.base import TRAINING, client_drift
 from strategies.fedavg import FedAvg
+from strategies.merging import client_drift
+from strategies.vetting import TRAINING
 
 logger = logging.getLogger(__name__)
 

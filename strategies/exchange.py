@@ -2,7 +2,8 @@
 
 A grid that cannot be reached for a while is asked again until the deadline; a reply that cannot be unpacked is its
 sender's failure alone; a reply to another message than those that are waited for, as one that comes after its
-phase is over, is nobody's.
+phase is over, is nobody's. Between machines arrays travel folded (:mod:`fedkace_flwr.folding`); who sends and who
+reads here need not know.
 """
 
 import logging
@@ -11,10 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from flwr.app import Message
+from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 
+from fedkace_flwr import folding
 from fedkace_flwr import messages as keys
+from fedkace_flwr.errors import MessageError
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +77,8 @@ def exchange(grid: Grid, sent: Mapping[int, Message], deadline: float) -> Exchan
     begun = time.monotonic()
     # Sizes before sending: a grid may drop a message's content once it is on its way.
     result = Exchange(bytes_down=sum(keys.size_in_bytes(message.content) for message in sent.values()))
+    if crosses_network(grid):
+        _fold(sent.values())
     asked = post(grid, sent, begun + deadline)
     waiting, replies, pause, end = set(asked), {}, _FIRST_PAUSE, time.monotonic() + deadline
     while waiting:
@@ -81,7 +86,10 @@ def exchange(grid: Grid, sent: Mapping[int, Message], deadline: float) -> Exchan
             waiting.discard(number)
             pause = _FIRST_PAUSE
             if isinstance(reply, Message):
-                replies[asked[number]] = reply
+                try:
+                    replies[asked[number]] = _unfolded(reply)
+                except MessageError as error:
+                    result.unreadable[asked[number]] = str(error)
             else:
                 result.unreadable[asked[number]] = f"its reply cannot be read ({type(reply).__name__})"
         left = end - time.monotonic()
@@ -184,6 +192,23 @@ def _is_unreadable(error: Exception) -> bool:
 def is_simulation(grid: Grid) -> bool:
     """Whether the clients are workers of this machine's simulation: then messages cross no network."""
     return type(grid).__name__ == "InMemoryGrid"
+
+
+def crosses_network(grid: Grid) -> bool:
+    """Whether messages go to other machines: by a grid of Flower's that is not its simulation's."""
+    return type(grid).__module__.partition(".")[0] == "flwr" and not is_simulation(grid)
+
+
+def _fold(messages: Iterable[Message]) -> None:
+    known: dict[int, ArrayRecord] = {}
+    for message in messages:
+        message.content = folding.marked(folding.folded(message.content, known), keys.CONFIG)
+
+
+def _unfolded(reply: Message) -> Message:
+    if reply.has_content():
+        reply.content = folding.unfolded(reply.content)
+    return reply
 
 
 def client_of(message: Message) -> int:

@@ -82,7 +82,7 @@ class FedCbdr(ContinualStrategy):
     def _pools(self) -> dict[int, int]:
         """Samples that each client chooses from, for those with more than fit its buffer."""
         capacity, pools = self.config.buffer.capacity, {}
-        largest = capacity + self.limits.examples
+        largest = capacity + self.vetting.limits.examples
         for client, reported in self._report.trained.items():
             size = reported.get(cbdr.POOL_SIZE)
             if not isinstance(size, int) or not 0 < size <= largest:

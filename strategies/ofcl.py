@@ -11,7 +11,8 @@ from flwr.serverapp import Grid
 from fedkace_flwr import messages as keys
 from fedkace_flwr.errors import MessageError
 from fedkace_flwr.messages import Reply, Weights
-from strategies.base import ContinualStrategy, weighted_mean
+from strategies.base import ContinualStrategy
+from strategies.merging import weighted_mean
 
 
 class Ofcl(ContinualStrategy):

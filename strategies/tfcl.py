@@ -22,7 +22,8 @@ from fedkace_flwr.messages import Reply, Shapes
 from fedkace_flwr.model import ResNet18, seeded_resnet18
 from fedkace_flwr.seeding import generator_for, seed_for
 from fedkace_flwr.training import Preprocess, predict, train
-from strategies.base import TRAINING, ContinualStrategy, logger
+from strategies.base import ContinualStrategy, logger
+from strategies.vetting import TRAINING
 
 TAIL = "tail"
 
@@ -102,7 +103,7 @@ class Tfcl(ContinualStrategy):
             try:
                 keys.check_size(content, {})
                 tail = keys.checked_metrics(content.metric_records.get(keys.METRICS, MetricRecord()))
-                plausibility.check_metrics(tail, self.limits)
+                plausibility.check_metrics(tail, self.vetting.limits)
             except MessageError as error:
                 self._fail(client, TAIL, str(error), error.kind)
                 continue
@@ -137,9 +138,9 @@ class Tfcl(ContinualStrategy):
         declared = tuple(record[tags.FEATURES].shape) if record is not None and tags.FEATURES in record else ()
         size, _, height, width = declared if len(declared) == 4 else (0, 0, 0, 0)
         side = largest_map(self.config.data)
-        if not (0 <= size <= self.limits.examples and 0 <= height <= side and 0 <= width <= side):
+        if not (0 <= size <= self.vetting.limits.examples and 0 <= height <= side and 0 <= width <= side):
             raise MessageError(
-                f"{tags.FEATURES} are {keys.shown(declared)}: at most {self.limits.examples} samples' maps of "
+                f"{tags.FEATURES} are {keys.shown(declared)}: at most {self.vetting.limits.examples} samples' maps of "
                 f"{side} x {side} can be",
                 "size",
             )

@@ -20,8 +20,8 @@ from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.methods import METHODS, Method
 from fedkace_flwr.objectives import Batch, TaskLoss
-from strategies.base import client_drift, weighted_mean
 from strategies.dcfcl import Dcfcl
+from strategies.merging import client_drift, weighted_mean
 
 Make = Callable[..., Config]
 Model = dict[str, np.ndarray]

@@ -25,8 +25,8 @@ from fedkace_flwr.methods import METHODS, Method
 from fedkace_flwr.objectives import Batch, TaskLoss
 from fedkace_flwr.seeding import generator_for
 from fedkace_flwr.temperatures import TemperatureLoss, TwiceScaledLoss
-from strategies.base import RoundReport
 from strategies.fedcbdr import FedCbdr
+from strategies.report import RoundReport
 
 Make = Callable[..., Config]
 ACTIONS = (cbdr.FEATURES_QUERY, cbdr.SCORES_QUERY)

@@ -31,7 +31,7 @@ from fedkace_flwr.snapshots import move_halfway, restored, snapshot
 from fedkace_flwr.store import ClientState, ClientStore
 from fedkace_flwr.torchvision_compat import import_torchvision
 from fedkace_flwr.views import NUMBERS, VIEWS, draw, projection, rotation_and_scale, warp
-from strategies.base import weighted_mean
+from strategies.merging import weighted_mean
 from strategies.ofcl import class_mean_weights
 
 Make = Callable[..., Config]

@@ -35,7 +35,8 @@ from fedkace_flwr.methods import METHODS, Method
 from fedkace_flwr.model import ResNet18, seeded_resnet18
 from fedkace_flwr.replay import masked_cross_entropy
 from fedkace_flwr.store import ClientState, ClientStore
-from strategies.base import ContinualStrategy, weighted_mean
+from strategies.base import ContinualStrategy
+from strategies.merging import weighted_mean
 
 Make = Callable[..., Config]
 SEEN = torch.tensor([True, True, False, True, False])

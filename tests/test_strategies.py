@@ -15,7 +15,7 @@ from fedkace_flwr import client_app, server_app
 from fedkace_flwr import messages as keys
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import RunError
-from strategies.base import client_drift, weighted_mean
+from strategies.merging import client_drift, weighted_mean
 
 Make = Callable[..., Config]
 

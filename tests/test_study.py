@@ -1,6 +1,5 @@
 """Studies: from a YAML file to the runs it asks for, and the words in which a file is refused."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +115,7 @@ def test_small_numbers_may_be_written_either_way(tmp_path: Path) -> None:
 
 def test_engine_workers_and_gpu_come_from_options_before_the_file_before_defaults(tmp_path: Path) -> None:
     plain = load(tmp_path, "config: {}")
-    assert (plain.engine, plain.workers, plain.gpu_fraction) == ("flower", os.cpu_count(), 0.0)
+    assert (plain.engine, plain.workers, plain.gpu_fraction) == ("flower", None, None)
     text = "engine: inline\nworkers: 3\ngpu-fraction: 0.25"
     stated = load(tmp_path, text)
     assert (stated.engine, stated.workers, stated.gpu_fraction) == ("inline", 3, 0.25)
