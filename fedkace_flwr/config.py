@@ -456,7 +456,7 @@ class RunConfig:
     )
     clients_together: int = _key(
         1,
-        "The inline engine (`python -m experiments.inline`) trains so many clients' networks at once, stacked, where chunks, buffers and losses are alike in size and kind, and the others one at a time. Results differ by rounding. Other engines, and runs with `dp`, `secagg` or `statistics = local`, train one at a time. Has not been run on a GPU yet.",
+        "For GPUs: the inline engine (`python -m experiments.inline`) trains so many clients' networks at once, stacked, where chunks, buffers and losses are alike in size and kind, and the others one at a time. Results differ by rounding. Other engines, and runs with `dp`, `secagg` or `statistics = local`, train one at a time. Has not been run on a GPU yet.",
         unit="clients",
         low=1,
     )
