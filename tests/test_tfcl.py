@@ -33,6 +33,7 @@ from fedkace_flwr.messages import Reply
 from fedkace_flwr.methods import METHODS, Method
 from fedkace_flwr.model import seeded_resnet18
 from fedkace_flwr.objectives import Batch, TaskLoss
+from fedkace_flwr.sources import StreamSource
 from fedkace_flwr.store import ClientState, ClientStore
 from fedkace_flwr.training import Preprocess, adamw, train
 from strategies.tfcl import Tfcl, linked, teach
@@ -57,7 +58,8 @@ _ROUTED = {action for method in METHODS.values() for action in method.actions}
 def client_of(config: Config, number: int = 0) -> TfclClient:
     experiment = Experiment(config)
     empty = ClientState(seen=torch.zeros(experiment.num_classes, dtype=torch.bool), buffer=Samples.none())
-    return TfclClient(number, experiment, ClientStore(Path(config.run.results_dir) / f"c{number}", empty))
+    store = ClientStore(Path(config.run.results_dir) / f"c{number}", empty)
+    return TfclClient(number, experiment, StreamSource(experiment, number), store)
 
 
 def head(client: TfclClient, number: int) -> RecordDict:
