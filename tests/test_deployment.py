@@ -22,16 +22,18 @@ from federation import (
 )
 
 from experiments.inline import run_inline
+from fedkace_flwr import sealing
 from fedkace_flwr.config import Config
 
 NUMBERS = {**SMALL, "samples-per-class": 6}
+STATE_KEY = "A" * 43 + "="
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    made = Federation(tmp_path_factory.mktemp("deployed"), "--nodes", "4")
+    made = Federation(tmp_path_factory.mktemp("deployed"), "--nodes", "4", env={sealing.VARIABLE: STATE_KEY})
     try:
         made.must("start")
         yield made
@@ -101,9 +103,14 @@ def test_a_killed_supernode_comes_back_into_the_same_run(running: Federation) ->
     missing = {record["round"]: {failure["client"] for failure in record["failures"]} for record in records}
     assert list(missing) == [1, 2, 3, 4] and set().union(*missing.values()) <= {1}, missing
     assert missing[1] == missing[4] == set(), missing
+    kept = list(running.folder.glob("node-*/state/**/*.npz"))
+    assert kept and all(sealing.is_sealed(path.read_bytes()) for path in kept), "the key reaches Flower's processes"
 
 
-def test_a_run_outlives_the_server_app_and_the_superlink(running: Federation, tmp_path: Path) -> None:
+def test_a_run_outlives_the_server_app_and_the_superlink(
+    running: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(sealing.VARIABLE, STATE_KEY)
     numbers = {**NUMBERS, "clients": 2, "rounds": 3}
     run_inline(Config.parse({**numbers, "results-dir": str(tmp_path), "run-name": "whole"}))
     told = {**numbers, "resume": True}
