@@ -24,7 +24,7 @@ from fedkace_flwr.methods import METHODS, configured
 from fedkace_flwr.outgoing import guarded
 from fedkace_flwr.paths import client_folder
 from fedkace_flwr.sources import InboxSource, Source, StreamSource
-from fedkace_flwr.store import Answer, ClientState, ClientStore
+from fedkace_flwr.store import Answer, ClientState, ClientStore, is_locked
 
 
 def _unfold(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -49,6 +49,16 @@ def identify(message: Message, context: Context) -> Message:
     partition, partitions = _place(context.node_config)
     record = ConfigRecord({keys.PARTITION: partition, keys.PARTITIONS: partitions})
     return Message(RecordDict({keys.CONFIG: record}), reply_to=message)
+
+
+@app.query(keys.WORKING)
+def working(message: Message, context: Context) -> Message:
+    """Say whether a process of this machine is at work on a client."""
+    _, config = configured(Config.parse(context.run_config))
+    number = message.content.config_records[keys.CONFIG][keys.CLIENT]
+    assert isinstance(number, int)
+    folder = client_folder(config, context.run_id, number, context.node_config)
+    return Message(RecordDict({keys.CONFIG: ConfigRecord({keys.WORKING: is_locked(folder)})}), reply_to=message)
 
 
 def _guard(message: Message, context: Context, call_next: ClientAppCallable) -> Message:

@@ -519,6 +519,12 @@ class RunConfig:
         low=0,
     )
     deadline: float = _key(7200.0, "Longest wait for the replies of one phase of a round.", unit="seconds", above=0)
+    probe: float = _key(
+        120.0,
+        "Silence after which a client is asked whether its machine is at work on it, and then again from time to time; one that is not, twice in a row, is sent its message once more. 0: never. Simulations lose no messages and do not ask.",
+        unit="seconds",
+        low=0,
+    )
     join_deadline: float = _key(300.0, "Longest wait for the SuperNodes at the start.", unit="seconds", above=0)
 
 

@@ -181,6 +181,20 @@ class Answer:
         return run, answer
 
 
+def is_locked(folder: Path) -> bool:
+    """Whether a process is at work on the client of this folder; see :meth:`ClientStore.locked`."""
+    path = folder / ".lock"
+    if not path.exists():
+        return False
+    lock = FileLock(path, mode=0o600)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return True
+    lock.release()
+    return False
+
+
 class ClientStore:
     """One client's folder.
 

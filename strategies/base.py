@@ -18,11 +18,12 @@ from fedkace_flwr.errors import MessageError, RunError
 from fedkace_flwr.messages import Reply, Shapes, Weights
 from fedkace_flwr.plausibility import Limits
 from strategies import secure
-from strategies.exchange import by_client, client_of, exchange, is_simulation
+from strategies.exchange import by_client, client_of, exchange
 from strategies.merging import client_drift, weighted_mean
 from strategies.quorum import BelowQuorumError, Quorum
 from strategies.report import RoundReport
 from strategies.roster import Roster
+from strategies.transport import is_simulation
 from strategies.vetting import EVALUATION, TRAINING, Vetting
 
 logger = logging.getLogger(__name__)
@@ -373,7 +374,7 @@ class ContinualStrategy(Strategy):
         self, grid: Grid, phase: str, questions: Iterable[Message], deadline: float, wanted: set[int] | None = None
     ) -> list[Message]:
         sent = by_client(questions)
-        found = exchange(grid, sent, deadline)
+        found = exchange(grid, sent, deadline, 0.0 if is_simulation(grid) else self._settings.probe)
         self._report.exchanges[phase] = found.after(self._report.exchanges.get(phase))
         for client in sorted((self.phase_clients(phase) if wanted is None else wanted) - set(sent)):
             self._fail(client, phase, "its SuperNode is not connected", "absent")

@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 
 from fedkace_flwr import messages as keys
 from fedkace_flwr.errors import RunError
-from strategies.exchange import collect, insist, post
+from strategies.transport import collect, insist, post
 
 logger = logging.getLogger(__name__)
 

@@ -20,6 +20,7 @@ from fedkace_flwr import messages as keys
 from fedkace_flwr.errors import RunError
 from strategies import exchange as exchanges
 from strategies import roster as rosters
+from strategies import transport
 from strategies.exchange import by_client, client_of, exchange
 from strategies.roster import Roster
 
@@ -400,6 +401,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
     fake = FakeTime()
     monkeypatch.setattr(exchanges, "time", fake)
     monkeypatch.setattr(rosters, "time", fake)
+    monkeypatch.setattr(transport, "time", fake)
     return fake
 
 
@@ -578,5 +580,5 @@ def test_a_simulations_replies_are_fetched_together() -> None:
 
 
 def test_the_grids_of_flower_are_told_apart() -> None:
-    assert InMemory.__name__ == "InMemoryGrid" and exchanges.is_simulation(object.__new__(InMemory))
-    assert not exchanges.is_simulation(object.__new__(HttpGrid))
+    assert InMemory.__name__ == "InMemoryGrid" and transport.is_simulation(object.__new__(InMemory))
+    assert not transport.is_simulation(object.__new__(HttpGrid))

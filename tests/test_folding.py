@@ -17,7 +17,7 @@ from fedkace_flwr import messages as keys
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import MessageError
 from fedkace_flwr.methods import METHODS
-from strategies.exchange import crosses_network
+from strategies.transport import crosses_network
 
 Make = Callable[..., Config]
 arrays = st.dictionaries(
