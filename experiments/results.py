@@ -6,6 +6,7 @@ differ.
 """
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -101,10 +102,11 @@ class Results:
         return _read_rounds(Path(folder))
 
     def write(self, target: Path) -> list[Path]:
-        """Write ``runs`` and ``rounds`` as CSV and Parquet; return the paths."""
+        """Write ``runs`` and ``rounds`` as CSV and Parquet, runs' folders as seen from there; return the paths."""
         target.mkdir(parents=True, exist_ok=True)
         paths = []
-        for name, frame in (("runs", self.runs), ("rounds", self.rounds)):
+        place = [os.path.relpath(folder, target.resolve()) for folder in self.runs["folder"]]
+        for name, frame in (("runs", self.runs.assign(folder=place)), ("rounds", self.rounds)):
             frame.to_csv(target / f"{name}.csv", index=False)
             _uniform(frame).to_parquet(target / f"{name}.parquet", index=False)
             paths += [target / f"{name}.csv", target / f"{name}.parquet"]

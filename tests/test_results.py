@@ -155,7 +155,7 @@ def test_what_is_written_can_be_read_as_csv_and_as_parquet(tmp_path: Path) -> No
     for read, suffix in ((pd.read_csv, "csv"), (pd.read_parquet, "parquet")):
         runs, rounds = (read(tmp_path / "out" / f"{name}.{suffix}") for name in ("runs", "rounds"))
         assert runs["run"].tolist() == ["a", "b"] and runs["axis.size"].astype(str).tolist() == ["5", "whole"]
-        assert runs["finished"].tolist() == [True, False]
+        assert runs["finished"].tolist() == [True, False] and runs["folder"].tolist() == ["../in/a", "../in/b"]
         assert rounds["accuracy"].tolist() == [0.5, 0.7, 0.5]
         assert set(runs["schema"]) == {1}
 
