@@ -74,6 +74,7 @@ def exchange(grid: Grid, sent: Mapping[int, Message], deadline: float, probe: fl
     begun = time.monotonic()
     # Sizes before sending: a grid may drop a message's content once it is on its way.
     sizes = {client: keys.size_in_bytes(message.content) for client, message in sent.items()}
+    bytes_down = sum(sizes.values())
     if crosses_network(grid):
         fold(sent.values())
     watch = Probe(grid, sent, probe, begun) if probe > 0 else None
@@ -88,8 +89,7 @@ def exchange(grid: Grid, sent: Mapping[int, Message], deadline: float, probe: fl
             break
         if watch and inbox.waiting and (again := watch.lost(inbox.clients(), time.monotonic(), end)):
             inbox.waiting |= post(grid, again, end)
-            for client in again:
-                sizes[client] *= 2
+            bytes_down += sum(sizes[client] for client in again)
         if inbox.waiting:
             time.sleep(min(pause, left))
             longest = max(_LONGEST_PAUSE, _PAUSE_PER_MESSAGE * len(inbox.waiting))
@@ -100,7 +100,7 @@ def exchange(grid: Grid, sent: Mapping[int, Message], deadline: float, probe: fl
         dict(sorted(replies.items())),
         sorted(set(sent) - set(replies) - set(unreadable)),
         unreadable,
-        bytes_down=sum(sizes.values()),
+        bytes_down=bytes_down,
         bytes_up=sum(keys.size_in_bytes(reply.content) for reply in replies.values() if reply.has_content()),
         seconds=time.monotonic() - begun,
     )

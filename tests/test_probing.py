@@ -110,6 +110,7 @@ def test_a_client_that_stays_silent_is_silent_at_the_deadline(clock: FakeTime) -
     found = exchange(grid, question(grid), 600, probe=60)
     assert found.silent == [0] and 600 <= clock.now - 100 < 610
     assert len(grid.of(TRAIN)) == 5
+    assert found.bytes_down == 5 * keys.size_in_bytes(question(grid)[0].content)
 
 
 def test_a_copy_that_fails_does_not_count_while_the_first_may_come(clock: FakeTime) -> None:  # noqa: F811
