@@ -100,6 +100,23 @@ def test_the_runs_in_both_precisions_are_the_kept_ones(name: str, method: str) -
     assert f"| {name} | {' | '.join(shares)} |" in (ROOT / "REPRODUCIBILITY.md").read_text()
 
 
+@pytest.mark.parametrize(
+    ("row", "study", "method"),
+    [
+        ("OFCL, 6 epochs", "reduced", "ofcl"),
+        ("OFCL, 15 epochs", "reduced_ofcl15", "ofcl"),
+        ("Re-Fed, 6 epochs", "reduced", "refed"),
+    ],
+)
+def test_the_runs_of_equal_steps_are_the_kept_ones(row: str, study: str, method: str) -> None:
+    shares = []
+    for seed in (0, 1):
+        path = ROOT / "docs" / "results" / study / f"{method}_overlap-4_seed-{seed}"
+        assert json.loads((path / "config.json").read_text())["epochs"] == int(row.split()[-2])
+        shares.append(f"{100 * json.loads((path / 'summary.json').read_text())['average_accuracy']:.2f}")
+    assert f"| {row} | {' | '.join(shares)} |" in (ROOT / "REPRODUCIBILITY.md").read_text()
+
+
 def test_the_kept_comparison_is_that_of_todays_study() -> None:
     """A runner would skip the kept runs, so that the next start does what is missing and nothing else."""
     study = load_study(ROOT / "experiments" / "reduced.yaml", {}, ROOT / "docs" / "results")
