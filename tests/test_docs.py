@@ -81,6 +81,7 @@ def test_the_tables_of_the_readme_are_those_of_the_kept_runs(run: str) -> None:
         ("reduced", ("aa", "ar", "early", "late", "condition")),
         ("table2-reduced", ("aa", "condition")),
         ("table4-reduced", ("aa",)),
+        ("readings-reduced", ("aa",)),
     ],
 )
 def test_the_tables_of_the_reduced_studies_are_those_of_their_kept_runs(kept: str, keys: tuple[str, ...]) -> None:
