@@ -10,7 +10,9 @@ import pytest
 import torch
 from recording import recordings as recordings
 
+from fedkace_flwr import cohort
 from fedkace_flwr.config import Config
+from strategies import base, exchange, roster, transport
 
 SMALL = {
     "clients": 3,
@@ -46,6 +48,45 @@ def small(tmp_path: Path) -> Callable[..., Config]:
         return Config.parse({**SMALL, "results-dir": str(tmp_path), "run-name": "run", **named})
 
     return make
+
+
+class FakeTime:
+    """A clock that only sleeping moves."""
+
+    def __init__(self) -> None:
+        self.now, self.slept = 100.0, list[float]()
+
+    def monotonic(self) -> float:
+        """Seconds."""
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        """Move on."""
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
+    """The clock of everything in ``strategies`` that waits."""
+    fake = FakeTime()
+    for module in (base, exchange, roster, transport):
+        monkeypatch.setattr(module, "time", fake)
+    return fake
+
+
+@pytest.fixture
+def stacks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many networks each training of several held."""
+    found: list[int] = []
+    run = cohort._train_stacked
+
+    def watched(learners: Any, *rest: Any) -> Any:
+        found.append(len(learners))
+        return run(learners, *rest)
+
+    monkeypatch.setattr(cohort, "_train_stacked", watched)
+    return found
 
 
 def rounds_of(folder: Path) -> list[dict[str, Any]]:

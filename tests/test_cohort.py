@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedkace_flwr import cohort
 from fedkace_flwr.cohort import Learner, train_all
 from fedkace_flwr.config import TrainingConfig
 from fedkace_flwr.errors import RunError
@@ -57,20 +56,6 @@ def both_ways(
     for one in alone:
         assert train_all([one], settings, preprocess) == [None]
     return together, alone
-
-
-@pytest.fixture
-def stacks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many learners each stack held."""
-    found: list[int] = []
-    run = cohort._train_stacked
-
-    def watched(learners, *rest):
-        found.append(len(learners))
-        return run(learners, *rest)
-
-    monkeypatch.setattr(cohort, "_train_stacked", watched)
-    return found
 
 
 @pytest.mark.parametrize("captured", [False, True])

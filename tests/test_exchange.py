@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from conftest import FakeTime
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.superlink.grid.http_grid import HttpGrid
@@ -18,8 +19,6 @@ from experiments.inline import InlineGrid
 from fedkace_flwr import client_app
 from fedkace_flwr import messages as keys
 from fedkace_flwr.errors import RunError
-from strategies import exchange as exchanges
-from strategies import roster as rosters
 from strategies import transport
 from strategies.exchange import by_client, client_of, exchange
 from strategies.roster import Roster
@@ -380,29 +379,6 @@ def test_where_no_node_can_name_its_partition_the_run_ends_with_what_to_do_in_on
     text = str(caught.value)
     assert "partition-id = None" in text and "--node-config 'partition-id=K num-partitions=N'" in text
     assert f"join-deadline = {SOON:g}" in text and len(text.splitlines()) == 1
-
-
-class FakeTime:
-    """A clock that only sleeping moves."""
-
-    def __init__(self) -> None:
-        self.now, self.slept = 100.0, list[float]()
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        self.now += seconds
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
-    fake = FakeTime()
-    monkeypatch.setattr(exchanges, "time", fake)
-    monkeypatch.setattr(rosters, "time", fake)
-    monkeypatch.setattr(transport, "time", fake)
-    return fake
 
 
 def test_a_node_that_answers_again_after_an_error_hosts_its_clients(clock: FakeTime) -> None:

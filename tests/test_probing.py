@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from conftest import FakeTime
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
-from test_exchange import WEIGHTS, FakeTime, RecordingGrid, clock  # noqa: F401
+from test_exchange import WEIGHTS, RecordingGrid
 
 from experiments.inline import InlineGrid
 from fedkace_flwr import client_app
@@ -68,7 +69,7 @@ def question(grid: InlineGrid) -> dict[int, Message]:
     return by_client([grid.create_message(content, TRAIN, 2, "1")])
 
 
-def test_a_client_that_lost_its_message_is_sent_it_once_more(clock: FakeTime) -> None:  # noqa: F811
+def test_a_client_that_lost_its_message_is_sent_it_once_more(clock: FakeTime) -> None:
     machine = Machine()
     grid = LossyGrid(machine.app, lost=[0])
     found = exchange(grid, question(grid), HOUR, probe=60)
@@ -81,7 +82,7 @@ def test_a_client_that_lost_its_message_is_sent_it_once_more(clock: FakeTime) ->
     assert found.bytes_down == 2 * keys.size_in_bytes(question(grid)[0].content)
 
 
-def test_a_client_at_work_is_left_alone_and_asked_more_and_more_rarely(clock: FakeTime) -> None:  # noqa: F811
+def test_a_client_at_work_is_left_alone_and_asked_more_and_more_rarely(clock: FakeTime) -> None:
     machine = Machine(lambda: True)
     grid = LossyGrid(machine.app, late={0: 100 + 3000.0})
     found = exchange(grid, question(grid), HOUR, probe=60)
@@ -90,7 +91,7 @@ def test_a_client_at_work_is_left_alone_and_asked_more_and_more_rarely(clock: Fa
     assert len(grid.of(WORKING)) == 5  # after 60, 180, 420, 900 and 1860 seconds
 
 
-def test_one_idle_answer_is_not_enough(clock: FakeTime) -> None:  # noqa: F811
+def test_one_idle_answer_is_not_enough(clock: FakeTime) -> None:
     """Between a message's arrival and its work a process has to start."""
     answers = iter([False, True, False, True] + 100 * [True])
     machine = Machine(lambda: next(answers))
@@ -98,14 +99,14 @@ def test_one_idle_answer_is_not_enough(clock: FakeTime) -> None:  # noqa: F811
     assert exchange(grid, question(grid), HOUR, probe=60).replies and len(grid.of(TRAIN)) == 1
 
 
-def test_who_answers_in_time_or_need_not_be_watched_is_never_asked(clock: FakeTime) -> None:  # noqa: F811
+def test_who_answers_in_time_or_need_not_be_watched_is_never_asked(clock: FakeTime) -> None:
     grid = LossyGrid(Machine().app, late={0: 100 + 50.0})
     assert exchange(grid, question(grid), HOUR, probe=60).replies and not grid.of(WORKING)
     grid = LossyGrid(Machine().app, late={0: clock.now + 500.0})
     assert exchange(grid, question(grid), HOUR).replies and not grid.of(WORKING)
 
 
-def test_a_client_that_stays_silent_is_silent_at_the_deadline(clock: FakeTime) -> None:  # noqa: F811
+def test_a_client_that_stays_silent_is_silent_at_the_deadline(clock: FakeTime) -> None:
     grid = LossyGrid(Machine().app, lost=range(100))
     found = exchange(grid, question(grid), 600, probe=60)
     assert found.silent == [0] and 600 <= clock.now - 100 < 610
@@ -113,7 +114,7 @@ def test_a_client_that_stays_silent_is_silent_at_the_deadline(clock: FakeTime) -
     assert found.bytes_down == 5 * keys.size_in_bytes(question(grid)[0].content)
 
 
-def test_a_copy_that_fails_does_not_count_while_the_first_may_come(clock: FakeTime) -> None:  # noqa: F811
+def test_a_copy_that_fails_does_not_count_while_the_first_may_come(clock: FakeTime) -> None:
     """The first was at work after all, and the copy found the folder locked."""
     machine = Machine()
     train = machine._train
@@ -132,7 +133,7 @@ def test_a_copy_that_fails_does_not_count_while_the_first_may_come(clock: FakeTi
     assert not found.replies[0].has_error() and found.replies[0].content.metric_records[keys.METRICS]["copy"] == 1
 
 
-def test_an_error_is_taken_where_nothing_better_comes(clock: FakeTime) -> None:  # noqa: F811
+def test_an_error_is_taken_where_nothing_better_comes(clock: FakeTime) -> None:
     app = ClientApp()
     app.query(keys.WORKING)(Machine()._working)
 
@@ -145,7 +146,7 @@ def test_an_error_is_taken_where_nothing_better_comes(clock: FakeTime) -> None: 
     assert found.replies[0].has_error() and "out of memory" in str(found.replies[0].error.reason)
 
 
-def test_a_machine_that_cannot_say_is_not_taken_for_idle(clock: FakeTime) -> None:  # noqa: F811
+def test_a_machine_that_cannot_say_is_not_taken_for_idle(clock: FakeTime) -> None:
     app = ClientApp()
     app.train()(Machine()._train)
     grid = LossyGrid(app, late={0: 100 + 900.0})

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import SMALL, rounds_of
+from conftest import SMALL, FakeTime, rounds_of
 from flwr.app import Array, Error, Message, MessageType, RecordDict
-from test_exchange import FakeTime
 
 from experiments.inline import InlineGrid
 from fedkace_flwr import client_app, run_folder, server_app, tags
@@ -17,7 +16,6 @@ from fedkace_flwr import messages as keys
 from fedkace_flwr.checkpoint import Checkpoint, Checkpoints
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError, RunError
-from strategies import base, exchange, roster
 
 Meddle = Callable[[str, int, int, Message], Message | None]
 TRAIN, EVALUATE = MessageType.TRAIN, MessageType.EVALUATE
@@ -57,13 +55,9 @@ class Wire(InlineGrid):
 
 
 @pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
+def quick(clock: FakeTime, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing waits for real, and nothing draws."""
-    fake = FakeTime()
-    for module in (base, exchange, roster):
-        monkeypatch.setattr(module, "time", fake)
     monkeypatch.setattr(run_folder, "draw_accuracy", lambda *args, **kwargs: None)
-    return fake
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from conftest import rounds_of
 from flwr.app import Message, MessageType
 
 from experiments.inline import InlineGrid, run_inline
-from fedkace_flwr import client_app, cohort
+from fedkace_flwr import client_app
 from fedkace_flwr import messages as keys
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment, as_arrays
@@ -17,20 +17,6 @@ from fedkace_flwr.methods import configured
 
 Make = Callable[..., Config]
 _GENTLE = {"learning_rate": 1e-4, "batch_size": 8, "epochs": 2, "overlap": 0}
-
-
-@pytest.fixture
-def stacks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many networks each training of several held."""
-    found: list[int] = []
-    run = cohort._train_stacked
-
-    def watched(learners, *rest):
-        found.append(len(learners))
-        return run(learners, *rest)
-
-    monkeypatch.setattr(cohort, "_train_stacked", watched)
-    return found
 
 
 class Nodes:
