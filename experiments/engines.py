@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from experiments.guard import end_all_of
+from experiments.processes import flower_environment
 from fedkace_flwr.config import Config, Scalar
 from fedkace_flwr.errors import RunError
 
@@ -228,19 +229,13 @@ class _FlowerJob:
 
 
 def _environment(outside: Mapping[str, str], home: Path) -> dict[str, str]:
-    binaries = str(Path(sys.executable).parent)
     return {
-        **outside,
-        "PATH": f"{binaries}{os.pathsep}{outside.get('PATH', '')}",
-        "FLWR_HOME": str(home),
+        **flower_environment(home, outside),
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_TELEMETRY_ENABLED": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
         # Ray would keep a record of every task: its memory grew with the rounds of 200 clients, for nobody to read.
         "RAY_task_events_report_interval_ms": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-        "NO_COLOR": "1",
     }
 
 

@@ -55,14 +55,23 @@ class Guard:
         self._process.wait()
 
 
-def end_all_of(name: str, value: str) -> None:
-    """End every process that has a variable of this value in its environment, this one aside."""
-    left = []
+def all_of(name: str, value: str) -> list[psutil.Process]:
+    """Every process that has a variable of this value in its environment, this one aside."""
+    found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             if process.pid != os.getpid() and process.environ().get(name) == value:
-                process.terminate()
-                left.append(process)
+                found.append(process)
+    return found
+
+
+def end_all_of(name: str, value: str) -> None:
+    """End every process that has a variable of this value in its environment, this one aside."""
+    left = []
+    for process in all_of(name, value):
+        with suppress(psutil.Error):
+            process.terminate()
+            left.append(process)
     for process in psutil.wait_procs(left, timeout=_END_SECONDS)[1]:
         with suppress(psutil.Error):
             process.kill()

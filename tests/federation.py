@@ -5,8 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any, TypeVar
 
 import psutil
 
+from experiments.processes import finish, flower_environment
 from fedkace_flwr.checkpoint import Checkpoints
 
 T = TypeVar("T")
@@ -31,33 +30,12 @@ def environment(home: Path, **more: str) -> dict[str, str]:
     # Without compiled files every message would compile the app anew.
     left_out = ("FLWR", "RAY", "PYTHONDONTWRITEBYTECODE")
     kept = {key: value for key, value in os.environ.items() if not key.startswith(left_out)}
-    return {
-        **kept,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "FLWR_HOME": str(home / "flwr"),
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "NO_COLOR": "1",
-        **more,
-    }
-
-
-def finish(command: list[str], env: dict[str, str]) -> "subprocess.CompletedProcess[str]":
-    """Run a command to its end, and no longer.
-
-    A SuperNode's SuperExec inherits its output and lives until the SuperNode's entry is gone from the process table.
-    With pipes, which are read to their end before the entry is taken out, the two would wait for each other.
-    """
-    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
-        done = subprocess.run(command, env=env, stdout=output, stderr=errors, timeout=STEP_SECONDS, check=False)
-        output.seek(0)
-        errors.seek(0)
-        return subprocess.CompletedProcess(command, done.returncode, output.read(), errors.read())
+    return flower_environment(home / "flwr", kept) | more
 
 
 def script(name: str, *arguments: object, env: dict[str, str]) -> "subprocess.CompletedProcess[str]":
     """Run a script of ``deploy/`` to its end."""
-    return finish([str(DEPLOY / name), *map(str, arguments)], env)
+    return finish([str(DEPLOY / name), *map(str, arguments)], env, STEP_SECONDS)
 
 
 def until(what: Callable[[], T], seconds: float, goal: str) -> T:

@@ -13,16 +13,32 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
+from PIL import Image
+from test_messages import ask_with
 from test_store import CLASSES, empty, learned, reply
 
 from experiments.study import load_study, parse_setting
-from fedkace_flwr import archive, durable
+from fedkace_flwr import archive, arrivals, durable, plausibility
+from fedkace_flwr import messages as keys
 from fedkace_flwr.checkpoint import Checkpoint, Checkpoints
 from fedkace_flwr.config import Config
-from fedkace_flwr.errors import ConfigError, RunError, StateError
+from fedkace_flwr.errors import ConfigError, DataError, MessageError, RunError, StateError
+from fedkace_flwr.folding import fold, unfolded
 from fedkace_flwr.store import Answer, ClientState, ClientStore, read_state
 
 NAMES = ("state-000002.npz", "answer-000002.npz", "checkpoint-000002.npz")
+WEIGHTS = {
+    "conv.weight": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "bn.running_mean": np.array([0.25, 4.0], np.float32),
+    "bn.running_var": np.array([0.5, 2.0], np.float32),
+    "bn.num_batches_tracked": np.array(5, np.int64),
+    "output.bias": np.array([0.5, -0.5, 0.0], np.float32),
+}
+SHAPES = keys.shapes_of(WEIGHTS)
+LIMITS = plausibility.Limits.of(Config(), SHAPES)
+AGREED = ("cat", "dog", "sea lion")
+SIDE = 4
 
 
 def scratch() -> Path:
@@ -44,6 +60,30 @@ def pristine() -> dict[str, bytes]:
     return content
 
 
+def dropped() -> dict[str, bytes]:
+    """Files as a device drops them into an inbox: archives of the layouts and kinds of labels, pictures."""
+    files = {}
+    for name, shape, labels in (
+        ("last", (2, SIDE, SIDE, 3), np.array([0, 2])),
+        ("first", (2, 3, SIDE, SIDE), np.array(["dog", "sea lion"])),
+        ("grey", (1, SIDE, SIDE), np.array([1], np.uint8)),
+    ):
+        packed = io.BytesIO()
+        np.savez(packed, images=np.full(shape, 7, np.uint8), labels=labels)
+        files[name] = packed.getvalue()
+    for kind in ("PNG", "JPEG", "BMP", "WEBP"):
+        packed = io.BytesIO()
+        Image.new("RGB", (SIDE + 3, SIDE + 1), (9, 80, 200)).save(packed, kind)
+        files[kind.lower()] = packed.getvalue()
+    return files
+
+
+def folded_weights() -> bytes:
+    """A model's arrays as they travel between machines."""
+    (array,) = fold(keys.array_record(WEIGHTS)).values()
+    return array.data
+
+
 def sealed(body: bytes) -> bytes:
     return hashlib.sha256(body).digest() + body
 
@@ -53,6 +93,7 @@ class Parsers:
 
     def __init__(self) -> None:
         self.folder = scratch()
+        self._question = ask_with(RecordDict())
 
     def close(self) -> None:
         self._clear()
@@ -103,6 +144,62 @@ class Parsers:
             _assert_line(error)
         else:
             assert sum(array.nbytes for array in arrays.values()) <= len(body)
+
+    def archived_arrival(self, content: bytes) -> None:
+        """An archive in an inbox."""
+        self._arrived("a.npz", None, content)
+
+    def picture(self, content: bytes) -> None:
+        """A picture in a class's folder of an inbox."""
+        self._arrived("a.png", "dog", content)
+
+    def _arrived(self, name: str, class_name: str | None, content: bytes) -> None:
+        path = self.folder / name
+        path.write_bytes(content)
+        claimed = None
+        try:
+            claimed = arrivals.count(path, class_name)
+        except DataError as error:
+            _assert_line(error)
+        try:
+            images, labels = arrivals.read(path, class_name, AGREED, SIDE)
+        except DataError as error:
+            _assert_line(error)
+            return
+        assert images.dtype == np.uint8 and images.shape == (claimed, 3, SIDE, SIDE)
+        assert labels.shape == (claimed,) and labels.min() >= 0 and labels.max() < len(AGREED)
+
+    def reply(self, content: RecordDict | Error) -> None:
+        """A client's reply, all the way that a training reply and an evaluation's go."""
+        message = Message(content, reply_to=self._question)
+        for shapes in (SHAPES, None):
+            try:
+                found = keys.read_reply(message, 0, shapes)
+                plausibility.check_metrics(found.metrics, LIMITS)
+                if shapes is not None and not found.sat_out:
+                    plausibility.check_examples(found.examples, LIMITS)
+                    plausibility.check_statistics(found.weights, WEIGHTS, LIMITS)
+            except MessageError as error:
+                assert len(str(error).splitlines()) <= 1 and len(str(error)) < 2000
+                continue
+            if shapes is not None and not found.sat_out:
+                assert keys.shapes_of(found.weights) == SHAPES and found.examples > 0
+                assert all(np.isfinite(array).all() for array in found.weights.values())
+                assert plausibility.distance(found.weights, WEIGHTS, SHAPES) >= 0
+                assert plausibility.statistics_distance(found.weights, WEIGHTS) >= 0
+
+    def folded(self, content: bytes) -> None:
+        """The arrays of a reply as they travel between machines."""
+        name, kind = "fedkace.folded", "fedkace.folded"
+        arrays = ArrayRecord({name: Array("uint8", (len(content),), kind, content)})
+        told = MetricRecord({keys.EXAMPLES: 5, keys.ACCURACY: 0.5})
+        try:
+            apart = unfolded(RecordDict({keys.ARRAYS: arrays, keys.METRICS: told}))
+        except MessageError as error:
+            _assert_line(error)
+            return
+        assert sum(len(array.data) for array in apart.array_records[keys.ARRAYS].values()) < len(content)
+        self.reply(apart)
 
     def study(self, content: bytes) -> None:
         path = self.folder / "study.yaml"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import SMALL
 from federation import (
@@ -15,15 +16,16 @@ from federation import (
     STEP_SECONDS,
     Federation,
     assert_same_numbers,
-    finish,
     results_of,
     script,
     until,
 )
 
 from experiments.inline import run_inline
+from experiments.processes import finish
 from fedkace_flwr import sealing
-from fedkace_flwr.config import Config
+from fedkace_flwr.checkpoint import Checkpoints
+from fedkace_flwr.config import Config, PrivacyConfig
 
 NUMBERS = {**SMALL, "samples-per-class": 6}
 STATE_KEY = "A" * 43 + "="
@@ -87,7 +89,7 @@ def test_a_wrong_authority_an_unregistered_key_and_no_key_are_refused(
     superlink = (running.folder / "node-1" / "env").read_text().split("FEDKACE_SUPERLINK='")[1].split("'")[0]
     command = ["flower-supernode", "--superlink", superlink, "--port", free_port()]
     command += ["--root-certificates", str(running.folder / "certificates" / "ca.crt")]
-    done = finish(command, running.env)
+    done = finish(command, running.env, STEP_SECONDS)
     assert done.returncode != 0 and "[code: 2001] SuperNode authentication is enabled" in done.stdout + done.stderr
     assert sorted(running.nodes()) == before, "nobody was let in, and nobody who was in was thrown out"
 
@@ -136,6 +138,24 @@ def test_a_run_outlives_the_server_app_and_the_superlink(
     assert_same_numbers(running.results / "resumed", tmp_path / "whole")
 
 
+def test_masked_updates_of_real_supernodes_add_up_to_the_model_of_a_plain_run(
+    running: Federation, tmp_path: Path
+) -> None:
+    numbers = {**NUMBERS, "clients": 3, "rounds": 1}
+    run_inline(Config.parse({**numbers, "results-dir": str(tmp_path), "run-name": "plain"}))
+    number = running.submit("masked", {**numbers, "secagg": True})
+    assert running.finished(number)["status"] == "finished:completed"
+    (record,) = results_of(running.results / "masked")
+    assert not record["failures"] and record["client_drift"] is None, record
+    plain = Checkpoints(tmp_path / "plain" / "server").newest()
+    masked = Checkpoints(running.results / "masked" / "server").newest()
+    assert plain is not None and masked is not None
+    step = 2 * PrivacyConfig().secagg_range / 2**22
+    for name, array in plain.weights.items():
+        if not name.endswith("num_batches_tracked"):
+            np.testing.assert_allclose(masked.weights[name], array, atol=step + 1e-6, err_msg=name)
+
+
 def test_stop_ends_every_process_and_nothing_else_and_a_second_start_knows_the_nodes(running: Federation) -> None:
     others = subprocess.Popen(["sleep", "600"])
     try:
@@ -173,7 +193,7 @@ def test_a_stranger_who_reaches_the_superlink_gets_no_task(running: Federation) 
     port = settings.split("FEDKACE_PORT='")[1].split("'")[0]
     command = ["flower-superexec", "--runtime-api-address", f"127.0.0.1:{port}"]
     command += ["--root-certificates", str(running.folder / "certificates" / "ca.crt")]
-    done = finish(command, running.env)
+    done = finish(command, running.env, STEP_SECONDS)
     assert "SuperExec authentication failed" in running.log("superlink"), done.stdout + done.stderr
 
 

@@ -6,6 +6,7 @@ of the second test is MUTANTS inputs.
 """
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,11 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from parsers import LIMITS, SHAPES, WEIGHTS, Parsers, folded_weights
 from test_messages import ask_with
 
 from fedkace_flwr import messages as keys
 from fedkace_flwr import plausibility
-from fedkace_flwr.config import Config
 from fedkace_flwr.errors import MessageError
 
 EXAMPLES = int(os.environ.get("FEDKACE_FUZZ_EXAMPLES", "60"))
@@ -25,43 +26,16 @@ MUTANTS = 50
 budget = settings(deadline=None, max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
 pytestmark = pytest.mark.timeout(max(300, EXAMPLES))
 
-WEIGHTS = {
-    "conv.weight": np.arange(6, dtype=np.float32).reshape(2, 3),
-    "bn.running_mean": np.array([0.25, 4.0], np.float32),
-    "bn.running_var": np.array([0.5, 2.0], np.float32),
-    "bn.num_batches_tracked": np.array(5, np.int64),
-    "output.bias": np.array([0.5, -0.5, 0.0], np.float32),
-}
-SHAPES = keys.shapes_of(WEIGHTS)
-LIMITS = plausibility.Limits.of(Config(), SHAPES)
 GOOD = {name: array.data for name, array in keys.array_record(WEIGHTS).items()}
+FOLDED = folded_weights()
 KNOWN = sorted(value for name, value in vars(keys).items() if name.isupper() and isinstance(value, str))
 
 
 @pytest.fixture(scope="module")
-def question() -> Message:
-    """Something to reply to."""
-    return ask_with(RecordDict())
-
-
-def read(question: Message, content: RecordDict | Error) -> None:
-    """Read a reply all the way that a training reply and an evaluation's go."""
-    message = Message(content, reply_to=question)
-    for shapes in (SHAPES, None):
-        try:
-            reply = keys.read_reply(message, 0, shapes)
-            plausibility.check_metrics(reply.metrics, LIMITS)
-            if shapes is not None and not reply.sat_out:
-                plausibility.check_examples(reply.examples, LIMITS)
-                plausibility.check_statistics(reply.weights, WEIGHTS, LIMITS)
-        except MessageError as error:
-            assert len(str(error).splitlines()) <= 1 and len(str(error)) < 2000
-            continue
-        if shapes is not None and not reply.sat_out:
-            assert keys.shapes_of(reply.weights) == SHAPES and reply.examples > 0
-            assert all(np.isfinite(array).all() for array in reply.weights.values())
-            assert plausibility.distance(reply.weights, WEIGHTS, SHAPES) >= 0
-            assert plausibility.statistics_distance(reply.weights, WEIGHTS) >= 0
+def parsers() -> Iterator[Parsers]:
+    made = Parsers()
+    yield made
+    made.close()
 
 
 names = st.sampled_from([*SHAPES, *KNOWN]) | st.text(max_size=20)
@@ -102,8 +76,8 @@ errors = st.builds(Error, st.integers(0, 9), st.text() | st.binary().map(lambda 
 
 @budget
 @given(records | likely | errors)
-def test_no_content_of_a_reply_raises_anything_but_a_refusal(question: Message, content: RecordDict | Error) -> None:
-    read(question, content)
+def test_no_content_of_a_reply_raises_anything_but_a_refusal(parsers: Parsers, content: RecordDict | Error) -> None:
+    parsers.reply(content)
 
 
 TOKENS = [
@@ -155,8 +129,17 @@ def test_no_bytes_of_an_array_raise_anything_but_a_refusal(name: str, seed: int)
             assert (read_back.shape, read_back.dtype) == SHAPES[name] and np.isfinite(read_back).all()
 
 
-def test_a_good_reply_gets_through_all_of_it(question: Message) -> None:
+@budget
+@given(st.integers(0, 2**64 - 1))
+def test_no_folded_arrays_raise_anything_but_a_refusal(parsers: Parsers, seed: int) -> None:
+    draws = np.random.default_rng(seed)
+    for _ in range(MUTANTS):
+        parsers.folded(mutant(FOLDED, draws))
+
+
+def test_a_good_reply_gets_through_all_of_it() -> None:
     """Else the tests above would show nothing."""
+    question = ask_with(RecordDict())
     content = keys.reply_content(WEIGHTS, 5, {keys.ACCURACY: 0.5})
     reply = keys.read_reply(Message(content, reply_to=question), 0, SHAPES)
     plausibility.check_metrics(reply.metrics, LIMITS)

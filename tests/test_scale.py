@@ -7,14 +7,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import psutil
 import pytest
 from conftest import SMALL, rounds_of
 
+from experiments.bench.memory import Resident, resident
 from experiments.engines import FlowerEngine, Job
-from experiments.guard import end_all_of
+from experiments.guard import all_of, end_all_of
 from experiments.inline import run_inline
 from fedkace_flwr.config import Config
 
@@ -26,43 +26,11 @@ TINY = {**SMALL, "samples-per-class": 2, "capacity": 10, "test-per-class": 1}
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
-def marked(folder: Path) -> list[psutil.Process]:
-    """What a test has started, directly or not."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == str(folder):
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
-
 @pytest.fixture
 def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
     with tempfile.TemporaryDirectory(prefix="fedkace-", dir="/tmp") as place:  # Ray's sockets need a short path
         yield {**os.environ, MARK: str(tmp_path), "TMPDIR": place}
         end_all_of(MARK, str(tmp_path))
-
-
-class Resident(NamedTuple):
-    """A process at one moment: its title, which Ray changes with what an actor does, and its own bytes."""
-
-    title: str
-    size: int
-
-
-def resident(folder: Path) -> dict[tuple[int, float], Resident]:
-    """Resident bytes of each process of a run, less what it shares with others, by pid and time of start."""
-    found = {}
-    for process in marked(folder):
-        try:
-            memory = process.memory_info()
-            size = memory.rss - getattr(memory, "shared", 0)
-            found[process.pid, process.create_time()] = Resident(" ".join(process.cmdline())[:80], size)
-        except psutil.Error:
-            continue
-    return found
 
 
 def ray(environment: dict[str, str], *arguments: str) -> str:
@@ -102,7 +70,7 @@ def test_a_study_runs_on_two_nodes_of_a_ray_cluster_with_the_same_numbers(
     nodes: dict[int, set[int]] = {}
 
     def look() -> None:
-        for process in marked(tmp_path):
+        for process in all_of(MARK, str(tmp_path)):
             try:
                 if process.name().startswith(ACTOR) or ACTOR in " ".join(process.cmdline()):
                     nodes.setdefault(process.ppid(), set()).add(process.pid)
@@ -124,7 +92,7 @@ def test_two_hundred_clients_for_twenty_rounds_take_no_more_memory(tmp_path: Pat
     def look() -> None:
         number = lines_in(folder)
         if number in (5, 20) and number not in at_round:
-            at_round[number] = resident(tmp_path)
+            at_round[number] = resident(MARK, str(tmp_path))
 
     with FlowerEngine(2, 0.0, environment) as engine:
         finish(engine.start(config, folder / "app.log"), look)
@@ -145,7 +113,7 @@ def test_a_thousand_virtual_clients_stay_within_bounds(tmp_path: Path, environme
 
     def look() -> None:
         nonlocal most
-        most = max(most, sum(process.size for process in resident(tmp_path).values()))
+        most = max(most, sum(process.size for process in resident(MARK, str(tmp_path)).values()))
 
     with FlowerEngine(2, 0.0, environment) as engine:
         finish(engine.start(config, folder / "app.log"), look)

@@ -7,9 +7,11 @@ import torch
 from rich.console import Console
 
 from experiments.bench.gpu import gpu, gpu_run
+from experiments.bench.machines import machines
 from experiments.bench.measure import Figures, report
+from experiments.bench.memory import memory
 from experiments.bench.plain import plain
-from experiments.bench.rounds import rounds
+from experiments.bench.rounds import paper_round, rounds
 from experiments.bench.selection import selection
 from experiments.bench.state import evaluation, state
 from experiments.bench.training import training
@@ -20,6 +22,9 @@ PARTS: dict[str, Callable[[int], Figures]] = {
     "evaluation": evaluation,
     "state": state,
     "rounds": rounds,
+    "paper-round": paper_round,
+    "memory": memory,
+    "machines": machines,
     "plain": plain,
     "gpu": gpu,
     "gpu-run": gpu_run,

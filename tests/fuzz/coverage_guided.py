@@ -1,13 +1,15 @@
 """Fuzz one parser by coverage: ``python tests/fuzz/coverage_guided.py PARSER [libFuzzer's options]``.
 
-Needs the extra ``fuzz`` (atheris). PARSER is ``archive``, ``stored``, ``study``, ``setting`` or ``run-config``; for
-example ``stored -runs=1000000``. It ends with the input in a file ``crash-*`` where anything but the documented
-errors comes out.
+Needs the extra ``fuzz`` (atheris). PARSER is one of ``archive`` (below the checksum) and ``stored`` (state, answer,
+checkpoint), ``arrival`` and ``picture`` (files in an inbox), ``folded`` (a reply's arrays between machines), ``study``,
+``setting`` and ``run-config``; for example ``stored -runs=1000000``. It ends with the input in a file ``crash-*`` where
+anything but the documented errors comes out.
 """
 
 import json
 import logging
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import atheris
@@ -15,7 +17,7 @@ import atheris
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 
 with atheris.instrument_imports(include=["fedkace_flwr", "experiments.study", "zipfile", "yaml", "json"]):
-    from parsers import Parsers, pristine, sealed
+    from parsers import Parsers, dropped, folded_weights, pristine, sealed
     from test_fuzz import CORPUS
 
     from fedkace_flwr.config import Config
@@ -29,15 +31,29 @@ def main() -> None:
     target = {
         "archive": parsers.archived,
         "stored": lambda content: parsers.stored(sealed(content)),
+        "arrival": parsers.archived_arrival,
+        "picture": parsers.picture,
+        "folded": parsers.folded,
         "study": parsers.study,
         "setting": parsers.setting,
         "run-config": parsers.run_config,
     }[name]
     seeds = parsers.folder.with_name(f"{parsers.folder.name}-seeds")
     seeds.mkdir()
-    texts = {"study": CORPUS, "setting": [f"{key}={value}" for key, value in Config().flat().items()]}
-    texts["run-config"] = [json.dumps(Config().flat()), '{"overlap": 1, "seed": 2, "gradient-norm": "sum"}']
-    for number, content in enumerate([text.encode() for text in texts.get(name, [])] or pristine().values()):
+    settings, configuration = Config().flat(), ['{"overlap": 1, "seed": 2, "gradient-norm": "sum"}']
+    texts = {
+        "study": CORPUS,
+        "setting": [f"{key}={value}" for key, value in settings.items()],
+        "run-config": [json.dumps(settings), *configuration],
+    }
+    examples: dict[str, Iterable[bytes]] = {
+        "archive": pristine().values(),
+        "stored": pristine().values(),
+        "arrival": dropped().values(),
+        "picture": dropped().values(),
+        "folded": [folded_weights()],
+    } | {kind: [text.encode() for text in each] for kind, each in texts.items()}
+    for number, content in enumerate(examples[name]):
         (seeds / str(number)).write_bytes(content)
     atheris.Setup([sys.argv[0], *sys.argv[1:], str(seeds)], target)
     atheris.Fuzz()
