@@ -255,3 +255,17 @@ def test_the_units_call_scripts_that_exist_and_restart_them() -> None:
         (start,) = [line for line in lines if line.startswith("ExecStart=")]
         assert "-m fedkace_flwr.predict serve" in start or (DEPLOY / Path(start.partition("=")[2]).name).exists()
         assert {"Restart=always", "NoNewPrivileges=yes", "ProtectSystem=strict", "UMask=0077"} <= set(lines)
+
+
+def test_systemd_understands_every_line_of_the_units(tmp_path: Path) -> None:
+    def complaints(*units: Path) -> list[str]:
+        done = subprocess.run(["systemd-analyze", "verify", *units], capture_output=True, text=True, check=False)
+        # The programs lie where docs/deployment.md puts them, on another machine.
+        return [line for line in done.stderr.splitlines() if "fedkace" in line and "is not executable" not in line]
+
+    assert not complaints(*sorted((DEPLOY / "systemd").glob("*.service")))
+    wrong = tmp_path / "fedkace-wrong.service"
+    wrong.write_text(
+        (DEPLOY / "systemd" / "fedkace-serve.service").read_text().replace("Restart=always", "Restart=aye")
+    )
+    assert complaints(wrong)
