@@ -21,11 +21,16 @@ def main(arguments: list[str] | None = None) -> int:
     console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
     try:
         if options.command == "bench":
+            from experiments.bench.measure import kept
             from experiments.bench.suite import PARTS, bench
 
             for part in set(options.parts) - set(PARTS):
                 raise ConfigError(f"bench {part}: must be one of {', '.join(PARTS)}")
 
+            for path in options.show:
+                print(kept(path), end="\n\n")
+            if options.show:
+                return 0
             bench(console, parts=options.parts, repeats=options.repeats, output=options.output)
         elif options.command == "gradient-cost":
             from experiments.gradient_cost import gradient_cost
@@ -141,10 +146,14 @@ def _parser() -> argparse.ArgumentParser:
         "parts",
         nargs="*",
         metavar="PART",
-        help="training, selection, evaluation, state, rounds, plain, gpu or gpu-run (default: all)",
+        help="training, compiled, selection, evaluation, state, rounds, paper-round, memory, machines, plain, gpu or "
+        "gpu-run (default: all)",
     )
     bench.add_argument("--repeats", type=int, default=5, help="measurements of each figure (default 5)")
     bench.add_argument("--output", type=Path, help="also write the figures to this JSON file")
+    bench.add_argument(
+        "--show", type=Path, nargs="+", default=[], metavar="FILE", help="measure nothing; print such files as Markdown"
+    )
     cost = commands.add_parser(
         "gradient-cost", help="what the replay weight costs by the output layer's gradient and by the full model's"
     )

@@ -8,8 +8,9 @@ import pytest
 import torch
 from rich.console import Console
 
+from experiments.__main__ import main
 from experiments.bench import gpu as gpu_part
-from experiments.bench.measure import spread, unmeasured
+from experiments.bench.measure import report, spread, unmeasured
 from experiments.bench.suite import bench
 
 
@@ -41,3 +42,24 @@ def test_the_measurement_gives_the_figures_that_are_promised() -> None:
     assert list(figures) == list(gpu_part._AIMS)
     assert all(figure["median"] > 0 for figure in figures.values())
     assert {name: figure.get("aim", "") for name, figure in figures.items()} == gpu_part._AIMS
+
+
+def test_kept_figures_are_shown_as_they_were_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text, output = io.StringIO(), tmp_path / "figures.json"
+    figures = {"rate": spread([1.0, 3.0, 2.0], ">= 1"), "other": unmeasured()}
+    report(Console(file=text, width=200), figures, repeats=3, output=output)
+    assert main(["bench", "--show", str(output)]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[2:4] == ["| rate | 2 | 1 | 3 | >= 1 |", "| other | not measured |  |  |  |"]
+    assert shown[-2] == text.getvalue().splitlines()[-1] and shown[-2].endswith("n = 3")
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", "[]", '{"figures": {}}'])
+def test_a_file_without_figures_is_named(
+    content: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "figures.json"
+    if content is not None:
+        path.write_text(content)
+    assert main(["bench", "--show", str(path)]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {path}: must be what bench --output has written")

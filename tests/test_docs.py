@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments.bench.measure import kept
 from experiments.cells import Cell
 from experiments.report.tables import markdown, study_tables
 from experiments.results import load_results
@@ -76,7 +77,7 @@ def test_the_tables_of_the_readme_are_those_of_the_kept_runs(run: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kept", "keys"),
+    ("name", "keys"),
     [
         ("reduced", ("aa", "ar", "early", "late", "condition")),
         ("table2-reduced", ("aa", "condition")),
@@ -84,8 +85,8 @@ def test_the_tables_of_the_readme_are_those_of_the_kept_runs(run: str) -> None:
         ("readings-reduced", ("aa",)),
     ],
 )
-def test_the_tables_of_the_reduced_studies_are_those_of_their_kept_runs(kept: str, keys: tuple[str, ...]) -> None:
-    results = load_results(ROOT / "docs" / "results" / kept)
+def test_the_tables_of_the_reduced_studies_are_those_of_their_kept_runs(name: str, keys: tuple[str, ...]) -> None:
+    results = load_results(ROOT / "docs" / "results" / name)
     (study,) = results.studies
     page = (ROOT / "REPRODUCIBILITY.md").read_text()
     for table in study_tables(results, study):
@@ -144,3 +145,11 @@ def test_the_table_of_what_privacy_costs_is_that_of_its_kept_runs() -> None:
         method, protection, _ = path.parent.name.split("_")
         row = " | ".join([f"| `{method}`", protection, *(f"{100 * value:.1f}" for value in shown)])
         assert row in page, row
+
+
+def test_the_figures_of_the_page_on_speed_are_the_kept_ones() -> None:
+    page = (ROOT / "docs" / "performance.md").read_text()
+    records = sorted((ROOT / "docs" / "results" / "bench").glob("*.json"))
+    assert records
+    for record in records:
+        assert f"results/bench/{record.name}" in page and kept(record) in page, record.name

@@ -28,14 +28,14 @@ _RUN = {
     "diagnostics": False,
 }
 _NAMES = {
-    "link": f"SuperLink and {_NODES} SuperNodes, ResNet-18 of width 16: the SuperLink's processor time, seconds a round",
-    "transport": "the same: transport and bookkeeping, seconds a round",
-    "megabytes": "the same: MB up and down a round, as the method counts them",
+    "link": f"{_NODES} SuperNodes, a round: the SuperLink's processor seconds",
+    "transport": f"{_NODES} SuperNodes, a round: transport and bookkeeping, seconds",
+    "megabytes": f"{_NODES} SuperNodes, a round: MB up and down, as the method counts them",
 }
 
 
 def machines(repeats: int) -> Figures:
-    """A run of four rounds, its first left out; needs OpenSSL and ssh-keygen, as the scripts of ``deploy/`` do."""
+    """A run of four rounds of a ResNet-18 of width 16; needs OpenSSL and ssh-keygen, as the scripts of ``deploy/`` do."""
     federation = [str(_ROOT / "deploy" / "federation.sh")]
     if not Path(*federation).exists() or not all(map(shutil.which, ("openssl", "ssh-keygen"))):
         return {name: unmeasured() for name in _NAMES.values()}

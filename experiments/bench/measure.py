@@ -12,7 +12,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.record import environment
+
+_HEADINGS = ("figure", "median", "low", "high", "aim")
 
 Figures = dict[str, dict[str, Any]]
 """By name: ``median``, None where it was not measured; where there is one ``low``, ``high`` and ``aim``."""
@@ -96,22 +99,53 @@ def report(console: Console, figures: Figures, *, repeats: int, output: Path | N
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     header = {**environment(device), "threads": 1, "repeats": repeats}
     console.print(_table(figures))
-    console.print(
-        f"{header['processor']}, {header['cores']} cores, torch {header['torch']} on 1 thread, flwr {header['flwr']}, "
-        f"n = {repeats}" + (f", {header['gpu']}" if header["gpu"] else ""),
-        highlight=False,
-    )
+    console.print(_machine(header), highlight=False)
     if output is not None:
         content = {"environment": header, **more, "figures": figures}
         output.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
+def kept(path: Path) -> str:
+    """The figures that were written to a file, as a table for GitHub with the machine below it.
+
+    Parameters
+    ----------
+    path : Path
+        What :func:`report` has written.
+
+    Raises
+    ------
+    ConfigError
+        The file is missing or is no such file.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        rows: list[tuple[str, ...]] = [_HEADINGS, ("---", "---:", "---:", "---:", "---:")]
+        rows += [_cells(name, figure) for name, figure in content["figures"].items()]
+        machine = _machine(content["environment"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path}: must be what bench --output has written ({error})") from error
+    return "\n".join([*(f"| {' | '.join(cells)} |" for cells in rows), "", machine])
+
+
+def _machine(header: dict[str, Any]) -> str:
+    gpu = f", {header['gpu']}" if header["gpu"] else ""
+    return (
+        f"{header['processor']}, {header['cores']} cores, torch {header['torch']} on 1 thread, flwr {header['flwr']}, "
+        f"n = {header['repeats']}{gpu}"
+    )
+
+
 def _table(figures: Figures) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in ("figure", "median", "low", "high", "aim"):
-        table.add_column(heading, justify="left" if heading == "figure" else "right")
+    for heading in _HEADINGS:
+        table.add_column(heading, justify="left" if heading == _HEADINGS[0] else "right")
     for name, figure in figures.items():
-        low, high = (f"{figure[key]:.4g}" if key in figure else "" for key in ("low", "high"))
-        median = "not measured" if figure["median"] is None else f"{figure['median']:.4g}"
-        table.add_row(name, median, low, high, figure.get("aim", ""))
+        table.add_row(*_cells(name, figure))
     return table
+
+
+def _cells(name: str, figure: dict[str, Any]) -> tuple[str, ...]:
+    low, high = (f"{figure[key]:.4g}" if key in figure else "" for key in ("low", "high"))
+    median = "not measured" if figure["median"] is None else f"{figure['median']:.4g}"
+    return name, median, low, high, figure.get("aim", "")

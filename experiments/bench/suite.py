@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from experiments.bench.compiled import compiled
 from experiments.bench.gpu import gpu, gpu_run
 from experiments.bench.machines import machines
 from experiments.bench.measure import Figures, report
@@ -18,6 +19,7 @@ from experiments.bench.training import training
 
 PARTS: dict[str, Callable[[int], Figures]] = {
     "training": training,
+    "compiled": compiled,
     "selection": selection,
     "evaluation": evaluation,
     "state": state,
