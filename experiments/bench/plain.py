@@ -5,7 +5,6 @@ and epochs each, averaged after each round.
 """
 
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -15,7 +14,7 @@ from typing import Any
 
 import torch
 
-from experiments.bench.measure import Figures
+from experiments.bench.measure import Figures, ratio, spread
 from experiments.bench.training import Pictures, customary_epoch
 from experiments.engines import FlowerEngine
 from fedkace_flwr.config import Config
@@ -40,7 +39,7 @@ _SETTINGS = {
 
 
 def plain(repeats: int) -> Figures:
-    """Seconds of the whole and of a round, ours beside the two others; ``repeats`` runs of each."""
+    """Seconds of the whole and of a round, ours beside the two others; half as many runs of each as ``repeats``."""
     kinds = {"this project": _ours, "plain Flower app": _flower, "one process without Flower": _alone}
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in kinds}
     for _ in range(max(1, repeats // 2)):
@@ -50,13 +49,11 @@ def plain(repeats: int) -> Figures:
             seconds[name].append((time.perf_counter() - begun, in_rounds))
     figures: Figures = {}
     for name, pairs in seconds.items():
-        figures[f"{name}, rounds, seconds"] = {"median": statistics.median(each for _, each in pairs)}
-        figures[f"{name}, with start and end, seconds"] = {"median": statistics.median(each for each, _ in pairs)}
-    ours = figures["this project, rounds, seconds"]["median"]
+        figures[f"{name}, rounds, seconds"] = spread([each for _, each in pairs])
+        figures[f"{name}, with start and end, seconds"] = spread([each for each, _ in pairs])
+    ours = [each for _, each in seconds["this project"]]
     for name in ("plain Flower app", "one process without Flower"):
-        figures[f"{name}, rounds, against this project's"] = {
-            "median": figures[f"{name}, rounds, seconds"]["median"] / ours
-        }
+        figures[f"{name}, rounds, against this project's"] = ratio([each for _, each in seconds[name]], ours)
     return figures
 
 
