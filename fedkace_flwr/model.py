@@ -14,6 +14,35 @@ from torch.nn import functional
 from fedkace_flwr.errors import ConfigError
 
 _IMAGENET_STEM_FROM = 112
+_SAFE_CHANNELS, _SAFE_PIXELS = 16, 32
+
+
+class PointwiseConv2d(nn.Conv2d):
+    """A 1x1 convolution with a stride and no bias.
+
+    On a CPU, what oneDNN does in the backward pass of a strided one of fewer than 16 channels over more than about 40
+    pixels' height, channels-last, writes past its buffers (PyTorch 2.13): processes crash, or go on with damaged
+    memory. There the pixels that the stride leaves out are left out before the convolution, which is the same by
+    definition.
+
+    Parameters
+    ----------
+    inputs, outputs : int
+        Channels.
+    stride : int
+        Both ways.
+    """
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__(inputs, outputs, 1, stride, bias=False)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Map (B, inputs, H, W) to (B, outputs, ceil(H / stride), ceil(W / stride))."""
+        narrow = self.in_channels < _SAFE_CHANNELS and max(input.shape[-2:]) > _SAFE_PIXELS
+        if narrow and input.device.type == "cpu":
+            down, across = self.stride
+            return functional.conv2d(input[..., ::down, ::across], self.weight)
+        return super().forward(input)
 
 
 class _BasicBlock(nn.Module):
@@ -25,7 +54,7 @@ class _BasicBlock(nn.Module):
         self.norm2 = nn.BatchNorm2d(outputs)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+            self.shortcut = nn.Sequential(PointwiseConv2d(inputs, outputs, stride), nn.BatchNorm2d(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         y = functional.relu(self.norm1(self.conv1(x)), inplace=True)

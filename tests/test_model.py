@@ -1,11 +1,14 @@
 """ResNet-18 as the paper counts it (section A.3)."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
 
 from fedkace_flwr.errors import ConfigError
-from fedkace_flwr.model import choose_stem, load_weights, resnet18, seeded_resnet18
+from fedkace_flwr.model import PointwiseConv2d, choose_stem, load_weights, resnet18, seeded_resnet18
 
 
 @pytest.mark.parametrize(
@@ -124,3 +127,42 @@ def test_bf16_leaves_parameters_statistics_and_gradients_in_float32():
     net(torch.rand(4, 3, 32, 32)).sum().backward()
     tensors = [*net.state_dict().values(), *(parameter.grad for parameter in net.parameters())]
     assert {tensor.dtype for tensor in tensors if tensor.is_floating_point()} == {torch.float32}
+
+
+# oneDNN's backward pass of a strided 1x1 convolution of few channels writes past its buffers; see model.py.
+_SEVERAL_STEPS = """
+import sys, torch
+from fedkace_flwr.model import seeded_resnet18
+width, stem, size, precision = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), getattr(torch, sys.argv[4])
+torch.set_num_threads(1)
+net = seeded_resnet18(5, width, stem, 0).to(memory_format=torch.channels_last).train()
+net.precision = precision
+for _ in range(8):
+    images = torch.randn(3, 3, size, size).to(memory_format=torch.channels_last)
+    torch.autograd.backward(net(images).square().mean())
+    others = [torch.randn(count) for count in (3, 10, 100, 1000)]
+"""
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("width", "stem", "size"), [(4, "cifar", 64), (8, "cifar", 112), (4, "imagenet", 448)])
+def test_narrow_networks_on_large_images_keep_to_their_memory(width, stem, size, precision):
+    command = [sys.executable, "-c", _SEVERAL_STEPS, str(width), stem, str(size), precision]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("channels", "size"), [(4, 8), (4, 33), (8, 64), (8, 65), (16, 64)])
+def test_a_strided_shortcut_is_the_convolution_that_it_is_by_definition(channels, size):
+    """PyTorch's float64 kernels are no oneDNN's."""
+    torch.manual_seed(0)
+    shortcut = PointwiseConv2d(channels, 2 * channels, 2)
+    images = torch.randn(2, channels, size, size).to(memory_format=torch.channels_last).requires_grad_()
+    found = shortcut(images)
+    torch.autograd.backward(found.square().sum())
+    exact, weight = (value.detach().double().requires_grad_() for value in (images, shortcut.weight))
+    wanted = nn.functional.conv2d(exact, weight, stride=2)
+    torch.autograd.backward(wanted.square().sum())
+    assert torch.allclose(found.double(), wanted, atol=1e-5)
+    assert torch.allclose(images.grad.double(), exact.grad, rtol=1e-4, atol=1e-4)
+    assert torch.allclose(shortcut.weight.grad.double(), weight.grad, rtol=1e-4, atol=1e-3)
