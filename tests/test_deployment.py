@@ -139,8 +139,9 @@ def test_a_run_outlives_the_server_app_and_the_superlink(
 
 
 def test_masked_updates_of_real_supernodes_add_up_to_the_model_of_a_plain_run(
-    running: Federation, tmp_path: Path
+    running: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv(sealing.VARIABLE, STATE_KEY)
     numbers = {**NUMBERS, "clients": 3, "rounds": 1}
     run_inline(Config.parse({**numbers, "results-dir": str(tmp_path), "run-name": "plain"}))
     number = running.submit("masked", {**numbers, "secagg": True})
