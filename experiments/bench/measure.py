@@ -99,7 +99,7 @@ def report(console: Console, figures: Figures, *, repeats: int, output: Path | N
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     header = {**environment(device), "threads": 1, "repeats": repeats}
     console.print(_table(figures))
-    console.print(_machine(header), highlight=False)
+    console.print(_machine(header, figures), highlight=False)
     if output is not None:
         content = {"environment": header, **more, "figures": figures}
         output.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
@@ -122,18 +122,23 @@ def kept(path: Path) -> str:
         content = json.loads(path.read_text(encoding="utf-8"))
         rows: list[tuple[str, ...]] = [_HEADINGS, ("---", "---:", "---:", "---:", "---:")]
         rows += [_cells(name, figure) for name, figure in content["figures"].items()]
-        machine = _machine(content["environment"])
+        machine = _machine(content["environment"], content["figures"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: must be what bench --output has written ({error})") from error
     return "\n".join([*(f"| {' | '.join(cells)} |" for cells in rows), "", machine])
 
 
-def _machine(header: dict[str, Any]) -> str:
-    gpu = f", {header['gpu']}" if header["gpu"] else ""
-    return (
-        f"{header['processor']}, {header['cores']} cores, torch {header['torch']} on 1 thread, flwr {header['flwr']}, "
-        f"n = {header['repeats']}{gpu}"
-    )
+def _machine(header: dict[str, Any], figures: Figures) -> str:
+    """What was measured on, and how often where figures have a spread."""
+    parts = [
+        header["processor"],
+        f"{header['cores']} cores",
+        f"torch {header['torch']} on 1 thread",
+        f"flwr {header['flwr']}",
+        *([f"n = {header['repeats']}"] if any("low" in figure for figure in figures.values()) else []),
+        *([header["gpu"]] if header["gpu"] else []),
+    ]
+    return ", ".join(parts)
 
 
 def _table(figures: Figures) -> Table:
