@@ -166,3 +166,20 @@ def test_a_strided_shortcut_is_the_convolution_that_it_is_by_definition(channels
     assert torch.allclose(found.double(), wanted, atol=1e-5)
     assert torch.allclose(images.grad.double(), exact.grad, rtol=1e-4, atol=1e-4)
     assert torch.allclose(shortcut.weight.grad.double(), weight.grad, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [8, 40])
+@pytest.mark.parametrize("width", [1, 4, 16])
+def test_gradients_lie_in_memory_as_their_parameters_do(width, size, precision):
+    """On a CPU the fused AdamW pairs the two by their place in memory, whatever their strides say."""
+    net = seeded_resnet18(7, width, "cifar", 0).to(memory_format=torch.channels_last).train()
+    net.precision = precision
+    images = torch.randn(3, 3, size, size).to(memory_format=torch.channels_last)
+    torch.autograd.backward(net(images).square().mean())
+    for name, parameter in net.named_parameters():
+        steps = [
+            [step for step, length in zip(each.stride(), each.shape, strict=True) if length > 1]
+            for each in (parameter, parameter.grad)
+        ]
+        assert steps[0] == steps[1], name
