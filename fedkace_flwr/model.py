@@ -20,10 +20,9 @@ _SAFE_CHANNELS, _SAFE_PIXELS = 16, 32
 class PointwiseConv2d(nn.Conv2d):
     """A 1x1 convolution with a stride and no bias.
 
-    On a CPU, what oneDNN does in the backward pass of a strided one of fewer than 16 channels over more than about 40
-    pixels' height, channels-last, writes past its buffers (PyTorch 2.13): processes crash, or go on with damaged
-    memory. There the pixels that the stride leaves out are left out before the convolution, which is the same by
-    definition.
+    On a CPU, the backward pass of a strided one of fewer than 16 channels, channels-last, writes past its buffers in
+    oneDNN where images are large (PyTorch 2.13; seen from 48 pixels on): processes crash, or go on with damaged memory.
+    There the pixels that the stride leaves out are left out before the convolution, which is the same by definition.
 
     Parameters
     ----------

@@ -1,17 +1,14 @@
 """What ``torch.compile`` would give on this machine, and what it takes first; the project does not use it."""
 
 import time
-from collections.abc import Callable
+from functools import partial
 
 import torch
-from torch import Tensor
-from torch.nn import functional
 
 from experiments.bench.measure import Figures, interleaved, ratio
-from experiments.bench.training import BATCH, Setting
+from experiments.bench.training import BATCH, Setting, bare_steps
 
 _STEPS = 8
-Forward = Callable[[Tensor], Tensor]
 
 
 def compiled(repeats: int) -> Figures:
@@ -21,26 +18,14 @@ def compiled(repeats: int) -> Figures:
         setting = Setting.draw(chunk=_STEPS * BATCH, buffer=0)
         net = setting.net.train()
         net.precision = precision
-        inputs, labels = torch.split(setting.preprocess(setting.images), BATCH), torch.split(setting.labels, BATCH)
-        optimiser = torch.optim.AdamW(net.parameters(), lr=0.01, weight_decay=0.001, fused=True)
-
-        def steps(
-            forward: Forward,
-            inputs: tuple[Tensor, ...] = inputs,
-            labels: tuple[Tensor, ...] = labels,
-            optimiser: torch.optim.Optimizer = optimiser,
-        ) -> None:
-            for images, truth in zip(inputs, labels, strict=True):
-                loss = functional.cross_entropy(forward(images), truth)
-                optimiser.zero_grad(set_to_none=True)
-                torch.autograd.backward(loss)
-                optimiser.step()
-
+        inputs = setting.preprocess(setting.images)
         torch.compiler.reset()
-        fast: Forward = torch.compile(net)
+        slow, fast = (
+            partial(bare_steps, net, forward, inputs, setting.labels) for forward in (net, torch.compile(net))
+        )
         begun = time.perf_counter()
-        steps(fast)
+        fast()
         figures[f"compiling, {name}, seconds"] = {"median": time.perf_counter() - begun}
-        eager, quick = interleaved([lambda net=net: steps(net), lambda fast=fast: steps(fast)], 4 * repeats)  # type: ignore[misc]
+        eager, quick = interleaved([slow, fast], 4 * repeats)
         figures[f"compiled step against eager, {name}"] = ratio(eager, quick)
     return figures

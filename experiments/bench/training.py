@@ -154,6 +154,26 @@ def _losses(setting: Setting, repeats: int) -> list[list[float]]:
     return interleaved([lambda: epoch(setting.balanced()), lambda: epoch(plain)], 4 * repeats)
 
 
+def bare_steps(net: nn.Module, forward: Callable[[Tensor], Tensor], inputs: Tensor, labels: Tensor) -> None:
+    """Forward, backward and step on tensors that lie ready, batch by batch.
+
+    Parameters
+    ----------
+    net : Module
+        Whose parameters are trained.
+    forward : callable
+        The network, or what computes the same.
+    inputs, labels : Tensor
+        Float (n, 3, H, W) and int64 (n,).
+    """
+    optimiser = torch.optim.AdamW(net.parameters(), lr=0.01, weight_decay=0.001, fused=True)
+    for images, truth in zip(torch.split(inputs, BATCH), torch.split(labels, BATCH), strict=True):
+        loss = functional.cross_entropy(forward(images), truth)
+        optimiser.zero_grad(set_to_none=True)
+        torch.autograd.backward(loss)
+        optimiser.step()
+
+
 class Pictures(Dataset[tuple[Tensor, int]]):
     """Images as PIL pictures behind torchvision's transforms, as tutorials load them.
 
@@ -197,16 +217,10 @@ def step_operations(setting: Setting) -> int:
 
 
 def _bare_epoch(setting: Setting) -> None:
-    """Forward, backward, step on the same images, already normalised: the least that training can cost."""
+    """The least that training can cost: the same images, already normalised."""
     setting.net.precision = torch.float32
-    inputs = setting.preprocess(setting.images)
-    optimiser = torch.optim.AdamW(setting.net.parameters(), lr=0.01, weight_decay=0.001, fused=True)
     setting.net.train()
-    for images, labels in zip(torch.split(inputs, BATCH), torch.split(setting.labels, BATCH), strict=True):
-        loss = functional.cross_entropy(setting.net(images), labels)
-        optimiser.zero_grad(set_to_none=True)
-        torch.autograd.backward(loss)
-        optimiser.step()
+    bare_steps(setting.net, setting.net, setting.preprocess(setting.images), setting.labels)
 
 
 def _rate(seconds: list[float], samples: int) -> dict[str, Any]:
