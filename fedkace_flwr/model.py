@@ -57,8 +57,8 @@ class _BasicBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = functional.relu(self.norm1(self.conv1(x)), inplace=True)
-        y = self.norm2(self.conv2(y))
-        return functional.relu(y + self.shortcut(x), inplace=True)
+        y = self.norm2(self.conv2(y)).add_(self.shortcut(x))
+        return functional.relu(y, inplace=True)
 
 
 class ResNet18(nn.Module):
