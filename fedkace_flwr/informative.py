@@ -17,19 +17,19 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call
 
 from fedkace_flwr.config import RefedConfig
 from fedkace_flwr.model import ResNet18
 from fedkace_flwr.replay import masked_cross_entropy
+from fedkace_flwr.sample_gradients import squared_norms_of
 
 Parameters = dict[str, Tensor]
 Block = tuple[Tensor, ...]
 Measure = Callable[[Parameters, Block], tuple[Tensor, Parameters]]
 """Map parameters and B samples to the squared norms of the samples' gradients, (B,), and the gradients' sum."""
 
-_BLOCK_ELEMENTS = 1 << 27
-_LARGEST_BLOCK = 128
+_BLOCK = 64
 
 
 @dataclass(frozen=True)
@@ -115,31 +115,22 @@ def informative_scores(
     return Informative(torch.where(scores.isfinite(), scores, -math.inf), parameters, drift)
 
 
-def per_sample_gradients(loss: Callable[..., Tensor]) -> Measure:
-    """Measure all parameters, the gradients of a block's samples being taken at once.
+def all_gradients(net: ResNet18, seen: Tensor) -> Measure:
+    """Measure all parameters by cross-entropy over the classes in ``seen``, bool (C,).
 
-    Parameters
-    ----------
-    loss : callable
-        Maps parameters and one sample, without its batch dimension, to a scalar.
+    A block is images, float (B, 3, H, W), and labels, int64 (B,).
     """
 
     def measure(parameters: Parameters, block: Block) -> tuple[Tensor, Parameters]:
-        gradients = vmap(grad(loss), in_dims=(None, *(0 for _ in block)))(parameters, *block)
-        norms = [torch.linalg.vector_norm(g.reshape(len(g), -1), dim=1).double() for g in gradients.values()]
-        return torch.stack(norms).square().sum(dim=0), {name: g.sum(dim=0) for name, g in gradients.items()}
+        images, labels = block
+        with torch.enable_grad(), squared_norms_of(net) as norms:
+            leaves = _leaves(parameters)
+            losses, _ = masked_cross_entropy(functional_call(net, leaves, (images,)), labels, seen)
+            total = _gradients(losses, leaves)
+        assert isinstance(norms.total, Tensor)
+        return norms.total, total
 
     return measure
-
-
-def network_loss(net: nn.Module, seen: Tensor) -> Callable[[Parameters, Tensor, Tensor], Tensor]:
-    """Cross-entropy of one image, float (3, H, W), and its label, int64 (), over the classes in ``seen``, bool (C,)."""
-
-    def loss(parameters: Parameters, image: Tensor, label: Tensor) -> Tensor:
-        logits = functional_call(net, parameters, (image.unsqueeze(0),))
-        return masked_cross_entropy(logits, label.unsqueeze(0), seen)[0].squeeze(0)
-
-    return loss
 
 
 def last_layer_squared_norms(residual: Tensor, features: Tensor) -> Tensor:
@@ -170,13 +161,21 @@ def last_layer_gradients(net: ResNet18, seen: Tensor) -> Measure:
     def measure(parameters: Parameters, block: Block) -> tuple[Tensor, Parameters]:
         images, labels = block
         with torch.enable_grad():
-            leaves = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
+            leaves = _leaves(parameters)
             features, logits = functional_call(both, {f"net.{n}": leaf for n, leaf in leaves.items()}, (images,))
             losses, residual = masked_cross_entropy(logits, labels, seen)
-            gradients = torch.autograd.grad(losses.sum(), list(leaves.values()))
-        return last_layer_squared_norms(residual, features.detach()), dict(zip(leaves, gradients, strict=True))
+            total = _gradients(losses, leaves)
+        return last_layer_squared_norms(residual, features.detach()), total
 
     return measure
+
+
+def _leaves(parameters: Parameters) -> Parameters:
+    return {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
+
+
+def _gradients(losses: Tensor, leaves: Parameters) -> Parameters:
+    return dict(zip(leaves, torch.autograd.grad(losses.sum(), list(leaves.values())), strict=True))
 
 
 class _FeaturesAndLogits(nn.Module):
@@ -220,16 +219,14 @@ def network_scores(
         {name: parameter.detach() for name, parameter in which.named_parameters()} for which in (net, anchor or net)
     )
     by_last_layer = settings.refed_gradient == "last-layer"
-    measure = last_layer_gradients(net, seen) if by_last_layer else per_sample_gradients(network_loss(net, seen))
-    held = 1 if by_last_layer else sum(tensor.numel() for tensor in start.values())
-    size = max(1, min(_LARGEST_BLOCK, _BLOCK_ELEMENTS // held))
+    measure = (last_layer_gradients if by_last_layer else all_gradients)(net, seen)
     was_training = net.training
     net.eval()
     try:
         with net.computing_in(torch.float32):
             return informative_scores(
                 measure,
-                lambda: blocks(size),
+                lambda: blocks(_BLOCK),
                 pulled_to,
                 steps=settings.refed_steps,
                 learning_rate=settings.refed_learning_rate,

@@ -23,13 +23,12 @@ from fedkace_flwr.buffer import Samples
 from fedkace_flwr.config import Config, RefedConfig
 from fedkace_flwr.informative import (
     Informative,
+    all_gradients,
     informative_scores,
     last_layer_gradients,
     last_layer_squared_norms,
     most_informative,
-    network_loss,
     network_scores,
-    per_sample_gradients,
 )
 from fedkace_flwr.methods import METHODS, Method
 from fedkace_flwr.model import ResNet18, seeded_resnet18
@@ -51,13 +50,14 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def toy(targets: list[float], **settings: object) -> Informative:
-    def loss(parameters: dict[str, Tensor], target: Tensor) -> Tensor:
-        return 0.5 * (parameters["v"] - target).square()
+    def measure(parameters: dict[str, Tensor], block: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
+        gradients = parameters["v"] - block[0]  # of half the square of the distance
+        return gradients.square(), {"v": gradients.sum()}
 
     usual = {"steps": 2, "learning_rate": 0.1, "locality": 0.5, "reduction": "sum"}
     samples = torch.tensor(targets, dtype=torch.float64)
     anchor = {"v": torch.zeros((), dtype=torch.float64)}
-    return informative_scores(per_sample_gradients(loss), lambda: [(samples,)], anchor, **{**usual, **settings})
+    return informative_scores(measure, lambda: [(samples,)], anchor, **{**usual, **settings})
 
 
 def test_scalar_case_by_hand() -> None:
@@ -150,11 +150,11 @@ def squared_norm(gradient: Iterable[Tensor]) -> float:
     return sum(float(part.double().square().sum()) for part in gradient)
 
 
-def test_vectorised_gradients_equal_a_loop_of_single_backward_passes() -> None:
+def test_one_backward_pass_tells_what_a_loop_of_single_ones_does() -> None:
     net = network()
     single = single_backward_passes(net)
     parameters = {name: parameter.detach() for name, parameter in net.named_parameters()}
-    squared, total = per_sample_gradients(network_loss(net, SEEN))(parameters, data())
+    squared, total = all_gradients(net, SEEN)(parameters, data())
     assert squared.tolist() == pytest.approx([squared_norm(one.values()) for one in single], rel=1e-5)
     for name, part in total.items():
         torch.testing.assert_close(part, sum(one[name] for one in single), rtol=1e-4, atol=1e-5)

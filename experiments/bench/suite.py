@@ -11,6 +11,7 @@ from experiments.bench.gpu import gpu, gpu_run
 from experiments.bench.machines import machines
 from experiments.bench.measure import Figures, report
 from experiments.bench.memory import memory
+from experiments.bench.passes import passes
 from experiments.bench.plain import plain
 from experiments.bench.rounds import paper_round, rounds
 from experiments.bench.selection import selection
@@ -20,6 +21,7 @@ from experiments.bench.training import training
 PARTS: dict[str, Callable[[int], Figures]] = {
     "training": training,
     "compiled": compiled,
+    "passes": passes,
     "selection": selection,
     "evaluation": evaluation,
     "state": state,
