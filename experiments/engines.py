@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from experiments.guard import end_all_of
-from experiments.processes import flower_environment
+from experiments.processes import flower_environment, staged_app
 from fedkace_flwr.config import Config, Scalar
 from fedkace_flwr.errors import RunError
 
@@ -140,6 +140,7 @@ class FlowerEngine:
             settings = f'[superlink]\ndefault = "{_LINK}"\n\n[superlink.{_LINK}]\n'
             settings += f'address = "127.0.0.1:{port}"\ninsecure = true\n'
             (home / "config.toml").write_text(settings)
+            self._app = staged_app(home / "app")
             self._link_log = home / "superlink.log"
             command = [_tool("flower-superlink"), "--insecure", "--simulation", "--isolation", "subprocess"]
             command += ["--host", "127.0.0.1", "--port", str(port)]
@@ -165,7 +166,7 @@ class FlowerEngine:
         }
         if CLUSTER not in self._outside:  # a cluster that is there has the size that it has
             federation["init-args-num-cpus"] = self._workers
-        return _FlowerJob(config, federation, log, self._environment)
+        return _FlowerJob(self._app, config, federation, log, self._environment)
 
     def _wait_until_up(self, link: "subprocess.Popen[bytes]", port: int) -> None:
         deadline = time.monotonic() + _START_SECONDS
@@ -182,14 +183,14 @@ class FlowerEngine:
 
 class _FlowerJob:
     def __init__(
-        self, config: Config, federation: Mapping[str, float], log: Path, environment: Mapping[str, str]
+        self, app: Path, config: Config, federation: Mapping[str, float], log: Path, environment: Mapping[str, str]
     ) -> None:
         self._summary = Path(config.run.results_dir) / config.run.run_name / "summary.json"
         self._log = log
         self._environment = environment
         settings = log.with_name("run-config.toml")
         settings.write_text("".join(f"{key} = {_toml(value)}\n" for key, value in config.flat().items()))
-        command = [_tool("flwr"), "run", str(_APP), _LINK, "--stream", "--run-config", str(settings)]
+        command = [_tool("flwr"), "run", str(app), _LINK, "--stream", "--run-config", str(settings)]
         command += ["--federation-config", " ".join(f"{key}={value}" for key, value in federation.items())]
         with log.open("w") as output:
             self._process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=dict(environment))

@@ -1,11 +1,35 @@
 """Running Flower's commands and the scripts of ``deploy/`` from a program."""
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+_CHECKOUT = Path(__file__).resolve().parent.parent
+
+
+def staged_app(folder: Path) -> Path:
+    """Put what makes up the Flower app alone into a new folder, and return it.
+
+    ``flwr run`` visits every file below the folder that it is told, in a checkout also those of a virtual environment
+    and of all results; what it makes of either folder is the same to the last byte.
+
+    Parameters
+    ----------
+    folder : Path
+        Does not exist yet.
+    """
+    description = _CHECKOUT / "pyproject.toml"
+    patterns = tomllib.loads(description.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["fab-include"]
+    for path in [description, *(path for pattern in patterns for path in _CHECKOUT.glob(pattern))]:
+        target = folder / path.relative_to(_CHECKOUT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+    return folder
 
 
 def flower_environment(home: Path, outside: Mapping[str, str]) -> dict[str, str]:

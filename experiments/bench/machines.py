@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from experiments.bench.measure import Figures, spread, unmeasured
-from experiments.processes import finish, flower_environment
+from experiments.processes import finish, flower_environment, staged_app
 from fedkace_flwr.errors import RunError
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
@@ -64,7 +64,7 @@ def _run(place: Path, environment: dict[str, str]) -> tuple[float, list[dict[str
     settings.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in told.items()))
     link = psutil.Process(int((place / "federation" / "superlink" / "pid").read_text()))
     before = _processor_seconds(link)
-    _must(["flwr", "run", str(_ROOT), _CONNECTION, "--run-config", str(settings)], environment)
+    _must(["flwr", "run", str(staged_app(place / "app")), _CONNECTION, "--run-config", str(settings)], environment)
     summary = place / "results" / "run" / "summary.json"
     while not summary.exists():
         time.sleep(_LOOK_SECONDS)
