@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.model import PointwiseConv2d, choose_stem, load_weights, resnet18, seeded_resnet18
@@ -183,3 +185,21 @@ def test_gradients_lie_in_memory_as_their_parameters_do(width, size, precision):
             for each in (parameter, parameter.grad)
         ]
         assert steps[0] == steps[1], name
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_residual_sums_in_place_are_the_sums_to_the_last_bit(precision):
+    def out_of_place(block, x):
+        y = functional.relu(block.norm1(block.conv1(x)))
+        return functional.relu(block.norm2(block.conv2(y)) + block.shortcut(x))
+
+    nets = [seeded_resnet18(5, 4, "cifar", 0) for _ in range(2)]
+    for block in nets[1].blocks:
+        block.forward = partial(out_of_place, block)
+    for net in nets:
+        net.precision = precision
+        images = torch.randn(6, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+        torch.autograd.backward(net(images).square().sum())
+    for (name, one), other in zip(nets[0].named_parameters(), nets[1].parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad), name
+    assert all(torch.equal(one, other) for one, other in zip(nets[0].buffers(), nets[1].buffers(), strict=True))

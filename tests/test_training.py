@@ -331,6 +331,20 @@ def test_predict_gives_one_row_per_image_and_each_by_itself(count):
         assert torch.allclose(logits[-1:], alone, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize(("size", "count", "parts"), [(32, 130, 5), (64, 40, 2), (64, 33, 2), (28, 41, 1), (96, 15, 1)])
+def test_parts_that_a_cache_holds_change_no_logit(size, count, parts):
+    net = network().eval()
+    images = torch.randint(0, 256, (count, 3, size, size), generator=generator(), dtype=torch.uint8)
+    passed = []
+    remove = net.register_forward_hook(lambda net, inputs, logits: passed.append(len(logits))).remove
+    logits = predict(net, lambda block: block, images, PREPROCESS)
+    remove()
+    assert sum(passed) == count and len(passed) == parts and min(passed) >= min(count % 128, 16)
+    with torch.no_grad():
+        at_once = torch.cat([net(PREPROCESS(block)) for block in torch.split(images, 128)])
+    assert torch.equal(logits, at_once)
+
+
 def test_preprocess_is_scale_subtract_divide_and_channels_last():
     images = torch.randint(0, 256, (4, 3, 5, 6), generator=generator(), dtype=torch.uint8)
     mean, std = (0.4914, 0.4822, 0.4465), (0.247, 0.2435, 0.2616)
