@@ -39,10 +39,10 @@ _SETTINGS = {
 
 
 def plain(repeats: int) -> Figures:
-    """Seconds of the whole and of a round, ours beside the two others; half as many runs of each as ``repeats``."""
+    """Seconds of the whole and of a round, ours beside the two others."""
     kinds = {"this project": _ours, "plain Flower app": _flower, "one process without Flower": _alone}
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in kinds}
-    for _ in range(max(1, repeats // 2)):
+    for _ in range(repeats):
         for name, run in kinds.items():
             begun = time.perf_counter()
             in_rounds = run()

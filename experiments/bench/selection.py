@@ -36,7 +36,7 @@ def selection(repeats: int) -> Figures:
         if capacity == BUFFER:
             share = statistics.median(seconds) / (EPOCHS * found)
             figures["the same, share of a round's training"] = {"median": share, "aim": "<= 0.01"}
-    times = interleaved([partial(choose, capacity, _LANDMARKS) for capacity in _BY_LANDMARKS], max(1, repeats // 2))
+    times = interleaved([partial(choose, capacity, _LANDMARKS) for capacity in _BY_LANDMARKS], repeats)
     for capacity, seconds in zip(_BY_LANDMARKS, times, strict=True):
         figures[f"scores and choice, M = {capacity:,}, {_LANDMARKS} landmarks, seconds"] = spread(seconds)
         memory = {"median": peak_memory(choose, capacity, _LANDMARKS), "aim": "< 500"}
