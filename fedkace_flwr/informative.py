@@ -29,7 +29,7 @@ Block = tuple[Tensor, ...]
 Measure = Callable[[Parameters, Block], tuple[Tensor, Parameters]]
 """Map parameters and B samples to the squared norms of the samples' gradients, (B,), and the gradients' sum."""
 
-_BLOCK = 64
+_BLOCK = 64  # samples at a time
 
 
 @dataclass(frozen=True)
