@@ -18,11 +18,10 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from experiments.guard import end_all_of
-from experiments.processes import flower_environment, staged_app
+from experiments.processes import CHECKOUT, flower_environment, staged_app
 from fedkace_flwr.config import Config, Scalar
 from fedkace_flwr.errors import RunError
 
-_APP = Path(__file__).resolve().parent.parent
 _START_SECONDS = 60
 _STOP_SECONDS = 20
 _LINK = "study"
@@ -79,7 +78,7 @@ class _InlineJob:
         with log.open("w") as output:
             command = [sys.executable, "-m", "experiments.inline", json.dumps(config.flat())]
             self._process = subprocess.Popen(
-                command, stdout=output, stderr=subprocess.STDOUT, cwd=_APP, env=environment
+                command, stdout=output, stderr=subprocess.STDOUT, cwd=CHECKOUT, env=environment
             )
 
     def running(self) -> bool:
@@ -146,7 +145,9 @@ class FlowerEngine:
             command += ["--host", "127.0.0.1", "--port", str(port)]
             command += ["--control-api-address", f"127.0.0.1:{control}"]
             output = stack.enter_context(self._link_log.open("w"))
-            link = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=_APP, env=self._environment)
+            link = subprocess.Popen(
+                command, stdout=output, stderr=subprocess.STDOUT, cwd=CHECKOUT, env=self._environment
+            )
             stack.callback(_end, link)
             self._wait_until_up(link, port)
             self._stack = stack.pop_all()

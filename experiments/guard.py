@@ -18,8 +18,9 @@ from typing import Self
 
 import psutil
 
+from experiments.processes import CHECKOUT
+
 MARK = "FEDKACE_RUNNER"
-_ROOT = Path(__file__).resolve().parent.parent
 _END_SECONDS = 20
 
 
@@ -43,7 +44,7 @@ class Guard:
         # A session of its own: a Ctrl-C at the terminal is the runner's to handle.
         quiet = subprocess.DEVNULL
         self._process = subprocess.Popen(
-            command, stdin=end, stdout=quiet, stderr=quiet, cwd=_ROOT, start_new_session=True
+            command, stdin=end, stdout=quiet, stderr=quiet, cwd=CHECKOUT, start_new_session=True
         )
         os.close(end)
         return self

@@ -9,7 +9,8 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-_CHECKOUT = Path(__file__).resolve().parent.parent
+CHECKOUT = Path(__file__).resolve().parent.parent
+"""The folder of the project."""
 
 
 def staged_app(folder: Path) -> Path:
@@ -23,10 +24,10 @@ def staged_app(folder: Path) -> Path:
     folder : Path
         Does not exist yet.
     """
-    description = _CHECKOUT / "pyproject.toml"
+    description = CHECKOUT / "pyproject.toml"
     patterns = tomllib.loads(description.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["fab-include"]
-    for path in [description, *(path for pattern in patterns for path in _CHECKOUT.glob(pattern))]:
-        target = folder / path.relative_to(_CHECKOUT)
+    for path in [description, *(path for pattern in patterns for path in CHECKOUT.glob(pattern))]:
+        target = folder / path.relative_to(CHECKOUT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
     return folder

@@ -27,12 +27,12 @@ class SquaredNorms:
 
     Attributes
     ----------
-    total : Tensor or float
-        Float64 (B,); 0 before a backward pass.
+    total : Tensor
+        Float64 (B,); a single 0 before a backward pass.
     """
 
     def __init__(self) -> None:
-        self.total: Tensor | float = 0.0
+        self.total = torch.zeros((), dtype=torch.float64)
 
     def add(self, part: Tensor) -> None:
         """Take in one layer's squared norms, (B,)."""

@@ -24,7 +24,7 @@ def one_by_one(net: nn.Module, inputs: Tensor, weights: Tensor) -> list[float]:
 def together(net: nn.Module, inputs: Tensor, weights: Tensor) -> list[float]:
     with squared_norms_of(net) as norms:
         torch.autograd.backward((net(inputs) * weights).sum())
-    assert isinstance(norms.total, Tensor) and norms.total.dtype == torch.float64
+    assert norms.total.dtype == torch.float64
     return norms.total.tolist()
 
 
@@ -87,7 +87,7 @@ def test_batch_normalisation_by_running_statistics() -> None:
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("stem", ["cifar", "imagenet"])
 def test_a_whole_network_whose_activations_are_changed_in_place(stem: str, layout: torch.memory_format) -> None:
-    net = seeded_resnet18(5, 4, stem, 0).to(memory_format=layout)  # type: ignore[call-overload]
+    net = seeded_resnet18(5, 4, stem, 0).to(memory_format=layout)
     net.train()
     net(torch.randn(16, 3, 40, 40, generator=torch.Generator().manual_seed(1)))  # running statistics to normalise by
     check(net.eval(), (3, 40, 40), 3, 2)

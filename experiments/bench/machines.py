@@ -11,10 +11,9 @@ from pathlib import Path
 import psutil
 
 from experiments.bench.measure import Figures, spread, unmeasured
-from experiments.processes import finish, flower_environment, staged_app
+from experiments.processes import CHECKOUT, finish, flower_environment, staged_app
 from fedkace_flwr.errors import RunError
 
-_ROOT = Path(__file__).resolve().parent.parent.parent
 _NODES, _CONNECTION = 2, "bench"
 _LOOK_SECONDS = 5
 _RUN = {
@@ -36,7 +35,7 @@ _NAMES = {
 
 def machines(repeats: int) -> Figures:
     """A run of four rounds of a ResNet-18 of width 16; needs OpenSSL and ssh-keygen, as the scripts of ``deploy/`` do."""
-    federation = [str(_ROOT / "deploy" / "federation.sh")]
+    federation = [str(CHECKOUT / "deploy" / "federation.sh")]
     if not Path(*federation).exists() or not all(map(shutil.which, ("openssl", "ssh-keygen"))):
         return {name: unmeasured() for name in _NAMES.values()}
     with tempfile.TemporaryDirectory(prefix="fedkace-bench-") as folder:
