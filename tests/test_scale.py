@@ -53,6 +53,15 @@ def finish(job: Job, look: Callable[[], None]) -> None:
     job.check()
 
 
+def typical(looks: list[dict[tuple[int, float], Resident]]) -> dict[tuple[int, float], Resident]:
+    """Each process at its median: what it holds in the middle of one message comes and goes."""
+    found: dict[tuple[int, float], list[Resident]] = {}
+    for processes in looks:
+        for key, process in processes.items():
+            found.setdefault(key, []).append(process)
+    return {key: sorted(seen, key=lambda process: process.size)[len(seen) // 2] for key, seen in found.items()}
+
+
 def test_a_study_runs_on_two_nodes_of_a_ray_cluster_with_the_same_numbers(
     small: Make, tmp_path: Path, environment: dict[str, str]
 ) -> None:
@@ -84,19 +93,19 @@ def test_a_study_runs_on_two_nodes_of_a_ray_cluster_with_the_same_numbers(
 
 
 def test_two_hundred_clients_for_twenty_rounds_take_no_more_memory(tmp_path: Path, environment: dict[str, str]) -> None:
-    config = Config.parse({**TINY, "clients": 200, "rounds": 20, "results-dir": str(tmp_path), "run-name": "load"})
+    config = Config.parse({**TINY, "clients": 200, "rounds": 21, "results-dir": str(tmp_path), "run-name": "load"})
     folder = tmp_path / "load"
     folder.mkdir()
-    at_round: dict[int, dict[tuple[int, float], Resident]] = {}
+    after: dict[int, list[dict[tuple[int, float], Resident]]] = {5: [], 20: []}
 
     def look() -> None:
         number = lines_in(folder)
-        if number in (5, 20) and number not in at_round:
-            at_round[number] = resident(MARK, str(tmp_path))
+        if number in after:
+            after[number].append(resident(MARK, str(tmp_path)))
 
     with FlowerEngine(2, 0.0, environment) as engine:
         finish(engine.start(config, folder / "app.log"), look)
-    early, late = at_round[5], at_round.get(20) or pytest.fail("the run ended before its memory was read")
+    early, late = (typical(looks) for looks in after.values())
     both = [(early[key], late[key]) for key in set(early) & set(late)]
     assert len([before for before, _ in both if ACTOR in before.title]) == 2
     assert not [pair for pair in both if pair[1].size > 1.05 * pair[0].size]
