@@ -57,17 +57,25 @@ class Guard:
 
 
 def all_of(name: str, value: str) -> list[psutil.Process]:
-    """Every process that has a variable of this value in its environment, this one aside."""
-    found = []
+    """Every process that has a variable of this value in its environment, and all that come from it; this one aside.
+
+    A process that gives itself a title, as Ray's do, may write it over its environment, and then only its parents tell.
+    """
+    found: dict[int, psutil.Process] = {}
+    parents: dict[psutil.Process, int] = {}
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if process.pid != os.getpid() and process.environ().get(name) == value:
-                found.append(process)
-    return found
+            if process.pid != os.getpid():
+                parents[process] = process.ppid()
+                if process.environ().get(name) == value:
+                    found[process.pid] = process
+    while below := [process for process, parent in parents.items() if parent in found and process.pid not in found]:
+        found |= {process.pid: process for process in below}
+    return list(found.values())
 
 
 def end_all_of(name: str, value: str) -> None:
-    """End every process that has a variable of this value in its environment, this one aside."""
+    """End every process that has a variable of this value in its environment, and all that come from it."""
     left = []
     for process in all_of(name, value):
         with suppress(psutil.Error):
