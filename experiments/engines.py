@@ -236,7 +236,7 @@ def _environment(outside: Mapping[str, str], home: Path) -> dict[str, str]:
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
         # Ray would keep a record of every task, and count what its own processes do: their memory grew with the rounds
-        # of 200 clients, for a dashboard that does not run.
+        # of 200 clients, for nobody to read.
         "RAY_task_events_report_interval_ms": "0",
         "RAY_enable_metrics_collection": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",

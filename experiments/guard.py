@@ -66,8 +66,9 @@ def all_of(name: str, value: str) -> list[psutil.Process]:
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             if process.pid != os.getpid():
+                marked = process.environ().get(name) == value  # raises for what has ended and waits for its parent
                 parents[process] = process.ppid()
-                if process.environ().get(name) == value:
+                if marked:
                     found[process.pid] = process
     while below := [process for process, parent in parents.items() if parent in found and process.pid not in found]:
         found |= {process.pid: process for process in below}

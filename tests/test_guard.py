@@ -12,10 +12,13 @@ import pytest
 from experiments.guard import all_of, end_all_of
 
 MARK = "FEDKACE_TEST_MARK"
-# Starts a process without any environment, as one seems to have none that writes its title over it; then waits.
+# Starts a process without any environment, as one seems to have none that writes its title over it, and another that
+# has ended by the time the parent tells of the first. Parent and first child then wait for the end of one pipe.
 PARENT = """
-import subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env={})
+import os, subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], env={})
+ended = subprocess.Popen([sys.executable, "-c", ""])
+os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
 print(child.pid, flush=True)
 sys.stdin.read()
 """
@@ -32,10 +35,7 @@ def family(tmp_path: Path) -> Iterator[tuple[psutil.Process, psutil.Process]]:
     assert parent.stdout is not None
     child = psutil.Process(int(parent.stdout.readline()))
     yield psutil.Process(parent.pid), child
-    if child.is_running():
-        child.kill()
-    parent.kill()
-    parent.communicate()
+    parent.communicate()  # closes the pipe
 
 
 def test_what_a_marked_process_has_started_belongs_to_it_without_a_mark(

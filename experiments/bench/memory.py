@@ -41,7 +41,7 @@ class Resident(NamedTuple):
 
 
 def resident(name: str, value: str) -> dict[tuple[int, float], Resident]:
-    """Resident bytes, less what is shared with others, of each process with a variable of this value.
+    """Resident bytes, less what is shared with others, of each process with a variable of this value and what it began.
 
     Parameters
     ----------
