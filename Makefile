@@ -13,12 +13,12 @@ help:
 	@echo 'make quick   the tests without the slow ones'
 	@echo 'make check   lint, format, types, direction of imports'
 	@echo 'make bench   speed of local training, selection and the rest of a round'
-	@echo 'make docs    docs/configuration.md, from the code'
+	@echo 'make docs    docs/configuration.md and defaults in pyproject.toml, from the code'
 	@echo 'make setup   the virtual environment alone'
 	@echo 'make clean   remove the virtual environment, caches and build leftovers; results stay'
 
 run: $(READY)
-	$(BIN)/python -m experiments run experiments/quickstart.yaml
+	$(BIN)/python -m experiments run experiments/studies/quickstart.yaml
 
 test: $(READY)
 	$(BIN)/python -m pytest -n auto
@@ -36,7 +36,7 @@ bench: $(READY)
 	$(BIN)/python -m experiments bench
 
 docs: $(READY)
-	$(BIN)/python -m fedkace_flwr.config
+	$(BIN)/python -m fedkace_flwr.config_docs
 
 setup: $(READY)
 

@@ -1,6 +1,5 @@
 """The client half of every method: one round from chunk to stored answer, hooks where methods differ."""
 
-import copy
 import logging
 import time
 from collections.abc import Iterator
@@ -15,23 +14,22 @@ from flwr.app import RecordDict
 from flwr.client import NumPyClient
 from torch import Tensor
 
-from fedkace_flwr import messages as keys
-from fedkace_flwr import serving
-from fedkace_flwr.buffer import Samples
-from fedkace_flwr.cohort import Learner
-from fedkace_flwr.config import TrainingConfig
-from fedkace_flwr.datasets import framing_of
-from fedkace_flwr.devices import choose_precision
+from fedkace_flwr.data.datasets import framing_of
 from fedkace_flwr.errors import MessageError, RunError
 from fedkace_flwr.experiment import Experiment, as_arrays
+from fedkace_flwr.inference import kept_models as serving
+from fedkace_flwr.inference.kept_models import Answering, KeptModels
+from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.metrics import accuracy
-from fedkace_flwr.model import ResNet18
-from fedkace_flwr.objectives import Objective, TaskLoss
+from fedkace_flwr.samples import Samples
+from fedkace_flwr.sections import TrainingConfig
 from fedkace_flwr.seeding import generator_for
-from fedkace_flwr.serving import Answering, KeptModels
 from fedkace_flwr.sources import Source
-from fedkace_flwr.store import Answer, ClientState, ClientStore
-from fedkace_flwr.training import predict, train
+from fedkace_flwr.storage.client_store import Answer, ClientState, ClientStore
+from fedkace_flwr.training.devices import choose_precision
+from fedkace_flwr.training.loop import predict, train
+from fedkace_flwr.training.losses import Objective, TaskLoss
+from fedkace_flwr.training.model import ResNet18
 
 logger = logging.getLogger(__name__)
 
@@ -88,35 +86,6 @@ class Stopwatch:
     def add(self, purpose: str, seconds: float) -> None:
         """Add time that was taken elsewhere."""
         self.seconds[purpose] = self.seconds.get(purpose, 0.0) + seconds
-
-
-@dataclass(frozen=True)
-class OpenRound:
-    """A round between its beginning and its end, where its model is trained.
-
-    Attributes
-    ----------
-    now : ClientRound
-        The round.
-    net : ResNet18
-        The network, prepared; the process's only one until :meth:`apart`.
-    objective : Objective
-        The loss.
-    started : float
-        When the round began, seconds since 1970.
-    watch : Stopwatch
-        What it has cost so far.
-    """
-
-    now: ClientRound
-    net: ResNet18
-    objective: Objective
-    started: float
-    watch: Stopwatch
-
-    def apart(self) -> "OpenRound":
-        """The same with a network of its own, so that other rounds can be opened beside it."""
-        return replace(self, net=copy.deepcopy(self.net))
 
 
 class ContinualClient(NumPyClient):
@@ -190,7 +159,7 @@ class ContinualClient(NumPyClient):
 
         Returns the state with the decision (``switched_at`` set: the global model answers), and what to report.
         """
-        if self.config.switch.inference == "local":
+        if self.config.run.inference == "local":
             return state, {}
         return replace(state, switched_at=state.switched_at or round_number), {}
 
@@ -248,66 +217,46 @@ class ContinualClient(NumPyClient):
         return 1.0 - metrics.get(keys.ACCURACY, 0.0), metrics.pop(keys.EXAMPLES), metrics
 
     def _train_round(self, parameters: list[np.ndarray[Any, Any]], round_number: int) -> Answer:
-        opened = self.open_round(parameters, round_number)
-        return opened if isinstance(opened, Answer) else self.go_through(opened)
-
-    def open_round(self, parameters: list[np.ndarray[Any, Any]], round_number: int) -> "OpenRound | Answer":
-        """Bring a round as far as its training, or to its end, where nothing has arrived to train on."""
         started, watch = time.time(), Stopwatch()
         state = self.store.before(round_number)
         chunk = self.source.chunk(round_number, state.round)
         if not len(chunk):
             return Answer({}, 0, {keys.SAT_OUT: 1})
         now = ClientRound(round_number, chunk, state, chunk.class_counts(self.experiment.num_classes) > 0)
-        net = self._network(parameters)
+        net, fetch = self._network(parameters), self.experiment.dataset.fetch
         with watch(keys.TRAINING_SECONDS):
             self.begin(net, now)
             objective = self.objective(net, now)
-        return OpenRound(now, net, objective, started, watch)
-
-    def go_through(self, opened: "OpenRound") -> Answer:
-        """Train an open round's model by itself, and close the round."""
-        settings, preprocess = self.training_settings(), self.experiment.preprocess
-        captured = self.config.run.step == "captured"
-        with opened.watch(keys.TRAINING_SECONDS):
-            one = self.learner(opened)
-            train(one.net, one.chunk, one.buffer, one.objective, settings, preprocess, one.generator, captured=captured)
-        return self.close_round(opened)
-
-    def learner(self, opened: "OpenRound") -> Learner:
-        """The model of an open round, with the images that it is to learn."""
-        fetch, chunk, buffer = self.experiment.dataset.fetch, opened.now.chunk, opened.now.state.buffer
-        return Learner(
-            opened.net,
-            (chunk.images(fetch), chunk.labels),
-            (buffer.images(fetch), buffer.labels),
-            opened.objective,
-            self.generator("batches", opened.now.number),
-        )
-
-    def close_round(self, opened: "OpenRound") -> Answer:
-        """Go on from a trained model: choose the new buffer, test, store what was learned and the answer."""
-        now, net, watch, state = opened.now, opened.net, opened.watch, opened.now.state
+            train(
+                net,
+                (chunk.images(fetch), chunk.labels),
+                (state.buffer.images(fetch), state.buffer.labels),
+                objective,
+                self.training_settings(),
+                self.experiment.preprocess,
+                self.generator("batches", round_number),
+                captured=self.config.run.step == "captured",
+            )
         with watch(keys.SELECTION_SECONDS):
             buffer = self.maintain(net, now)
         with watch(keys.EVALUATION_SECONDS):
             needed = state.switched_at is None or self.config.run.evaluate == "both"
             local_accuracy = self._test(net, now.seen)[0] if needed else None
 
-        report = self.report(opened.objective, now) | {keys.BUFFER_SIZE: len(buffer)}
+        report = self.report(objective, now) | {keys.BUFFER_SIZE: len(buffer)}
         if self.config.run.report_classes:
             report[keys.BUFFER_CLASSES] = buffer.class_counts(self.experiment.num_classes).tolist()
-        report |= watch.seconds | {keys.STARTED: opened.started, keys.FINISHED: time.time()}
+        report |= watch.seconds | {keys.STARTED: started, keys.FINISHED: time.time()}
         learned = replace(
             state,
-            round=now.number,
+            round=round_number,
             follows=state.round,
             seen=now.seen,
             buffer=buffer,
             local_accuracy=local_accuracy,
             extra={**state.extra, **self.extra},
         )
-        answer = Answer(as_arrays(net.state_dict()), len(now.chunk), report)
+        answer = Answer(as_arrays(net.state_dict()), len(chunk), report)
         self._keep(learned, answer)
         return answer
 

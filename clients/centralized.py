@@ -7,12 +7,13 @@ import numpy as np
 import torch
 
 from clients.base import ContinualClient, Metrics, Stopwatch
-from fedkace_flwr import messages as keys
-from fedkace_flwr.buffer import Samples
-from fedkace_flwr.objectives import TaskLoss
-from fedkace_flwr.reference import anchors, cached_accuracy
+from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.methods.centralized import CentralizedKeys
+from fedkace_flwr.results.reference_cache import anchors, cached_accuracy
+from fedkace_flwr.samples import Samples
 from fedkace_flwr.seeding import generator_for, seed_for
-from fedkace_flwr.training import train
+from fedkace_flwr.training.loop import train
+from fedkace_flwr.training.losses import TaskLoss
 
 
 class CentralizedClient(ContinualClient):
@@ -47,7 +48,7 @@ class CentralizedClient(ContinualClient):
     def _accuracy(self, number: int) -> tuple[float, bool]:
         """The reference of a round, and whether it was interpolated."""
         settings = self.config
-        below, above = anchors(number, settings.centralized.centralized_every, settings.stream.rounds)
+        below, above = anchors(number, settings.of(CentralizedKeys).centralized_every, settings.stream.rounds)
         left, right = (
             cached_accuracy(settings, self.number, anchor, lambda anchor=anchor: self._train_and_test(anchor))  # type: ignore[misc]
             for anchor in (below, above)

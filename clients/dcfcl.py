@@ -4,9 +4,10 @@ import torch
 from torch import Tensor
 
 from clients.base import ClientRound, ContinualClient
-from fedkace_flwr.distillation import soft_cross_entropy
-from fedkace_flwr.model import ResNet18
-from fedkace_flwr.objectives import Batch, Objective, TaskLoss
+from fedkace_flwr.methods.dcfcl import DcfclKeys
+from fedkace_flwr.training.distillation import soft_cross_entropy
+from fedkace_flwr.training.losses import Batch, Objective, TaskLoss
+from fedkace_flwr.training.model import ResNet18
 
 
 class DistillationLoss(TaskLoss):
@@ -54,7 +55,7 @@ class DcfclClient(ContinualClient):
 
     def objective(self, net: ResNet18, now: ClientRound) -> Objective:
         """Cross-entropy, with distillation from ``net`` as it was received."""
-        settings, device = self.config.dcfcl, self.experiment.device
+        settings, device = self.config.of(DcfclKeys), self.experiment.device
         if settings.dcfcl_lambda == 0 or not bool(now.old.any()):
             return super().objective(net, now)
         teacher = self.logits(net, now.chunk).to(device)

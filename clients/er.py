@@ -6,8 +6,8 @@ The smallest honest baseline, and the example that ``docs/add-a-method.md`` walk
 import torch
 
 from clients.base import ClientRound, ContinualClient
-from fedkace_flwr.buffer import Samples
-from fedkace_flwr.model import ResNet18
+from fedkace_flwr.samples import Samples
+from fedkace_flwr.training.model import ResNet18
 
 
 class ReplayClient(ContinualClient):

@@ -7,15 +7,17 @@ from flwr.app import RecordDict
 from torch import Tensor
 
 from clients.base import ClientRound, ContinualClient, Metrics
-from fedkace_flwr import leverage as cbdr
-from fedkace_flwr import messages as keys
-from fedkace_flwr.buffer import Samples
+from fedkace_flwr.algorithms import fedcbdr_leverage as cbdr
+from fedkace_flwr.algorithms.fedcbdr_loss import TemperatureLoss, TwiceScaledLoss
 from fedkace_flwr.errors import MessageError, RunError
-from fedkace_flwr.model import ResNet18
-from fedkace_flwr.objectives import Objective
+from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.methods import fedcbdr as names
+from fedkace_flwr.methods.fedcbdr import FedcbdrKeys
+from fedkace_flwr.samples import Samples
 from fedkace_flwr.seeding import generator_for
-from fedkace_flwr.store import ClientState
-from fedkace_flwr.temperatures import TemperatureLoss, TwiceScaledLoss
+from fedkace_flwr.storage.client_store import ClientState
+from fedkace_flwr.training.losses import Objective
+from fedkace_flwr.training.model import ResNet18
 
 _BLOCK = 128
 
@@ -46,7 +48,7 @@ class FedCbdrClient(ContinualClient):
         """Temperature-scaled cross-entropy; the plain one while the buffer is empty."""
         if len(now.state.buffer) == 0:
             return super().objective(net, now)
-        settings, device = self.config.fedcbdr, self.experiment.device
+        settings, device = self.config.of(FedcbdrKeys), self.experiment.device
         new = now.current if settings.fedcbdr_new_columns == "chunk" else now.current & ~now.old
         loss = TemperatureLoss if settings.fedcbdr_temperatures == "paper" else TwiceScaledLoss
         return loss(
@@ -68,7 +70,7 @@ class FedCbdrClient(ContinualClient):
 
     def report(self, objective: Objective, now: ClientRound) -> Metrics:
         """How many samples there are to choose from."""
-        return {cbdr.POOL_SIZE: self._pool_size}
+        return {names.POOL_SIZE: self._pool_size}
 
     def act(self, action: str, content: RecordDict, round_number: int) -> RecordDict:
         """Masked features for a global model, or scores and labels for rows of U.
@@ -80,28 +82,30 @@ class FedCbdrClient(ContinualClient):
         RunError
             The features are not finite.
         """
-        if action not in (cbdr.FEATURES_QUERY, cbdr.SCORES_QUERY):
+        if action not in (names.FEATURES_QUERY, names.SCORES_QUERY):
             return super().act(action, content, round_number)
         if self.store.before(round_number + 1).round != round_number:
             raise MessageError(f"client {self.number} has not trained in round {round_number}")
         pool, received = self._pool(round_number), keys.unpack(content.array_records[keys.ARRAYS])
         left = cbdr.random_orthogonal(len(pool), self.generator("fedcbdr-p", round_number))
 
-        if action == cbdr.FEATURES_QUERY:
+        if action == names.FEATURES_QUERY:
             features = self._features(self._network([received[name] for name in self.experiment.weight_names]), pool)
             shared = generator_for(self.config.run.seed, "fedcbdr-q", round_number)
             right = cbdr.random_orthogonal(features.shape[1], shared)
             return RecordDict(
-                {keys.ARRAYS: keys.array_record({cbdr.FEATURES: cbdr.mask(features, left, right).numpy()})}
+                {keys.ARRAYS: keys.array_record({names.FEATURES: cbdr.mask(features, left, right).numpy()})}
             )
 
-        rows = torch.from_numpy(received[cbdr.ROWS])
+        rows = torch.from_numpy(received[names.ROWS])
         if rows.ndim != 2 or len(rows) != len(pool) or rows.dtype != torch.float64:
-            raise MessageError(f"{cbdr.ROWS} are {rows.dtype} {tuple(rows.shape)}: must be float64 ({len(pool)}, rank)")
-        own = cbdr.unmask(rows, left) if self.config.fedcbdr.fedcbdr_scores == "joint" else rows
-        answer = {cbdr.SCORES: cbdr.leverage(own).numpy()}
-        if self.config.fedcbdr.fedcbdr_balanced:
-            answer[cbdr.LABELS] = pool.labels.numpy()
+            raise MessageError(
+                f"{names.ROWS} are {rows.dtype} {tuple(rows.shape)}: must be float64 ({len(pool)}, rank)"
+            )
+        own = cbdr.unmask(rows, left) if self.config.of(FedcbdrKeys).fedcbdr_scores == "joint" else rows
+        answer = {names.SCORES: cbdr.leverage(own).numpy()}
+        if self.config.of(FedcbdrKeys).fedcbdr_balanced:
+            answer[names.LABELS] = pool.labels.numpy()
         return RecordDict({keys.ARRAYS: keys.array_record(answer)})
 
     def receive(
@@ -116,13 +120,13 @@ class FedCbdrClient(ContinualClient):
             return state, report
         kept = self._kept(content, len(pool))
         if kept is None:
-            return state, report | {cbdr.SELECTED: 0}
+            return state, report | {names.SELECTED: 0}
         buffer = pool.take(kept)
-        if self.config.fedcbdr.fedcbdr_replacement:
+        if self.config.of(FedcbdrKeys).fedcbdr_replacement:
             report[keys.BUFFER_SIZE] = len(buffer)
         if self.config.run.report_classes:
             report[keys.BUFFER_CLASSES] = buffer.class_counts(self.experiment.num_classes).tolist()
-        return replace(state, buffer=buffer), report | {cbdr.SELECTED: 1}
+        return replace(state, buffer=buffer), report | {names.SELECTED: 1}
 
     def _pool(self, round_number: int) -> Samples:
         """M_{t-1} followed by D_t, the same for every message of the round."""
@@ -146,12 +150,12 @@ class FedCbdrClient(ContinualClient):
 
     def _kept(self, content: RecordDict, size: int) -> Tensor | None:
         """The selected positions, if they came and fit the pool."""
-        record = content.array_records.get(cbdr.SELECTION)
-        if record is None or cbdr.POSITIONS not in record:
+        record = content.array_records.get(names.SELECTION)
+        if record is None or names.POSITIONS not in record:
             return None
-        kept = torch.from_numpy(keys.unpack(record)[cbdr.POSITIONS])
+        kept = torch.from_numpy(keys.unpack(record)[names.POSITIONS])
         capacity = self.config.buffer.capacity
-        fewest = 1 if self.config.fedcbdr.fedcbdr_replacement else capacity
+        fewest = 1 if self.config.of(FedcbdrKeys).fedcbdr_replacement else capacity
         whole = kept.dtype == torch.int64 and kept.ndim == 1 and fewest <= len(kept) <= capacity
         fits = whole and len(set(kept.tolist())) == len(kept) and int(kept.min()) >= 0 and int(kept.max()) < size
         return kept if fits else None

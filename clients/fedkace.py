@@ -6,15 +6,17 @@ from dataclasses import replace
 from flwr.app import RecordDict
 
 from clients.base import ClientRound, ContinualClient, Metrics
-from fedkace_flwr import messages as keys
-from fedkace_flwr.buffer import Samples
-from fedkace_flwr.hbms import kernel_beta, kernel_condition_number, score_candidates, select
+from fedkace_flwr.algorithms.fedkace_buffer import kernel_beta, kernel_condition_number, score_candidates, select
+from fedkace_flwr.algorithms.fedkace_loss import BalancedReplayLoss, FullGradientReplayLoss
+from fedkace_flwr.algorithms.fedkace_replay import GradientBalance
+from fedkace_flwr.algorithms.fedkace_switch import InferenceSwitch
+from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.methods.fedkace import FedKaceKeys
 from fedkace_flwr.metrics import accuracy, true_class_probability
-from fedkace_flwr.model import ResNet18
-from fedkace_flwr.objectives import BalancedReplayLoss, FullGradientReplayLoss, Objective, TaskLoss
-from fedkace_flwr.replay import GradientBalance
-from fedkace_flwr.store import ClientState
-from fedkace_flwr.switching import InferenceSwitch
+from fedkace_flwr.samples import Samples
+from fedkace_flwr.storage.client_store import ClientState
+from fedkace_flwr.training.losses import Objective, TaskLoss
+from fedkace_flwr.training.model import ResNet18
 
 _LARGEST_DIAGNOSED_BUFFER = 2000
 
@@ -24,7 +26,7 @@ class FedKaceClient(ContinualClient):
 
     def objective(self, net: ResNet18, now: ClientRound) -> Objective:
         """Replay weighted by the ratio of output-layer gradient norms (section 4.2)."""
-        settings, device = self.config.replay, self.experiment.device
+        settings, device = self.config.of(FedKaceKeys), self.experiment.device
         current, old = now.current.to(device), now.old.to(device)
         if settings.replay_weight == "one":
             return TaskLoss(current, old)
@@ -36,7 +38,7 @@ class FedKaceClient(ContinualClient):
 
     def maintain(self, net: ResNet18, now: ClientRound) -> Samples:
         """Score old buffer and chunk by the local model, and select class by class (section 4.3)."""
-        settings = self.config.buffer
+        settings, capacity = self.config.of(FedKaceKeys), self.config.buffer.capacity
         candidates = now.state.buffer.followed_by(now.chunk)
         logits = self.logits(net, candidates)
         scores = score_candidates(
@@ -52,7 +54,7 @@ class FedKaceClient(ContinualClient):
         kept = select(
             scores,
             candidates.labels,
-            settings.capacity,
+            capacity,
             now.old,
             now.seen,
             self.generator("selection", now.number),
@@ -79,13 +81,13 @@ class FedKaceClient(ContinualClient):
         self, net: ResNet18, state: ClientState, round_number: int, content: RecordDict
     ) -> tuple[ClientState, Metrics]:
         """Compare the global model's accuracy and confidence on the buffer, until the switch (section 4.1)."""
-        if self.config.switch.inference != "auto":
+        if self.config.run.inference != "auto":
             return super().receive(net, state, round_number, content)
         if state.switched_at is not None or len(state.buffer) == 0:
             return state, {}
         logits, labels = self.logits(net, state.buffer), state.buffer.labels
         correct, confident = (measure(logits, labels, state.seen) for measure in (accuracy, true_class_probability))
-        switch = InferenceSwitch(self.config.switch.patience, gaps=state.gaps)
+        switch = InferenceSwitch(self.config.of(FedKaceKeys).patience, gaps=state.gaps)
         switch.observe(correct, confident, round_number=round_number)
         report = {keys.BUFFER_ACCURACY: correct, keys.BUFFER_PROBABILITY: confident, keys.GAP: switch.gaps[-1]}
         return replace(state, gaps=tuple(switch.gaps), switched_at=switch.switched_at), report

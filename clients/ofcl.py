@@ -6,15 +6,16 @@ import torch
 from torch import Tensor
 
 from clients.base import ClientRound, ContinualClient, Metrics
-from fedkace_flwr import messages as keys
-from fedkace_flwr.bregman import bregman_information, most_certain
-from fedkace_flwr.buffer import Samples
-from fedkace_flwr.config import TrainingConfig
-from fedkace_flwr.model import ResNet18
-from fedkace_flwr.objectives import Objective
-from fedkace_flwr.snapshots import move_halfway, restored, snapshot
-from fedkace_flwr.training import predict
-from fedkace_flwr.views import VIEWS, View, draw
+from fedkace_flwr.algorithms.ofcl_memory import bregman_information, most_certain
+from fedkace_flwr.algorithms.ofcl_views import VIEWS, View, draw
+from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.methods.ofcl import OfclKeys
+from fedkace_flwr.samples import Samples
+from fedkace_flwr.sections import TrainingConfig
+from fedkace_flwr.training.loop import predict
+from fedkace_flwr.training.losses import Objective
+from fedkace_flwr.training.model import ResNet18
+from fedkace_flwr.training.snapshots import move_halfway, restored, snapshot
 
 
 class OfclClient(ContinualClient):
@@ -22,7 +23,7 @@ class OfclClient(ContinualClient):
 
     Each step joins a batch of the chunk with as many uniform draws from the buffer, under plain cross-entropy
     over all classes met. The buffer holds, class by class, the samples whose logits vary least over twelve
-    perturbed views (lowest Bregman information, :mod:`fedkace_flwr.bregman`).
+    perturbed views (lowest Bregman information, :mod:`fedkace_flwr.algorithms.ofcl_memory`).
 
     As in the published code only the chunk's classes are scored anew; a class that the chunk lacks keeps the
     scores of its last scoring and can only shrink, ``ofcl-rescore = all`` scores every class. Inferred: each image
@@ -42,11 +43,11 @@ class OfclClient(ContinualClient):
 
     def training_settings(self) -> TrainingConfig:
         """One pass over the chunk per epoch, replay in every step; ``batching`` does not count here."""
-        return replace(super().training_settings(), batching="random-replay")
+        return replace(super().training_settings(), batching="random-replay")  # type: ignore[arg-type]
 
     def begin(self, net: ResNet18, now: ClientRound) -> None:
         """Meet the client's own last model half-way, where asked for; without one stay with the global model."""
-        if self.config.ofcl.ofcl_merge == "half":
+        if self.config.of(OfclKeys).ofcl_merge == "half":
             own = restored("local", now.state.extra, net)
             if own is not None:
                 move_halfway(net, own)
@@ -57,25 +58,25 @@ class OfclClient(ContinualClient):
         known = now.state.extra.get("information", torch.empty(0, dtype=torch.float64))
         information = torch.cat([known, torch.empty(len(now.chunk), dtype=torch.float64)])
         due = now.current[candidates.labels]
-        if self.config.ofcl.ofcl_rescore == "all":
+        if self.config.of(OfclKeys).ofcl_rescore == "all":
             due = torch.ones_like(due)
         information[due] = self._information(net, candidates.take(due.nonzero().squeeze(1)), now)
         capacity, generator = self.config.buffer.capacity, self.generator("ofcl-places", now.number)
         kept = most_certain(information, candidates.labels, capacity, generator)
         self.extra = {"information": information[kept]}
-        if self.config.ofcl.ofcl_merge == "half":
+        if self.config.of(OfclKeys).ofcl_merge == "half":
             self.extra |= snapshot("local", net.state_dict())
         return candidates.take(kept)
 
     def report(self, objective: Objective, now: ClientRound) -> Metrics:
         """The chunk's samples of each class, where the server weighs by them; ``report-classes`` does not count here."""
-        if self.config.ofcl.ofcl_aggregation != "class-mean":
+        if self.config.of(OfclKeys).ofcl_aggregation != "class-mean":
             return {}
         return {keys.CHUNK_CLASSES: now.chunk.class_counts(self.experiment.num_classes).tolist()}
 
     def _information(self, net: ResNet18, samples: Samples, now: ClientRound) -> Tensor:
         """Bregman information, float64 (n,)."""
-        each = self.config.ofcl.ofcl_views == "per-sample"
+        each = self.config.of(OfclKeys).ofcl_views == "per-sample"
         numbers = draw(len(samples), self.generator("ofcl-views", now.number), per_sample=each)
         logits = [self._logits_of(view, net, samples, numbers) for view in VIEWS.values()]
         return bregman_information(torch.stack(logits), now.seen)

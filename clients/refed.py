@@ -9,19 +9,20 @@ from flwr.app import RecordDict
 from torch import Tensor
 
 from clients.base import ClientRound, ContinualClient, Metrics, Stopwatch
-from fedkace_flwr import messages as keys
-from fedkace_flwr.buffer import Samples
-from fedkace_flwr.informative import Informative, most_informative, network_scores
-from fedkace_flwr.model import ResNet18
-from fedkace_flwr.snapshots import restored, snapshot
-from fedkace_flwr.store import ClientState
+from fedkace_flwr.algorithms.refed_scores import Informative, most_informative, network_scores
+from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.methods.refed import RefedKeys
+from fedkace_flwr.samples import Samples
+from fedkace_flwr.storage.client_store import ClientState
+from fedkace_flwr.training.model import ResNet18
+from fedkace_flwr.training.snapshots import restored, snapshot
 
 
 class RefedClient(ContinualClient):
     """Re-Fed (Li et al., "Towards Efficient Replay in Federated Incremental Learning", CVPR 2024).
 
     Plain cross-entropy over all classes met, on chunk and buffer alike; of both, the M samples of the largest
-    accumulated gradient norm make the next buffer (:mod:`fedkace_flwr.informative`). Classes are not balanced:
+    accumulated gradient norm make the next buffer (:mod:`fedkace_flwr.algorithms.refed_scores`). Classes are not balanced:
     a class may fill the buffer or leave it.
 
     Its authors published no code that we could find. Inferred, and open to configuration: lambda, s and eta
@@ -46,12 +47,12 @@ class RefedClient(ContinualClient):
 
     def begin(self, net: ResNet18, now: ClientRound) -> None:
         """Keep the model that was sent, where it is the anchor."""
-        if self.config.refed.refed_anchor == "previous":
+        if self.config.of(RefedKeys).refed_anchor == "previous":
             self._sent = copy.deepcopy(net)
 
     def maintain(self, net: ResNet18, now: ClientRound) -> Samples:
         """Keep everything while it fits; else choose by the model that was sent, or wait for the new global one."""
-        pool, settings = now.state.buffer.followed_by(now.chunk), self.config.refed
+        pool, settings = now.state.buffer.followed_by(now.chunk), self.config.of(RefedKeys)
         if len(pool) <= self.config.buffer.capacity:
             return pool
         if settings.refed_anchor == "previous":
@@ -67,7 +68,7 @@ class RefedClient(ContinualClient):
         """Score chunk and buffer by the global model, and keep the highest, unless they are chosen already."""
         state, report = super().receive(net, state, round_number, content)
         joined = bool((state.buffer.rounds == round_number).any())
-        if self.config.refed.refed_anchor == "previous" or state.round != round_number or joined:
+        if self.config.of(RefedKeys).refed_anchor == "previous" or state.round != round_number or joined:
             return state, report
         watch = Stopwatch()
         with watch(keys.SELECTION_SECONDS):
@@ -83,7 +84,7 @@ class RefedClient(ContinualClient):
         self, pool: Samples, seen: Tensor, anchor: ResNet18, local: ResNet18 | None, extra: Mapping[str, Tensor]
     ) -> tuple[Samples, dict[str, Tensor]]:
         """The M highest of the pool, and what has to be stored of the informative model."""
-        rule = self.config.refed.refed_start
+        rule = self.config.of(RefedKeys).refed_start
         start = {"local": local, "persistent": restored("informative", extra, anchor)}.get(rule) or anchor
         found = self._scores(start, pool, seen, anchor)
         buffer = pool.take(most_informative(found.scores, self.config.buffer.capacity))
@@ -100,4 +101,4 @@ class RefedClient(ContinualClient):
                 block = pool.take(rows)
                 yield self.experiment.preprocess(block.images(self.experiment.dataset.fetch)), block.labels.to(device)
 
-        return network_scores(net, blocks, seen.to(device), self.config.refed, anchor)
+        return network_scores(net, blocks, seen.to(device), self.config.of(RefedKeys), anchor)

@@ -11,17 +11,20 @@ from flwr.app import RecordDict
 from torch import Tensor
 
 from clients.base import ClientRound, ContinualClient, Metrics, Stopwatch
-from fedkace_flwr import messages as keys
-from fedkace_flwr import submodels, tags
-from fedkace_flwr.distillation import DistilledLoss, lower_half
+from fedkace_flwr.algorithms import tfcl_submodels as submodels
+from fedkace_flwr.algorithms import tfcl_tags as tags
+from fedkace_flwr.algorithms.tfcl_submodels import Extra
 from fedkace_flwr.errors import MessageError
 from fedkace_flwr.experiment import as_arrays
+from fedkace_flwr.inference.kept_models import Answering
+from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.methods import tfcl as names
+from fedkace_flwr.methods.tfcl import TfclKeys
 from fedkace_flwr.metrics import accuracy
-from fedkace_flwr.model import ResNet18
-from fedkace_flwr.serving import Answering
-from fedkace_flwr.store import Answer, ClientState
-from fedkace_flwr.submodels import Extra
-from fedkace_flwr.training import adamw, train
+from fedkace_flwr.storage.client_store import Answer, ClientState
+from fedkace_flwr.training.distillation import DistilledLoss, lower_half
+from fedkace_flwr.training.loop import adamw, train
+from fedkace_flwr.training.model import ResNet18
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +42,7 @@ class TfclClient(ContinualClient):
     A round is a task. There is no buffer, and no model weights travel. What travels instead tells the server
     every sample's label and its features after the second residual stage; the method cannot do without.
 
-    State: what :mod:`fedkace_flwr.submodels` names; between the two halves of a round also what the optimisers
+    State: what :mod:`fedkace_flwr.algorithms.tfcl_submodels` names; between the two halves of a round also what the optimisers
     remember, ``pending.*``; the last second half's seconds and samples, ``tail``. A task adds N / 8 bytes, N the
     weights, and a ``rest``.
 
@@ -66,10 +69,10 @@ class TfclClient(ContinualClient):
 
     def act(self, action: str, content: RecordDict, round_number: int) -> RecordDict:
         """``train.head``: features, logits, labels, classes met. ``train.tail``: the server's logits come in."""
-        if action == tags.HEAD_ACTION:
+        if action == names.HEAD_ACTION:
             answer = self.store.answer(round_number) or self._train_round([], round_number)
             return keys.reply_content(answer.arrays or None, answer.examples, answer.metrics)
-        if action != tags.TAIL_ACTION:
+        if action != names.TAIL_ACTION:
             return super().act(action, content, round_number)
         state = self.store.before(round_number + 1)
         if state.round != round_number:
@@ -105,7 +108,7 @@ class TfclClient(ContinualClient):
         kept = submodels.with_learned(known, task, weights, others, owners) | pending
         learned = replace(state, round=now.number, follows=state.round, seen=now.seen, extra=kept)
         report = {keys.BUFFER_SIZE: 0, **watch.seconds, keys.STARTED: started, keys.FINISHED: time.time()}
-        arrays = {tags.FEATURES: maps, tags.LOGITS: logits, tags.LABELS: chunk.labels, tags.SEEN: now.seen}
+        arrays = {names.FEATURES: maps, names.LOGITS: logits, names.LABELS: chunk.labels, names.SEEN: now.seen}
         answer = Answer({name: tensor.numpy() for name, tensor in arrays.items()}, len(chunk), report)
         self._keep(learned, answer)
         return answer
@@ -144,7 +147,7 @@ class TfclClient(ContinualClient):
         state = self._finished(state)
         test = self.source.test_set(state.seen)
         with watch(keys.EVALUATION_SECONDS):
-            if self.config.tfcl.tfcl_inference == "latest":
+            if self.config.of(TfclKeys).tfcl_inference == "latest":
                 scores = self.logits(self.sub_model(state.extra, int(state.extra[submodels.TASK])), test)
             else:
                 scores = torch.zeros(len(test), self.experiment.num_classes)
@@ -161,7 +164,7 @@ class TfclClient(ContinualClient):
     def answering(self, parameters: list[np.ndarray[Any, Any]], state: ClientState) -> Answering:
         """The latest sub-model, or all of them, each for its task's classes."""
         extra = state.extra
-        if self.config.tfcl.tfcl_inference == "latest":
+        if self.config.of(TfclKeys).tfcl_inference == "latest":
             answers = {int(extra[submodels.TASK]): state.seen}
         else:
             answers = {task: extra[submodels.classes_of(task)] for task in submodels.finished(extra)}
@@ -180,7 +183,9 @@ class TfclClient(ContinualClient):
     def _begun(self, now: ClientRound) -> Extra:
         """With what a round begins: its task, weights, tags, batch normalisation, output layer and mask."""
         extra = now.state.extra
-        earlier = submodels.task_with(extra, now.current) if self.config.tfcl.tfcl_trace == "class-set" else None
+        earlier = (
+            submodels.task_with(extra, now.current) if self.config.of(TfclKeys).tfcl_trace == "class-set" else None
+        )
         if earlier is not None:
             picked = tags.unpack_bits(extra[submodels.pick_of(earlier)], len(extra[submodels.WEIGHTS]))
             return {**extra, submodels.TASK: torch.tensor(earlier), _PICK: tags.mask_of(picked)}
@@ -195,7 +200,7 @@ class TfclClient(ContinualClient):
             weights = extra[submodels.WEIGHTS]  # what is free is 0
             before = extra[submodels.rest_of(int(extra[submodels.TASK]))]
             head = net.output.weight.numel() + net.output.bias.numel()  # at the end of what is not tagged
-            fresh = self.config.tfcl.tfcl_head == "fresh"
+            fresh = self.config.of(TfclKeys).tfcl_head == "fresh"
             others = torch.cat([before[:-head], others[-head:]]) if fresh else before
         return {
             submodels.TASK: torch.tensor(now.number),
@@ -215,14 +220,16 @@ class TfclClient(ContinualClient):
             task,
             extra[_PICK],
             rounds=self.config.stream.rounds,
-            pick_rate=self.config.tfcl.tfcl_pick_learning_rate,
+            pick_rate=self.config.of(TfclKeys).tfcl_pick_learning_rate,
         )
 
     def _prunes(self, extra: Extra, task: int, round_number: int) -> bool:
         """Whether a task gives weights back in this round; never once a later task may have picked among them."""
         first = task == round_number
         return (
-            first if self.config.tfcl.tfcl_prune == "within-round" else not first and submodels.is_newest(extra, task)
+            first
+            if self.config.of(TfclKeys).tfcl_prune == "within-round"
+            else not first and submodels.is_newest(extra, task)
         )
 
     def _halves(self) -> tuple[range, range]:
@@ -240,7 +247,7 @@ class TfclClient(ContinualClient):
         *,
         prunes: bool,
     ) -> None:
-        settings, device = self.config.tfcl, self.experiment.device
+        settings, device = self.config.of(TfclKeys), self.experiment.device
         objective = DistilledLoss(
             now.seen.expand(len(now.chunk), -1).to(device),
             None if teacher is None else teacher.to(device),
@@ -270,8 +277,8 @@ class TfclClient(ContinualClient):
         return torch.cat(maps)
 
     def _teacher(self, content: RecordDict, examples: int) -> Tensor:
-        shapes = {tags.LOGITS: ((examples, self.experiment.num_classes), np.dtype(np.float32))}
+        shapes = {names.LOGITS: ((examples, self.experiment.num_classes), np.dtype(np.float32))}
         record = content.array_records.get(keys.ARRAYS)
         if record is None:
             raise MessageError(f"the message holds no record {keys.ARRAYS!r}")
-        return torch.from_numpy(keys.checked_arrays(record, shapes)[tags.LOGITS].copy())
+        return torch.from_numpy(keys.checked_arrays(record, shapes)[names.LOGITS].copy())

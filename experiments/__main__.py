@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments.study import ENGINES, FULL, load_study, parse_setting
+from experiments.running.study import ENGINES, FULL, load_study, parse_setting
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError, FedkaceError, ResultsError
 
@@ -33,16 +33,16 @@ def main(arguments: list[str] | None = None) -> int:
                 return 0
             bench(console, parts=options.parts, repeats=options.repeats, output=options.output)
         elif options.command == "gradient-cost":
-            from experiments.gradient_cost import gradient_cost
+            from experiments.bench.gradient_cost import gradient_cost
 
             sizes = {"chunk": options.chunk, "buffer": options.buffer}
             gradient_cost(console, repeats=options.repeats, output=options.output, **sizes)
         elif options.command == "table":
-            from experiments.compare import finished_runs, summary_table
+            from experiments.results.compare import finished_runs, summary_table
 
             console.print(summary_table(finished_runs(options.runs)))
         elif options.command == "keep":
-            from experiments.keep import keep
+            from experiments.results.keep import keep
 
             keep(options.run, options.target)
         elif options.command == "feed":
@@ -71,8 +71,8 @@ def _terminate(*_: object) -> None:
 
 
 def _run(options: argparse.Namespace, console: Console) -> int:
-    from experiments.compare import average_regrets, draw_comparisons, summary_table
-    from experiments.runner import run_study
+    from experiments.results.compare import average_regrets, draw_comparisons, summary_table
+    from experiments.running.runner import run_study
 
     overrides = dict(parse_setting(text) for text in options.set)
     study = load_study(
@@ -87,7 +87,7 @@ def _run(options: argparse.Namespace, console: Console) -> int:
         gpu_fraction=options.gpu_fraction,
     )
     if options.dry_run:
-        from experiments.plan import show_plan
+        from experiments.running.plan import show_plan
 
         show_plan(study, console)
         return 0

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedkace_flwr.buffer import Samples
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment
+from fedkace_flwr.samples import Samples
 
 logger = logging.getLogger(__name__)
 

@@ -1,9 +1,8 @@
 """Flower ClientApp: a message becomes a call of the chosen method's NumPyClient, its result a reply."""
 
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -11,20 +10,20 @@ from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
-from clients.base import ContinualClient, OpenRound
-from fedkace_flwr import folding
-from fedkace_flwr import messages as keys
-from fedkace_flwr.cohort import stackable, train_all
-from fedkace_flwr.config import Config, Scalar
-from fedkace_flwr.devices import limit_memory
+from clients.base import ContinualClient
+from fedkace_flwr.config import Config
 from fedkace_flwr.errors import MessageError
 from fedkace_flwr.experiment import Experiment, shared_experiment
+from fedkace_flwr.keys import Scalar
 from fedkace_flwr.logs import join_flower_log
-from fedkace_flwr.methods import METHODS, configured
-from fedkace_flwr.outgoing import guarded
-from fedkace_flwr.paths import client_folder
+from fedkace_flwr.messaging import packing as folding
+from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.privacy.client_mods import guarded
+from fedkace_flwr.registry import METHODS, configured
 from fedkace_flwr.sources import InboxSource, Source, StreamSource
-from fedkace_flwr.store import Answer, ClientState, ClientStore, is_locked
+from fedkace_flwr.storage.client_store import ClientState, ClientStore, is_locked
+from fedkace_flwr.storage.paths import client_folder
+from fedkace_flwr.training.devices import limit_memory
 
 
 def _unfold(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -80,66 +79,6 @@ def train(message: Message, context: Context) -> Message:
         weights, examples, metrics = client.fit(_parameters(message, client), config)
     named = dict(zip(client.experiment.weight_names, weights, strict=True)) if weights else None
     return Message(keys.reply_content(named, examples, metrics), reply_to=message)
-
-
-def trains_together(config: Config) -> bool:
-    """Whether :func:`train_together` may stand for :func:`train`; guards of a model see one client at a time."""
-    return config.run.clients_together > 1 and not _is_guarded(configured(config)[1])
-
-
-def train_together(sent: Sequence[tuple[Message, Context]]) -> list[Message | Exception]:
-    """As :func:`train` for clients of one process; for each its reply, or what it raised.
-
-    Every client opens its round. One whose loss cannot be stacked goes through it alone; the others wait, with
-    networks of their own, train together, and close their rounds one after the other.
-    """
-    outcomes: dict[int, Answer | Exception] = {}
-    waiting: dict[int, tuple[ContinualClient, OpenRound]] = {}
-    with ExitStack() as folders:
-        for place, (message, context) in enumerate(sent):
-            try:
-                client, told = folders.enter_context(_client(message, context))
-                number = told[keys.ROUND]
-                opened = client.store.answer(number) or client.open_round(_parameters(message, client), number)
-                if isinstance(opened, Answer):
-                    outcomes[place] = opened
-                elif stackable(opened.objective):
-                    waiting[place] = client, opened.apart()
-                else:
-                    outcomes[place] = client.go_through(opened)
-            except Exception as error:
-                outcomes[place] = error
-        failures: Sequence[Exception | None]
-        try:
-            failures = _train_waiting(list(waiting.values()))
-        except Exception as error:
-            failures = [error] * len(waiting)
-        for (place, (client, opened)), failure in zip(waiting.items(), failures, strict=True):
-            try:
-                outcomes[place] = failure or client.close_round(opened)
-            except Exception as error:
-                outcomes[place] = error
-    return [_reply(message, outcomes[place]) for place, (message, _) in enumerate(sent)]
-
-
-def _reply(message: Message, outcome: Answer | Exception) -> Message | Exception:
-    if isinstance(outcome, Exception):
-        return outcome
-    content = keys.reply_content(dict(outcome.arrays) or None, outcome.examples, dict(outcome.metrics))
-    return Message(content, reply_to=message)
-
-
-def _train_waiting(waiting: Sequence[tuple[ContinualClient, OpenRound]]) -> Sequence[Exception | None]:
-    if not waiting:
-        return []
-    client, begun = waiting[0][0], time.perf_counter()
-    settings, captured = client.training_settings(), client.config.run.step == "captured"
-    learners = [each.learner(opened) for each, opened in waiting]
-    failures = train_all(learners, settings, client.experiment.preprocess, captured=captured)
-    share = (time.perf_counter() - begun) / len(waiting)
-    for _, opened in waiting:
-        opened.watch.add(keys.TRAINING_SECONDS, share)
-    return failures
 
 
 @app.evaluate()

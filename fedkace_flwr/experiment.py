@@ -12,16 +12,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedkace_flwr.buffer import Samples
 from fedkace_flwr.config import Config
-from fedkace_flwr.datasets import Dataset, load_dataset
-from fedkace_flwr.devices import choose_device, choose_precision
+from fedkace_flwr.data.datasets import Dataset, load_dataset
+from fedkace_flwr.data.stream import ClientStream, client_stream
 from fedkace_flwr.errors import ConfigError, DataError
-from fedkace_flwr.evaluation import SharedLogits
-from fedkace_flwr.model import ResNet18, choose_stem, load_weights, seeded_resnet18
+from fedkace_flwr.samples import Samples
 from fedkace_flwr.seeding import seed_for
-from fedkace_flwr.stream import ClientStream, client_stream
-from fedkace_flwr.training import Preprocess
+from fedkace_flwr.training.devices import choose_device, choose_precision
+from fedkace_flwr.training.logits_cache import SharedLogits
+from fedkace_flwr.training.loop import Preprocess
+from fedkace_flwr.training.model import ResNet18, choose_stem, load_weights, seeded_resnet18
 
 
 class Experiment:

@@ -6,19 +6,19 @@ from collections.abc import Mapping
 from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedkace_flwr import messages as keys
-from fedkace_flwr.accounting import spent
-from fedkace_flwr.checkpoint import Checkpoint
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError, FedkaceError
-from fedkace_flwr.events import check_events
 from fedkace_flwr.experiment import Experiment, as_arrays
 from fedkace_flwr.logs import join_flower_log
-from fedkace_flwr.methods import Method, configured
-from fedkace_flwr.paths import run_folder
-from fedkace_flwr.record import round_record
-from fedkace_flwr.run_folder import RunFolder
-from strategies.report import RoundReport
+from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.privacy.accounting import spent
+from fedkace_flwr.registry import Method, configured
+from fedkace_flwr.results.record import round_record
+from fedkace_flwr.results.run_folder import RunFolder
+from fedkace_flwr.results.tensorboard import check_events
+from fedkace_flwr.rounds.round_report import RoundReport
+from fedkace_flwr.storage.checkpoint import Checkpoint
+from fedkace_flwr.storage.paths import run_folder
 
 logger = logging.getLogger(__name__)
 

@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkace_flwr import arrivals
-from fedkace_flwr.buffer import Samples
+from fedkace_flwr.data import inbox_files as arrivals
+from fedkace_flwr.data.inbox import Inbox
 from fedkace_flwr.errors import DataError
 from fedkace_flwr.experiment import Experiment
-from fedkace_flwr.inbox import Inbox
+from fedkace_flwr.samples import Samples
 
 
 class Source(Protocol):
@@ -35,7 +35,7 @@ class Source(Protocol):
 
 
 class StreamSource:
-    """A client's chunks as :mod:`fedkace_flwr.stream` draws them, by id into the data set.
+    """A client's chunks as :mod:`fedkace_flwr.data.stream` draws them, by id into the data set.
 
     Parameters
     ----------

@@ -11,20 +11,20 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedkace_flwr import messages as keys
-from fedkace_flwr import noise
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import MessageError, RunError
-from fedkace_flwr.messages import Reply, Shapes, Weights
-from fedkace_flwr.plausibility import Limits
-from strategies import secure
-from strategies.exchange import by_client, client_of, exchange
-from strategies.merging import client_drift, weighted_mean
-from strategies.quorum import BelowQuorumError, Quorum
-from strategies.report import RoundReport
-from strategies.roster import Roster
-from strategies.transport import is_simulation
-from strategies.vetting import EVALUATION, TRAINING, Vetting
+from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging.records import Reply, Shapes, Weights
+from fedkace_flwr.messaging.validation import Limits
+from fedkace_flwr.privacy import noise
+from fedkace_flwr.rounds import secure_aggregation as secure
+from fedkace_flwr.rounds.aggregation import client_drift, weighted_mean
+from fedkace_flwr.rounds.exchange import by_client, client_of, exchange
+from fedkace_flwr.rounds.quorum import BelowQuorumError, Quorum
+from fedkace_flwr.rounds.roster import Roster
+from fedkace_flwr.rounds.round_report import RoundReport
+from fedkace_flwr.rounds.transport import is_simulation
+from fedkace_flwr.rounds.vetting import EVALUATION, TRAINING, Vetting
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class ContinualStrategy(Strategy):
     """Plain rounds of training and evaluation over all clients.
 
     Replies are checked before they count, and taken in the order of client numbers, so that a sum does not
-    depend on who answered first; :mod:`strategies.vetting` has the checks. A method overrides :meth:`weight`, :meth:`merge`, or whole phases.
+    depend on who answered first; :mod:`fedkace_flwr.rounds.vetting` has the checks. A method overrides :meth:`weight`, :meth:`merge`, or whole phases.
 
     Parameters
     ----------
@@ -448,7 +448,7 @@ class ContinualStrategy(Strategy):
     def far_out(self, phase: str, samples: Mapping[int, int], measured: Mapping[int, Mapping[str, float]]) -> set[int]:
         """Clients of which a quantity is beyond ``norm-bound`` times what is usual; recorded as failures.
 
-        Arguments as in :meth:`strategies.vetting.Vetting.far_out`; ``phase`` is for the record.
+        Arguments as in :meth:`fedkace_flwr.rounds.vetting.Vetting.far_out`; ``phase`` is for the record.
         """
         far = self.vetting.far_out(samples, measured)
         for client, reason in far.items():
@@ -468,7 +468,7 @@ class ContinualStrategy(Strategy):
 
 
 class _Masked:
-    """A round's side of secure aggregation; see :class:`strategies.secure.Peer`."""
+    """A round's side of secure aggregation; see :class:`fedkace_flwr.rounds.secure_aggregation.Peer`."""
 
     def __init__(self, strategy: ContinualStrategy, grid: Grid, deadline: float) -> None:
         self._strategy, self._grid, self.deadline = strategy, grid, deadline

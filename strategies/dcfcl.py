@@ -8,19 +8,20 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
-from fedkace_flwr import messages as keys
-from fedkace_flwr.coalitions import CoalitionGame, Formation, form_coalitions, gram_matrix
-from fedkace_flwr.messages import Reply
-from strategies import models
+from fedkace_flwr.algorithms.dcfcl_coalitions import CoalitionGame, Formation, form_coalitions, gram_matrix
+from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging.records import Reply
+from fedkace_flwr.methods.dcfcl import DcfclKeys
+from fedkace_flwr.rounds import client_models as models
+from fedkace_flwr.rounds.aggregation import client_drift
+from fedkace_flwr.rounds.vetting import TRAINING
 from strategies.fedavg import FedAvg
-from strategies.merging import client_drift
-from strategies.vetting import TRAINING
 
 logger = logging.getLogger(__name__)
 
 
 class Dcfcl(FedAvg):
-    """No global model: who moves alike averages together, by the game of :mod:`fedkace_flwr.coalitions`.
+    """No global model: who moves alike averages together, by the game of :mod:`fedkace_flwr.algorithms.dcfcl_coalitions`.
 
     The report's drift is the mean squared distance of the clients' models from their coalition's mean. The mean
     over all clients is passed on for the record and sent to nobody.
@@ -108,19 +109,21 @@ class Dcfcl(FedAvg):
             updates=gram_matrix(weights, self._parameters, sent),
             models=gram_matrix(weights, self._parameters),
             sizes=np.array([self.weight(reply) for reply in trained]),
-            epsilon=self.config.dcfcl.dcfcl_epsilon,
+            epsilon=self.config.of(DcfclKeys).dcfcl_epsilon,
         )
         player = {reply.client: index for index, reply in enumerate(trained)}
         start = [[player[client] for client in coalition if client in player] for coalition in self.partition]
         alone = set(player.values()).difference(*start)
         together = [coalition for coalition in start if coalition]
-        return form_coalitions(game.benefit, together + [[p] for p in alone], self.config.dcfcl.dcfcl_candidates)
+        return form_coalitions(
+            game.benefit, together + [[p] for p in alone], self.config.of(DcfclKeys).dcfcl_candidates
+        )
 
     def _average(self, coalition: Sequence[Reply]) -> float:
         """Give a coalition's members its mean; the sum of their squared distances from it."""
         mean = self._mean(coalition)
         record = keys.array_record(mean)
-        own = set(self._shapes) - self._parameters if self.config.dcfcl.dcfcl_batch_norm == "local" else set()
+        own = set(self._shapes) - self._parameters if self.config.of(DcfclKeys).dcfcl_batch_norm == "local" else set()
         for reply in coalition:
             kept = {name: reply.weights[name] for name in own}
             self.models[reply.client] = keys.array_record({**mean, **kept}) if kept else record

@@ -1,6 +1,6 @@
 """The server of federated averaging: each local model weighs by its samples."""
 
-from fedkace_flwr.messages import Reply
+from fedkace_flwr.messaging.records import Reply
 from strategies.base import ContinualStrategy
 
 

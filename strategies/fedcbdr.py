@@ -8,11 +8,13 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
-from fedkace_flwr import leverage as cbdr
-from fedkace_flwr import messages as keys
-from fedkace_flwr import plausibility
+from fedkace_flwr.algorithms import fedcbdr_leverage as cbdr
 from fedkace_flwr.errors import MessageError
-from fedkace_flwr.messages import Shapes, Weights
+from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging import validation as plausibility
+from fedkace_flwr.messaging.records import Shapes, Weights
+from fedkace_flwr.methods import fedcbdr as names
+from fedkace_flwr.methods.fedcbdr import FedcbdrKeys
 from fedkace_flwr.seeding import generator_for
 from strategies.base import ContinualStrategy
 
@@ -47,36 +49,38 @@ class FedCbdr(ContinualStrategy):
         pools = self._pools()
 
         questions = {client: RecordDict({keys.ARRAYS: self.model_for(client, arrays)}) for client in pools}
-        wanted: dict[int, Shapes] = {client: {cbdr.FEATURES: ((size, width), double)} for client, size in pools.items()}
-        masked = self._ask_arrays(grid, cbdr.FEATURES_QUERY, number, questions, wanted)
+        wanted: dict[int, Shapes] = {
+            client: {names.FEATURES: ((size, width), double)} for client, size in pools.items()
+        }
+        masked = self._ask_arrays(grid, names.FEATURES_QUERY, number, questions, wanted)
         masked = self._of_usual_size(masked)
 
         questions = {
-            client: RecordDict({keys.ARRAYS: keys.array_record({cbdr.ROWS: rows})})
-            for client, rows in _rows_of_u(masked, joint=self.config.fedcbdr.fedcbdr_scores == "joint").items()
+            client: RecordDict({keys.ARRAYS: keys.array_record({names.ROWS: rows})})
+            for client, rows in _rows_of_u(masked, joint=self.config.of(FedcbdrKeys).fedcbdr_scores == "joint").items()
         }
-        wanted = {client: {cbdr.SCORES: ((size,), double)} for client, size in pools.items()}
-        if self.config.fedcbdr.fedcbdr_balanced:
-            wanted = {client: {**wanted[client], cbdr.LABELS: ((size,), whole)} for client, size in pools.items()}
-        scored = self._ask_arrays(grid, cbdr.SCORES_QUERY, number, questions, wanted)
+        wanted = {client: {names.SCORES: ((size,), double)} for client, size in pools.items()}
+        if self.config.of(FedcbdrKeys).fedcbdr_balanced:
+            wanted = {client: {**wanted[client], names.LABELS: ((size,), whole)} for client, size in pools.items()}
+        scored = self._ask_arrays(grid, names.SCORES_QUERY, number, questions, wanted)
 
         for client, answer in scored.items():
             try:
                 self._kept[client] = self._draw(client, number, answer)
             except MessageError as error:
-                self._fail(client, cbdr.SCORES_QUERY, str(error), error.kind)
+                self._fail(client, names.SCORES_QUERY, str(error), error.kind)
         return arrays
 
     def extras_for(self, client: int) -> dict[str, ArrayRecord | ConfigRecord]:
         """The positions that the client keeps, if they were drawn."""
-        return {cbdr.SELECTION: self._kept[client]} if client in self._kept else {}
+        return {names.SELECTION: self._kept[client]} if client in self._kept else {}
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Mean accuracy, and who did not take the selection."""
         metrics = super().aggregate_evaluate(server_round, replies)
         for client, reported in self._report.evaluated.items():
-            if client in self._kept and not reported.get(cbdr.SELECTED):
-                self._fail(client, cbdr.SELECTION, "it did not take the selection and keeps a random choice")
+            if client in self._kept and not reported.get(names.SELECTED):
+                self._fail(client, names.SELECTION, "it did not take the selection and keeps a random choice")
         return metrics
 
     def _pools(self) -> dict[int, int]:
@@ -84,12 +88,12 @@ class FedCbdr(ContinualStrategy):
         capacity, pools = self.config.buffer.capacity, {}
         largest = capacity + self.vetting.limits.examples
         for client, reported in self._report.trained.items():
-            size = reported.get(cbdr.POOL_SIZE)
+            size = reported.get(names.POOL_SIZE)
             if not isinstance(size, int) or not 0 < size <= largest:
                 self._fail(
                     client,
-                    cbdr.FEATURES_QUERY,
-                    f"{cbdr.POOL_SIZE} = {keys.shown(size)}: must be between 1 and {largest}",
+                    names.FEATURES_QUERY,
+                    f"{names.POOL_SIZE} = {keys.shown(size)}: must be between 1 and {largest}",
                 )
             elif size > capacity:
                 pools[client] = size
@@ -118,26 +122,28 @@ class FedCbdr(ContinualStrategy):
         if self.config.run.norm_bound == 0:
             return dict(masked)
         lengths = {
-            client: {"features": plausibility.root_mean_square(answer[cbdr.FEATURES])}
+            client: {"features": plausibility.root_mean_square(answer[names.FEATURES])}
             for client, answer in masked.items()
         }
-        far = self.far_out(cbdr.FEATURES_QUERY, dict.fromkeys(masked, 1), lengths)
+        far = self.far_out(names.FEATURES_QUERY, dict.fromkeys(masked, 1), lengths)
         return {client: answer for client, answer in masked.items() if client not in far}
 
     def _draw(self, client: int, number: int, answer: Weights) -> ArrayRecord:
-        scores = torch.from_numpy(answer[cbdr.SCORES])
-        labels = torch.from_numpy(answer[cbdr.LABELS]) if cbdr.LABELS in answer else torch.zeros(len(scores)).long()
+        scores = torch.from_numpy(answer[names.SCORES])
+        labels = torch.from_numpy(answer[names.LABELS]) if names.LABELS in answer else torch.zeros(len(scores)).long()
         classes = self._shapes["output.weight"][0][0]
         if float(scores.min()) < 0 or float(scores.max()) > 1 + _SLACK:
-            raise MessageError(f"{cbdr.SCORES} reach from {scores.min():g} to {scores.max():g}: must be within 0 and 1")
+            raise MessageError(
+                f"{names.SCORES} reach from {scores.min():g} to {scores.max():g}: must be within 0 and 1"
+            )
         if int(labels.min()) < 0 or int(labels.max()) >= classes:
             raise MessageError(
-                f"{cbdr.LABELS} reach from {labels.min()} to {labels.max()}: there are {classes} classes"
+                f"{names.LABELS} reach from {labels.min()} to {labels.max()}: there are {classes} classes"
             )
         draws = generator_for(self.config.run.seed, "fedcbdr-draw", client, number)
-        again = self.config.fedcbdr.fedcbdr_replacement
+        again = self.config.of(FedcbdrKeys).fedcbdr_replacement
         kept = cbdr.draw(scores, labels, self.config.buffer.capacity, draws, replacement=again)
-        return keys.array_record({cbdr.POSITIONS: kept.numpy()})
+        return keys.array_record({names.POSITIONS: kept.numpy()})
 
 
 def _rows_of_u(masked: Mapping[int, Weights], *, joint: bool) -> dict[int, keys.NumpyArray]:
@@ -146,7 +152,7 @@ def _rows_of_u(masked: Mapping[int, Weights], *, joint: bool) -> dict[int, keys.
         return {}
     order, rows = sorted(masked), dict[int, keys.NumpyArray]()
     for group in [order] if joint else [[client] for client in order]:
-        blocks = [torch.from_numpy(masked[client][cbdr.FEATURES]) for client in group]
+        blocks = [torch.from_numpy(masked[client][names.FEATURES]) for client in group]
         parts = torch.split(cbdr.left_factor(torch.cat(blocks)), [len(block) for block in blocks])
         rows |= {client: np.ascontiguousarray(part.numpy()) for client, part in zip(group, parts, strict=True)}
     return rows

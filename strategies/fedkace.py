@@ -5,8 +5,9 @@ from typing import Any
 
 from flwr.app import ArrayRecord, Message, MetricRecord
 
-from fedkace_flwr import messages as keys
-from strategies import models
+from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.methods.fedkace import FedKaceKeys
+from fedkace_flwr.rounds import client_models as models
 from strategies.base import ContinualStrategy
 
 
@@ -47,7 +48,7 @@ class FedKace(ContinualStrategy):
         """The plain mean; without aggregation, keep each client's model for itself."""
         replies = list(replies)
         result = super().aggregate_train(server_round, replies)
-        if self.config.switch.aggregation == "none":
+        if self.config.of(FedKaceKeys).aggregation == "none":
             self._own |= {client: message.content.array_records[keys.ARRAYS] for client, message in self.valid(replies)}
         return result
 

@@ -8,11 +8,12 @@ import numpy.typing as npt
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
-from fedkace_flwr import messages as keys
 from fedkace_flwr.errors import MessageError
-from fedkace_flwr.messages import Reply, Weights
+from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging.records import Reply, Weights
+from fedkace_flwr.methods.ofcl import OfclKeys
+from fedkace_flwr.rounds.aggregation import weighted_mean
 from strategies.base import ContinualStrategy
-from strategies.merging import weighted_mean
 
 
 class Ofcl(ContinualStrategy):
@@ -32,7 +33,7 @@ class Ofcl(ContinualStrategy):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._by_class = self.config.ofcl.ofcl_aggregation == "class-mean"
+        self._by_class = self.config.of(OfclKeys).ofcl_aggregation == "class-mean"
         self._before: Weights = {}
 
     def configure_train(

@@ -11,19 +11,22 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
-from fedkace_flwr import messages as keys
-from fedkace_flwr import plausibility, tags
-from fedkace_flwr.config import Config, DataConfig
-from fedkace_flwr.datasets import DATASETS
-from fedkace_flwr.devices import choose_device
-from fedkace_flwr.distillation import DistilledLoss, upper_half
+from fedkace_flwr.config import Config
+from fedkace_flwr.data.datasets import DATASETS
 from fedkace_flwr.errors import MessageError, RunError
-from fedkace_flwr.messages import Reply, Shapes
-from fedkace_flwr.model import ResNet18, seeded_resnet18
+from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging import validation as plausibility
+from fedkace_flwr.messaging.records import Reply, Shapes
+from fedkace_flwr.methods import tfcl as names
+from fedkace_flwr.methods.tfcl import TfclKeys
+from fedkace_flwr.rounds.vetting import TRAINING
+from fedkace_flwr.sections import DataConfig
 from fedkace_flwr.seeding import generator_for, seed_for
-from fedkace_flwr.training import Preprocess, predict, train
+from fedkace_flwr.training.devices import choose_device
+from fedkace_flwr.training.distillation import DistilledLoss, upper_half
+from fedkace_flwr.training.loop import Preprocess, predict, train
+from fedkace_flwr.training.model import ResNet18, seeded_resnet18
 from strategies.base import ContinualStrategy, logger
-from strategies.vetting import TRAINING
 
 TAIL = "tail"
 
@@ -50,7 +53,7 @@ class Tfcl(ContinualStrategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Ask each client for the first half of its round."""
-        return self._instructions(tags.HEAD_ACTION, server_round, arrays, config, grid)
+        return self._instructions(names.HEAD_ACTION, server_round, arrays, config, grid)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -70,10 +73,10 @@ class Tfcl(ContinualStrategy):
             except MessageError as error:
                 self._fail(client, TRAINING, str(error), error.kind)
         taught = [reply for reply in lessons.values() if not reply.sat_out]
-        shapes = Counter(reply.weights[tags.FEATURES].shape[1:] for reply in taught)
+        shapes = Counter(reply.weights[names.FEATURES].shape[1:] for reply in taught)
         usual = max(shapes, key=lambda shape: shapes[shape], default=())
         for reply in taught:
-            if (shape := reply.weights[tags.FEATURES].shape[1:]) != usual:
+            if (shape := reply.weights[names.FEATURES].shape[1:]) != usual:
                 del lessons[reply.client]
                 self._fail(reply.client, TRAINING, f"features are {shape}, others' {usual}", "arrays")
         for client in self._far_out([reply for reply in taught if reply.client in lessons]):
@@ -95,10 +98,10 @@ class Tfcl(ContinualStrategy):
                 logger.warning("round %d: no distillation, the server's network diverged: %s", number, error)
                 continue
             for client, logits in taught.items():
-                contents[client] = RecordDict({keys.ARRAYS: keys.array_record({tags.LOGITS: logits})})
+                contents[client] = RecordDict({keys.ARRAYS: keys.array_record({names.LOGITS: logits})})
         if not contents:
             return arrays
-        for client, content in self.ask(grid, TAIL, tags.TAIL_ACTION, number, contents).items():
+        for client, content in self.ask(grid, TAIL, names.TAIL_ACTION, number, contents).items():
             head = self._report.trained[client]
             try:
                 keys.check_size(content, {})
@@ -115,16 +118,16 @@ class Tfcl(ContinualStrategy):
         """Clients whose features are far larger than the others': one network is to learn from all."""
         if self.config.run.norm_bound == 0:
             return set()
-        features = {reply.client: reply.weights[tags.FEATURES].reshape(reply.examples, -1) for reply in taught}
+        features = {reply.client: reply.weights[names.FEATURES].reshape(reply.examples, -1) for reply in taught}
         lengths = {client: {"features": plausibility.root_mean_square(rows)} for client, rows in features.items()}
         return self.far_out(TRAINING, dict.fromkeys(lengths, 1), lengths)
 
     def _groups(self) -> list[list[int]]:
         """Who learns from whom."""
-        settings = self.config.tfcl
+        settings = self.config.of(TfclKeys)
         if settings.tfcl_group == "round":
             return [sorted(self._lessons)]
-        held = {client: frozenset(reply.weights[tags.LABELS].tolist()) for client, reply in self._lessons.items()}
+        held = {client: frozenset(reply.weights[names.LABELS].tolist()) for client, reply in self._lessons.items()}
         groups = linked(held, settings.tfcl_group_jaccard)
         self._report.own["groups"] = groups
         return groups
@@ -135,28 +138,28 @@ class Tfcl(ContinualStrategy):
 
     def _lesson(self, message: Message, client: int) -> Reply:
         record = None if message.has_error() else message.content.array_records.get(keys.ARRAYS)
-        declared = tuple(record[tags.FEATURES].shape) if record is not None and tags.FEATURES in record else ()
+        declared = tuple(record[names.FEATURES].shape) if record is not None and names.FEATURES in record else ()
         size, _, height, width = declared if len(declared) == 4 else (0, 0, 0, 0)
         side = largest_map(self.config.data)
         if not (0 <= size <= self.vetting.limits.examples and 0 <= height <= side and 0 <= width <= side):
             raise MessageError(
-                f"{tags.FEATURES} are {keys.shown(declared)}: at most {self.vetting.limits.examples} samples' maps of "
+                f"{names.FEATURES} are {keys.shown(declared)}: at most {self.vetting.limits.examples} samples' maps of "
                 f"{side} x {side} can be",
                 "size",
             )
         single, channels = np.dtype(np.float32), 2 * self.config.model.width
         shapes: Shapes = {
-            tags.FEATURES: ((size, channels, height, width), single),
-            tags.LOGITS: ((size, self._classes), single),
-            tags.LABELS: ((size,), np.dtype(np.int64)),
-            tags.SEEN: ((self._classes,), np.dtype(np.bool_)),
+            names.FEATURES: ((size, channels, height, width), single),
+            names.LOGITS: ((size, self._classes), single),
+            names.LABELS: ((size,), np.dtype(np.int64)),
+            names.SEEN: ((self._classes,), np.dtype(np.bool_)),
         }
         reply = keys.read_reply(message, client, shapes)
         if reply.sat_out:
             return reply
         if reply.examples != size:
             raise MessageError(f"{keys.EXAMPLES} = {reply.examples}, but there are features of {size}", "count")
-        labels, seen = reply.weights[tags.LABELS], reply.weights[tags.SEEN]
+        labels, seen = reply.weights[names.LABELS], reply.weights[names.SEEN]
         if labels.min() < 0 or labels.max() >= self._classes or not seen[labels].all():
             raise MessageError("labels hold a class that the client has not met")
         return reply
@@ -220,16 +223,16 @@ def teach(lessons: Mapping[int, Reply], classes: int, config: Config, number: in
     order, device = sorted(lessons), choose_device(config.run.device)
     features, logits, labels = (
         torch.cat([torch.from_numpy(lessons[client].weights[name]) for client in order])
-        for name in (tags.FEATURES, tags.LOGITS, tags.LABELS)
+        for name in (names.FEATURES, names.LOGITS, names.LABELS)
     )
-    sizes = [len(lessons[client].weights[tags.LABELS]) for client in order]
-    seen = torch.stack([torch.from_numpy(lessons[client].weights[tags.SEEN]) for client in order])
+    sizes = [len(lessons[client].weights[names.LABELS]) for client in order]
+    seen = torch.stack([torch.from_numpy(lessons[client].weights[names.SEEN]) for client in order])
     objective = DistilledLoss(
         seen.repeat_interleave(torch.tensor(sizes), dim=0).to(device),
         logits.to(device),
-        weight=config.tfcl.tfcl_label_weight,
-        temperature=config.tfcl.tfcl_temperature,
-        kind=config.tfcl.tfcl_loss,
+        weight=config.of(TfclKeys).tfcl_label_weight,
+        temperature=config.of(TfclKeys).tfcl_temperature,
+        kind=config.of(TfclKeys).tfcl_loss,
     )
     net = _upper_network(classes, config, number, device)
     as_they_are = Preprocess(torch.ones(1, 1, 1, 1, device=device), torch.zeros(1, 1, 1, 1, device=device))
@@ -238,7 +241,7 @@ def teach(lessons: Mapping[int, Reply], classes: int, config: Config, number: in
         (features, labels),
         (features[:0], labels[:0]),
         objective,
-        replace(config.training, epochs=config.tfcl.tfcl_server_epochs),
+        replace(config.training, epochs=config.of(TfclKeys).tfcl_server_epochs),
         as_they_are,
         generator_for(config.run.seed, "server-batches", number),
     )

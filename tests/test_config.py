@@ -3,7 +3,6 @@
 import math
 import re
 import tomllib
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from support.keys import KEYS
 
-from experiments.study import load_study
+from experiments.running.study import load_study
 from fedkace_flwr import config as config_module
-from fedkace_flwr.config import Config, Key
+from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
-def _keys() -> dict[str, tuple[Any, Key]]:
-    """Every key with its default and meaning, read off the dataclasses."""
-    found: dict[str, tuple[Any, Key]] = {}
-    for part in (Config(), *(getattr(Config(), f.name) for f in fields(Config))):
-        if is_dataclass(part):
-            found |= {f.name.replace("_", "-"): (f.default, f.metadata["key"]) for f in fields(part) if f.metadata}
-    return found
-
-
-KEYS = _keys()
 NUMBERS = sorted(name for name, (default, _) in KEYS.items() if type(default) in (int, float))
 CHOICES = sorted(name for name, (_, key) in KEYS.items() if key.choices)
 FLOATS = sorted(name for name, (default, _) in KEYS.items() if type(default) is float)
@@ -310,7 +300,7 @@ def test_the_app_config_that_flower_reads_holds_the_defaults() -> None:
 
 
 def test_example_run_configs_parse() -> None:
-    files = sorted((ROOT / "experiments").glob("*.toml"))
+    files = sorted((ROOT / "experiments" / "studies").glob("*.toml"))
     assert files
     for file in files:
         values = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -320,14 +310,14 @@ def test_example_run_configs_parse() -> None:
 
 
 def test_example_studies_load(tmp_path: Path) -> None:
-    files = sorted((ROOT / "experiments").glob("*.yaml"))
+    files = sorted((ROOT / "experiments" / "studies").glob("*.yaml"))
     assert files
     for file in files:
         assert load_study(file, {}, tmp_path).runs, file
 
 
 def test_the_quickstart_is_the_defaults(tmp_path: Path) -> None:
-    (config,) = load_study(ROOT / "experiments" / "quickstart.yaml", {}, tmp_path).runs.values()
+    (config,) = load_study(ROOT / "experiments" / "studies" / "quickstart.yaml", {}, tmp_path).runs.values()
     flat, defaults = config.flat(), Config().flat()
     assert {name for name in flat if flat[name] != defaults[name]} <= {"results-dir", "run-name", "data-dir"}
 

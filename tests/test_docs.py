@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from experiments.bench.measure import kept
-from experiments.cells import Cell
 from experiments.report.tables import markdown, study_tables
-from experiments.results import load_results
-from experiments.study import load_study
+from experiments.results.loading import load_results
+from experiments.running.cells import Cell
+from experiments.running.study import load_study
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.slow
@@ -32,7 +32,7 @@ def test_a_method_can_be_added_as_the_page_says(tmp_path: Path) -> None:
         [body for kind, body in blocks if kind == wanted] for wanted in ("python", "markdown", "yaml")
     )
     (copy / "clients" / "recent.py").write_text(client)
-    (copy / "experiments" / "recent.yaml").write_text(study)
+    (copy / "experiments" / "studies" / "recent.yaml").write_text(study)
     methods = copy / "fedkace_flwr" / "methods.py"
     text = methods.read_text().replace("METHODS: dict[str, Method] = {\n", "METHODS: dict[str, Method] = {\n" + line)
     methods.write_text(text.replace("from clients.er", "from clients.recent import RecentClient\nfrom clients.er"))
@@ -52,7 +52,7 @@ def test_a_method_can_be_added_as_the_page_says(tmp_path: Path) -> None:
 
     assert "passed" in run("-m", "pytest", "-q", "tests/test_contract.py", "-k", "recent", "-p", "no:cacheprovider")
     small = ["--set=rounds=2", "--set=clients=2", "--set=epochs=1", "--set=width=4", "--engine=inline"]
-    table = run("-m", "experiments", "run", "experiments/recent.yaml", *small)
+    table = run("-m", "experiments", "run", "experiments/studies/recent.yaml", *small)
     assert re.search(r"^recent_seed-0 .*\d", table, re.MULTILINE) and "accuracy_seed-0.png" in table
 
 
@@ -121,7 +121,7 @@ def test_the_runs_of_equal_steps_are_the_kept_ones(row: str, study: str, method:
 
 def test_the_kept_comparison_is_that_of_todays_study() -> None:
     """A runner would skip the kept runs, so that the next start does what is missing and nothing else."""
-    study = load_study(ROOT / "experiments" / "reduced.yaml", {}, ROOT / "docs" / "results")
+    study = load_study(ROOT / "experiments" / "studies" / "reduced.yaml", {}, ROOT / "docs" / "results")
     kept = {path.parent.name for path in study.folder.glob("*/summary.json")}
     assert kept and kept <= set(study.runs)
     assert all(Cell(name, study.runs[name]).finished for name in kept)
@@ -130,7 +130,7 @@ def test_the_kept_comparison_is_that_of_todays_study() -> None:
 @pytest.mark.parametrize("run", ["quickstart", "cifar100_small"])
 def test_kept_runs_are_those_of_todays_studies(run: str) -> None:
     kept = json.loads((ROOT / "docs" / "results" / run / "config.json").read_text())
-    (config,) = load_study(ROOT / "experiments" / f"{run}.yaml", {}, ROOT).runs.values()
+    (config,) = load_study(ROOT / "experiments" / "studies" / f"{run}.yaml", {}, ROOT).runs.values()
     assert kept.items() <= config.flat().items()
 
 

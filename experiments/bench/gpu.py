@@ -1,4 +1,4 @@
-"""Training on a GPU: the captured step against the eager one, clients together against one at a time, a complete run.
+"""Training on a GPU: the captured step against the eager one, and a complete run.
 
 The setting is that of :mod:`experiments.bench.training`, a client's round of 20 epochs at batch 32; what capturing
 costs is part of it. Without CUDA every figure is there and says that it was not measured.
@@ -15,23 +15,20 @@ import torch
 
 from experiments.bench.measure import Figures, interleaved, ratio, spread, unmeasured
 from experiments.bench.training import BATCH, BUFFER, CHUNK, EPOCHS, Setting
-from experiments.inline import run_inline
-from fedkace_flwr.cohort import Learner, train_all
-from fedkace_flwr.config import Config, TrainingConfig
+from experiments.running.inline import run_inline
+from fedkace_flwr.config import Config
+from fedkace_flwr.sections import TrainingConfig
 from fedkace_flwr.seeding import generator_for
+from fedkace_flwr.training import loop
 
 _CLIENTS = 10
 _KINDS = ("eager", "captured", "captured, bf16")
 _CAPTURED, _CAPTURED_BF16 = "captured step against eager", "captured step in bf16 against eager"
-_TOGETHER = f"{_CLIENTS} clients together against one at a time"
-_AT_ONCE = ("one at a time", "together", "together, bf16")
 _MINUTES, _ACCURACY = "complete run on CIFAR-100, minutes", "complete run on CIFAR-100, accuracy of the last round"
 _AIMS = {
     **{f"training, {kind}, samples per second": "" for kind in _KINDS},
     _CAPTURED: ">= 3",
     _CAPTURED_BF16: "",
-    **{f"{_CLIENTS} clients captured, {kind}, samples per second": "" for kind in _AT_ONCE},
-    _TOGETHER: ">= 3",
 }
 _RUN = {
     "method": "fedkace",
@@ -46,14 +43,13 @@ _RUN = {
     "capacity": BUFFER,
     "precision": "auto",
     "step": "captured",
-    "clients-together": _CLIENTS,
     "diagnostics": False,
     "run-name": "complete",
 }
 
 
 def gpu(repeats: int) -> Figures:
-    """Rates and ratios of a client's training, and of ten clients'."""
+    """Rates and ratios of a client's training."""
     if not torch.cuda.is_available():
         return {name: unmeasured(aim) for name, aim in _AIMS.items()}
     return training_on(torch.device("cuda"), repeats)
@@ -75,7 +71,6 @@ def training_on(
     device: torch.device,
     repeats: int,
     *,
-    clients: int = _CLIENTS,
     epochs: int = EPOCHS,
     chunk: int = CHUNK,
     buffer: int = BUFFER,
@@ -84,50 +79,32 @@ def training_on(
     setting = Setting.draw(chunk, buffer, str(device))
     settings = TrainingConfig(epochs=epochs, batch_size=BATCH)
 
-    def train(count: int, *, captured: bool, precision: torch.dtype = torch.float32) -> Callable[[], object]:
+    new, held = slice(0, setting.chunk), slice(setting.chunk, None)
+
+    def train(*, captured: bool, precision: torch.dtype = torch.float32) -> Callable[[], object]:
         def task() -> None:
-            train_all(_learners(setting, count, precision), settings, setting.preprocess, captured=captured)
+            net = copy.deepcopy(setting.net)
+            net.precision = precision
+            loop.train(
+                net,
+                (setting.images[new], setting.labels[new]),
+                (setting.images[held], setting.labels[held]),
+                setting.balanced(),
+                settings,
+                setting.preprocess,
+                generator_for(0, "epoch"),
+                captured=captured,
+            )
             _wait_for(device)
 
         return task
 
-    one_at_a_time = train(1, captured=True)
-    tasks = [
-        train(1, captured=False),
-        one_at_a_time,
-        train(1, captured=True, precision=torch.bfloat16),
-        lambda: [one_at_a_time() for _ in range(clients)],
-        train(clients, captured=True),
-        train(clients, captured=True, precision=torch.bfloat16),
-    ]
-    eager, captured, captured_bf16, apart, together, together_bf16 = interleaved(tasks, repeats)
+    tasks = [train(captured=False), train(captured=True), train(captured=True, precision=torch.bfloat16)]
+    eager, captured, captured_bf16 = interleaved(tasks, repeats)
     samples = epochs * (chunk + buffer)
     rates = [[samples / each for each in seconds] for seconds in (eager, captured, captured_bf16)]
-    more = [[clients * samples / each for each in seconds] for seconds in (apart, together, together_bf16)]
-    found = [
-        *map(spread, rates),
-        ratio(eager, captured, _AIMS[_CAPTURED]),
-        ratio(eager, captured_bf16),
-        *map(spread, more),
-        ratio(apart, together, _AIMS[_TOGETHER]),
-    ]
+    found = [*map(spread, rates), ratio(eager, captured, _AIMS[_CAPTURED]), ratio(eager, captured_bf16)]
     return dict(zip(_AIMS, found, strict=True))
-
-
-def _learners(setting: Setting, clients: int, precision: torch.dtype) -> list[Learner]:
-    """Clients that differ in the order of their samples; what they cost is the same."""
-    setting.net.precision = precision
-    new, held = slice(0, setting.chunk), slice(setting.chunk, None)
-    return [
-        Learner(
-            copy.deepcopy(setting.net),
-            (setting.images[new], setting.labels[new]),
-            (setting.images[held], setting.labels[held]),
-            setting.balanced(),
-            generator_for(0, "epoch", client),
-        )
-        for client in range(clients)
-    ]
 
 
 def _wait_for(device: torch.device) -> None:

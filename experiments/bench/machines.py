@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from experiments.bench.measure import Figures, spread, unmeasured
-from experiments.processes import CHECKOUT, finish, flower_environment, staged_app
+from experiments.running.processes import CHECKOUT, finish, flower_environment, staged_app
 from fedkace_flwr.errors import RunError
 
 _NODES, _CONNECTION = 2, "bench"

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedkace_flwr.errors import ConfigError
-from fedkace_flwr.record import environment
+from fedkace_flwr.results.record import environment
 
 _HEADINGS = ("figure", "median", "low", "high", "aim")
 

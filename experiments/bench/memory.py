@@ -12,8 +12,8 @@ from typing import NamedTuple
 import psutil
 
 from experiments.bench.measure import Figures
-from experiments.engines import FlowerEngine
-from experiments.guard import all_of
+from experiments.running.engines import FlowerEngine
+from experiments.running.guard import all_of
 from fedkace_flwr.config import Config
 
 _MARK = "FEDKACE_BENCH"

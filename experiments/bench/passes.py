@@ -7,10 +7,10 @@ from torch import Tensor
 
 from experiments.bench.measure import Figures, interleaved, ratio, spread
 from experiments.bench.training import BUFFER, CHUNK, SIZE, Setting
-from fedkace_flwr.config import RefedConfig
-from fedkace_flwr.informative import network_scores
+from fedkace_flwr.algorithms.refed_scores import network_scores
+from fedkace_flwr.methods.refed import RefedKeys
 from fedkace_flwr.seeding import generator_for
-from fedkace_flwr.training import predict
+from fedkace_flwr.training.loop import predict
 
 _LARGER, _FEWER = 2 * SIZE, (CHUNK + BUFFER) // 4  # as many pixels in all
 
@@ -31,7 +31,7 @@ def passes(repeats: int) -> Figures:
         repeats,
     )
     samples = f"{CHUNK + BUFFER:,} images of {SIZE} pixels"
-    steps = RefedConfig().refed_steps
+    steps = RefedKeys().refed_steps
     return {
         f"logits of {samples}, seconds": spread(logits),
         "the same, epochs of local training": ratio(logits, epoch),
@@ -50,4 +50,4 @@ def _scores(setting: Setting) -> None:
         for images, labels in zip(torch.split(setting.images, size), torch.split(setting.labels, size), strict=True):
             yield setting.preprocess(images), labels
 
-    network_scores(setting.net, blocks, setting.old, RefedConfig())
+    network_scores(setting.net, blocks, setting.old, RefedKeys())

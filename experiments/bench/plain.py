@@ -16,10 +16,10 @@ import torch
 
 from experiments.bench.measure import Figures, ratio, spread
 from experiments.bench.training import Pictures, customary_epoch
-from experiments.engines import FlowerEngine
+from experiments.running.engines import FlowerEngine
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment
-from fedkace_flwr.model import ResNet18, resnet18
+from fedkace_flwr.training.model import ResNet18, resnet18
 
 _CLIENTS, _ROUNDS, _EPOCHS, _WORKERS = 10, 2, 3, 2
 _SETTINGS = {

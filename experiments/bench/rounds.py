@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.bench.measure import Figures, spread, unmeasured
-from experiments.engines import FlowerEngine
-from experiments.inline import run_inline
+from experiments.running.engines import FlowerEngine
+from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import DataError
 from fedkace_flwr.experiment import Experiment

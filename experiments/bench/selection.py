@@ -7,9 +7,9 @@ import torch
 
 from experiments.bench.measure import Figures, interleaved, peak_memory, ratio, spread
 from experiments.bench.training import BUFFER, CHUNK, CLASSES, EPOCHS, Setting
-from fedkace_flwr.hbms import score_candidates, select
+from fedkace_flwr.algorithms.fedkace_buffer import score_candidates, select
 from fedkace_flwr.seeding import generator_for
-from fedkace_flwr.training import predict
+from fedkace_flwr.training.loop import predict
 
 _WHOLE = (500, 1000, 2000, 5000)
 _BY_LANDMARKS = (5_000, 50_000, 100_000)

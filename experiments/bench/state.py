@@ -9,12 +9,12 @@ import torch
 
 from experiments.bench.measure import Figures, interleaved, ratio, spread
 from experiments.bench.training import BUFFER, CHUNK, CLASSES, SIZE, Setting
-from fedkace_flwr.buffer import Samples
-from fedkace_flwr.evaluation import SharedLogits
 from fedkace_flwr.experiment import as_arrays
+from fedkace_flwr.samples import Samples
 from fedkace_flwr.seeding import generator_for
-from fedkace_flwr.store import Answer, ClientState, ClientStore
-from fedkace_flwr.training import predict
+from fedkace_flwr.storage.client_store import Answer, ClientState, ClientStore
+from fedkace_flwr.training.logits_cache import SharedLogits
+from fedkace_flwr.training.loop import predict
 
 _CLIENTS, _TESTS = 10, 2000
 _KIB = 1024

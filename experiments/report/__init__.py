@@ -1,1 +1,1 @@
-"""The report of finished runs: tables, figures and one page, from what :mod:`experiments.results` reads."""
+"""The report of finished runs: tables, figures and one page, from what :mod:`experiments.results.loading` reads."""

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from experiments.report.names import ABLATIONS, method_rank
 from experiments.report.tables import place
-from experiments.results import Results, StudyInfo, rows_of
+from experiments.results.loading import Results, StudyInfo, rows_of
 
 _COLOURS = (
     *("#0b63a5", "#00755a", "#a83c78", "#806000", "#5a4fc0"),

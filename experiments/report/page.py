@@ -12,7 +12,7 @@ from plotly.offline import get_plotlyjs
 from experiments.report.names import data_name
 from experiments.report.payload import line_names, payload
 from experiments.report.tables import ResultTable, shown
-from experiments.results import Results, StudyInfo, rows_of
+from experiments.results.loading import Results, StudyInfo, rows_of
 from fedkace_flwr.config import Config
 
 _HERE = Path(__file__).parent

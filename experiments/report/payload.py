@@ -10,9 +10,9 @@ from experiments.report.images import Budget, held, newest_state, try_dataset
 from experiments.report.names import axis_label, method_name, method_rank
 from experiments.report.tables import axis_value, place
 from experiments.report.theorem import class_windows_of, distances
-from experiments.results import Record, Results, StudyInfo, rows_of
+from experiments.results.loading import Record, Results, StudyInfo, rows_of
 from fedkace_flwr.config import Config
-from fedkace_flwr.datasets import Dataset
+from fedkace_flwr.data.datasets import Dataset
 from fedkace_flwr.errors import StateError
 
 CURVE_BYTES, CLIENT_BYTES, IMAGE_BYTES = 6_000_000, 3_000_000, 2_500_000

@@ -13,7 +13,7 @@ import pandas as pd
 
 from experiments.report.names import axis_label, data_name, labelled, method_name, method_rank
 from experiments.report.paper import CONDITION, TABLES, load_paper, paper_row
-from experiments.results import Results, StudyInfo, rows_of
+from experiments.results.loading import Results, StudyInfo, rows_of
 
 CHANCE = "chance"
 _DASH = "-"

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedkace_flwr.config import Config
-from fedkace_flwr.datasets import known_classes
+from fedkace_flwr.data.datasets import known_classes
+from fedkace_flwr.data.stream import client_stream
 from fedkace_flwr.errors import FedkaceError
-from fedkace_flwr.stream import client_stream
 
 Floats = npt.NDArray[np.float64]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from experiments.report.figures import draw_figures
 from experiments.report.page import write_page
 from experiments.report.tables import latex, long_frame, markdown, study_tables
-from experiments.results import load_results
+from experiments.results.loading import load_results
 from fedkace_flwr.errors import ResultsError
 
 

@@ -1,0 +1,1 @@
+"""Finished runs: loading, comparing, keeping."""

@@ -1,0 +1,146 @@
+"""What the runs of a study came to beside one another: a table with regret, and accuracy over rounds per method."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from experiments.running.study import Study
+from fedkace_flwr.errors import RunError
+from fedkace_flwr.metrics import average_regret
+
+_REFERENCE = "centralized"
+_HEADINGS = ("run", "AA %", "AR %", "final %", "chance %", "switched", "failures", "MB down", "MB up", "seconds")
+
+
+def summary_table(
+    summaries: Mapping[str, Mapping[str, Any]], regrets: Mapping[str, float | None] | None = None
+) -> Table:
+    """One row per run.
+
+    Parameters
+    ----------
+    summaries : mapping
+        ``summary.json`` of each run, by its name.
+    regrets : mapping, optional
+        AR of each run, from :func:`average_regrets`.
+    """
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in _HEADINGS:
+        table.add_column(heading, justify="left" if heading == "run" else "right")
+    for name, summary in summaries.items():
+        switched = sum(number is not None for number in summary["switched_at"])
+        table.add_row(
+            name,
+            percent(summary["average_accuracy"]),
+            percent((regrets or {}).get(name)),
+            percent(summary["final_accuracy"]),
+            percent(summary["average_chance"]),
+            f"{switched} of {summary['clients']}",
+            str(summary["failures"]),
+            *(f"{summary['bytes'][way] / 1e6:.1f}" for way in ("down", "up")),
+            f"{summary['seconds']['round']:.1f}",
+        )
+    return table
+
+
+def average_regrets(study: Study) -> dict[str, float | None]:
+    """AR of each run, where the study holds the Centralized run of the same cell."""
+    return {name: _regret(study, name) for name in study.runs}
+
+
+def finished_runs(folders: Sequence[Path]) -> dict[str, dict[str, Any]]:
+    """The summaries of finished runs, by method and seed, or by folder where two are alike.
+
+    Raises
+    ------
+    RunError
+        A folder holds no readable ``summary.json``.
+    """
+    summaries = {}
+    for folder in folders:
+        try:
+            summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise RunError(f"{folder}: holds no readable summary.json; name the folder of a finished run") from error
+        name = f"{summary['method']}_seed-{summary['seed']}"
+        summaries[name if name not in summaries else str(folder)] = summary
+    return summaries
+
+
+def draw_comparisons(study: Study) -> list[Path]:
+    """For each cell of the study with several methods, draw accuracy over rounds, one line a method."""
+    cells: dict[str, list[str]] = {}
+    for name in study.runs:
+        cells.setdefault(_cell(study, name), []).append(name)
+    pictures = []
+    for cell, names in cells.items():
+        curves = {study.runs[name].method: rounds for name in names if (rounds := _rounds(study, name))}
+        if len(curves) > 1:
+            path = study.folder / f"accuracy{cell}.png"
+            _draw(curves, path, title=study.name + cell)
+            pictures.append(path)
+    return pictures
+
+
+def percent(value: float | None) -> str:
+    """A share as a percentage with two decimals; a dash for none."""
+    return "-" if value is None else f"{100 * value:.2f}"
+
+
+def _regret(study: Study, name: str) -> float | None:
+    reference = _REFERENCE + _cell(study, name)
+    if reference not in study.runs:
+        return None
+    curves = [[record["accuracy"] for record in _rounds(study, run)] for run in (reference, name)]
+    if not curves[0] or None in curves[0] + curves[1] or len(curves[0]) != len(curves[1]):
+        return None
+    return average_regret(*curves)
+
+
+def _cell(study: Study, name: str) -> str:
+    """What the name of a run says beside its method."""
+    return name.removeprefix(study.runs[name].method)
+
+
+def _rounds(study: Study, name: str) -> list[dict[str, Any]]:
+    path = study.folder / name / "rounds.jsonl"
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def _draw(curves: Mapping[str, list[dict[str, Any]]], path: Path, *, title: str) -> None:
+    import matplotlib
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axes = figure.add_subplot()
+    colours = matplotlib.colormaps["tab20"]
+    for index, (method, records) in enumerate(curves.items()):
+        numbers = [record["round"] for record in records]
+        values = [float("nan") if record["accuracy"] is None else record["accuracy"] for record in records]
+        own = (
+            {"color": "#d1495b", "linewidth": 2.6, "zorder": 3}
+            if method == "fedkace"
+            else {"color": colours(index % 20)}
+        )
+        axes.plot(numbers, values, label=method, marker="o", markersize=3, **own)
+    chances = max(curves.values(), key=len)
+    axes.plot(
+        [record["round"] for record in chances],
+        [float("nan") if record["chance"] is None else record["chance"] for record in chances],
+        color="#8a8f98",
+        linestyle="--",
+        label="chance",
+    )
+    axes.set(xlabel="round", ylabel="accuracy on all classes met", ylim=(0, 1.02), title=title)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8, frameon=False)
+    figure.savefig(path, dpi=130)

@@ -1,0 +1,402 @@
+"""Finished and unfinished runs as tables: one row per run, one row per run and round.
+
+A results folder is a study's (``results/<study>/``, one run per folder below it) or a single run's. What a study
+says of itself stands in its ``study.json``; without one, the axes are the configuration keys in which its runs
+differ.
+"""
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pandas as pd
+
+from fedkace_flwr.config import Config
+from fedkace_flwr.errors import ConfigError, ResultsError
+from fedkace_flwr.metrics import average_accuracy, average_regret
+from fedkace_flwr.registry import METHODS
+
+SCHEMA = 1
+"""Version of ``runs.csv``, ``rounds.csv`` and their Parquet twins, and of the ``study.json`` that is read."""
+
+REFERENCE = "centralized"
+_SET_ASIDE = re.compile(r"\.\d{8}-\d{6}(-\d+)?$")  # an earlier run of the same name
+_NOT_AXES = (
+    *("data-dir", "cache-dir", "state-dir", "results-dir", "run-name"),
+    *("device", "threads", "deadline", "join-deadline", "quorum", "diagnostics", "report-classes"),
+    "centralized-every",
+)
+_REFERENCE_KEYS = (  # all that Centralized depends on, save rounding
+    *("dataset", "num-classes", "image-size", "normalise", "test-per-class"),
+    *("clients", "rounds", "window", "overlap", "samples-per-class"),
+    *("width", "stem", "epochs", "batch-size", "learning-rate", "weight-decay", "seed"),
+)
+_RUN_NUMBERS = ("aa", "early", "late", "ar", "final", "chance", "condition")
+_ROUND_NUMBERS = (
+    *("accuracy", "regret", "chance", "local_accuracy", "global_accuracy", "gap", "buffer_accuracy"),
+    *("buffer_probability", "buffer_size", "replay_weight", "condition_number", "client_drift"),
+)
+_PER_CLIENT = ("local_accuracy", "global_accuracy", "gap", "buffer_accuracy", "buffer_probability", "buffer_size")
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class StudyInfo:
+    """What a results folder says of itself.
+
+    Attributes
+    ----------
+    name, title : str
+        The folder's name, or what ``study.json`` says.
+    folder : Path
+        Where it lies.
+    paper : str or None
+        The paper's table that it repeats.
+    scale : str or None
+        Its size, as ``study.json`` names it.
+    axes : tuple of str
+        What its runs differ in; ``seed`` comes last.
+    labels : mapping
+        Folder name of each listed run to its values on the axes.
+    """
+
+    name: str
+    title: str
+    folder: Path
+    paper: str | None
+    scale: str | None
+    axes: tuple[str, ...]
+    labels: Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Results:
+    """Runs of one or more studies.
+
+    Attributes
+    ----------
+    studies : tuple of StudyInfo
+        In the order asked for.
+    runs : DataFrame
+        One row per run: ``schema``, ``study``, ``run``, ``folder``, ``finished``, ``rounds_done``; shares ``aa``,
+        ``early`` and ``late`` (mean accuracy over the first quarter and the second half of the rounds), ``final``,
+        ``ar``, ``chance``; ``condition`` (mean over the final three quarters of the rounds);
+        ``switched``, ``failures``, bytes, seconds; ``axis.*``, every configuration key, ``env.*``. Of an unfinished
+        run, the figures are of its rounds so far, and ``ar`` is missing.
+    rounds : DataFrame
+        One row per run and round: means over clients of what ``rounds.jsonl`` holds, and ``regret``.
+    """
+
+    studies: tuple[StudyInfo, ...]
+    runs: pd.DataFrame
+    rounds: pd.DataFrame
+
+    def records(self, folder: str) -> list[Record]:
+        """The full records of a run, by the ``folder`` of its row."""
+        return _read_rounds(Path(folder))
+
+    def write(self, target: Path) -> list[Path]:
+        """Write ``runs`` and ``rounds`` as CSV and Parquet, runs' folders as seen from there; return the paths."""
+        target.mkdir(parents=True, exist_ok=True)
+        paths = []
+        place = [os.path.relpath(folder, target.resolve()) for folder in self.runs["folder"]]
+        for name, frame in (("runs", self.runs.assign(folder=place)), ("rounds", self.rounds)):
+            frame.to_csv(target / f"{name}.csv", index=False)
+            _uniform(frame).to_parquet(target / f"{name}.parquet", index=False)
+            paths += [target / f"{name}.csv", target / f"{name}.parquet"]
+        return paths
+
+
+def load_results(*folders: Path) -> Results:
+    """Read results folders.
+
+    Parameters
+    ----------
+    *folders : Path
+        Studies' folders, or single runs'.
+
+    Raises
+    ------
+    ResultsError
+        A folder holds no run, a file is damaged, or one was written by a newer program.
+    """
+    studies: list[StudyInfo] = []
+    rows: list[Record] = []
+    rounds: list[Record] = []
+    for folder in dict.fromkeys(path.resolve() for path in folders):
+        study, runs = _load_study(folder)
+        alike = sum(other.name.partition(" (")[0] == study.name for other in studies)
+        study = replace(study, name=f"{study.name} ({alike + 1})") if alike else study
+        studies.append(study)
+        for path, config, labels in runs:
+            row, lines = _load_run(study, path, config, labels)
+            rows.append(row)
+            rounds += lines
+    _add_regret(rows, rounds)
+    return Results(tuple(studies), _frame(rows, _RUN_NUMBERS), _frame(rounds, _ROUND_NUMBERS))
+
+
+def rows_of(frame: pd.DataFrame) -> list[Record]:
+    """The rows of a table as mappings."""
+    return [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
+
+
+def final_part(records: Sequence[Record]) -> Sequence[Record]:
+    """The final three quarters of the rounds: the paper's final 75 of 100."""
+    return records[len(records) // 4 :]
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """Mean of the values that are there; None of none."""
+    known = [float(value) for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def _load_study(folder: Path) -> tuple[StudyInfo, list[tuple[Path, Record, Mapping[str, Any]]]]:
+    if not folder.is_dir():
+        raise ResultsError(f"{folder}: is no folder; name a study's folder of results")
+    single = (folder / "config.json").exists()
+    paths = [folder] if single else sorted(path.parent for path in folder.glob("*/config.json"))
+    paths = [path for path in paths if single or not _SET_ASIDE.search(path.name)]
+    told = None if single else _read_study(folder / "study.json")
+    if told is not None:
+        paths = [path for path in paths if path.name in told["runs"]]
+    if not paths:
+        raise ResultsError(f"{folder}: holds no run (a folder with config.json); name a study's folder of results")
+    configs = {path: _read_config(path / "config.json") for path in paths}
+    if told is None:
+        axes = _differing(list(configs.values()))
+        labels = {path.name: {axis: configs[path][_key(axis)] for axis in axes} for path in paths}
+        study = StudyInfo(folder.name, folder.name, folder, None, None, axes, labels)
+    else:
+        axes = tuple(sorted(told["axes"], key=lambda axis: axis == "seed"))
+        study = StudyInfo(
+            told["study"],
+            told.get("title") or told["study"],
+            folder,
+            told.get("paper"),
+            told.get("scale"),
+            axes,
+            told["runs"],
+        )
+    return study, [(path, configs[path], study.labels[path.name]) for path in paths]
+
+
+def _read_study(path: Path) -> Record | None:
+    if not path.exists():
+        return None
+    told = _read_object(path)
+    _check_schema(path, told)
+    runs, axes = told.get("runs"), told.get("axes")
+    good = (
+        isinstance(told.get("study"), str)
+        and isinstance(axes, list)
+        and isinstance(runs, dict)
+        and all(isinstance(labels, dict) and set(axes) <= set(labels) for labels in runs.values())
+    )
+    if not good:
+        raise ResultsError(f"{path}: is damaged; it should hold study, axes, and for each run its value on every axis")
+    return told
+
+
+def _read_config(path: Path) -> Record:
+    told = _read_object(path)
+    _check_schema(path, told)
+    told.pop("schema", None)
+    try:
+        Config.parse(told)
+    except ConfigError as error:
+        raise ResultsError(f"{path}: {error}") from error
+    return {**Config().flat(), **told}
+
+
+def _differing(configs: Sequence[Record]) -> tuple[str, ...]:
+    """The axes of a study that does not name them; what only follows from the method is none."""
+    presets = {key for method in METHODS.values() for key in method.preset}
+    axes = []
+    for key in configs[0]:
+        if key in _NOT_AXES or len({repr(config[key]) for config in configs}) == 1:
+            continue
+        pairs = {(config["method"], repr(config[key])) for config in configs}
+        if key in presets and len(pairs) == len({method for method, _ in pairs}):
+            continue
+        axes.append("data" if key == "dataset" else key)
+    order = {"data": 0, "seed": 9, "method": 8}
+    return tuple(sorted(axes, key=lambda axis: order.get(axis, 5)))
+
+
+def _key(axis: str) -> str:
+    return "dataset" if axis == "data" else axis
+
+
+def _load_run(study: StudyInfo, path: Path, config: Record, labels: Mapping[str, Any]) -> tuple[Record, list[Record]]:
+    records = _read_rounds(path)
+    summary = _read_object(path / "summary.json") if (path / "summary.json").exists() else None
+    environment = _read_object(path / "environment.json") if (path / "environment.json").exists() else {}
+    if summary is not None and summary.get("rounds") != len(records):
+        raise ResultsError(
+            f"{path / 'rounds.jsonl'}: is damaged; it holds {len(records)} rounds, summary.json {summary.get('rounds')}"
+        )
+    try:
+        lines = [_round_row(study, path, config["method"], labels, record) for record in records]
+        row = _run_row(study, path, config, labels, records)
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        raise ResultsError(
+            f"{path / 'rounds.jsonl'}: is damaged; a round lacks what it should hold ({error})"
+        ) from error
+    row["finished"] = summary is not None
+    row.update({f"axis.{axis}": labels[axis] for axis in study.axes})
+    row.update(config)
+    row.update({f"env.{name}": value for name, value in environment.items() if not isinstance(value, dict | list)})
+    return row, lines
+
+
+def _run_row(
+    study: StudyInfo, path: Path, config: Record, labels: Mapping[str, Any], records: Sequence[Record]
+) -> Record:
+    accuracies = [record["accuracy"] for record in records if record["accuracy"] is not None]
+    switched = records[-1]["switched_at"] if records else []
+    seconds = {name: sum(record["seconds"][name] for record in records) for name in ("round", "training", "selection")}
+    return {
+        "schema": SCHEMA,
+        "study": study.name,
+        "run": path.name,
+        "folder": str(path),
+        "finished": False,
+        "rounds_done": len(records),
+        "aa": average_accuracy(accuracies) if accuracies else None,
+        "early": mean(record["accuracy"] for record in records[: len(records) // 4]),
+        "late": mean(record["accuracy"] for record in records[len(records) // 2 :]),
+        "ar": None,
+        "final": accuracies[-1] if accuracies else None,
+        "chance": mean(record["chance"] for record in records),
+        "condition": mean(mean(record["condition_number"]) for record in final_part(records)),
+        "switched": sum(number is not None for number in switched),
+        "failures": sum(len(record["failures"]) for record in records),
+        "bytes_down": sum(record["bytes"]["down"] for record in records),
+        "bytes_up": sum(record["bytes"]["up"] for record in records),
+        **{f"seconds_{name}": value for name, value in seconds.items()},
+    }
+
+
+def _round_row(study: StudyInfo, path: Path, method: str, labels: Mapping[str, Any], record: Record) -> Record:
+    weights = [weight for column in record["replay_weights"] if column for weight in column[1:]]
+    return {
+        "schema": SCHEMA,
+        "study": study.name,
+        "run": path.name,
+        **{f"axis.{axis}": labels[axis] for axis in study.axes},
+        "method": method,
+        "round": int(record["round"]),
+        "accuracy": record["accuracy"],
+        "regret": None,
+        "chance": record["chance"],
+        **{name: mean(record[name]) for name in _PER_CLIENT},
+        "replay_weight": mean(weights),
+        "condition_number": mean(record["condition_number"]),
+        "client_drift": record["client_drift"],
+        "switched": sum(number is not None for number in record["switched_at"]),
+        "interpolated": bool(record.get("interpolated", False)),
+        "failures": len(record["failures"]),
+        "bytes_down": record["bytes"]["down"],
+        "bytes_up": record["bytes"]["up"],
+        **{f"seconds_{name}": value for name, value in record["seconds"].items()},
+    }
+
+
+def _add_regret(rows: Sequence[Record], rounds: Sequence[Record]) -> None:
+    """AR of each finished run against the Centralized run of the same data, stream, training and seed."""
+    curves: dict[tuple[str, str], list[Record]] = {}
+    for line in rounds:
+        curves.setdefault((line["study"], line["run"]), []).append(line)
+    references: dict[str, list[Record]] = {}
+    for row in rows:
+        if row["method"] == REFERENCE and row["finished"]:
+            references.setdefault(_stream(row), []).append(row)
+    for row in rows:
+        candidates = references.get(_stream(row), [])
+        if not candidates:
+            continue
+        nearest = _preferring(row)
+        reference = min(candidates, key=nearest)
+        upper = curves.get((reference["study"], reference["run"]), [])
+        own = curves.get((row["study"], row["run"]), [])
+        for above, line in zip(upper, own, strict=False):
+            if above["accuracy"] is not None and line["accuracy"] is not None:
+                line["regret"] = above["accuracy"] - line["accuracy"]
+        regrets = [line["regret"] for line in own]
+        if row["finished"] and len(upper) == len(own) and None not in regrets:
+            row["ar"] = average_regret([line["accuracy"] for line in upper], [line["accuracy"] for line in own])
+
+
+def _stream(row: Record) -> str:
+    return repr([row[key] for key in _REFERENCE_KEYS])
+
+
+def _preferring(row: Record) -> Callable[[Record], tuple[bool, bool, str]]:
+    """Where two references fit: the one of the same study, then of the same arithmetic."""
+    return lambda other: (other["study"] != row["study"], other["precision"] != row["precision"], other["run"])
+
+
+def _read_rounds(path: Path) -> list[Record]:
+    """The complete lines of ``rounds.jsonl``; the last may be half-written while the run goes on."""
+    file = path / "rounds.jsonl"
+    if not file.exists():
+        return []
+    records = []
+    for number, line in enumerate(_text(file).splitlines(keepends=True), start=1):
+        if not line.endswith("\n"):
+            break
+        record = _parse(file, line, f", line {number}")
+        _check_schema(file, record)
+        records.append(record)
+    return records
+
+
+def _read_object(path: Path) -> Record:
+    return _parse(path, _text(path), "")
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ResultsError(f"{path}: cannot be read ({error})") from error
+
+
+def _parse(path: Path, text: str, where: str) -> Record:
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise ResultsError(f"{path}{where}: is damaged; it is no JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise ResultsError(f"{path}{where}: is damaged; it should be a JSON object")
+    return content
+
+
+def _check_schema(path: Path, content: Record) -> None:
+    schema = content.get("schema", SCHEMA)
+    if type(schema) is not int or not 1 <= schema <= SCHEMA:
+        raise ResultsError(
+            f"{path}: schema = {schema!r}: this program reads up to {SCHEMA}; use the program that wrote it, or a newer one"
+        )
+
+
+def _frame(rows: Sequence[Record], numbers: Sequence[str]) -> pd.DataFrame:
+    """A table whose columns of numbers are such even where every number is missing."""
+    frame = pd.DataFrame(rows)
+    return frame.astype({name: "float64" for name in numbers if name in frame.columns})
+
+
+def _uniform(frame: pd.DataFrame) -> pd.DataFrame:
+    """Columns of mixed types, such as an axis of numbers and words, as text: Parquet has one type a column."""
+    kinds = {name: {type(value) for value in frame[name].dropna()} for name in frame.columns}
+    mixed = [name for name, types in kinds.items() if len(types) > 1 and types != {int, float}]
+    words = {name: frame[name].map(lambda value: None if value is None else str(value)) for name in mixed}
+    return frame.assign(**words)

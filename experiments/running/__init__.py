@@ -1,0 +1,1 @@
+"""Studies and what runs them."""

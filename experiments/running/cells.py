@@ -1,0 +1,108 @@
+"""The folder of one run of a study: whose it is just now, and how far it came."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from fedkace_flwr.config import Config
+from fedkace_flwr.errors import FedkaceError, RunError
+from fedkace_flwr.registry import configured
+from fedkace_flwr.results.run_folder import SCHEMA, differences, read_json, schema_of
+
+
+class Cell:
+    """One run of a study.
+
+    Parameters
+    ----------
+    name : str
+        The name of the run's folder.
+    config : Config
+        What it is to be run with.
+    """
+
+    def __init__(self, name: str, config: Config) -> None:
+        self.name = name
+        self.config = config
+        self.folder = Path(config.run.results_dir) / name
+        self._claim = FileLock(self.folder.parent / ".claims" / f"{name}.lock")
+
+    def claim(self) -> bool:
+        """Take the run for this process; false where another runner has it. Ends with the process, at the latest."""
+        Path(self._claim.lock_file).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._claim.acquire(timeout=0)
+        except Timeout:
+            return False
+        return True
+
+    def release(self) -> None:
+        """Let other runners have it."""
+        self._claim.release()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run is there, whole, and made with this configuration."""
+        return (self.folder / "summary.json").exists() and self._matches()
+
+    def prepare(self) -> Config:
+        """Make the folder ready: go on with what matches, set anything else aside; what to start the run with."""
+        resume = (self.folder / "config.json").exists() and self._matches()
+        if not resume:
+            self._set_aside()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._keep_log()
+        return replace(self.config, run=replace(self.config.run, resume=resume))
+
+    def summary(self) -> dict[str, Any]:
+        """The finished run's ``summary.json``.
+
+        Raises
+        ------
+        RunError
+            It cannot be read.
+        """
+        return read_json(self.folder / "summary.json")
+
+    def drop_answers(self) -> None:
+        """Stored replies serve repeated messages; of a run that is over none will come."""
+        for path in self.folder.glob("clients/client-*/answer-*.npz"):
+            path.unlink()
+
+    def _matches(self) -> bool:
+        try:
+            stored = read_json(self.folder / "config.json")
+            return schema_of(self.folder) == SCHEMA and not differences(stored, configured(self.config)[1])
+        except RunError:
+            return False
+
+    def _keep_log(self) -> None:
+        """An earlier attempt's log may say why it ended."""
+        log = self.folder / "app.log"
+        if log.exists():
+            log.rename(self.folder / f"app.{1 + len(list(self.folder.glob('app.*.log')))}.log")
+
+    def _set_aside(self) -> None:
+        """Keep an earlier run of the same name under another one."""
+        if not self.folder.exists():
+            return
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(self.folder.stat().st_mtime))
+        target, number = self.folder.with_name(f"{self.folder.name}.{stamp}"), 1
+        while target.exists():
+            number += 1
+            target = self.folder.with_name(f"{self.folder.name}.{stamp}-{number}")
+        self.folder.rename(target)
+
+
+@contextmanager
+def naming(cell: Cell) -> Iterator[None]:
+    """Put the run's name before an error's message."""
+    try:
+        yield
+    except FedkaceError as error:
+        raise type(error)(f"{cell.name}: {error}") from error

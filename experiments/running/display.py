@@ -1,0 +1,111 @@
+"""What a user sees while a study runs: live bars on a terminal, plain lines elsewhere."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import TimeRemainingColumn as Remaining
+
+from experiments.results.compare import percent
+from experiments.running.cells import Cell
+
+
+class Display:
+    """Runs done of all, and each running one's rounds and accuracy.
+
+    Parameters
+    ----------
+    console : Console
+        Where it is shown.
+    total : int
+        Runs of the study.
+    rounds : int
+        Rounds of all of them.
+    progress : Progress, optional
+        Live bars; without them each step is a line.
+    """
+
+    def __init__(self, console: Console, total: int, rounds: int, progress: Progress | None) -> None:
+        self._console, self._total, self._done = console, total, 0
+        self._progress = progress
+        self._whole = progress.add_task("all runs", total=rounds, note=f"0 of {total} runs done") if progress else None
+        self._bars: dict[str, TaskID] = {}
+        self._shown: dict[str, int] = {}
+        self._sums: dict[str, tuple[float, int]] = {}
+
+    def begin(self, cell: Cell, attempt: int) -> None:
+        """A run starts, or goes on."""
+        total = cell.config.stream.rounds
+        if self._progress:
+            if cell.name not in self._bars:
+                self._bars[cell.name] = self._progress.add_task(cell.name, total=total, note="starting")
+        else:
+            again = "starting again" if attempt > 1 else "starting"
+            self._console.print(f"{cell.name}: {again}, {total} rounds", highlight=False)
+
+    def follow(self, cell: Cell) -> None:
+        """Show each round of a run once its line is in ``rounds.jsonl``."""
+        path = cell.folder / "rounds.jsonl"
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        for line in lines[self._shown.get(cell.name, 0) :]:
+            self._show(cell, json.loads(line))
+        # A resumed run may have dropped lines that were shown already.
+        self._shown[cell.name] = max(len(lines), self._shown.get(cell.name, 0))
+
+    def end(self, cell: Cell, *, note: str) -> None:
+        """A run is over, one way or another."""
+        self._done += 1
+        shown = self._shown.get(cell.name, 0)
+        if self._progress:
+            if cell.name in self._bars:
+                self._progress.remove_task(self._bars.pop(cell.name))
+            assert self._whole is not None
+            self._progress.update(
+                self._whole,
+                advance=cell.config.stream.rounds - shown,
+                note=f"{self._done} of {self._total} runs done",
+            )
+        if note or not self._progress:
+            self._console.print(f"{cell.name}: {note or 'done'} ({self._done} of {self._total})", highlight=False)
+
+    def say(self, text: str) -> None:
+        """A line of its own."""
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def _show(self, cell: Cell, record: dict[str, Any]) -> None:
+        total, count = self._sums.get(cell.name, (0.0, 0))
+        if record["accuracy"] is not None:
+            total, count = total + record["accuracy"], count + 1
+        self._sums[cell.name] = total, count
+        note = f"accuracy {percent(record['accuracy'])} %, so far {percent(total / count if count else None)} %"
+        if self._progress:
+            assert self._whole is not None
+            self._progress.update(self._bars[cell.name], completed=record["round"], note=note)
+            self._progress.advance(self._whole)
+        else:
+            rounds = cell.config.stream.rounds
+            self._console.print(f"{cell.name}: round {record['round']} of {rounds}, {note}", highlight=False)
+
+
+@contextmanager
+def display(console: Console, cells: list[Cell]) -> Iterator[Display]:
+    """Show a study's runs until the block ends."""
+    rounds = sum(cell.config.stream.rounds for cell in cells)
+    if not console.is_terminal:
+        yield Display(console, len(cells), rounds, None)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        Remaining(),
+    )
+    with Progress(*columns, console=console) as progress:
+        yield Display(console, len(cells), rounds, progress)

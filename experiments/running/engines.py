@@ -1,0 +1,279 @@
+"""Two ways to run a configuration: Flower's simulation with Ray, or the inline engine; each in its own process."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from experiments.running.guard import end_all_of
+from experiments.running.processes import CHECKOUT, flower_environment, staged_app
+from fedkace_flwr.config import Config
+from fedkace_flwr.errors import RunError
+from fedkace_flwr.keys import Scalar
+
+_START_SECONDS = 60
+_STOP_SECONDS = 20
+_LINK = "study"
+CLUSTER = "RAY_ADDRESS"
+"""The variable that names a Ray cluster to run on."""
+
+
+class Job(Protocol):
+    """A run at work."""
+
+    def running(self) -> bool:
+        """Whether it still is."""
+
+    def check(self) -> None:
+        """After its end: raise RunError with the app's own words if it failed."""
+
+    def stop(self) -> None:
+        """End it now."""
+
+
+class Engine(Protocol):
+    """What starts runs."""
+
+    def start(self, config: Config, log: Path) -> Job:
+        """Start a run whose output goes to ``log``."""
+
+
+class InlineEngine:
+    """One process per run, clients one after another; needs neither Ray nor a SuperLink.
+
+    Parameters
+    ----------
+    environment : mapping, optional
+        For the processes; by default this one's.
+    """
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        self._environment = dict(environment or os.environ)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        return None
+
+    def start(self, config: Config, log: Path) -> Job:
+        """Start a run whose output goes to ``log``."""
+        return _InlineJob(config, log, self._environment)
+
+
+class _InlineJob:
+    def __init__(self, config: Config, log: Path, environment: Mapping[str, str]) -> None:
+        self._log = log
+        with log.open("w") as output:
+            command = [sys.executable, "-m", "experiments.running.inline", json.dumps(config.flat())]
+            self._process = subprocess.Popen(
+                command, stdout=output, stderr=subprocess.STDOUT, cwd=CHECKOUT, env=environment
+            )
+
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def check(self) -> None:
+        if self._process.wait() != 0:
+            raise RunError(f"{_last_error(self._log)} (log: {self._log})")
+
+    def stop(self) -> None:
+        _end(self._process)
+
+
+class FlowerEngine:
+    """Flower's simulation: a SuperLink of our own, and ``flwr run`` for each run.
+
+    The SuperLink listens on a free port of the loopback, keeps its files in a folder of its own, and ends
+    with this object, so that neither another checkout nor the user's Flower settings play a part. Where the
+    environment names a Ray cluster (``RAY_ADDRESS``), the clients run there.
+
+    Parameters
+    ----------
+    workers : int
+        Clients at work at a time, one CPU each; on a cluster, as many as it has CPUs.
+    gpu_fraction : float
+        Share of a GPU that each takes.
+    environment : mapping, optional
+        For the processes; by default this one's.
+    home : Path, optional
+        Where the SuperLink's folder is made; by default the system's place for temporary files.
+
+    Raises
+    ------
+    RunError
+        The SuperLink does not start.
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        gpu_fraction: float,
+        environment: Mapping[str, str] | None = None,
+        home: Path | None = None,
+    ) -> None:
+        self._workers = workers
+        self._gpu_fraction = gpu_fraction
+        self._outside = dict(environment or os.environ)
+        self._place = home
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedkace-flower-", dir=self._place)))
+            # Flower and Ray detach what they start for this SuperLink, but it all inherits its home.
+            stack.callback(end_all_of, "FLWR_HOME", str(home))
+            port, control = _free_port(), _free_port()
+            self._environment = _environment(self._outside, home)
+            settings = f'[superlink]\ndefault = "{_LINK}"\n\n[superlink.{_LINK}]\n'
+            settings += f'address = "127.0.0.1:{port}"\ninsecure = true\n'
+            (home / "config.toml").write_text(settings)
+            self._app = staged_app(home / "app")
+            self._link_log = home / "superlink.log"
+            command = [_tool("flower-superlink"), "--insecure", "--simulation", "--isolation", "subprocess"]
+            command += ["--host", "127.0.0.1", "--port", str(port)]
+            command += ["--control-api-address", f"127.0.0.1:{control}"]
+            output = stack.enter_context(self._link_log.open("w"))
+            link = subprocess.Popen(
+                command, stdout=output, stderr=subprocess.STDOUT, cwd=CHECKOUT, env=self._environment
+            )
+            stack.callback(_end, link)
+            self._wait_until_up(link, port)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def start(self, config: Config, log: Path) -> Job:
+        """Submit a run whose output goes to ``log``."""
+        federation = {
+            "num-supernodes": config.stream.clients,
+            "client-resources-num-cpus": 1,
+            "client-resources-num-gpus": self._gpu_fraction,
+        }
+        if CLUSTER not in self._outside:  # a cluster that is there has the size that it has
+            federation["init-args-num-cpus"] = self._workers
+        return _FlowerJob(self._app, config, federation, log, self._environment)
+
+    def _wait_until_up(self, link: "subprocess.Popen[bytes]", port: int) -> None:
+        deadline = time.monotonic() + _START_SECONDS
+        while time.monotonic() < deadline and link.poll() is None:
+            try:
+                # No proxy: the SuperLink is on this machine whatever the environment says.
+                opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+                with opener.open(f"http://127.0.0.1:{port}/health", timeout=2):
+                    return
+            except OSError:
+                time.sleep(0.2)
+        raise RunError(f"Flower's SuperLink did not start: {_last_error(self._link_log)}")
+
+
+class _FlowerJob:
+    def __init__(
+        self, app: Path, config: Config, federation: Mapping[str, float], log: Path, environment: Mapping[str, str]
+    ) -> None:
+        self._summary = Path(config.run.results_dir) / config.run.run_name / "summary.json"
+        self._log = log
+        self._environment = environment
+        settings = log.with_name("run-config.toml")
+        settings.write_text("".join(f"{key} = {_toml(value)}\n" for key, value in config.flat().items()))
+        command = [_tool("flwr"), "run", str(app), _LINK, "--stream", "--run-config", str(settings)]
+        command += ["--federation-config", " ".join(f"{key}={value}" for key, value in federation.items())]
+        with log.open("w") as output:
+            self._process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=dict(environment))
+
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def check(self) -> None:
+        self._process.wait()
+        if self._summary.exists():
+            return
+        raise RunError(f"{self._details() or _last_error(self._log)} (log: {self._log})")
+
+    def stop(self) -> None:
+        number = self._number()
+        if number and self.running():
+            command = [_tool("flwr"), "stop", number, _LINK]
+            subprocess.run(command, env=dict(self._environment), capture_output=True, timeout=60, check=False)
+        _end(self._process)
+
+    def _number(self) -> str | None:
+        found = re.search(r"Successfully started run (\d+)", self._log.read_text(errors="replace"))
+        return found[1] if found else None
+
+    def _details(self) -> str | None:
+        """The app's error as Flower reports it: ``flwr run`` itself exits with 0 even when the app fails."""
+        number = self._number()
+        if number is None:
+            return None
+        command = [_tool("flwr"), "list", _LINK, "--run-id", number, "--format", "json"]
+        listed = subprocess.run(command, env=dict(self._environment), capture_output=True, text=True, check=False)
+        try:
+            run: dict[str, Any] = json.loads(listed.stdout)["runs"][0]
+        except (json.JSONDecodeError, KeyError, IndexError):
+            return None
+        return str(run["status-details"]).removeprefix("Simulation failed with exception: ")
+
+
+def _environment(outside: Mapping[str, str], home: Path) -> dict[str, str]:
+    return {
+        **flower_environment(home, outside),
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # Ray would keep a record of every task, and count what its own processes do: their memory grew with the rounds
+        # of 200 clients, for nobody to read.
+        "RAY_task_events_report_interval_ms": "0",
+        "RAY_enable_metrics_collection": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    }
+
+
+def _tool(name: str) -> str:
+    """A command of the environment that runs this program, activated or not."""
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        raise RunError(f"{name} is not installed; run `make setup`, or use --engine inline")
+    return found
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _toml(value: Scalar) -> str:
+    return json.dumps(value)
+
+
+def _last_error(log: Path) -> str:
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    named = [line for line in lines if "Error" in line]
+    return (named or lines or ["it left no output"])[-1]
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -1,0 +1,94 @@
+"""Ends what a runner has started when the runner itself has no chance to: after ``kill -9``, or a crash.
+
+A process of its own waits for the end of a pipe whose other end the runner alone holds. The kernel closes that
+when the runner is gone, however it went. What the runner starts carries a mark in its environment, and so does
+everything that Flower and Ray start on its behalf, detached or not.
+"""
+
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+from experiments.running.processes import CHECKOUT
+
+MARK = "FEDKACE_RUNNER"
+_END_SECONDS = 20
+
+
+class Guard:
+    """Watches over one runner's processes.
+
+    Attributes
+    ----------
+    environment : dict of str to str
+        For whatever the runner starts.
+    home : Path
+        A temporary folder, which goes when the guard does.
+    """
+
+    def __enter__(self) -> Self:
+        token = secrets.token_hex(16)
+        self.environment = {**os.environ, MARK: token}
+        self.home = Path(tempfile.mkdtemp(prefix="fedkace-runner-"))
+        end, self._held = os.pipe()
+        command = [sys.executable, "-m", "experiments.running.guard", token, str(self.home)]
+        # A session of its own: a Ctrl-C at the terminal is the runner's to handle.
+        quiet = subprocess.DEVNULL
+        self._process = subprocess.Popen(
+            command, stdin=end, stdout=quiet, stderr=quiet, cwd=CHECKOUT, start_new_session=True
+        )
+        os.close(end)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._held)
+        self._process.wait()
+
+
+def all_of(name: str, value: str) -> list[psutil.Process]:
+    """Every process that has a variable of this value in its environment, and all that come from it; this one aside.
+
+    A process that gives itself a title, as Ray's do, may write it over its environment, and then only its parents tell.
+    """
+    found: dict[int, psutil.Process] = {}
+    parents: dict[psutil.Process, int] = {}
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.pid != os.getpid():
+                marked = process.environ().get(name) == value  # raises for what has ended and waits for its parent
+                parents[process] = process.ppid()
+                if marked:
+                    found[process.pid] = process
+    while below := [process for process, parent in parents.items() if parent in found and process.pid not in found]:
+        found |= {process.pid: process for process in below}
+    return list(found.values())
+
+
+def end_all_of(name: str, value: str) -> None:
+    """End every process that has a variable of this value in its environment, and all that come from it."""
+    left = []
+    for process in all_of(name, value):
+        with suppress(psutil.Error):
+            process.terminate()
+            left.append(process)
+    for process in psutil.wait_procs(left, timeout=_END_SECONDS)[1]:
+        with suppress(psutil.Error):
+            process.kill()
+
+
+if __name__ == "__main__":
+    while sys.stdin.buffer.read(1):
+        pass
+    end_all_of(MARK, sys.argv[1])
+    shutil.rmtree(sys.argv[2], ignore_errors=True)

@@ -1,0 +1,152 @@
+"""The inline engine: Flower's Grid over the same ServerApp and ClientApp, in one process and in order.
+
+No Ray and no SuperLink: for tests, for a debugger, and for machines without Ray.
+"""
+
+import json
+import secrets
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from uuid import uuid4
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedkace_flwr import client_app, server_app
+from fedkace_flwr.config import Config
+from fedkace_flwr.errors import FedkaceError
+from fedkace_flwr.keys import Scalar
+from fedkace_flwr.messaging.records import PARTITION, PARTITIONS
+
+_CLIENT_FAILED = 2
+_SERVER_NODE = 1
+
+
+class InlineGrid(Grid):
+    """A grid whose nodes answer as soon as they are asked.
+
+    Parameters
+    ----------
+    app : ClientApp
+        What runs at each node.
+    nodes : int
+        Number of nodes; node i + 2 holds partition i.
+    run_config : mapping
+        What Flower would hand to the apps.
+    run_id : int
+        The run's number.
+    node_config : callable, optional
+        From a partition to what its SuperNode is started with, beside the partition.
+    """
+
+    def __init__(
+        self,
+        app: ClientApp,
+        nodes: int,
+        run_config: Mapping[str, Scalar],
+        run_id: int,
+        node_config: Callable[[int], Mapping[str, Scalar]] = lambda partition: {},
+    ) -> None:
+        self._app = app
+        self._run = Run.create_empty(run_id)
+        self._contexts = {
+            number + 2: Context(
+                run_id,
+                number + 2,
+                {PARTITION: number, PARTITIONS: nodes, **node_config(number)},
+                RecordDict(),
+                dict(run_config),
+            )
+            for number in range(nodes)
+        }
+        self._replies: dict[str, Message] = {}
+        # Flower's Message constructor asks the process who it is.
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, _SERVER_NODE, 0
+
+    def set_run(self, run: Run) -> None:
+        """Take over another run's description."""
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        """The run's description."""
+        return self._run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """Build a message to a node."""
+        return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """All nodes; they neither come nor go."""
+        return list(self._contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Run each message at its node, at once."""
+        numbers = []
+        for message in messages:
+            numbers.append(str(uuid4()))
+            message.metadata.__dict__["_message_id"] = numbers[-1]
+            self._replies[numbers[-1]] = self._answer(message)
+        return numbers
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """The replies to the messages of these numbers."""
+        return [self._replies.pop(number) for number in message_ids if number in self._replies]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Push, then pull."""
+        return self.pull_messages(self.push_messages(messages))
+
+    def _answer(self, message: Message) -> Message:
+        try:
+            return self._app(message, self._context_of(message))
+        except Exception as error:
+            return _failure(message, error)
+
+    def _context_of(self, message: Message) -> Context:
+        return self._contexts[message.metadata.dst_node_id]
+
+
+def _failure(message: Message, error: Exception) -> Message:
+    """Flower, too, turns whatever a client raises into an error reply."""
+    return Message(Error(_CLIENT_FAILED, "".join(traceback.format_exception(error))), reply_to=message)
+
+
+def run_inline(
+    config: Config,
+    *,
+    nodes: int | None = None,
+    node_config: Callable[[int], Mapping[str, Scalar]] = lambda partition: {},
+) -> None:
+    """Run one configuration to its end in this process.
+
+    Parameters
+    ----------
+    config : Config
+        With ``run-name`` set.
+    nodes : int, optional
+        SuperNodes to play; by default one per client.
+    node_config : callable, optional
+        As in :class:`InlineGrid`.
+
+    Raises
+    ------
+    FedkaceError
+        As :func:`fedkace_flwr.server_app.run`.
+    """
+    run_id = secrets.randbits(62)
+    grid = InlineGrid(client_app.app, nodes or config.stream.clients, config.flat(), run_id, node_config)
+    server_app.run(grid, config, run_id)
+
+
+if __name__ == "__main__":
+    try:
+        run_inline(Config.parse(json.loads(sys.argv[1])))
+    except FedkaceError as error:
+        sys.exit(f"{type(error).__name__}: {error}")

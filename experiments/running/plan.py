@@ -1,0 +1,135 @@
+"""What a study would do, and about how long it would take, without doing it."""
+
+import time
+from collections.abc import Iterable
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from experiments.running.cells import Cell
+from experiments.running.runner import check_study, show_workers
+from experiments.running.study import Study
+from fedkace_flwr.config import Config
+from fedkace_flwr.experiment import Experiment
+from fedkace_flwr.methods.centralized import CentralizedKeys
+from fedkace_flwr.registry import METHODS, configured
+from fedkace_flwr.results.reference_cache import anchors
+from fedkace_flwr.training.loop import predict, train
+from fedkace_flwr.training.losses import TaskLoss
+
+_WITHOUT_BUFFER = ("fedavg", "dcfcl", "tfcl")
+_BATCHES = 8
+
+
+def show_plan(study: Study, console: Console) -> None:
+    """Check a study as a start would, time a few steps of each of its networks, and print runs and estimates.
+
+    Raises
+    ------
+    FedkaceError
+        As :func:`experiments.running.runner.run_study`, before anything is started.
+    """
+    workers = check_study(study, progress=console.is_terminal)
+    speeds: dict[tuple[object, ...], tuple[float, float]] = {}
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in ("run", "state", "rounds", "training samples", "steps", "test images", "about"):
+        table.add_column(heading, justify="left" if heading in ("run", "state") else "right")
+    seconds = 0.0
+    for name, asked in study.runs.items():
+        config = configured(asked)[1]
+        done = Cell(name, asked).finished
+        if _network(config) not in speeds:
+            speeds[_network(config)] = _calibrate(config)
+        per_sample, per_image = speeds[_network(config)]
+        samples, images = training_samples(config), test_images(config)
+        estimate = samples * per_sample + images * per_image
+        seconds += 0.0 if done else estimate / workers.count
+        table.add_row(
+            name,
+            "finished" if done else "to do",
+            str(config.stream.rounds),
+            f"{samples:,}",
+            f"{samples // config.training.batch_size:,}",
+            f"{images:,}",
+            "-" if done else _span(estimate / workers.count),
+        )
+    console.print(table)
+    console.print(
+        f"{len(study.runs)} runs, about {_span(seconds)} of training and tests on {workers.count} workers that have "
+        f"the machine to themselves; selection, transport and a method's own exchanges come on top.",
+        highlight=False,
+    )
+    show_workers(study, workers, console)
+
+
+def training_samples(config: Config) -> int:
+    """Samples that pass through training in a run, over all clients: chunk and, where there is one, buffer."""
+    stream, epochs = config.stream, config.training.epochs
+    chunk = stream.window * stream.samples_per_class
+    rounds = range(1, stream.rounds + 1)
+    if config.method == "centralized":
+        every = config.of(CentralizedKeys).centralized_every
+        trained = {anchor for number in rounds for anchor in anchors(number, every, stream.rounds)}
+        passed = sum(number * chunk for number in trained)
+    elif config.method in _WITHOUT_BUFFER:
+        passed = stream.rounds * chunk
+    elif config.method == "ofcl":
+        passed = sum(chunk + (chunk if number > 1 else 0) for number in rounds)
+    else:
+        passed = sum(chunk + min(config.buffer.capacity, (number - 1) * chunk) for number in rounds)
+    return passed * epochs * stream.clients
+
+
+def test_images(config: Config) -> int:
+    """Test images that pass through a network in a run, each counted once per model tested; at most."""
+    experiment = Experiment(config)
+    models = 2 if METHODS[config.method].preset or config.method == "fedkace" else 1
+    total = 0
+    for client in range(config.stream.clients):
+        seen = torch.zeros(experiment.num_classes, dtype=torch.bool)
+        for number in range(1, config.stream.rounds + 1):
+            seen |= experiment.chunk(client, number).class_counts(experiment.num_classes) > 0
+            total += models * len(experiment.test_set(client, seen))
+    return total
+
+
+def _network(config: Config) -> tuple[object, ...]:
+    training = config.training
+    return (config.data, config.model, training.batch_size, config.run.precision, config.run.device, config.run.threads)
+
+
+def _calibrate(config: Config) -> tuple[float, float]:
+    """Seconds per training sample and per tested image, on this machine."""
+    if config.run.threads:
+        torch.set_num_threads(config.run.threads)
+    experiment = Experiment(config)
+    net = experiment.network(experiment.initial_weights())
+    chunk = experiment.chunk(0, 1)
+    rows = torch.arange(_BATCHES * config.training.batch_size) % len(chunk)
+    images, labels = chunk.take(rows).images(experiment.dataset.fetch), chunk.labels[rows]
+    seen = torch.ones(experiment.num_classes, dtype=torch.bool, device=experiment.device)
+    once = range(1)
+    alone = experiment.device.type == "cpu" and config.run.threads == 1
+    clock = time.process_time if alone else time.perf_counter  # what others do on the machine does not count
+
+    def step(part: slice) -> None:
+        data, none = (images[part], labels[part]), (images[:0], labels[:0])
+        generator = torch.Generator().manual_seed(0)
+        train(net, data, none, TaskLoss(seen, seen), config.training, experiment.preprocess, generator, epochs=once)
+
+    step(slice(config.training.batch_size))  # warm up
+    begun = clock()
+    step(slice(None))
+    trained = clock()
+    predict(net, torch.Tensor.clone, images, experiment.preprocess)
+    return (trained - begun) / len(rows), (clock() - trained) / len(rows)
+
+
+def _span(seconds: float) -> str:
+    """A duration for people."""
+    units: Iterable[tuple[float, str]] = ((86400, "days"), (3600, "hours"), (60, "minutes"))
+    for size, name in units:
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {name}"
+    return f"{seconds:.0f} seconds"

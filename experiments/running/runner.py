@@ -1,0 +1,225 @@
+"""Run a study: check all of it, skip what is done, go on with what was cut off, try again what failed.
+
+Several runners may work on one study: each run is claimed by one of them, and a runner that has nothing left
+to start waits for the others', or takes them over if their runner is gone.
+"""
+
+import json
+import os
+import time
+from collections import Counter, deque
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from experiments.running.cells import Cell, naming
+from experiments.running.display import Display, display
+from experiments.running.engines import CLUSTER, Engine, FlowerEngine, InlineEngine, Job
+from experiments.running.guard import Guard
+from experiments.running.study import Study
+from experiments.running.workers import Workers, plan_workers
+from fedkace_flwr.errors import ConfigError, FedkaceError, RunError
+from fedkace_flwr.experiment import Experiment
+from fedkace_flwr.registry import configured
+from fedkace_flwr.results.run_folder import SCHEMA, RunFolder
+from fedkace_flwr.results.tensorboard import check_events
+
+_POLL_SECONDS = 0.25
+_ATTEMPTS = 2
+
+
+@dataclass
+class Outcome:
+    """What a study came to.
+
+    Attributes
+    ----------
+    summaries : dict of str to dict
+        Of the finished runs, by name, in the study's order.
+    failures : dict of str to str
+        The last error of each run that failed twice.
+    """
+
+    summaries: dict[str, dict[str, Any]] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+
+
+def run_study(study: Study, console: Console) -> Outcome:
+    """Run what is left of a study.
+
+    Raises
+    ------
+    FedkaceError
+        Before anything is started: a run's configuration, data, folder or GPUs will not do.
+    """
+    cells = [Cell(name, config) for name, config in study.runs.items()]
+    workers = check_study(study, progress=console.is_terminal)
+    describe(study)
+    show_workers(study, workers, console)
+    with display(console, cells) as shown, Guard() as guard, ExitStack() as engines:
+        failures = _Shift(study, workers, cells, shown, guard, engines).work()
+    summaries = {cell.name: cell.summary() for cell in cells if cell.finished}
+    return Outcome(summaries, failures)
+
+
+def check_study(study: Study, *, progress: bool = False) -> Workers:
+    """Check every run as its server would, prepare the data sets, and choose the workers.
+
+    Raises
+    ------
+    FedkaceError
+        The first thing that will not do.
+    """
+    for config in study.runs.values():
+        experiment = Experiment(configured(config)[1], progress=progress)
+        experiment.check_streams()
+        check_events(config)
+        if config.run.device.startswith("cuda") and study.gpu_fraction == 0 and study.engine == "flower":
+            raise ConfigError(
+                f'device = "{config.run.device}" with gpu-fraction = 0: Ray hides the GPUs from clients that ask for '
+                "none; set --gpu-fraction, for example 0.1"
+            )
+        _ = experiment.device
+        RunFolder.check(Path(config.run.results_dir))
+    return plan_workers(study)
+
+
+def show_workers(study: Study, workers: Workers, console: Console) -> None:
+    """Print the plan, and what speaks against it."""
+    if study.engine == "flower" and (cluster := os.environ.get(CLUSTER)):
+        console.print(f"plan: as many workers as the Ray cluster at {cluster} has CPUs", highlight=False)
+        return
+    console.print(f"plan: {workers}", highlight=False, soft_wrap=True)
+    for warning in workers.warnings:
+        console.print(f"warning: {warning}", style="yellow", highlight=False, soft_wrap=True)
+
+
+def describe(study: Study) -> None:
+    """Add the study's runs and axes to its folder's ``study.json``."""
+    path = study.folder / "study.json"
+    runs: dict[str, Any] = {}
+    if path.exists():
+        try:
+            runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
+        except (ValueError, KeyError, TypeError):
+            runs = {}
+    content = {
+        "schema": SCHEMA,
+        "study": study.name,
+        "scale": study.scale,
+        "title": study.title,
+        "paper": study.paper,
+        "axes": study.axes,
+        "runs": {**runs, **study.cells},
+    }
+    partial = path.with_suffix(f".{os.getpid()}.partial")
+    partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+@dataclass
+class _Running:
+    cell: Cell
+    job: Job
+
+
+class _Shift:
+    """One runner's work on a study."""
+
+    def __init__(
+        self, study: Study, workers: Workers, cells: list[Cell], shown: Display, guard: Guard, engines: ExitStack
+    ) -> None:
+        self._study, self._workers = study, workers
+        self._shown, self._guard, self._engines = shown, guard, engines
+        self._left = deque(cells)
+        self._slots = workers.count if study.engine == "inline" else 1
+        self._running: list[_Running] = []
+        self._attempts: Counter[str] = Counter()
+        self._errors: dict[str, str] = {}
+        self._engine: Engine | None = None
+
+    def work(self) -> dict[str, str]:
+        """Until nothing is left; the errors of the runs that failed for good."""
+        try:
+            while self._left or self._running:
+                started = len(self._running) < self._slots and self._start_one()
+                ended = [running for running in self._running if not self._follow(running)]
+                for running in ended:
+                    self._running.remove(running)
+                    self._settle(running)
+                if not started and not ended:
+                    time.sleep(_POLL_SECONDS)
+        finally:
+            for running in self._running:
+                running.job.stop()
+                running.cell.release()
+        return self._errors
+
+    def _start_one(self) -> bool:
+        """Start the first run that is nobody's; false where there is none."""
+        for _ in range(len(self._left)):
+            cell = self._left.popleft()
+            if not cell.claim():
+                self._left.append(cell)
+                continue
+            if cell.finished:
+                cell.release()
+                self._shown.end(cell, note="was finished before")
+                return True
+            self._attempts[cell.name] += 1
+            self._shown.begin(cell, self._attempts[cell.name])
+            try:
+                with naming(cell):
+                    job = self._ready_engine().start(cell.prepare(), cell.folder / "app.log")
+            except FedkaceError as error:
+                self._after_failure(cell, str(error))
+                cell.release()
+            else:
+                self._running.append(_Running(cell, job))
+            return True
+        return False
+
+    def _follow(self, running: _Running) -> bool:
+        going = running.job.running()
+        self._shown.follow(running.cell)
+        return going
+
+    def _settle(self, running: _Running) -> None:
+        cell = running.cell
+        try:
+            with naming(cell):
+                running.job.check()
+                cell.drop_answers()
+                if not cell.finished:
+                    raise RunError(f"ended without a result; see {cell.folder / 'app.log'}")
+        except FedkaceError as error:
+            self._after_failure(cell, str(error))
+        else:
+            self._shown.end(cell, note="")
+        finally:
+            running.job.stop()
+            cell.release()
+
+    def _after_failure(self, cell: Cell, error: str) -> None:
+        if not self._running:
+            self._engines.close()  # whatever is left of Flower or Ray may be what failed
+            self._engine = None
+        if self._attempts[cell.name] < _ATTEMPTS:
+            self._shown.say(f"{error}; trying once more")
+            self._left.appendleft(cell)
+        else:
+            self._errors[cell.name] = error
+            self._shown.end(cell, note="failed twice")
+
+    def _ready_engine(self) -> Engine:
+        if self._engine is None:
+            environment, home = self._guard.environment, self._guard.home
+            if self._study.engine == "inline":
+                self._engine = self._engines.enter_context(InlineEngine(environment))
+            else:
+                flower = FlowerEngine(self._workers.count, self._workers.gpu_fraction, environment, home)
+                self._engine = self._engines.enter_context(flower)
+        return self._engine

@@ -1,0 +1,136 @@
+"""Leverage scores of features that never leave their client unmasked (FedCBDR; Qi et al., NeurIPS 2025, Eqs. 1 to 6).
+
+Pure tensor mathematics in float64. Shapes: n samples of a client, N samples of all clients, F features, r the
+rank of the stacked features.
+
+The leverage of row j of a matrix X is ||row j of U||^2, U the left singular vectors of X; equally
+x_j (X^T X)^+ x_j^T. It says how much of X only that row can explain, and does not change when X is multiplied
+from the right by anything invertible. A rotation P of a client's rows does change it, so the client takes P off
+again before it reads its scores.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fedkace_flwr.algorithms.quotas import water_filling_quotas
+
+_FLOOR = 1e-12  # a sample without leverage is drawn last, not never
+
+
+def random_orthogonal(size: int, generator: torch.Generator) -> Tensor:
+    """Draw a rotation or reflection from the uniform (Haar) distribution.
+
+    Parameters
+    ----------
+    size : int
+        Rows and columns.
+    generator : torch.Generator
+        CPU generator.
+
+    Returns
+    -------
+    Tensor
+        float64 (size, size).
+    """
+    q, r = torch.linalg.qr(torch.randn(size, size, dtype=torch.float64, generator=generator))
+    signed: Tensor = q * r.diagonal().sign()  # without the signs, QR's own convention would show in the distribution
+    return signed
+
+
+def mask(features: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """P X Q.
+
+    Parameters
+    ----------
+    features : Tensor
+        X, float64 (n, F).
+    left : Tensor
+        P, orthogonal, float64 (n, n), the client's secret.
+    right : Tensor
+        Q, orthogonal, float64 (F, F), the same for all clients.
+    """
+    return left @ features @ right
+
+
+def left_factor(stacked: Tensor) -> Tensor:
+    """Left singular vectors of nonzero singular values, float64 (N, r).
+
+    r counts the singular values above max(N, F) * eps * the largest. The vectors beyond are arbitrary, and with
+    all N of them every leverage would be 1.
+
+    Parameters
+    ----------
+    stacked : Tensor
+        Finite, float64 (N, F).
+    """
+    scale = stacked.abs().max()
+    if scale == 0:
+        return stacked[:, :0]
+    u: Tensor
+    u, values, _ = torch.linalg.svd(stacked / scale, full_matrices=False)
+    tolerance = max(stacked.shape) * torch.finfo(torch.float64).eps * values[0]
+    rank = int((values > tolerance).sum())
+    return u.narrow(1, 0, rank)
+
+
+def unmask(rows: Tensor, left: Tensor) -> Tensor:
+    """Take a client's own rotation off its rows of U: P^T U, float64 (n, r)."""
+    return left.T @ rows
+
+
+def leverage(rows: Tensor) -> Tensor:
+    """Squared lengths of the rows of U: float64 (n,), in [0, 1], over all clients summing to r."""
+    return rows.square().sum(dim=1)
+
+
+def draw(
+    scores: Tensor, labels: Tensor, capacity: int, generator: torch.Generator, *, replacement: bool = False
+) -> Tensor:
+    """Draw inside each class, with probability proportional to the score.
+
+    Places are shared among the classes as evenly as their samples allow; those that cannot be split go to
+    classes in random order. The order is drawn first, so the places per class depend on labels and generator
+    alone. Dividing weights by independent exponential variables and keeping the largest is sequential weighted
+    drawing without replacement (Efraimidis and Spirakis, 2006). With replacement a class is drawn from as often as
+    it has places; what comes up again is kept once, and its place stays empty.
+
+    Parameters
+    ----------
+    scores : Tensor
+        float64 (n,), not negative.
+    labels : Tensor
+        int64 (n,); all equal to draw without regard to classes.
+    capacity : int
+        Places in all, M.
+    generator : torch.Generator
+        CPU generator.
+    replacement : bool
+        Whether a sample may be drawn again.
+
+    Returns
+    -------
+    Tensor
+        int64 (min(M, n),), with replacement perhaps fewer: distinct positions, ascending.
+    """
+    classes = torch.bincount(labels).nonzero().squeeze(1)
+    classes = classes[torch.randperm(len(classes), generator=generator)]
+    chosen = (_drawn_again if replacement else _drawn_once)(scores + _FLOOR, generator)
+    members = [(labels == label).nonzero().squeeze(1) for label in classes]
+    quotas = water_filling_quotas([len(positions) for positions in members], capacity)
+    kept = [chosen(positions, quota) for positions, quota in zip(members, quotas, strict=True) if quota > 0]
+    return torch.cat(kept).sort().values if kept else torch.empty(0, dtype=torch.int64)
+
+
+def _drawn_once(weights: Tensor, generator: torch.Generator) -> Callable[[Tensor, int], Tensor]:
+    priority = weights / torch.empty_like(weights).exponential_(generator=generator)
+    return lambda members, places: members[priority[members].argsort(descending=True, stable=True)[:places]]
+
+
+def _drawn_again(weights: Tensor, generator: torch.Generator) -> Callable[[Tensor, int], Tensor]:
+    def chosen(members: Tensor, places: int) -> Tensor:
+        drawn = torch.multinomial(weights[members], places, replacement=True, generator=generator)
+        return members[drawn.bincount().nonzero().squeeze(1)]
+
+    return chosen

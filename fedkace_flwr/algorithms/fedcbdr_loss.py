@@ -1,0 +1,69 @@
+"""Task-aware temperature scaling (FedCBDR; Qi et al., NeurIPS 2025, Eqs. 7 to 9), as printed and as published in code.
+
+Pure tensor mathematics. Shapes: B samples of a batch, C classes.
+"""
+
+import torch
+from torch import Tensor
+
+from fedkace_flwr.training.losses import Batch, TaskLoss, masked_cross_entropy
+
+
+class TemperatureLoss(TaskLoss):
+    """Weighted sum of two mean cross-entropies, of replayed and of new samples, over logits scaled class by class.
+
+    A sample's origin decides its weight, a class's group its temperature. The paper's tasks share no class, so
+    there both groupings are one; here a buffered sample may belong to a class of the present chunk.
+
+    Parameters
+    ----------
+    seen : Tensor
+        bool (C,): classes that take part in the softmax.
+    new : Tensor
+        bool (C,): classes whose logits are divided by ``tau_new``, the others' by ``tau_old``.
+    tau_old, tau_new : float
+        Temperatures, positive.
+    weight_old, weight_new : float
+        Weights of the replayed and of the new samples' mean.
+    """
+
+    capturable = True
+
+    def __init__(
+        self, seen: Tensor, new: Tensor, *, tau_old: float, tau_new: float, weight_old: float, weight_new: float
+    ) -> None:
+        super().__init__(seen, seen)
+        self._temperature = torch.where(new, tau_new, tau_old)
+        self._tau_old, self._tau_new = tau_old, tau_new
+        self._weight_old, self._weight_new = weight_old, weight_new
+
+    def loss(self, logits: Tensor, features: Tensor, batch: Batch) -> Tensor:
+        """The weighted sum; a side without samples in the batch adds nothing."""
+        losses, _ = masked_cross_entropy(self.scaled(logits), batch.labels, self.masks_of(batch))
+        old = batch.replayed.to(losses.dtype)
+        return self._weight_old * _mean(losses, old) + self._weight_new * _mean(losses, 1 - old)
+
+    def scaled(self, logits: Tensor) -> Tensor:
+        """Logits, float (B, C), divided by their classes' temperatures."""
+        return logits / self._temperature.to(logits.dtype)
+
+
+class TwiceScaledLoss(TemperatureLoss):
+    """Mean over the batch of weighted cross-entropies, over logits scaled by class and again by the sample's origin.
+
+    The authors' published code, where it departs from their paper. Parameters as in :class:`TemperatureLoss`.
+    """
+
+    capturable = True
+
+    def loss(self, logits: Tensor, features: Tensor, batch: Batch) -> Tensor:
+        """The mean; how many samples of each side the batch holds does count."""
+        old = batch.replayed.to(logits.dtype)
+        origin = old * self._tau_old + (1 - old) * self._tau_new
+        twice = self.scaled(logits) / origin.unsqueeze(1)
+        losses, _ = masked_cross_entropy(twice, batch.labels, self.masks_of(batch))
+        return (losses * (old * self._weight_old + (1 - old) * self._weight_new)).mean()
+
+
+def _mean(losses: Tensor, members: Tensor) -> Tensor:
+    return (losses * members).sum() / members.sum().clamp_min(1)

@@ -1,0 +1,344 @@
+"""Data sets as one memory-mapped uint8 array each.
+
+The images of a data set are read, resized and laid out once, into a folder of the cache; every process then maps
+that array instead of holding a copy. A cache folder is built aside and renamed into place, so it is complete or
+not there; one that was damaged later is built again. Where the images come from is in
+:mod:`fedkace_flwr.data.readers`.
+"""
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+from filelock import FileLock
+from numpy.typing import NDArray
+
+from fedkace_flwr.data.images import Framing
+from fedkace_flwr.data.readers import (
+    Content,
+    Source,
+    check_num_classes,
+    find_cifar100,
+    find_digits,
+    find_folder,
+    find_imagenet100,
+    imagenet_framing,
+)
+from fedkace_flwr.errors import ConfigError, DataError
+from fedkace_flwr.sections import DataConfig
+
+logger = logging.getLogger(__name__)
+
+DATASETS: dict[str, Source] = {
+    "digits": Source(classes=10, image_size=8, find=find_digits),
+    "cifar100": Source(classes=100, image_size=32, find=find_cifar100),
+    "imagenet100": Source(classes=100, image_size=224, find=find_imagenet100, framing=imagenet_framing),
+    "folder": Source(classes=None, image_size=64, find=find_folder, framing=Framing.of_files),
+}
+"""The data sets by name: the one place to register another."""
+
+_FORMAT = 1  # raise whenever the same files would be prepared differently
+_IMAGES, _LABELS, _META = "images.npy", "labels.npy", "meta.json"
+
+_Triple = tuple[float, float, float]
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A prepared data set. A sample's id is its row number, whatever the number of classes kept.
+
+    Attributes
+    ----------
+    name : str
+        Name in :data:`DATASETS`.
+    images : ndarray
+        uint8, shape (N, 3, H, W), memory-mapped and read-only.
+    labels : ndarray
+        int64, shape (N,).
+    train_size : int
+        Rows [0, train_size) are the training split, the others the test split.
+    class_names : tuple of str
+        The classes kept; labels from ``num_classes`` up belong to classes left out.
+    mean, std : tuple of float
+        Per channel, of all prepared training images scaled to [0, 1].
+    """
+
+    name: str
+    images: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+    train_size: int
+    class_names: tuple[str, ...]
+    mean: _Triple
+    std: _Triple
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes kept."""
+        return len(self.class_names)
+
+    @property
+    def image_size(self) -> int:
+        """Height and width of the images, in pixels."""
+        return int(self.images.shape[-1])
+
+    def train_ids(self, label: int) -> NDArray[np.int64]:
+        """Return the ids of a class in the training split, int64, ascending.
+
+        Raises
+        ------
+        IndexError
+            ``label`` is not one of the classes kept.
+        """
+        return self._ids(self._train_index, label)
+
+    def test_ids(self, label: int) -> NDArray[np.int64]:
+        """Return the ids of a class in the test split, int64, ascending; raises like :meth:`train_ids`."""
+        return self._ids(self._test_index, label)
+
+    def fetch(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return copies of the rows ``ids``.
+
+        Parameters
+        ----------
+        ids : Tensor
+            int64, shape (n,), on any device.
+
+        Returns
+        -------
+        Tensor
+            uint8, shape (n, 3, H, W), on the CPU.
+        """
+        return torch.from_numpy(np.asarray(self.images[ids.cpu().numpy()]))
+
+    def _ids(self, index: list[NDArray[np.int64]], label: int) -> NDArray[np.int64]:
+        if not 0 <= label < self.num_classes:
+            raise IndexError(f"label {label}: {self.name} is loaded with classes 0 to {self.num_classes - 1}")
+        return index[label].copy()
+
+    @cached_property
+    def _train_index(self) -> list[NDArray[np.int64]]:
+        return _by_class(self.labels[: self.train_size], self.num_classes, first_id=0)
+
+    @cached_property
+    def _test_index(self) -> list[NDArray[np.int64]]:
+        return _by_class(self.labels[self.train_size :], self.num_classes, first_id=self.train_size)
+
+
+def _by_class(labels: NDArray[np.int64], classes: int, first_id: int) -> list[NDArray[np.int64]]:
+    order = np.argsort(labels, kind="stable")  # stable: ascending ids within a class
+    bounds = np.searchsorted(labels[order], np.arange(classes + 1))
+    return [first_id + order[start:stop] for start, stop in pairwise(bounds)]
+
+
+def known_classes(name: str) -> int | None:
+    """Return the number of classes of a data set, None where its files decide.
+
+    Raises
+    ------
+    ConfigError
+        There is no data set of that name.
+    """
+    return _source(name).classes
+
+
+def framing_of(name: str, size: int) -> Framing:
+    """Return how a data set's pictures become squares of a size, in pixels.
+
+    Raises
+    ------
+    ConfigError
+        There is no data set of that name.
+    """
+    return _source(name).framing(size)
+
+
+def load_dataset(config: DataConfig, *, progress: bool = False) -> Dataset:
+    """Open a data set, after preparing it if no usable copy is in the cache.
+
+    With ``data-source = inbox`` there is none to open: the result has the agreed classes, no images, and 0.5 and
+    0.25 for mean and standard deviation.
+
+    Any number of processes may call this at once: one prepares, the others wait for it. Files that changed are
+    prepared anew beside the old copy; removing the cache is always safe.
+
+    Parameters
+    ----------
+    config : DataConfig
+        Which data set, where its files and the cache are, how many classes to keep and the image size.
+    progress : bool
+        Show a progress bar while preparing.
+
+    Returns
+    -------
+    Dataset
+        With the first ``config.num_classes`` classes, or all where that is 0.
+
+    Raises
+    ------
+    ConfigError
+        An unknown name, or more classes than the data set has.
+    DataError
+        Files missing or damaged, or a cache folder that cannot be used.
+    """
+    if config.data_source == "inbox":
+        return _agreed(config)
+    source = _source(config.dataset)
+    if source.classes is not None:
+        check_num_classes(config, source.classes)
+    size = config.image_size or source.image_size
+    origin = source.find(config, size)
+    cache = cache_dir(config)
+    folder = cache / f"{config.dataset}-{size}-{origin.fingerprint}"
+    try:
+        dataset = _open(folder, config.dataset)  # without the lock: a finished cache may lie on a read-only disk
+        if dataset is None:
+            cache.mkdir(parents=True, exist_ok=True)
+            with FileLock(cache / f"{folder.name}.lock"):
+                dataset = _open(folder, config.dataset) or _prepare(folder, config.dataset, origin.read(), progress)
+    except OSError as fault:
+        raise DataError(f"cache-dir = {cache}: cannot be used ({fault}); name a folder with room to write") from fault
+    return replace(dataset, class_names=dataset.class_names[: config.num_classes or None])
+
+
+def _agreed(config: DataConfig) -> Dataset:
+    """What server and devices agree on where data arrive by themselves: classes and image size, and no images."""
+    none = np.empty((0, 3, config.image_size, config.image_size), dtype=np.uint8)
+    return Dataset("inbox", none, np.empty(0, dtype=np.int64), 0, config.classes(), (0.5,) * 3, (0.25,) * 3)
+
+
+def _source(name: str) -> Source:
+    if name not in DATASETS:
+        raise ConfigError(f"dataset = {name!r}: must be one of {', '.join(DATASETS)}")
+    return DATASETS[name]
+
+
+def cache_dir(config: DataConfig) -> Path:
+    """Where prepared data and cached references are kept: ``cache-dir``, its environment variable, or the user's cache."""
+    chosen = config.cache_dir or os.environ.get("FEDKACE_CACHE_DIR") or "~/.cache/fedkace_flwr"
+    return Path(chosen).expanduser().resolve()
+
+
+def _open(folder: Path, name: str) -> Dataset | None:
+    """Map a prepared data set; None where there is none or it is damaged."""
+    if not folder.exists():
+        return None
+    try:
+        return _read(folder, name)
+    except (FileNotFoundError, _DamagedError) as fault:
+        logger.warning("%s is damaged (%s); it will be prepared again", folder, fault)
+        return None
+
+
+class _DamagedError(Exception):
+    """A cache folder is not what was written."""
+
+
+def _read(folder: Path, name: str) -> Dataset:
+    try:
+        meta = json.loads((folder / _META).read_text(encoding="utf-8"))
+        if meta["format"] != _FORMAT:
+            raise ValueError(f"format {meta['format']}, expected {_FORMAT}")
+        images = np.load(folder / _IMAGES, mmap_mode="r")
+        labels = np.load(folder / _LABELS)
+        if (images.dtype, list(images.shape)) != (np.uint8, meta["shape"]):
+            raise ValueError(f"{_IMAGES}: {images.dtype} {images.shape}, expected uint8 {meta['shape']}")
+        names = tuple(str(each) for each in meta["class_names"])
+        if labels.dtype != np.int64 or labels.shape != images.shape[:1]:
+            raise ValueError(f"{_LABELS}: {labels.dtype} {labels.shape}, expected int64 {images.shape[:1]}")
+        if not 0 <= labels.min() <= labels.max() < len(names):
+            raise ValueError(f"{_LABELS}: labels {labels.min()} to {labels.max()}, expected 0 to {len(names) - 1}")
+        mean, std = _triple(meta["mean"]), _triple(meta["std"])
+        return Dataset(name, images, labels, int(meta["train_size"]), names, mean, std)
+    except OSError:  # no sign of damaged bytes, but of missing permissions or a failing disk: nothing to throw away
+        raise
+    except Exception as fault:  # damaged bytes make the parsers raise anything
+        raise _DamagedError(str(fault)) from fault
+
+
+def _triple(values: list[float]) -> _Triple:
+    red, green, blue = values
+    return float(red), float(green), float(blue)
+
+
+def _prepare(folder: Path, name: str, content: Content, progress: bool) -> Dataset:
+    """Build the cache folder aside and rename it; the caller holds the lock."""
+    aside = folder.with_name(f"{folder.name}.partial")  # a fixed name: what a killed process left is cleared away
+    for stale in (aside, folder):
+        if stale.exists():
+            shutil.rmtree(stale)
+    aside.mkdir()
+    try:
+        shape, mean, std = _write_images(aside / _IMAGES, content, _shown(content, name, progress))
+        np.save(aside / _LABELS, content.labels)
+        meta = {
+            "format": _FORMAT,
+            "class_names": content.class_names,
+            "train_size": content.train_size,
+            "mean": mean,
+            "std": std,
+            "shape": shape,
+        }
+        (aside / _META).write_text(json.dumps(meta, indent=1), encoding="utf-8")
+        _sync(aside / _LABELS, aside / _META)
+        os.replace(aside, folder)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    logger.info("prepared %s: %d images in %s", name, len(content.labels), folder)
+    return _read(folder, name)
+
+
+def _write_images(
+    path: Path, content: Content, blocks: Iterator[NDArray[np.uint8]]
+) -> tuple[tuple[int, ...], list[float], list[float]]:
+    """Stream the images into an .npy file; return its shape and the training images' mean and std."""
+    # Written as a plain file, not through a memory map: a full disk is then an error and not a bus error.
+    shape: tuple[int, ...] = ()
+    rows = 0
+    counts = np.zeros((3, 256), dtype=np.int64)  # a histogram: exact, whatever the number of images
+    with path.open("wb") as file:
+        for block in blocks:
+            if not shape:
+                shape = (len(content.labels), *block.shape[1:])
+                header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(file, header)
+            file.write(np.ascontiguousarray(block).data)
+            for channel, values in enumerate(np.moveaxis(block[: max(content.train_size - rows, 0)], 1, 0)):
+                counts[channel] += np.bincount(values.reshape(-1), minlength=256)
+            rows += len(block)
+        file.flush()
+        os.fsync(file.fileno())
+    assert rows == len(content.labels), f"{rows} images for {len(content.labels)} labels"
+    scaled = np.arange(256) / 255
+    shares = counts / counts.sum(axis=1, keepdims=True)
+    mean = shares @ scaled
+    std = np.sqrt((shares * (scaled - mean[:, None]) ** 2).sum(axis=1))
+    return shape, mean.tolist(), std.tolist()
+
+
+def _sync(*paths: Path) -> None:
+    # A rename can outlive a power cut that the bytes did not; after this it cannot.
+    for path in paths:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+
+
+def _shown(content: Content, name: str, progress: bool) -> Iterator[NDArray[np.uint8]]:
+    if not progress:
+        yield from content.blocks
+        return
+    from rich.progress import Progress
+
+    with Progress() as bar:
+        task = bar.add_task(f"preparing {name}", total=len(content.labels))
+        for block in content.blocks:
+            yield block
+            bar.advance(task, len(block))

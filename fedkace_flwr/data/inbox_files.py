@@ -1,0 +1,207 @@
+"""Reading files of labelled images that something else has written: one ``.npz``, or one picture in a class's folder.
+
+Nothing here trusts a file: sizes are checked before anything is allocated, and every fault is a
+:class:`~fedkace_flwr.errors.DataError` that says what would be right.
+"""
+
+import io
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkace_flwr.data.images import Framing, read_square
+from fedkace_flwr.data.readers import PICTURES
+from fedkace_flwr.errors import DataError
+
+LARGEST_FILE = 2**28
+"""Bytes that the arrays of one file may take, unpacked."""
+
+_UNFINISHED = (".part", ".partial", ".tmp")
+_ARCHIVE = ".npz"
+_IMAGES, _LABELS = "images", "labels"
+_WANTED = f"an .npz with {_IMAGES} and {_LABELS}, or a picture ({', '.join(PICTURES)}) in a class's folder"
+
+Arrived = tuple[NDArray[np.uint8], NDArray[np.int64]]
+"""Images, uint8 (n, 3, S, S), and labels, int64 (n,)."""
+
+
+def listing(folder: Path) -> list[tuple[Path, str | None]]:
+    """Files in a folder, and with the class's name those in classes' folders, by name; unfinished ones left out."""
+    found: list[tuple[Path, str | None]] = []
+    for path in _finished(folder):
+        if path.is_dir() and not path.is_symlink():
+            found += [(each, path.name) for each in _finished(path)]
+        else:
+            found.append((path, None))
+    return found
+
+
+def _finished(folder: Path) -> list[Path]:
+    paths = sorted(folder.iterdir(), key=lambda path: path.name)
+    return [path for path in paths if not path.name.startswith(".") and not path.name.endswith(_UNFINISHED)]
+
+
+def count(path: Path, class_name: str | None) -> int:
+    """How many samples a file claims to hold; of an archive only heads are parsed.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    class_name : str or None
+        The class's folder that it lies in, if it lies in one.
+
+    Raises
+    ------
+    DataError
+        The file is of another kind, or its head is damaged.
+    """
+    if class_name is not None:
+        _check_kind(path, PICTURES)
+        return 1
+    _check_kind(path, (_ARCHIVE,))
+    content = _content(path)
+    with _faults_of(path), zipfile.ZipFile(content) as archive:
+        return _rows(_shape(archive, _LABELS))
+
+
+def read(path: Path, class_name: str | None, class_names: Sequence[str], image_size: int) -> Arrived:
+    """Read a file whole.
+
+    An archive holds ``images``, uint8 of shape (n, S, S, 3), (n, 3, S, S) or, in grey, (n, S, S), and ``labels``,
+    (n,): whole numbers from 0 in the order of the classes, or class names. A picture may be of any size: its
+    shorter side is scaled to S and the middle cut out.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    class_name : str or None
+        The class's folder that it lies in, if it lies in one.
+    class_names : sequence of str
+        The agreed classes, in the order of their labels.
+    image_size : int
+        Height and width S that images must have.
+
+    Raises
+    ------
+    DataError
+        The file is damaged or too large, or an image or a label is not what was agreed.
+    """
+    if class_name is not None:
+        label = _label_of(class_name, class_names)
+        _check_kind(path, PICTURES)
+        with _faults_of(path):
+            return read_square(path, Framing.of_files(image_size))[None], np.array([label], dtype=np.int64)
+    _check_kind(path, (_ARCHIVE,))
+    content = _content(path)
+    with _faults_of(path), zipfile.ZipFile(content) as archive:
+        size = sum(member.file_size for member in archive.infolist())
+        if size > LARGEST_FILE:
+            raise DataError(f"holds {size} bytes unpacked; at most {LARGEST_FILE}")
+        images, labels = _array(archive, _IMAGES), _array(archive, _LABELS)
+        return _images_as_agreed(images, _rows(labels.shape), image_size), _labels_as_agreed(labels, class_names)
+
+
+class _faults_of:
+    """Turn whatever a parser raises about a file's content into a DataError of one line."""
+
+    def __init__(self, path: Path) -> None:
+        self._name = path.name
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, fault: BaseException | None, trace: object) -> None:
+        if isinstance(fault, DataError):
+            raise DataError(f"{self._name}: {fault}") from fault
+        if isinstance(fault, Exception):
+            text = " ".join(str(fault).split()) or type(fault).__name__
+            raise DataError(f"{self._name}: damaged, or not {_WANTED} ({text[:200]})") from fault
+
+
+def _content(path: Path) -> io.BytesIO:
+    """A file's bytes: what the disk has to say is said here, and whatever comes later is about the content."""
+    size = path.stat().st_size
+    if size > LARGEST_FILE:
+        raise DataError(f"{path.name}: is of {size} bytes; at most {LARGEST_FILE}")
+    return io.BytesIO(path.read_bytes())
+
+
+def _check_kind(path: Path, suffixes: tuple[str, ...]) -> None:
+    if not path.name.lower().endswith(suffixes):
+        raise DataError(f"{path.name}: must be {_WANTED}")
+
+
+def _label_of(class_name: str, class_names: Sequence[str]) -> int:
+    if class_name not in class_names:
+        raise DataError(f"class {class_name!r} is none of the {len(class_names)} agreed ones")
+    return class_names.index(class_name)
+
+
+def _array(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
+    shape = _shape(archive, name)  # reads the head alone, so that a lie about the size costs nothing
+    with archive.open(f"{name}.npy") as member:
+        array = np.lib.format.read_array(member, allow_pickle=False)
+    assert array.shape == shape
+    return array
+
+
+def _shape(archive: zipfile.ZipFile, name: str) -> tuple[int, ...]:
+    try:
+        facts = archive.getinfo(f"{name}.npy")
+    except KeyError as fault:
+        raise DataError(f"holds no array {name!r}; must be {_WANTED}") from fault
+    with archive.open(facts) as member:
+        shape, dtype = _head(member)
+    if dtype.hasobject:
+        raise DataError(f"{name} holds Python objects; must be numbers or names")
+    promised = dtype.itemsize
+    for length in shape:
+        promised *= length
+    if not 0 <= promised <= min(facts.file_size, LARGEST_FILE):
+        raise DataError(f"{name} promises {promised} bytes in {facts.file_size}; at most {LARGEST_FILE}")
+    return shape
+
+
+def _head(member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    version = np.lib.format.read_magic(member)
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    if version not in readers:
+        raise DataError(f"is of NumPy's format {version}; must be 1.0 or 2.0")
+    shape, _, dtype = readers[version](member)
+    return shape, dtype
+
+
+def _rows(shape: tuple[int, ...]) -> int:
+    if len(shape) != 1 or shape[0] < 1:
+        raise DataError(f"{_LABELS} is of shape {shape}; must be (n,) with n at least 1")
+    return shape[0]
+
+
+def _images_as_agreed(images: NDArray[Any], rows: int, size: int) -> NDArray[np.uint8]:
+    layouts = {(rows, 3, size, size): (0, 1, 2, 3), (rows, size, size, 3): (0, 3, 1, 2)}
+    if images.dtype != np.uint8 or images.shape not in {*layouts, (rows, size, size)}:
+        raise DataError(
+            f"{_IMAGES} is {images.dtype} {images.shape}; must be uint8 of shape ({rows}, {size}, {size}, 3), "
+            f"({rows}, 3, {size}, {size}) or ({rows}, {size}, {size})"
+        )
+    if images.ndim == 3:
+        return np.repeat(images[:, None], 3, axis=1)
+    return np.ascontiguousarray(images.transpose(layouts[images.shape]))
+
+
+def _labels_as_agreed(labels: NDArray[Any], class_names: Sequence[str]) -> NDArray[np.int64]:
+    if labels.dtype.kind == "U":
+        return np.array([_label_of(str(name), class_names) for name in labels], dtype=np.int64)
+    if labels.dtype.kind not in "iu":
+        raise DataError(f"{_LABELS} is {labels.dtype}; must be whole numbers or class names")
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= len(class_names):
+        odd = low if low < 0 else high
+        raise DataError(f"label {odd} is none of the {len(class_names)} agreed classes, 0 to {len(class_names) - 1}")
+    return labels.astype(np.int64)

@@ -1,0 +1,1 @@
+"""Answering with the models that clients keep."""

@@ -1,0 +1,287 @@
+"""What a client answers by, in a file that stands for itself: neither configuration nor data set are needed.
+
+A client's folder holds ``models-<round>.npz`` for its last two evaluated rounds, files of
+:mod:`fedkace_flwr.storage.atomic`. Others read them while the client goes on: a file is whole or not there, the new one is
+in place before an old one goes, and a reader takes the newest that it can read and leaves all of them alone.
+
+Shapes: n images, S their height and width, C classes.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedkace_flwr.data.images import Framing
+from fedkace_flwr.errors import ConfigError, StateError
+from fedkace_flwr.storage import atomic as durable
+from fedkace_flwr.storage.npz import Array
+from fedkace_flwr.training.loop import Preprocess, predict
+from fedkace_flwr.training.model import ResNet18, load_weights, resnet18
+
+logger = logging.getLogger(__name__)
+
+GLOBAL, LOCAL, SUB_MODELS = "global", "local", "sub-models"
+"""Which model answers, in words."""
+
+_KIND, _FORMAT, _GENERATIONS, _ATTEMPTS = "models", 1, 2, 20
+
+_WRITTEN_WHEN = "a client writes it at the end of a round, if its data come from an inbox or keep-models is always"
+
+_Triple = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Answering:
+    """The networks that a client has at hand after an evaluation, and those among them that answer.
+
+    Attributes
+    ----------
+    weights : dict of str to dict of str to array
+        Weights of each network, by the network's name.
+    answers : dict of str to Tensor
+        bool (C,) of each network that answers: the classes it answers for. Of several the most confident counts.
+    """
+
+    weights: Mapping[str, Mapping[str, Array]]
+    answers: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class KeptModels:
+    """A file's content.
+
+    Attributes
+    ----------
+    method, run : str
+        Name of the method, and the run that the models belong to.
+    round : int
+        The last round evaluated.
+    trained : int
+        The last round trained, which the local model is of.
+    switched_at : int or None
+        Round of the inference switch.
+    seen : tuple of int
+        The classes met.
+    class_names : tuple of str
+        All C.
+    framing : Framing
+        How a picture becomes the networks' input.
+    mean, std : tuple of float
+        What that is normalised by, per channel, scaled to [0, 1].
+    width : int
+        The networks' width.
+    stem : str
+        Their stem, ``cifar`` or ``imagenet``.
+    precision : str
+        What they compute in, ``float32`` or ``bfloat16``.
+    answers : dict of str to tuple of int
+        As in :class:`Answering`, classes by number.
+    weights : dict of str to dict of str to array
+        As in :class:`Answering`.
+    """
+
+    method: str
+    run: str
+    round: int
+    trained: int
+    switched_at: int | None
+    seen: tuple[int, ...]
+    class_names: tuple[str, ...]
+    framing: Framing
+    mean: _Triple
+    std: _Triple
+    width: int
+    stem: str
+    precision: str
+    answers: Mapping[str, tuple[int, ...]]
+    weights: Mapping[str, Mapping[str, Array]]
+
+    @property
+    def answering(self) -> str:
+        """Which model answers, in a word."""
+        (first, *others) = self.answers
+        return first if not others and first in (GLOBAL, LOCAL) else SUB_MODELS
+
+    def described(self) -> dict[str, Any]:
+        """What it is, JSON-ready, without the weights."""
+        plain = ("round", "trained", "switched_at", "method", "run")
+        return {
+            "model": self.answering,
+            **{name: getattr(self, name) for name in plain},
+            "seen": [self.class_names[label] for label in self.seen],
+            "classes": len(self.class_names),
+            "image_size": self.framing.size,
+        }
+
+    def to_record(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        """Split into arrays, ``NETWORK.WEIGHT``, and a JSON-ready record."""
+        arrays = {f"{name}.{key}": array for name, each in self.weights.items() for key, array in each.items()}
+        framing = {"size": self.framing.size, "shorter": self.framing.shorter, "scaling": self.framing.scaling}
+        others = [name for name in KeptModels.__dataclass_fields__ if name not in ("weights", "framing")]
+        return arrays, {"format": _FORMAT, "framing": framing, **{name: getattr(self, name) for name in others}}
+
+    @classmethod
+    def from_record(cls, arrays: Mapping[str, Array], record: Mapping[str, Any]) -> "KeptModels":
+        """Undo :meth:`to_record`.
+
+        Raises
+        ------
+        StateError
+            It is not what that writes.
+        """
+        content = dict(record)
+        if (found := content.pop("format", None)) != _FORMAT:
+            raise StateError(f"its models are of format {found}, this program reads {_FORMAT}")
+        try:
+            content["framing"] = Framing(**content["framing"])
+            for name in ("seen", "class_names", "mean", "std"):
+                content[name] = tuple(content[name])
+            content["answers"] = {name: tuple(classes) for name, classes in content["answers"].items()}
+            weights: dict[str, dict[str, Array]] = {}
+            for name, array in arrays.items():
+                network, _, key = name.partition(".")
+                weights.setdefault(network, {})[key] = array
+            kept = cls(**content, weights=weights)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise StateError(f"its record does not fit ({error})") from error
+        if not kept.seen or not kept.answers or not set(kept.answers) <= set(weights):
+            raise StateError("it names no class or no model to answer by")
+        return kept
+
+
+def write(folder: Path, kept: KeptModels) -> None:
+    """Put a generation in place, then drop older and later ones."""
+    durable.write(_path(folder, kept.round), *kept.to_record())
+    numbers = durable.numbered(folder, _KIND)
+    stay = [number for number in numbers if number <= kept.round][:_GENERATIONS]
+    for number in set(numbers) - set(stay):
+        _path(folder, number).unlink(missing_ok=True)
+
+
+def listing(folder: Path) -> tuple[tuple[int, int, int, int], ...]:
+    """What changes whenever a generation comes or goes: number, inode, time and size of each, the newest first."""
+    found = []
+    for number in durable.numbered(folder, _KIND):
+        try:
+            facts = _path(folder, number).stat()
+        except FileNotFoundError:
+            continue
+        found.append((number, facts.st_ino, facts.st_mtime_ns, facts.st_size))
+    return tuple(found)
+
+
+class Predictor:
+    """The networks that answer, ready to.
+
+    Any number of threads may ask at once.
+
+    Parameters
+    ----------
+    kept : KeptModels
+        What was read.
+
+    Raises
+    ------
+    StateError
+        The weights do not fit the networks.
+    """
+
+    def __init__(self, kept: KeptModels) -> None:
+        self.kept = kept
+        self._preprocess = Preprocess.by_statistics(kept.mean, kept.std, torch.device("cpu"))
+        self._networks = [(self._network(name), self._mask(classes)) for name, classes in kept.answers.items()]
+        self._seen = self._mask(kept.seen)
+
+    def probabilities(self, images: Tensor) -> Tensor:
+        """Probabilities of all classes, 0 for one that has not been met.
+
+        Parameters
+        ----------
+        images : Tensor
+            uint8 (n, 3, S, S).
+
+        Returns
+        -------
+        Tensor
+            float64 (n, C); the rows add up to 1. The largest is the class that the client's evaluation would say.
+        """
+        found = [(predict(net, lambda block: block, images, self._preprocess), mask) for net, mask in self._networks]
+        if len(found) == 1:
+            ((logits, mask),) = found
+            return logits.double().masked_fill(~(mask & self._seen), -torch.inf).softmax(dim=1)
+        scores = torch.zeros(len(images), len(self.kept.class_names))
+        for logits, mask in found:  # in single precision, as clients evaluate: which of two equal ones wins is the same
+            scores = torch.maximum(scores, logits.masked_fill(~mask, -torch.inf).softmax(dim=1))
+        scores = scores.double().masked_fill(~self._seen, 0)
+        return scores / scores.sum(dim=1, keepdim=True)
+
+    def answer(self, image: NDArray[np.uint8], top: int) -> dict[str, Any]:
+        """The likeliest classes of one image, uint8 (3, S, S), JSON-ready; a class not met is not among them."""
+        found = self.probabilities(torch.from_numpy(image.copy())[None])[0]
+        ranked = [label for label in found.argsort(descending=True, stable=True).tolist() if label in self.kept.seen]
+        classes = [
+            {"class": self.kept.class_names[label], "probability": float(found[label])} for label in ranked[:top]
+        ]
+        return {"round": self.kept.round, "model": self.kept.answering, "classes": classes}
+
+    def _network(self, name: str) -> ResNet18:
+        kept = self.kept
+        try:
+            net = resnet18(len(kept.class_names), kept.width, kept.stem)
+            load_weights(net, {key: torch.from_numpy(array) for key, array in kept.weights[name].items()})
+            net.precision = {"float32": torch.float32, "bfloat16": torch.bfloat16}[kept.precision]
+        except (ConfigError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise StateError(f"the weights of {name!r} do not fit ({' '.join(str(error).split())})") from error
+        return net.to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload, no-any-return]
+
+    def _mask(self, classes: tuple[int, ...]) -> Tensor:
+        mask = torch.zeros(len(self.kept.class_names), dtype=torch.bool)
+        mask[list(classes)] = True
+        return mask
+
+
+def load_newest(folder: Path) -> Predictor:
+    """A predictor by the newest generation that can be read, whatever its writer does meanwhile.
+
+    Raises
+    ------
+    StateError
+        There is no such folder, nothing in it yet, or nothing readable.
+    """
+    if not folder.is_dir():
+        raise StateError(f"{folder}: there is no such folder; name the state folder of a client")
+    faults: dict[Path, str] = {}
+    for _ in range(_ATTEMPTS):  # what is listed can be gone before it is read; then there is a newer one
+        vanished = False
+        for number in durable.numbered(folder, _KIND):
+            path = _path(folder, number)
+            try:
+                content = durable.read(path)
+                if content is None:
+                    vanished = True
+                    continue
+                predictor = Predictor(KeptModels.from_record(*content))
+            except (OSError, StateError) as error:
+                faults[path] = " ".join(str(error).split())
+                continue
+            for damaged, fault in faults.items():
+                logger.warning("%s: %s; round %d answers in its place", damaged, fault, number)
+            return predictor
+        if not vanished:
+            break
+    for damaged, fault in faults.items():
+        raise StateError(f"{damaged}: {fault}")
+    inside = sorted({path.parent.name for path in folder.glob(f"*/{_KIND}-*.npz")})
+    advice = f"name one of the folders in it: {', '.join(inside)}" if inside else _WRITTEN_WHEN
+    raise StateError(f"{folder}: there is no model yet; {advice}")
+
+
+def _path(folder: Path, round_number: int) -> Path:
+    return folder / f"{_KIND}-{round_number:06d}.npz"

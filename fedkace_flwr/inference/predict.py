@@ -1,0 +1,121 @@
+"""Inference on the edge, while rounds go on: ``python -m fedkace_flwr.inference.predict --state DIR IMAGE...``, or a service.
+
+Answers by the model that the client's switch has chosen, from what the client keeps of it
+(:mod:`fedkace_flwr.inference.kept_models`).
+"""
+
+import argparse
+import json
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedkace_flwr.data.images import read_square
+from fedkace_flwr.errors import DataError, FedkaceError, StateError
+from fedkace_flwr.inference.kept_models import Predictor, load_newest
+
+_FAILED = 2
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; its exit status: 0, or 2 where something could not be answered."""
+    warnings.filterwarnings("ignore", module=r"PIL\b")  # of odd metadata; what cannot be read is said in one line
+    serves = arguments[:1] == ["serve"]
+    options = _serving_options(arguments[1:]) if serves else _options(arguments)
+    torch.set_num_threads(options.threads)
+    try:
+        return _serve(options) if serves else _predict(options)
+    except (FedkaceError, OSError) as error:
+        return _failed(str(error))
+
+
+def _predict(options: argparse.Namespace) -> int:
+    predictor = load_newest(options.state)
+    answers = [_answer(predictor, path, options.top) for path in options.images]
+    if options.json:
+        print(json.dumps({"model": predictor.kept.described(), "answers": answers}))
+    else:
+        kept = predictor.kept
+        print(f"{kept.answering} model of round {kept.round}, {len(kept.seen)} of {len(kept.class_names)} classes met")
+    failed = False
+    for answer in answers:
+        if "error" in answer:
+            failed = True
+            _failed(f"{answer['image']}: {answer['error']}")
+        elif not options.json:
+            likely = ", ".join(f"{each['class']} {100 * each['probability']:.2f} %" for each in answer["classes"])
+            print(f"{answer['image']}: {likely}")
+    return _FAILED if failed else 0
+
+
+def _answer(predictor: Predictor, path: Path, top: int) -> dict[str, Any]:
+    try:
+        square = read_square(path, predictor.kept.framing)
+    except DataError as error:
+        return {"image": str(path), "error": str(error)}
+    return {"image": str(path), "classes": predictor.answer(square, top)["classes"]}
+
+
+def _serve(options: argparse.Namespace) -> int:
+    if not options.state.is_dir():
+        raise StateError(f"{options.state}: there is no such folder; name the state folder of a client")
+    try:
+        from fedkace_flwr.inference.service import serve
+    except ImportError as error:
+        return _failed(f"{error}: the service needs the extra serve: pip install 'fedkace-flwr[serve]'")
+    return serve(options.state, options.host, options.port)
+
+
+def _failed(message: str) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return _FAILED
+
+
+def _options(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m fedkace_flwr.inference.predict", description=_DESCRIPTION, epilog=_EPILOG
+    )
+    _add_common(parser)
+    parser.add_argument("images", type=Path, nargs="+", metavar="IMAGE", help="a picture of any size and format")
+    parser.add_argument("--top", type=_positive, default=3, help="so many of the likeliest classes (default 3)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser.parse_args(arguments)
+
+
+def _serving_options(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m fedkace_flwr.inference.predict serve", description=_SERVES)
+    _add_common(parser)
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default 127.0.0.1)")
+    parser.add_argument("--port", type=_port, default=8080, help="port to listen at; 0 picks one (default 8080)")
+    return parser.parse_args(arguments)
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--state", type=Path, required=True, metavar="DIR", help="state folder of the client")
+    parser.add_argument("--threads", type=_positive, default=1, help="CPU threads of one answer (default 1)")
+
+
+def _positive(text: str) -> int:
+    return _within(text, 1, 10**6)
+
+
+def _port(text: str) -> int:
+    return _within(text, 0, 65535)
+
+
+def _within(text: str, low: int, high: int) -> int:
+    if not text.isdecimal() or not low <= int(text) <= high:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number from {low} to {high}")
+    return int(text)
+
+
+_DESCRIPTION = "Name what pictures show, by the model that a client answers by."
+_EPILOG = "As a service: python -m fedkace_flwr.inference.predict serve --help"
+_SERVES = "Answer over HTTP: POST /predict with a picture, GET /model, GET /health."
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,132 @@
+"""How configuration keys are declared: default, type, range, unit, meaning, and what a key affects.
+
+A section is a frozen dataclass whose fields are made by :func:`key`. A field's type is bool, int, float, str, or a
+``Literal`` of the allowed texts. A key's name in run configs, studies and records is the field's name in kebab-case.
+"""
+
+import math
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from fedkace_flwr.errors import ConfigError
+
+Scalar = bool | int | float | str
+
+Affects = Literal["numbers", "waiting", "place"]
+"""What a key changes: the numbers of a run, how long the run waits, or only where things are and how they are kept."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a configuration key means and which values it takes."""
+
+    meaning: str
+    unit: str = ""
+    low: float | None = None
+    above: float | None = None
+    high: float | None = None
+    affects: Affects = "numbers"
+    choices: tuple[str, ...] = ()
+
+    def range_text(self) -> str:
+        """The allowed values in words, empty where every value of the type is allowed."""
+        if self.choices:
+            return ", ".join(f"`{choice}`" for choice in self.choices)
+        low = f">= {self.low:g}" if self.low is not None else f"> {self.above:g}" if self.above is not None else ""
+        high = f"<= {self.high:g}" if self.high is not None else ""
+        return " and ".join(part for part in (low, high) if part)
+
+    def allows(self, value: Scalar) -> bool:
+        """Whether ``value``, already of the right type, lies in the range."""
+        if self.choices:
+            return value in self.choices
+        if isinstance(value, str | bool):
+            return True
+        return (
+            (isinstance(value, int) or math.isfinite(value))
+            and (self.low is None or value >= self.low)
+            and (self.above is None or value > self.above)
+            and (self.high is None or value <= self.high)
+        )
+
+
+def key(
+    default: Any,
+    meaning: str,
+    *,
+    unit: str = "",
+    low: float | None = None,
+    above: float | None = None,
+    high: float | None = None,
+    affects: Affects = "numbers",
+) -> Any:
+    """Declare a configuration key as a field of a section.
+
+    Parameters
+    ----------
+    default : bool, int, float or str
+        The default; its type is the key's.
+    meaning : str
+        For the documentation, in Markdown.
+    unit : str
+        Of the value, for the documentation.
+    low, above, high : float, optional
+        Bounds: at least, more than, at most.
+    affects : {"numbers", "waiting", "place"}
+        What the key changes. A run can be resumed with another value unless the key affects numbers.
+    """
+    return field(default=default, metadata={"key": Key(meaning, unit, low, above, high, affects)})
+
+
+def kebab(name: str) -> str:
+    """A field's name as users write it."""
+    return name.replace("_", "-")
+
+
+def keys_of(section: type) -> dict[str, Key]:
+    """The keys of a section by field name, in the order of declaration, with the choices of their types."""
+    return dict(_keys_of(section))
+
+
+@cache
+def _keys_of(section: Any) -> dict[str, Key]:
+    hints, found = get_type_hints(section), dict[str, Key]()
+    for each in fields(section):
+        if "key" in each.metadata:
+            declared: Key = each.metadata["key"]
+            choices = get_args(hints[each.name]) if get_origin(hints[each.name]) is Literal else ()
+            found[each.name] = replace(declared, choices=choices)
+    return found
+
+
+def default_of(section: type, name: str) -> Scalar:
+    """The default of a section's key, by field name."""
+    value = next(each.default for each in fields(section) if each.name == name)
+    assert isinstance(value, bool | int | float | str)
+    return value
+
+
+def checked(name: str, value: object, of: Key, default: Scalar) -> Scalar:
+    """A value of the key's type and in its range; whole numbers pass for floats.
+
+    Raises
+    ------
+    ConfigError
+        It has another type or lies outside the range.
+    """
+    kind = type(default)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        try:
+            value = float(value)
+        except OverflowError:
+            value = math.inf if value > 0 else -math.inf
+    if type(value) is not kind:
+        words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+        raise ConfigError(f"{name} = {value!r}: must be {words[kind]}")
+    assert isinstance(value, bool | int | float | str)
+    if not of.allows(value):
+        wanted = ["finite"] if isinstance(value, float) and not math.isfinite(value) else []
+        wanted += [of.range_text().replace("`", "")] if of.range_text() else []
+        raise ConfigError(f"{name} = {value!r}: must be {' and '.join(wanted)}")
+    return value

@@ -1,0 +1,280 @@
+"""Every record key and metric name that crosses the wire, and the checks on what comes back.
+
+Arrays travel as ArrayRecords, numbers as MetricRecords and ConfigRecords; nothing is pickled.
+"""
+
+import io
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+
+from fedkace_flwr.errors import MessageError
+
+ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
+ROUND, CLIENT, RUN = "round", "client", "run"
+INBOX, TEST = "inbox", "test"
+WORKING = "working"
+PARTITION, PARTITIONS = "partition-id", "num-partitions"
+EXAMPLES = "num-examples"
+
+SAT_OUT = "sat-out"
+ACCURACY = "accuracy"
+LOCAL_ACCURACY = "local-accuracy"
+GLOBAL_ACCURACY = "global-accuracy"
+BUFFER_ACCURACY = "buffer-accuracy"
+BUFFER_PROBABILITY = "buffer-probability"
+GAP = "gap"
+SWITCHED_AT = "switched-at"
+SEEN_CLASSES = "seen-classes"
+INTERPOLATED = "interpolated"
+REPLAY_WEIGHTS = "replay-weights"
+REPLAY_SKIPPED = "replay-ratios-skipped"
+BUFFER_SIZE = "buffer-size"
+BUFFER_CLASSES = "buffer-classes"
+CHUNK_CLASSES = "chunk-classes"
+CONDITION_NUMBER = "condition-number"
+STARTED, FINISHED = "started", "finished"
+TRAINING_SECONDS = "training-seconds"
+SELECTION_SECONDS = "selection-seconds"
+EVALUATION_SECONDS = "evaluation-seconds"
+
+_SERIALISED = "numpy.ndarray"  # what Flower calls an array in NumPy's own format
+_LARGEST_HEADER = 512  # bytes before an array's content; NumPy writes 128 for all that this package sends
+_LARGEST_METRICS = 2**20  # bytes of all numbers and their names, some thousand times what a method reports
+_LARGEST_NUMBER = 2**63
+_LONGEST_TEXT = 200
+_LONGEST_CAUSE = 1000
+
+NumpyArray = npt.NDArray[Any]
+Weights = Mapping[str, NumpyArray]
+Shapes = Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
+
+
+def shapes_of(weights: Weights) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+    """Name, shape and dtype of each array, to check replies against."""
+    return {name: (array.shape, array.dtype) for name, array in weights.items()}
+
+
+def array_record(weights: Weights) -> ArrayRecord:
+    """Pack named arrays."""
+    return ArrayRecord({name: Array(np.asarray(array)) for name, array in weights.items()})
+
+
+def unpack(record: ArrayRecord) -> dict[str, NumpyArray]:
+    """Undo :func:`array_record`."""
+    return {name: array.numpy() for name, array in record.items()}
+
+
+def instruction(arrays: ArrayRecord, config: Mapping[str, Any], client: int, round_number: int) -> RecordDict:
+    """Content of a training or evaluation message to one client."""
+    record = ConfigRecord({**config, ROUND: round_number, CLIENT: client})
+    return RecordDict({ARRAYS: arrays, CONFIG: record})
+
+
+def reply_content(weights: Weights | None, examples: int, metrics: Mapping[str, Any]) -> RecordDict:
+    """Content of a client's reply; ``weights`` is None after an evaluation."""
+    content = RecordDict({METRICS: MetricRecord({EXAMPLES: examples, **metrics})})
+    if weights is not None:
+        content[ARRAYS] = array_record(weights)
+    return content
+
+
+def size_in_bytes(content: RecordDict) -> int:
+    """Bytes of all records of a message: serialised arrays and numbers."""
+    return sum(_config_bytes(r) if isinstance(r, ConfigRecord) else r.count_bytes() for r in content.values())
+
+
+def _config_bytes(record: ConfigRecord) -> int:
+    """What Flower counts; its own count fails on empty texts and lists, which anyone may send, and here are nothing."""
+    size = 0
+    for name, value in record.items():
+        size += len(name) if value not in ("", b"", []) else 0
+        for each in value if isinstance(value, list) else [value]:
+            size += 1 if isinstance(each, bool) else 8 if isinstance(each, int | float) else len(each)
+    return size
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A checked reply.
+
+    Attributes
+    ----------
+    client : int
+        Who sent it.
+    weights : dict of str to array
+        Local weights; empty after an evaluation.
+    examples : int
+        Samples trained or tested on.
+    metrics : dict
+        Numbers and lists of numbers.
+    sat_out : bool
+        The client had nothing new to train on: a valid answer, without a model.
+    """
+
+    client: int
+    weights: Weights
+    examples: int
+    metrics: Mapping[str, Any]
+    sat_out: bool = False
+
+
+def read_reply(message: Message, client: int, shapes: Shapes | None) -> Reply:
+    """Check a reply before it may touch anything.
+
+    What is checked needs no other reply; :mod:`fedkace_flwr.messaging.validation` has what does. The size goes first, so that
+    of a message that is far too large nothing is read.
+
+    Parameters
+    ----------
+    message : Message
+        What came back.
+    client : int
+        Who was asked.
+    shapes : mapping, optional
+        What the weights must look like; None where none are expected.
+
+    Raises
+    ------
+    MessageError
+        The client reports an error, the reply is larger than any good one, a record is missing, an array has the
+        wrong name, shape or dtype, or a number is not finite.
+    """
+    if message.has_error():
+        raise MessageError(root_cause(message.error.reason), "error")
+    content = message.content
+    check_size(content, shapes or {})
+    metrics = content.metric_records.get(METRICS)
+    if metrics is None or not isinstance(metrics.get(EXAMPLES), int):
+        raise MessageError(f"the reply holds no record {METRICS!r} with a whole number {EXAMPLES!r}", "records")
+    numbers = checked_metrics(metrics)
+    examples = numbers.pop(EXAMPLES)
+    if shapes is not None and numbers.get(SAT_OUT, 0) != 0:
+        if numbers[SAT_OUT] != 1 or examples != 0 or ARRAYS in content.array_records:
+            raise MessageError(
+                f"{SAT_OUT} = {shown(numbers[SAT_OUT])} contradicts what else the reply holds", "records"
+            )
+        return Reply(client, {}, 0, numbers, sat_out=True)
+    weights: Weights = {}
+    if shapes is not None:
+        if ARRAYS not in content.array_records:
+            raise MessageError(f"the reply holds no record {ARRAYS!r}", "records")
+        if examples < 1:
+            raise MessageError(f"{EXAMPLES} = {examples}: must be at least 1", "count")
+        weights = checked_arrays(content.array_records[ARRAYS], shapes)
+    elif examples < 0:
+        raise MessageError(f"{EXAMPLES} = {examples}: must not be negative", "count")
+    return Reply(client, weights, examples, numbers)
+
+
+def check_size(content: RecordDict, shapes: Shapes) -> None:
+    """See that a message is no larger than its arrays and numbers can be; nothing in it is read.
+
+    Raises
+    ------
+    MessageError
+        It is.
+    """
+    size, largest = size_in_bytes(content), _LARGEST_METRICS
+    for name, (shape, dtype) in shapes.items():
+        largest += len(name) + _LARGEST_HEADER + math.prod(shape) * dtype.itemsize
+    if size > largest:
+        raise MessageError(f"the reply has {size} bytes, more than the {largest} that it may need; left unread", "size")
+
+
+def checked_arrays(record: ArrayRecord, shapes: Shapes) -> Weights:
+    """Read arrays that came from a client.
+
+    An array's own header is compared with what is wanted before its content is read, so that what it says of its
+    size allocates nothing.
+
+    Raises
+    ------
+    MessageError
+        Names, shapes or types differ from ``shapes``, the bytes cannot be read, or a value is not finite.
+    """
+    if set(record) != set(shapes):
+        odd = sorted(set(record) ^ set(shapes))
+        raise MessageError(
+            f"the reply's arrays differ from the model's in {len(odd)} names, {shown(odd[0])} the first", "arrays"
+        )
+    weights = {}
+    for name, (shape, dtype) in shapes.items():
+        if record[name].stype != _SERIALISED:
+            raise MessageError(f"array {name!r} cannot be read (it says {shown(record[name].stype)})", "arrays")
+        array = _checked_array(name, record[name].data, shape, dtype)
+        if not np.isfinite(array).all():
+            raise MessageError(f"array {name!r} holds values that are not finite", "values")
+        weights[name] = array
+    return weights
+
+
+def _checked_array(name: str, data: bytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NumpyArray:
+    size = math.prod(shape) * dtype.itemsize
+    try:
+        stream = io.BytesIO(data)
+        version = np.lib.format.read_magic(stream)
+        if version != (1, 0):
+            raise ValueError(f"version {version}")
+        found = np.lib.format.read_array_header_1_0(stream, max_header_size=_LARGEST_HEADER)
+    except Exception as error:  # the bytes are the client's, and NumPy raises whatever its parsers raise
+        raise MessageError(f"array {name!r} cannot be read ({type(error).__name__})", "arrays") from error
+    if found[0] != shape or found[2] != dtype:
+        raise MessageError(f"array {name!r} is {shown(found[2])} {shown(found[0])}, not {dtype} {shape}", "arrays")
+    if len(data) - stream.tell() != size:
+        raise MessageError(f"array {name!r} cannot be read (its content has not the length of {shape})", "arrays")
+    stream.seek(0)
+    array: NumpyArray = np.lib.format.read_array(stream, allow_pickle=False, max_header_size=_LARGEST_HEADER)
+    return array
+
+
+def checked_metrics(record: MetricRecord) -> dict[str, Any]:
+    """Read numbers that came from a client; what each may be is :func:`fedkace_flwr.messaging.validation.check_metrics`'s.
+
+    Raises
+    ------
+    MessageError
+        They are too many, or one is not finite or larger than 64 bits hold.
+    """
+    if record.count_bytes() > _LARGEST_METRICS:
+        raise MessageError(f"the reply has numbers of {record.count_bytes()} bytes, left unread", "size")
+    for name, value in record.items():
+        if not all(_finite(number) for number in (value if isinstance(value, list) else [value])):
+            raise MessageError(f"metric {shown(name)} = {shown(value)}: must be finite", "metrics")
+    return {name: _plain(value) for name, value in record.items()}
+
+
+def _finite(number: float) -> bool:
+    return abs(number) < _LARGEST_NUMBER if isinstance(number, int) else math.isfinite(number)
+
+
+def shown(value: object) -> str:
+    """What a client sent, for one line of a log: escaped, and cut where it is long."""
+    return shortened(str(value) if isinstance(value, np.dtype | tuple | list | int | float) else repr(value))
+
+
+def shortened(text: str) -> str:
+    """Text on one line, cut where it is long."""
+    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}..."
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, Sequence) else value
+
+
+def root_cause(reason: str | None) -> str:
+    """The last line of a client's traceback: the error itself.
+
+    The reason holds a traceback, or what Flower makes of an exception: ``<class 'NAME'>:<'TEXT'>``.
+    """
+    lines = [line.strip() for line in (reason or "").replace("\\n", "\n").splitlines() if line.strip()]
+    if not lines:
+        return "the client reported an error without a reason"
+    cause = re.sub(r"^<class '(?:.*\.)?(\w+)'>:<'", r"\1: ", lines[-1][:_LONGEST_CAUSE]).removesuffix("'>")
+    return "".join(letter if letter.isprintable() else "?" for letter in cause)

@@ -1,0 +1,1 @@
+"""Differential privacy: noise, client modifiers, accounting."""

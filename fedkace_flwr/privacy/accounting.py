@@ -1,0 +1,65 @@
+"""What noise is worth: epsilon of differential privacy after so many rounds."""
+
+import math
+
+from scipy.special import log_ndtr
+
+from fedkace_flwr.sections import PrivacyConfig
+
+_HALVINGS = 200
+
+
+def spent(settings: PrivacyConfig, rounds: int) -> dict[str, float | None]:
+    """Fields for the record of a round: epsilon of all rounds so far, for ``dp-delta``; empty without ``dp``.
+
+    A client takes part in every round, so nothing is gained by sampling, and the releases of the rounds compose.
+
+    With ``central`` two federations are neighbours if they differ in one client's presence: its update, at most
+    ``dp-clip`` long, is in the sum or is zero. With ``local`` any two data sets of the client are neighbours: its
+    updates may be twice ``dp-clip`` apart, so the same noise is worth half as much.
+    """
+    if settings.dp == "none":
+        return {}
+    apart = 2.0 if settings.dp == "local" else 1.0
+    value = epsilon(settings.dp_noise / apart, rounds, settings.dp_delta)
+    return {"epsilon": value if math.isfinite(value) else None, "delta": settings.dp_delta}
+
+
+def epsilon(noise: float, rounds: int, delta: float) -> float:
+    """Smallest epsilon for which ``rounds`` Gaussian releases are (epsilon, delta)-private; infinite without noise.
+
+    T releases with noise of z sensitivities each are as private as one with z / sqrt(T) (Dong, Roth and Su,
+    "Gaussian Differential Privacy", 2022), and of one the curve is known exactly (Balle and Wang, "Improving the
+    Gaussian Mechanism for Differential Privacy", ICML 2018): the result is no bound but the value.
+
+    Parameters
+    ----------
+    noise : float
+        Standard deviation of a release's noise, in units of its sensitivity.
+    rounds : int
+        Releases.
+    delta : float
+        In (0, 1).
+    """
+    if noise == 0:
+        return math.inf
+    mu = math.sqrt(rounds) / noise
+    low, high = 0.0, 1.0
+    while _log_delta(high, mu) > math.log(delta):
+        high *= 2
+    if _log_delta(low, mu) <= math.log(delta):
+        return 0.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        if _log_delta(middle, mu) > math.log(delta):
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _log_delta(value: float, mu: float) -> float:
+    """Logarithm of delta = Phi(mu/2 - epsilon/mu) - exp(epsilon) Phi(-mu/2 - epsilon/mu)."""
+    first = float(log_ndtr(mu / 2 - value / mu))
+    second = value + float(log_ndtr(-mu / 2 - value / mu))
+    return first + math.log1p(-math.exp(second - first)) if second < first else -math.inf

@@ -1,0 +1,73 @@
+"""The picture of a run: accuracy over rounds, switch rounds, and chance."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+_INK, _ACCENT, _MUTED = "#1b3a57", "#d1495b", "#8a8f98"
+
+
+def draw_accuracy(rounds: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> None:
+    """Draw ``accuracy.png`` from the lines of ``rounds.jsonl``.
+
+    Parameters
+    ----------
+    rounds : sequence of mapping
+        Records as :func:`fedkace_flwr.results.record.round_record` makes them, at least one.
+    path : Path
+        Where the PNG goes.
+    title : str
+        What was run.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    numbers = [record["round"] for record in rounds]
+
+    for client in range(len(rounds[0]["client_accuracy"])):
+        values = [_or_nan(record["client_accuracy"][client]) for record in rounds]
+        axes.plot(numbers, values, color=_INK, alpha=0.15, linewidth=1, label="one client" if client == 0 else None)
+    axes.plot(
+        numbers,
+        [_or_nan(record["accuracy"]) for record in rounds],
+        color=_INK,
+        linewidth=2.2,
+        marker="o",
+        markersize=3.5,
+        label="mean of clients",
+    )
+    axes.plot(
+        numbers,
+        [_or_nan(record["chance"]) for record in rounds],
+        color=_MUTED,
+        linestyle="--",
+        linewidth=1.4,
+        label="chance",
+    )
+    _mark_switches(axes, rounds)
+
+    axes.set(xlabel="round", ylabel="accuracy on all classes met", ylim=(0, 1.02), title=title)
+    axes.title.set_fontsize(10)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(loc="best", fontsize=8, framealpha=0.9)
+    figure.savefig(path, dpi=130)
+
+
+def _mark_switches(axes: Any, rounds: Sequence[Mapping[str, Any]]) -> None:
+    """One tick per round in which clients switched, with their number."""
+    switches = Counter(number for number in rounds[-1]["switched_at"] if number is not None)
+    for index, (number, clients) in enumerate(sorted(switches.items())):
+        label = "clients that switch to the global model" if index == 0 else None
+        axes.axvline(number, color=_ACCENT, alpha=0.35, linewidth=1, linestyle=":")
+        axes.plot([number], [0.015], marker="^", color=_ACCENT, markersize=6, linestyle="none", label=label)
+        axes.annotate(str(clients), (number, 0.05), color=_ACCENT, ha="center", fontsize=8, annotation_clip=False)
+
+
+def _or_nan(value: float | None) -> float:
+    return float("nan") if value is None else value

@@ -1,0 +1,274 @@
+"""A run's folder: what was asked, where it ran, what each round brought, and the sum of it.
+
+``config.json`` and ``environment.json`` are written before the first round, one line of ``rounds.jsonl`` and a
+checkpoint (``server/``) after each, ``summary.json`` and ``accuracy.png`` after the last. While a process writes
+the folder it holds ``.lock``. With ``tensorboard = true`` the rounds are also written as TensorBoard events.
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+
+from fedkace_flwr.config import Config
+from fedkace_flwr.errors import ConfigError, RunError
+from fedkace_flwr.results.plot import draw_accuracy
+from fedkace_flwr.results.record import accuracy_so_far, environment, summarise, title
+from fedkace_flwr.results.tensorboard import RoundEvents
+from fedkace_flwr.storage import encryption as sealing
+from fedkace_flwr.storage.atomic import sync_folder
+from fedkace_flwr.storage.checkpoint import Checkpoint, Checkpoints
+
+SCHEMA = 1
+_LOCK_SECONDS = 10
+# What a resumed run may be given anew: where it runs and how long it waits, nothing that its numbers depend on.
+_MAY_DIFFER = {
+    *("resume", "results-dir", "run-name", "data-dir", "cache-dir", "tensorboard"),
+    *("deadline", "join-deadline", "below-quorum", "below-quorum-limit"),
+}
+
+
+class RunFolder:
+    """Writes one run's folder, alone.
+
+    Parameters
+    ----------
+    path : Path
+        Made here.
+    resume : bool
+        Whether the folder may hold rounds already.
+
+    Raises
+    ------
+    RunError
+        The folder cannot be written, is being written by another process, or already holds rounds.
+    ConfigError
+        The environment holds something that is no key for the checkpoints.
+    """
+
+    def __init__(self, path: Path, *, resume: bool = False) -> None:
+        self.path = path
+        self.checkpoints = Checkpoints(path / "server")
+        self._rounds: list[dict[str, Any]] = []
+        self._events: RoundEvents | None = None
+        sealing.key()
+        self.check(path)
+        self._lock = FileLock(path / ".lock")
+        try:
+            self._lock.acquire(timeout=_LOCK_SECONDS)
+        except Timeout:
+            raise RunError(f"run-name = {path.name!r}: another process is writing {path}; wait for its end") from None
+        if (path / "rounds.jsonl").exists() and not resume:
+            self.close()
+            raise RunError(
+                f"run-name = {path.name!r}: {path} already holds a run; choose another name, or set resume = true "
+                "to go on with it"
+            )
+
+    @staticmethod
+    def check(path: Path) -> None:
+        """Make a folder and see that it can be written.
+
+        Raises
+        ------
+        RunError
+            It cannot.
+        """
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=path):
+                pass
+        except OSError as error:
+            raise RunError(
+                f"results-dir: {path} cannot be written ({error.strerror}); name a folder that can"
+            ) from error
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end."""
+        return (self.path / "summary.json").exists()
+
+    def begin(self, config: Config, device: torch.device) -> None:
+        """Write configuration and environment.
+
+        Raises
+        ------
+        ConfigError
+            Events are asked for and the package tensorboard is not installed.
+        """
+        self._open_events(config)
+        self._write("environment.json", {"schema": SCHEMA, **environment(device)})
+        self._write("config.json", config.flat())
+
+    def go_on(self, config: Config) -> Checkpoint | None:
+        """Take up an earlier process's work: drop what came after its last checkpoint.
+
+        Returns the checkpoint; None where the earlier process did not come that far, and the run starts anew.
+
+        Raises
+        ------
+        ConfigError
+            The run was begun with another configuration.
+        RunError
+            What is there cannot be read, or is of another schema.
+        """
+        if not (self.path / "config.json").exists():
+            return None
+        self._compare(config)
+        checkpoint = self.checkpoints.newest()
+        done = checkpoint.round if checkpoint else 0
+        rounds = self.path / "rounds.jsonl"
+        lines = rounds.read_text(encoding="utf-8").splitlines(keepends=True) if rounds.exists() else []
+        if checkpoint is None and len(lines) > 1:
+            raise RunError(f"{self.path} holds {len(lines)} rounds and no checkpoint; move it away and start anew")
+        self._rounds = [_line(rounds, number, lines) for number in range(1, done + 1)]
+        if len(lines) > done:
+            self._write_text("rounds.jsonl", "".join(lines[:done]))
+        if checkpoint is not None:
+            self._open_events(config)
+        return checkpoint
+
+    def add_round(self, record: Mapping[str, Any]) -> None:
+        """Append a round; on disk before this returns.
+
+        Raises
+        ------
+        RunError
+            The disk does not take it.
+        """
+        self._rounds.append(dict(record))
+        if self._events is not None:
+            # Before the line: should the process end here, whoever goes on repeats this round and purges its events.
+            self._events.add(record, accuracy_so_far(self._rounds))
+        try:
+            with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record, allow_nan=False) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise self._full(error) from error
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Store what the next round starts from.
+
+        Raises
+        ------
+        RunError
+            The disk does not take it.
+        """
+        try:
+            self.checkpoints.save(checkpoint)
+        except OSError as error:
+            raise self._full(error) from error
+
+    def finish(self, config: Config) -> dict[str, Any]:
+        """Write picture and summary; keep the last checkpoint, which holds the final weights. The summary.
+
+        Raises
+        ------
+        RunError
+            The disk does not take it.
+        """
+        summary = summarise(config, self._rounds)
+        try:
+            draw_accuracy(self._rounds, self.path / "accuracy.png", title=title(config))
+            self._write("summary.json", summary)
+        except OSError as error:
+            raise self._full(error) from error
+        self.checkpoints.thin(1)
+        return summary
+
+    def close(self) -> None:
+        """Let others write the folder."""
+        if self._events is not None:
+            self._events.close()
+        self._lock.release()
+
+    def _open_events(self, config: Config) -> None:
+        if config.run.tensorboard:
+            self._events = RoundEvents(self.path, first_round=len(self._rounds) + 1)
+
+    def _compare(self, config: Config) -> None:
+        before = read_json(self.path / "config.json")
+        schema = schema_of(self.path)
+        if schema != SCHEMA:
+            raise RunError(
+                f"{self.path} is of schema {schema}, this program writes {SCHEMA}; move it away and start anew"
+            )
+        for key in differences(before, config):
+            raise ConfigError(
+                f"{key} = {config.flat()[key]!r}: the run in {self.path} was begun with {before.get(key)!r}; resume "
+                "it with that, or choose another run-name"
+            )
+
+    def _full(self, error: OSError) -> RunError:
+        return RunError(
+            f"{self.path} cannot be written ({error.strerror}); what is done is kept: make room, then resume the run"
+        )
+
+    def _write(self, name: str, content: Mapping[str, Any]) -> None:
+        self._write_text(name, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+    def _write_text(self, name: str, text: str) -> None:
+        partial = self.path / f"{name}.partial"
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(self.path / name)
+        sync_folder(self.path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object that a run has written.
+
+    Raises
+    ------
+    RunError
+        It is missing or damaged.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} cannot be read ({error}); move its folder away and start anew") from error
+    if not isinstance(content, dict):
+        raise RunError(f"{path} holds no JSON object; move its folder away and start anew")
+    return content
+
+
+def differences(before: Mapping[str, Any], config: Config) -> list[str]:
+    """Keys in which a stored ``config.json`` would make other numbers than ``config``.
+
+    A key that is not there is younger than the file; its default is what was done before it.
+    """
+    known = {**Config().flat(), **before}
+    return [key for key, value in config.flat().items() if key not in _MAY_DIFFER and known[key] != value]
+
+
+def schema_of(folder: Path) -> int:
+    """The schema that a run's folder was written in; those without a number are of the first.
+
+    Raises
+    ------
+    RunError
+        Its ``environment.json`` cannot be read.
+    """
+    return int(read_json(folder / "environment.json").get("schema", 1))
+
+
+def _line(path: Path, number: int, lines: Sequence[str]) -> dict[str, Any]:
+    """The record of a round that a checkpoint says is done."""
+    try:
+        record: dict[str, Any] = json.loads(lines[number - 1])
+        if record["round"] != number:
+            raise ValueError(f"it is round {record['round']}")
+    except (IndexError, KeyError, TypeError, ValueError) as error:
+        raise RunError(
+            f"{path}, line {number}: is not the record of round {number} ({error}); move the folder away and start anew"
+        ) from error
+    return record

@@ -1,0 +1,154 @@
+"""Sending a message to each client and collecting the replies, with a deadline.
+
+A reply to another message than those that are waited for, as one that comes after its phase is over, is nobody's.
+"""
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from fedkace_flwr.errors import MessageError
+from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.rounds.probing import Probe
+from fedkace_flwr.rounds.transport import collect, crosses_network, fold, post, unfolded
+
+_FIRST_PAUSE = 0.02
+_LONGEST_PAUSE = 1.0
+_PAUSE_PER_MESSAGE = 0.02  # where each reply is a request of its own, many are asked for less often
+
+
+@dataclass
+class Exchange:
+    """What one phase of a round brought.
+
+    Attributes
+    ----------
+    replies : dict of int to Message
+        By client, in the order of client numbers; a client's first reply counts.
+    silent : list of int
+        Clients that did not answer in time.
+    unreadable : dict of int to str
+        Clients whose reply could not be unpacked, and what went wrong.
+    bytes_down, bytes_up : int
+        Records sent and received.
+    seconds : float
+        From the first message to the last reply.
+    """
+
+    replies: dict[int, Message] = field(default_factory=dict)
+    silent: list[int] = field(default_factory=list)
+    unreadable: dict[int, str] = field(default_factory=dict)
+    bytes_down: int = 0
+    bytes_up: int = 0
+    seconds: float = 0.0
+
+    def after(self, earlier: "Exchange | None") -> "Exchange":
+        """The same with the cost of an earlier one of the same phase added, where that was asked again."""
+        if earlier is None:
+            return self
+        return replace(
+            self,
+            bytes_down=self.bytes_down + earlier.bytes_down,
+            bytes_up=self.bytes_up + earlier.bytes_up,
+            seconds=self.seconds + earlier.seconds,
+        )
+
+
+def exchange(grid: Grid, sent: Mapping[int, Message], deadline: float, probe: float = 0.0) -> Exchange:
+    """Send one message per client and wait for the replies.
+
+    Parameters
+    ----------
+    grid : Grid
+        Where the clients are.
+    sent : mapping of int to Message
+        By client.
+    deadline : float
+        Longest wait, in seconds.
+    probe : float
+        Seconds of silence after which :class:`fedkace_flwr.rounds.probing.Probe` looks for lost messages; 0: never.
+    """
+    begun = time.monotonic()
+    # Sizes before sending: a grid may drop a message's content once it is on its way.
+    sizes = {client: keys.size_in_bytes(message.content) for client, message in sent.items()}
+    bytes_down = sum(sizes.values())
+    if crosses_network(grid):
+        fold(sent.values())
+    watch = Probe(grid, sent, probe, begun) if probe > 0 else None
+    inbox = _Inbox(post(grid, sent, begun + deadline))
+    pause, end = _FIRST_PAUSE, time.monotonic() + deadline
+    while inbox.waiting:
+        for number, reply in collect(grid, list(inbox.waiting), end):
+            inbox.take(number, reply)
+            pause = _FIRST_PAUSE
+        left = end - time.monotonic()
+        if left <= 0:
+            break
+        if watch and inbox.waiting and (again := watch.lost(inbox.clients(), time.monotonic(), end)):
+            inbox.waiting |= post(grid, again, end)
+            bytes_down += sum(sizes[client] for client in again)
+        if inbox.waiting:
+            time.sleep(min(pause, left))
+            longest = max(_LONGEST_PAUSE, _PAUSE_PER_MESSAGE * len(inbox.waiting))
+            pause = min(2 * pause, longest)
+    replies, unreadable = inbox.replies | inbox.errors, inbox.unreadable
+    unreadable = {client: reason for client, reason in unreadable.items() if client not in replies}
+    return Exchange(
+        dict(sorted(replies.items())),
+        sorted(set(sent) - set(replies) - set(unreadable)),
+        unreadable,
+        bytes_down=bytes_down,
+        bytes_up=sum(keys.size_in_bytes(reply.content) for reply in replies.values() if reply.has_content()),
+        seconds=time.monotonic() - begun,
+    )
+
+
+class _Inbox:
+    """Replies by client, of messages that may have been sent more than once.
+
+    A good reply settles a client's matter. One that is not good settles it only if no other message to that client is
+    under way: a second copy may fail because the first is still at work.
+    """
+
+    def __init__(self, asked: Mapping[str, int]) -> None:
+        self.waiting = dict(asked)
+        self.replies: dict[int, Message] = {}
+        self.errors: dict[int, Message] = {}
+        self.unreadable: dict[int, str] = {}
+
+    def clients(self) -> set[int]:
+        """Those that have not answered."""
+        return set(self.waiting.values())
+
+    def take(self, number: str, reply: Message | Exception) -> None:
+        """The reply to a message, or what came of unpacking it."""
+        if number not in self.waiting:  # another message to the same client was answered a moment ago
+            return
+        client = self.waiting.pop(number)
+        if isinstance(reply, Exception):
+            self.unreadable[client] = f"its reply cannot be read ({type(reply).__name__})"
+            return
+        try:
+            reply = unfolded(reply)
+        except MessageError as error:
+            self.unreadable[client] = str(error)
+            return
+        if reply.has_error():
+            self.errors[client] = reply
+            return
+        self.replies[client] = reply
+        self.errors.pop(client, None)
+        self.waiting = {other: whose for other, whose in self.waiting.items() if whose != client}
+
+
+def client_of(message: Message) -> int:
+    """The client that a training or evaluation message is meant for."""
+    return int(message.content.config_records[keys.CONFIG][keys.CLIENT])  # type: ignore[arg-type]
+
+
+def by_client(messages: Iterable[Message]) -> dict[int, Message]:
+    """Index messages by the client they are meant for."""
+    return {client_of(message): message for message in messages}

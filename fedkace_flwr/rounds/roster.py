@@ -1,0 +1,180 @@
+"""Which SuperNode hosts which client.
+
+A SuperNode's number is random in each run; what lasts is the partition it names. Client k lives at partition
+k mod N, so a federation of fewer SuperNodes than clients hosts several clients at each.
+
+No SuperNode can stop the others: one that gives no answer, or none that makes sense, hosts nobody and is asked again
+later; of two that name the same partition the one known first has it, as long as it is there; N is what most
+of them say.
+"""
+
+import logging
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from fedkace_flwr.errors import RunError
+from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.rounds.transport import collect, insist, post
+
+logger = logging.getLogger(__name__)
+
+_PAUSE = 0.5
+_FIRST_LOOK, _LONGEST_LOOK = 0.02, 0.5
+_PATIENCE = 15.0  # seconds that a phase waits for the answers of SuperNodes that are new to it
+_ASK_AGAIN = 60.0  # seconds after which a SuperNode that gave no usable answer is asked again
+
+
+@dataclass
+class _Inquiry:
+    """A SuperNode that was asked and is not known yet."""
+
+    number: str
+    at: float
+    fresh: bool = True
+    reason: str = ""
+
+
+class Roster:
+    """Finds and remembers the SuperNodes of a run.
+
+    Parameters
+    ----------
+    clients : int
+        Number of clients K.
+    join_deadline : float
+        Seconds to wait for the SuperNodes.
+    """
+
+    def __init__(self, clients: int, join_deadline: float) -> None:
+        self._clients = clients
+        self._deadline = join_deadline
+        self._partitions: dict[int, tuple[int, int]] = {}  # in the order in which they became known
+        self._inquiries: dict[int, _Inquiry] = {}
+        self._named: set[tuple[int, str]] = set()
+
+    def nodes(self, grid: Grid, patience: float = _PATIENCE) -> dict[int, int]:
+        """Map each client that can be reached to its node, asking nodes not met before who they are.
+
+        The answers of new nodes are waited for, ``patience`` seconds at most; later ones count from the next call on.
+        """
+        found = insist(lambda: set(grid.get_node_ids()), time.monotonic() + self._deadline)
+        if found is not None:
+            self._partitions = {node: known for node, known in self._partitions.items() if node in found}
+            self._inquiries = {node: asked for node, asked in self._inquiries.items() if node in found}
+            self._ask(grid, sorted(found - set(self._partitions)))
+        self._listen(grid, min(patience, self._deadline))
+        hosts, total = self._hosts()
+        return {client: hosts[client % total] for client in range(self._clients) if total and client % total in hosts}
+
+    def wait(self, grid: Grid) -> dict[int, int]:
+        """Wait until every client can be reached.
+
+        Raises
+        ------
+        RunError
+            No SuperNode joined in time, or none that could say what it hosts.
+        """
+        nodes = self.gather(grid, self._clients)
+        if not nodes:
+            reasons = [asked.reason for _, asked in sorted(self._inquiries.items()) if asked.reason]
+            if reasons:
+                raise RunError(
+                    f"none of {len(reasons)} SuperNodes could name its partition within join-deadline = "
+                    f"{self._deadline:g} seconds: {reasons[0]}"
+                )
+            raise RunError(f"no SuperNode joined within join-deadline = {self._deadline:g} seconds")
+        hosts = len(set(nodes.values()))
+        if len(nodes) < self._clients:
+            logger.warning("%d of %d clients can be reached; starting without the others", len(nodes), self._clients)
+        elif hosts < self._clients:
+            logger.info("%d SuperNodes host %d clients between them", hosts, self._clients)
+        return nodes
+
+    def gather(self, grid: Grid, enough: float) -> dict[int, int]:
+        """Wait until so many clients can be reached, or until the join deadline; those that can be then."""
+        begun = time.monotonic()
+        nodes = self.nodes(grid, _PAUSE)
+        while len(nodes) < enough and time.monotonic() - begun < self._deadline:
+            time.sleep(min(_PAUSE, self._deadline))
+            nodes = self.nodes(grid, _PAUSE)
+        return nodes
+
+    def _hosts(self) -> tuple[dict[int, int], int]:
+        """The node of each partition, and N."""
+        votes = Counter(partitions for _, partitions in self._partitions.values())
+        total = votes.most_common(1)[0][0] if votes else 0
+        hosts: dict[int, int] = {}
+        for node, (partition, partitions) in self._partitions.items():
+            if partitions != total:
+                self._name(node, f"says {keys.PARTITIONS} = {partitions}, most say {total}")
+            elif partition in hosts:
+                holder = hosts[partition]
+                self._name(node, f"names {keys.PARTITION} = {partition}, which SuperNode {holder} has")
+            else:
+                hosts[partition] = node
+        return hosts, total
+
+    def _ask(self, grid: Grid, unknown: list[int]) -> None:
+        """Ask those who were not asked yet, or so long ago that the question is void."""
+        now = time.monotonic()
+        due = [node for node in unknown if node not in self._inquiries or self._is_void(self._inquiries[node], now)]
+
+        def question(node: int) -> Message:
+            content = RecordDict({keys.CONFIG: ConfigRecord({keys.CLIENT: node})})
+            return Message(content, dst_node_id=node, message_type=MessageType.QUERY, ttl=self._deadline)
+
+        if not due:
+            return
+        for number, node in post(grid, {node: question(node) for node in due}, now + self._deadline).items():
+            before = self._inquiries.get(node)
+            self._inquiries[node] = _Inquiry(number, now, before is None, before.reason if before else "")
+
+    def _is_void(self, asked: _Inquiry, now: float) -> bool:
+        """Whether a node may be asked once more: it has answered, to no use, or its question has expired."""
+        return now - asked.at >= (max(_ASK_AGAIN, self._deadline) if asked.number else _ASK_AGAIN)
+
+    def _listen(self, grid: Grid, patience: float) -> None:
+        """Take in answers; wait for those of nodes asked for the first time."""
+        end, pause = time.monotonic() + patience, _FIRST_LOOK
+        while waiting := {asked.number: node for node, asked in self._inquiries.items() if asked.number}:
+            for number, reply in sorted(collect(grid, waiting, end), key=lambda found: waiting[found[0]]):
+                self._take(waiting[number], reply)
+            left = end - time.monotonic()
+            if left <= 0 or not any(asked.fresh and asked.number for asked in self._inquiries.values()):
+                break
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, _LONGEST_LOOK)
+        for asked in self._inquiries.values():
+            asked.fresh = False
+
+    def _take(self, node: int, reply: Message | Exception) -> None:
+        place = _place(reply)
+        if not isinstance(place, str):
+            self._partitions[node] = place
+            del self._inquiries[node]
+            return
+        self._inquiries[node].number, self._inquiries[node].reason = "", place
+        self._name(node, f"could not name its partition: {place}")
+
+    def _name(self, node: int, text: str) -> None:
+        """Log what is wrong with a node, once."""
+        if (node, text) not in self._named:
+            self._named.add((node, text))
+            logger.warning("SuperNode %d hosts no client: it %s", node, text)
+
+
+def _place(reply: Message | Exception) -> tuple[int, int] | str:
+    """The partition that a SuperNode names and their number, or why it names none."""
+    if isinstance(reply, Exception):
+        return f"its reply cannot be read ({type(reply).__name__})"
+    if reply.has_error():
+        return keys.root_cause(reply.error.reason)
+    answer = reply.content.config_records.get(keys.CONFIG, ConfigRecord())
+    partition, partitions = answer.get(keys.PARTITION), answer.get(keys.PARTITIONS)
+    if type(partition) is int and type(partitions) is int and 0 <= partition < partitions:
+        return partition, partitions
+    return f"{keys.PARTITION} = {keys.shown(partition)}, {keys.PARTITIONS} = {keys.shown(partitions)}"

@@ -1,0 +1,1 @@
+"""Files that survive crashes: client state, server checkpoints, encryption."""

@@ -1,0 +1,131 @@
+"""Losses between a student's and a teacher's logits, and a network cut in two for them.
+
+Pure tensor mathematics. Shapes: B samples of a batch, n samples in all, C classes. The teacher is a constant. Both
+sides see the same classes; the others are left out by a probability of exactly 0, never by infinity less infinity.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedkace_flwr.training.losses import masked_cross_entropy
+from fedkace_flwr.training.model import ResNet18
+
+if TYPE_CHECKING:
+    from fedkace_flwr.training.losses import Batch
+
+_LOWER_BLOCKS = 4
+
+
+def soft_cross_entropy(student: Tensor, teacher: Tensor, mask: Tensor, temperature: float) -> Tensor:
+    """Cross-entropy of softmax(student / T) under softmax(teacher / T), averaged over the batch.
+
+    Parameters
+    ----------
+    student, teacher : Tensor
+        Float logits (B, C).
+    mask : Tensor
+        bool (C,): the classes that take part; at least one.
+    temperature : float
+        T; the result is not multiplied by T^2.
+
+    Returns
+    -------
+    Tensor
+        Scalar; at student == teacher it is the teacher's mean entropy, and its gradient is 0.
+    """
+    target = (teacher.detach()[:, mask] / temperature).softmax(dim=1)
+    return -(target * (student[:, mask] / temperature).log_softmax(dim=1)).sum(dim=1).mean()
+
+
+def softened_divergence(student: Tensor, teacher: Tensor, mask: Tensor, temperature: float) -> Tensor:
+    """T^2 KL(softmax(teacher / T) || softmax(student / T)) of each sample, over the sample's own classes.
+
+    Parameters
+    ----------
+    student, teacher : Tensor
+        Float logits (B, C).
+    mask : Tensor
+        bool (C,) or (B, C): the classes that take part; at least one per sample.
+    temperature : float
+        T.
+
+    Returns
+    -------
+    Tensor
+        (B,), at least 0; 0 where student and teacher agree up to a constant.
+    """
+    lowest = torch.finfo(student.dtype).min
+    target = (teacher.detach() / temperature).masked_fill(~mask, lowest).log_softmax(dim=1)
+    given = (student / temperature).masked_fill(~mask, lowest).log_softmax(dim=1)
+    # Outside the mask both logarithms are huge and finite; the target's probability there is exactly 0.
+    difference = (target - given).masked_fill(~mask, 0.0)
+    return temperature**2 * (target.exp() * difference).sum(dim=1)
+
+
+def mean_bce(logits: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+    """Binary cross-entropy against one-hot labels, averaged over the classes of the mask, (B, C), and the batch."""
+    one_hot = functional.one_hot(labels, logits.shape[1]).to(logits.dtype)
+    losses = functional.binary_cross_entropy_with_logits(logits, one_hot, reduction="none")
+    return ((losses * mask).sum(dim=1) / mask.sum(dim=1)).mean()
+
+
+class DistilledLoss:
+    """Label loss, and where there is a teacher, weight * label loss + (1 - weight) * softened divergence.
+
+    Parameters
+    ----------
+    masks : Tensor
+        bool (n, C): the classes of each sample.
+    teacher : Tensor, optional
+        Float logits (n, C).
+    weight : float
+        Of the label loss, in [0, 1].
+    temperature : float
+        T.
+    kind : {"cross-entropy", "bce"}
+        The label loss. With ``bce`` both terms are averaged over the classes too.
+    """
+
+    capturable = False  # TFCL acts between the steps
+
+    def __init__(
+        self, masks: Tensor, teacher: Tensor | None, *, weight: float, temperature: float, kind: str = "cross-entropy"
+    ) -> None:
+        self._masks = masks
+        self._teacher = teacher if weight < 1 else None
+        self._weight, self._temperature, self._kind = weight, temperature, kind
+
+    def begin_epoch(self, task_draws: float, replay_draws: float) -> None:
+        """Nothing to prepare."""
+
+    def loss(self, logits: Tensor, features: Tensor, batch: "Batch") -> Tensor:
+        """Mean over the batch; each sample over its own classes."""
+        mask = self._masks[batch.positions]
+        by_class = self._kind == "bce"
+        if by_class:
+            label_loss = mean_bce(logits, batch.labels, mask)
+        else:
+            label_loss = masked_cross_entropy(logits, batch.labels, mask)[0].mean()
+        if self._teacher is None:
+            return label_loss
+        divergence = softened_divergence(logits, self._teacher[batch.positions], mask, self._temperature)
+        if by_class:
+            divergence = divergence / mask.sum(dim=1)
+        return self._weight * label_loss + (1 - self._weight) * divergence.mean()
+
+    def end_epoch(self) -> None:
+        """Nothing to conclude."""
+
+
+def lower_half(net: ResNet18) -> nn.Sequential:
+    """Stem and the first two residual stages, sharing ``net``'s weights: images to maps (B, 2 x width, h, w)."""
+    return nn.Sequential(net.stem, *list(net.blocks)[:_LOWER_BLOCKS])
+
+
+def upper_half(net: ResNet18) -> ResNet18:
+    """Take stem and the first two stages off ``net``: what is left maps (B, 2 x width, h, w) to logits (B, C)."""
+    net.stem, net.blocks = nn.Sequential(), nn.Sequential(*list(net.blocks)[_LOWER_BLOCKS:])
+    return net

@@ -1,0 +1,45 @@
+"""Whole networks among the tensors that a client's state holds beside its buffer.
+
+A network travels between rounds as one tensor for each of its weights and statistics, ``KIND.NAME``.
+"""
+
+import copy
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fedkace_flwr.training.model import ResNet18, load_weights
+
+
+def snapshot(kind: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copy a network's weights and statistics, named as in its ``state_dict``, to the CPU as ``KIND.NAME``."""
+    return {f"{kind}.{name}": tensor.detach().cpu().clone() for name, tensor in weights.items()}
+
+
+def restored(kind: str, tensors: Mapping[str, Tensor], like: ResNet18) -> ResNet18 | None:
+    """A network of its own with the weights of a :func:`snapshot`, if there is one among the tensors.
+
+    Parameters
+    ----------
+    kind : str
+        The snapshot's.
+    tensors : mapping of str to Tensor
+        What was stored; other names do not matter.
+    like : ResNet18
+        Architecture, device and precision; left as it is.
+    """
+    weights = {name.removeprefix(f"{kind}."): t for name, t in tensors.items() if name.startswith(f"{kind}.")}
+    if not weights:
+        return None
+    net = copy.deepcopy(like)
+    load_weights(net, weights)
+    return net
+
+
+@torch.no_grad()
+def move_halfway(net: ResNet18, other: ResNet18) -> None:
+    """Make every weight and batch-norm statistic of ``net`` the mean of both networks'; counters stay as they are."""
+    for mine, its in zip(net.state_dict().values(), other.state_dict().values(), strict=True):
+        if mine.is_floating_point():
+            mine.lerp_(its, 0.5)

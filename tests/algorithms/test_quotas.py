@@ -1,0 +1,60 @@
+"""Places per class: the paper's floor, and water filling against every possible allocation."""
+
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedkace_flwr.algorithms.quotas import floor_quotas, water_filling_quotas
+
+
+def fairest(available: list[int], capacity: int) -> tuple[int, ...]:
+    """Max-min fair by brute force: of all full allocations the one whose poorest, second poorest, ... have most.
+
+    Of equally fair ones, the one that gives to earlier classes.
+    """
+    total = min(capacity, sum(available))
+    allocations = [a for a in product(*(range(count + 1) for count in available)) if sum(a) == total]
+    return max(allocations, key=lambda allocation: (sorted(allocation), allocation))
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.integers(0, 5), max_size=4), st.integers(0, 22))
+def test_water_filling_is_max_min_fair(available, capacity):
+    assert tuple(water_filling_quotas(available, capacity)) == fairest(available, capacity)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.integers(0, 600), max_size=100), st.integers(0, 2000))
+def test_water_filling_fills_and_never_overfills(available, capacity):
+    quotas = water_filling_quotas(available, capacity)
+    assert sum(quotas) == min(capacity, sum(available))
+    assert all(0 <= quota <= count for quota, count in zip(quotas, available, strict=True))
+    # Classes that still have candidates left stand within one place of each other, and nobody has more than they.
+    open_quotas = [quota for quota, count in zip(quotas, available, strict=True) if quota < count]
+    if open_quotas:
+        assert max(quotas) - min(open_quotas) <= 1
+
+
+def test_water_filling_worked_by_hand():
+    assert water_filling_quotas([1, 10, 10], 12) == [1, 6, 5]
+    assert water_filling_quotas([10, 0, 2, 10], 9) == [4, 0, 2, 3]
+    assert water_filling_quotas([3, 3], 100) == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("available", "capacity", "quotas"),
+    [
+        ([500, 500, 500], 1000, [333, 333, 333]),
+        ([1, 500, 7], 10, [3, 3, 3]),
+        ([9, 9, 9], 2, [0, 0, 0]),
+        ([], 10, []),
+    ],
+)
+def test_floor_ignores_what_there_is_and_drops_the_rest(available, capacity, quotas):
+    assert floor_quotas(available, capacity) == quotas
+
+
+def test_water_filling_of_no_class_is_empty():
+    assert water_filling_quotas([], 5) == []

@@ -1,0 +1,47 @@
+"""Experience replay: the reservoir keeps every sample met with the same probability."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from clients.base import ClientRound
+from clients.er import ReplayClient
+from fedkace_flwr.config import Config
+from fedkace_flwr.experiment import Experiment
+from fedkace_flwr.samples import Samples
+from fedkace_flwr.sources import StreamSource
+from fedkace_flwr.storage.client_store import ClientState, ClientStore
+
+Make = Callable[..., Config]
+
+
+def stream_through(client: ReplayClient, chunks: int, size: int) -> Samples:
+    classes = torch.zeros(10, dtype=torch.bool)
+    state = ClientState(seen=classes, buffer=Samples.none())
+    net = client.experiment.network(client.experiment.initial_weights())
+    for number in range(1, chunks + 1):
+        ids = torch.arange((number - 1) * size, number * size)
+        now = ClientRound(number, Samples.arrived(ids, ids % 10, number), state, classes)
+        buffer = client.maintain(net, now)
+        state = replace(state, round=number, buffer=buffer, extra=client.extra)
+        assert len(buffer) == min(20, number * size)
+        assert len(set(buffer.content.tolist())) == len(buffer)
+        assert (buffer.rounds == buffer.content // size + 1).all() and (buffer.labels == buffer.content % 10).all()
+    return state.buffer
+
+
+def test_every_sample_is_kept_with_the_same_probability(small: Make, tmp_path: Path) -> None:
+    experiment = Experiment(small())
+    kept: Counter[int] = Counter()
+    draws, samples = 400, 60
+    for number in range(draws):
+        store = ClientStore(tmp_path, ClientState(torch.zeros(10).bool(), Samples.none()))
+        client = ReplayClient(number, experiment, StreamSource(experiment, number), store)
+        kept.update(stream_through(client, 6, 10).content.tolist())
+    expected = draws * 20 / samples
+    variance = draws * (20 / samples) * (1 - 20 / samples)
+    statistic = sum((kept[sample] - expected) ** 2 for sample in range(samples)) / variance
+    assert statistic < 59 + 4 * (2 * 59) ** 0.5  # four standard deviations of chi-square with 59 degrees

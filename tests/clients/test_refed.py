@@ -1,0 +1,391 @@
+"""Re-Fed: the informative model, its scores, and the client that keeps the highest."""
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.common import rounds_of
+from support.in_process import Federation
+from torch import Tensor
+from torch.nn import functional
+
+from clients.refed import RefedClient
+from experiments.running.inline import run_inline
+from fedkace_flwr.algorithms.refed_scores import (
+    Informative,
+    all_gradients,
+    informative_scores,
+    last_layer_gradients,
+    last_layer_squared_norms,
+    most_informative,
+    network_scores,
+)
+from fedkace_flwr.config import Config
+from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.methods.refed import RefedKeys
+from fedkace_flwr.registry import METHODS, Method
+from fedkace_flwr.rounds.aggregation import weighted_mean
+from fedkace_flwr.samples import Samples
+from fedkace_flwr.storage.client_store import ClientState, ClientStore
+from fedkace_flwr.training.losses import masked_cross_entropy
+from fedkace_flwr.training.model import ResNet18, seeded_resnet18
+from strategies.base import ContinualStrategy
+
+Make = Callable[..., Config]
+SEEN = torch.tensor([True, True, False, True, False])
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "refed", Method(ContinualStrategy, RefedClient))
+
+
+# A convex toy: sample i wants v to be at its target.
+
+
+def toy(targets: list[float], **settings: object) -> Informative:
+    def measure(parameters: dict[str, Tensor], block: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
+        gradients = parameters["v"] - block[0]  # of half the square of the distance
+        return gradients.square(), {"v": gradients.sum()}
+
+    usual = {"steps": 2, "learning_rate": 0.1, "locality": 0.5, "reduction": "sum"}
+    samples = torch.tensor(targets, dtype=torch.float64)
+    anchor = {"v": torch.zeros((), dtype=torch.float64)}
+    return informative_scores(measure, lambda: [(samples,)], anchor, **{**usual, **settings})
+
+
+def test_scalar_case_by_hand() -> None:
+    assert float(toy([1, 3], steps=1).parameters["v"]) == pytest.approx(0.4)
+    found = toy([1, 3])
+    assert float(found.parameters["v"]) == pytest.approx(0.7) == found.drift
+    assert found.scores.tolist() == pytest.approx([1.3, 4.3])
+    squared = toy([1, 3], power=2)
+    assert squared.scores.tolist() == pytest.approx([1 + 0.36 / 2, 9 + 6.76 / 2])
+
+
+def test_a_start_beside_the_anchor_by_hand() -> None:
+    start = {"v": torch.ones((), dtype=torch.float64)}
+    assert float(toy([1, 3], steps=1, start=start).parameters["v"]) == pytest.approx(1.15)
+    found = toy([1, 3], start=start)
+    assert float(found.parameters["v"]) == pytest.approx(1.2625) == found.drift
+    assert found.scores.tolist() == pytest.approx([0 + 0.15 / 2, 2 + 1.85 / 2])
+    assert float(start["v"]) == 1
+
+
+def test_the_mean_follows_the_sum_at_a_step_so_many_times_larger() -> None:
+    by_sum = toy([1, 3], locality=1.0)
+    by_mean = toy([1, 3], locality=1.0, reduction="mean", learning_rate=0.2)
+    assert by_mean.scores.tolist() == pytest.approx(by_sum.scores.tolist())
+
+
+def test_a_local_informative_model_is_plain_gradient_descent_and_a_glued_one_stays_nearer() -> None:
+    v = 0.0
+    for _ in range(4):
+        v -= 0.1 * ((v - 1) + (v - 3))
+    assert float(toy([1, 3], steps=4, locality=1.0).parameters["v"]) == pytest.approx(v)
+    drifts = [toy([1, 3], steps=4, locality=locality).drift for locality in (0.1, 0.3, 0.5, 0.9, 1.0)]
+    assert drifts == sorted(drifts) and drifts[0] < drifts[-1]
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.floats(-5, 5), min_size=1, max_size=8), st.randoms(use_true_random=False))
+def test_scores_grow_with_the_steps_and_follow_the_samples_in_any_order(targets, random) -> None:
+    order = list(range(len(targets)))
+    random.shuffle(order)
+    scores = [toy(targets, steps=steps).scores for steps in (1, 2, 3)]
+    assert bool((scores[0] >= 0).all()) and bool((scores[1] >= scores[0]).all() and (scores[2] >= scores[1]).all())
+    shuffled = toy([targets[index] for index in order], steps=3).scores
+    assert shuffled.tolist() == pytest.approx(scores[2][order].tolist(), abs=1e-9)
+
+
+def test_a_sample_without_a_finite_gradient_is_dropped_and_a_model_that_leaves_the_numbers_stops() -> None:
+    broken = toy([1, math.inf, 3])
+    assert broken.scores.tolist() == [1.0, -math.inf, 3.0]  # the scores of the first step stand
+    assert broken.drift == 0.0
+
+
+# On the network
+
+
+def network() -> ResNet18:
+    net = seeded_resnet18(5, 2, "cifar", 3)
+    with torch.no_grad():
+        generator = torch.Generator().manual_seed(1)
+        for name, buffer in net.named_buffers():
+            if name.endswith("running_mean"):
+                buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.1)
+    return net
+
+
+def data(count: int = 7) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    images = torch.randn((count, 3, 8, 8), generator=generator)
+    labels = SEEN.nonzero().squeeze(1)[torch.randint(3, (count,), generator=generator)]
+    return images, labels
+
+
+def in_blocks(count: int = 7, most: int = 3) -> Callable[[int], Iterable[tuple[Tensor, Tensor]]]:
+    images, labels = data(count)
+    return lambda size: zip(images.split(min(size, most)), labels.split(min(size, most)), strict=True)
+
+
+def single_backward_passes(net: ResNet18) -> list[dict[str, Tensor]]:
+    net.eval()
+    gradients = []
+    for image, label in zip(*data(), strict=True):
+        logits = net(image.unsqueeze(0)).masked_fill(~SEEN, -math.inf)
+        net.zero_grad(set_to_none=True)
+        functional.cross_entropy(logits, label.unsqueeze(0)).backward()
+        gradients.append({name: parameter.grad.clone() for name, parameter in net.named_parameters()})
+    return gradients
+
+
+def squared_norm(gradient: Iterable[Tensor]) -> float:
+    return sum(float(part.double().square().sum()) for part in gradient)
+
+
+def test_one_backward_pass_tells_what_a_loop_of_single_ones_does() -> None:
+    net = network()
+    single = single_backward_passes(net)
+    parameters = {name: parameter.detach() for name, parameter in net.named_parameters()}
+    squared, total = all_gradients(net, SEEN)(parameters, data())
+    assert squared.tolist() == pytest.approx([squared_norm(one.values()) for one in single], rel=1e-5)
+    for name, part in total.items():
+        torch.testing.assert_close(part, sum(one[name] for one in single), rtol=1e-4, atol=1e-5)
+    assert not total["output.weight"][~SEEN].any() and not total["output.bias"][~SEEN].any()
+
+
+def test_the_last_layers_closed_form_equals_autograd() -> None:
+    net = network()
+    single = single_backward_passes(net)
+    parameters = {name: parameter.detach() for name, parameter in net.named_parameters()}
+    squared, total = last_layer_gradients(net, SEEN)(parameters, data())
+    expected = [squared_norm([one["output.weight"], one["output.bias"]]) for one in single]
+    assert squared.tolist() == pytest.approx(expected, rel=1e-5)
+    for name, part in total.items():
+        torch.testing.assert_close(part, sum(one[name] for one in single), rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        images, labels = data()
+        features = net.features(images)
+        _, residual = masked_cross_entropy(net.output(features), labels, SEEN)
+    assert last_layer_squared_norms(residual, features).tolist() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("gradient", ["full", "last-layer"])
+def test_one_step_scores_by_the_gradient_at_the_global_model_whatever_lambda_and_eta(gradient: str) -> None:
+    net = network()
+    taken = None if gradient == "full" else ("output.weight", "output.bias")
+    expected = [
+        math.sqrt(squared_norm(part for name, part in one.items() if taken is None or name in taken))
+        for one in single_backward_passes(net)
+    ]
+    for locality, rate in ((0.5, 0.01), (0.1, 0.5)):
+        chosen = RefedKeys(refed_steps=1, refed_lambda=locality, refed_learning_rate=rate, refed_gradient=gradient)
+        assert network_scores(net, in_blocks(), SEEN, chosen).scores.tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_scores_do_not_depend_on_the_blocks() -> None:
+    whole, parts = (network_scores(network(), in_blocks(most=most), SEEN, RefedKeys()).scores for most in (7, 2))
+    torch.testing.assert_close(whole, parts, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("gradient", ["full", "last-layer"])
+def test_the_anchor_pulls_from_the_first_step_where_the_start_is_another_model(gradient: str) -> None:
+    start, anchor = network(), seeded_resnet18(5, 2, "cifar", 9)
+
+    def scores(net: ResNet18, pulled_to: ResNet18 | None, **chosen: float) -> list[float]:
+        usual = RefedKeys(refed_gradient=gradient, refed_learning_rate=0.05)
+        return network_scores(net, in_blocks(), SEEN, replace(usual, **chosen), pulled_to).scores.tolist()
+
+    assert scores(start, start) == scores(start, None) != scores(start, anchor)
+    assert scores(start, anchor, refed_steps=1) == scores(start, None, refed_steps=1)
+    assert scores(start, None, refed_steps=2, refed_lambda=0.1) == scores(start, None, refed_steps=2)
+    assert scores(start, anchor, refed_steps=2, refed_lambda=0.1) != scores(start, anchor, refed_steps=2)
+    assert scores(start, anchor, refed_lambda=1.0) == scores(start, None, refed_lambda=1.0)
+
+
+@pytest.mark.parametrize("gradient", ["full", "last-layer"])
+@pytest.mark.parametrize("training", [True, False])
+def test_scoring_leaves_no_trace(gradient: str, training: bool) -> None:
+    nets = [network().train(training), seeded_resnet18(5, 2, "cifar", 9).train(training)]
+    before = [{name: tensor.clone() for name, tensor in net.state_dict().items()} for net in nets]
+    state = torch.get_rng_state()
+    chosen = RefedKeys(refed_gradient=gradient, refed_learning_rate=1.0)
+    for anchor in (None, nets[1]):
+        network_scores(nets[0], in_blocks(), SEEN, chosen, anchor)
+    for net, kept in zip(nets, before, strict=True):
+        assert all(torch.equal(tensor, kept[name]) for name, tensor in net.state_dict().items())
+        assert all(module.training == training for module in net.modules())
+        assert all(parameter.grad is None for parameter in net.parameters())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.sampled_from([-math.inf, 0.0, 1.0, 2.5, 7.0]), max_size=20), st.integers(1, 25))
+def test_the_highest_scores_are_kept_and_of_equal_ones_the_first(scores, capacity) -> None:
+    kept = most_informative(torch.tensor(scores, dtype=torch.float64), capacity).tolist()
+    ranked = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
+    assert kept == sorted(ranked[:capacity])
+
+
+# The client
+
+
+def state_of(federation: Federation, client: int, round_number: int) -> ClientState:
+    empty = ClientState(seen=torch.zeros(10, dtype=torch.bool), buffer=Samples.none())
+    return ClientStore(federation.folder / f"client-{client:03d}", empty).before(round_number + 1)
+
+
+def ids(samples: Samples) -> list[int]:
+    return sorted(samples.content.tolist())
+
+
+def test_what_fits_is_kept_and_then_the_global_model_chooses_the_highest(small: Make) -> None:
+    federation = Federation(small(method="refed"))
+    stream = federation.experiment.stream(0)
+    federation.train(0, 1)
+    federation.evaluate(0, 1)
+    first = state_of(federation, 0, 1).buffer
+    assert ids(first) == sorted(stream.chunks[0].tolist())
+
+    assert federation.train(0, 2).metrics[keys.BUFFER_SIZE] == 16  # the chunk's turn comes with the global model
+    metrics = federation.evaluate(0, 2).metrics
+    state = state_of(federation, 0, 2)
+    assert metrics[keys.BUFFER_SIZE] == sum(metrics[keys.BUFFER_CLASSES]) == len(state.buffer) == 20
+
+    experiment = federation.experiment
+    net = experiment.network({name: torch.from_numpy(array) for name, array in federation.weights.items()})
+    pool = first.followed_by(experiment.chunk(0, 2))
+    images = experiment.preprocess(pool.images(experiment.dataset.fetch))
+    scores = network_scores(
+        net, lambda size: [(images, pool.labels)], state.seen, federation.config.of(RefedKeys)
+    ).scores
+    assert ids(state.buffer) == ids(pool.take(most_informative(scores, 20)))
+
+
+@pytest.mark.parametrize("anchor", ["current", "previous"])
+@pytest.mark.parametrize("start", ["global", "local", "persistent"])
+def test_the_highest_stay_by_the_start_and_the_anchor_that_were_chosen(small: Make, start: str, anchor: str) -> None:
+    config = small(method="refed", refed_start=start, refed_anchor=anchor, refed_learning_rate=0.05)
+    federation = Federation(config)
+    experiment = federation.experiment
+
+    def net_of(weights: Mapping[str, np.ndarray]) -> ResNet18:
+        tensors = {name: torch.as_tensor(array) for name, array in weights.items()}
+        return copy.deepcopy(experiment.network(tensors))
+
+    last: ResNet18 | None = None
+    for number in (1, 2, 3):
+        before, sent = state_of(federation, 0, number - 1).buffer, federation.weights
+        local = federation.train(0, number).weights
+        trained = ids(state_of(federation, 0, number).buffer)
+        federation.weights = weighted_mean([local, sent], [1, 1])
+        metrics, state = federation.evaluate(0, number).metrics, state_of(federation, 0, number)
+        pool = before.followed_by(experiment.chunk(0, number))
+        assert (keys.BUFFER_SIZE in metrics) == (anchor == "current" and number > 1)
+        if number == 1:  # everything fits, and no informative model moves
+            assert ids(state.buffer) == ids(pool) and not state.extra
+            continue
+        w = net_of(sent if anchor == "previous" else federation.weights)
+        first = {"global": w, "local": net_of(local), "persistent": last or w}[start]
+        images = experiment.preprocess(pool.images(experiment.dataset.fetch))
+        found = network_scores(first, lambda size: [(images, pool.labels)], state.seen, config.of(RefedKeys), w)  # noqa: B023
+        assert ids(state.buffer) == ids(pool.take(most_informative(found.scores, 20)))
+        assert (trained == ids(state.buffer)) == (anchor == "previous")
+        last = copy.deepcopy(first)
+        last.load_state_dict({**first.state_dict(), **found.parameters})
+
+        kind = "informative" if start == "persistent" else "local"
+        stored = start == "persistent" or (start, anchor) == ("local", "current")
+        assert set(state.extra) == ({f"{kind}.{name}" for name in sent} if stored else set())
+        if start == "persistent":
+            for name, tensor in last.state_dict().items():
+                torch.testing.assert_close(state.extra[f"informative.{name}"], tensor, rtol=1e-4, atol=1e-6)
+
+
+def test_with_the_previous_anchor_no_second_message_is_needed(small: Make) -> None:
+    federation = Federation(small(method="refed", refed_anchor="previous"))
+    for number in (1, 2, 3):
+        metrics = federation.train(0, number).metrics
+        state = state_of(federation, 0, number)
+        assert metrics[keys.BUFFER_SIZE] == len(state.buffer) == min(20, 16 * number)
+        assert metrics[keys.BUFFER_CLASSES] == state.buffer.class_counts(10).tolist()
+    assert max(state.buffer.rounds.tolist()) > 1
+
+
+def test_a_class_with_the_highest_losses_may_fill_the_buffer(small: Make) -> None:
+    federation = Federation(small(method="refed", capacity=10, samples_per_class=20))
+    bias = federation.weights["output.bias"]
+    unlikely = min(federation.experiment.stream(0).windows[0])
+    bias[unlikely] = -50.0
+    federation.train(0, 1)
+    counts = federation.evaluate(0, 1).metrics[keys.BUFFER_CLASSES]
+    assert counts[unlikely] == 10 == sum(counts)
+
+
+@pytest.mark.parametrize(
+    "reading",
+    [{}, {"refed_start": "local"}, {"refed_start": "persistent"}, {"refed_anchor": "previous"}],
+    ids=lambda reading: " ".join(reading.values()) or "usual",
+)
+def test_a_repeated_message_changes_nothing(small: Make, reading: dict[str, str]) -> None:
+    federation = Federation(small(method="refed", **reading))
+    for number in (1, 2, 3):
+        federation.train(0, number)
+        first = federation.evaluate(0, number)
+        stored = federation.state(0, number).read_bytes()
+        trained = federation.train(0, number)
+        assert federation.evaluate(0, number) == first
+        assert federation.train(0, number).metrics == trained.metrics
+        assert federation.state(0, number).read_bytes() == stored
+
+
+def test_rounds_missed_on_either_side_leave_the_buffer_alone(small: Make) -> None:
+    federation = Federation(small(method="refed"))
+    federation.train(0, 1)
+    federation.evaluate(0, 1)
+    first = ids(state_of(federation, 0, 1).buffer)
+    federation.evaluate(0, 2)  # was not asked to train
+    assert ids(state_of(federation, 0, 2).buffer) == first
+    federation.train(0, 2)  # is not sent the global model
+    federation.train(0, 3)
+    assert ids(state_of(federation, 0, 3).buffer) == first
+    federation.evaluate(0, 3)
+    state = state_of(federation, 0, 3)
+    assert len(state.buffer) == 20 and set(state.buffer.rounds.tolist()) <= {1, 3}
+
+
+def test_three_rounds_from_end_to_end_repeat_with_the_seed(small: Make) -> None:
+    root = Path(small().run.results_dir)
+    for name, seed in (("first", 7), ("again", 7), ("other", 8)):
+        run_inline(small(method="refed", run_name=name, seed=seed))
+    records = rounds_of(root / "first")
+    assert records == rounds_of(root / "again") != rounds_of(root / "other")
+    assert [record["failures"] for record in records] == [[]] * 3
+    assert all(size <= 20 for record in records for size in record["buffer_size"])
+    assert records[2]["buffer_size"] == [20] * 3
+    assert records[0]["client_accuracy"] == records[0]["global_accuracy"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"refed_steps": 1},
+        {"refed_lambda": 0.05},
+        {"refed_learning_rate": 0.05},
+        {"refed_reduction": "sum"},
+        {"refed_gradient": "last-layer"},
+        {"refed_power": 2},
+    ],
+)
+def test_every_reading_makes_a_difference_to_the_scores(changes: dict[str, object]) -> None:
+    usual = RefedKeys(refed_learning_rate=0.02)
+    scores = [network_scores(network(), in_blocks(), SEEN, c).scores for c in (usual, replace(usual, **changes))]
+    assert not torch.allclose(*scores)

@@ -1,0 +1,221 @@
+"""The client half, driven by messages as Flower drives it."""
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Message, MessageType
+from support.in_process import Federation
+
+from fedkace_flwr.config import Config
+from fedkace_flwr.messaging import records as keys
+
+Make = Callable[..., Config]
+
+
+def test_training_changes_the_model_and_keeps_a_balanced_buffer(small: Make) -> None:
+    federation = Federation(small())
+    for number in (1, 2):
+        reply = federation.train(0, number)
+    stream = federation.experiment.stream(0)
+    met = sorted({label for classes in stream.windows[:2] for label in classes})
+
+    assert reply.examples == 16
+    assert any(not np.array_equal(reply.weights[name], federation.weights[name]) for name in reply.weights)
+    counts = reply.metrics[keys.BUFFER_CLASSES]
+    assert [label for label, count in enumerate(counts) if count] == met
+    assert max(counts) <= 20 // len(met)
+    assert reply.metrics[keys.BUFFER_SIZE] == sum(counts) <= 20
+    assert len(reply.metrics[keys.REPLAY_WEIGHTS]) == 1 and reply.metrics[keys.REPLAY_WEIGHTS][0] == 1.0
+
+
+def test_buffer_holds_only_samples_that_the_stream_has_given(small: Make) -> None:
+    federation = Federation(small())
+    federation.train(1, 1)
+    federation.train(1, 2)
+    with np.load(_body(federation.state(1, 2))) as archive:
+        ids, rounds = archive["buffer.content"], archive["buffer.rounds"]
+    chunks = federation.experiment.stream(1).chunks
+    assert len(set(ids.tolist())) == len(ids)
+    assert all(sample in chunks[number - 1] for sample, number in zip(ids, rounds, strict=True))
+    assert set(rounds.tolist()) == {1, 2}
+
+
+def test_a_repeated_training_message_is_answered_and_not_trained_again(small: Make) -> None:
+    federation = Federation(small())
+    first, second = federation.train(0, 1), federation.train(0, 1)
+    assert all(np.array_equal(first.weights[name], second.weights[name]) for name in first.weights)
+    assert first.metrics == second.metrics  # start and end times among them: no second training took place
+    federation.evaluate(0, 1)
+    assert federation.train(0, 1).metrics == first.metrics
+
+
+def test_a_repeated_evaluation_is_answered_and_observes_the_gap_once(small: Make) -> None:
+    federation = Federation(small())
+    federation.train(0, 1)
+    first, second = federation.evaluate(0, 1), federation.evaluate(0, 1)
+    assert first == second
+    assert len(_record(federation.state(0, 1))["gaps"]) == 1
+
+
+def test_two_clients_learn_different_things_from_the_same_message(small: Make) -> None:
+    federation = Federation(small())
+    first, second = federation.train(0, 1), federation.train(1, 1)
+    assert not np.array_equal(first.weights["output.weight"], second.weights["output.weight"])
+
+
+def test_before_the_switch_the_local_model_answers(small: Make) -> None:
+    federation = Federation(small())
+    federation.train(0, 1)
+    reply = federation.evaluate(0, 1)
+    assert reply.metrics[keys.ACCURACY] == reply.metrics[keys.LOCAL_ACCURACY]
+    assert keys.SWITCHED_AT not in reply.metrics and keys.GLOBAL_ACCURACY not in reply.metrics
+    assert reply.metrics[keys.GAP] == pytest.approx(
+        max(0.0, reply.metrics[keys.BUFFER_ACCURACY] - reply.metrics[keys.BUFFER_PROBABILITY])
+    )
+
+
+def test_after_the_switch_the_global_model_answers_and_the_gap_is_no_longer_taken(small: Make) -> None:
+    federation = Federation(small(rounds=5))
+    federation.train(0, 1)
+    _edit_state(federation.state(0, 1), switched_at=1)
+    reply = federation.evaluate(0, 1)
+    assert reply.metrics[keys.SWITCHED_AT] == 1
+    assert reply.metrics[keys.ACCURACY] == reply.metrics[keys.GLOBAL_ACCURACY]
+    assert keys.GAP not in reply.metrics
+    assert keys.LOCAL_ACCURACY not in federation.train(0, 2).metrics
+    assert keys.LOCAL_ACCURACY not in federation.evaluate(0, 2).metrics
+
+
+def test_both_models_are_tested_when_asked_for(small: Make) -> None:
+    federation = Federation(small(evaluate="both"))
+    federation.train(0, 1)
+    metrics = federation.evaluate(0, 1).metrics
+    assert {keys.LOCAL_ACCURACY, keys.GLOBAL_ACCURACY} <= set(metrics)
+
+
+def test_accuracy_is_on_the_test_images_of_the_classes_met(small: Make) -> None:
+    federation = Federation(small())
+    trained = federation.train(0, 1)
+    reply = federation.evaluate(0, 1)
+    experiment, classes = federation.experiment, federation.experiment.stream(0).windows[0]
+    seen = torch.tensor([label in classes for label in range(10)])
+    ids = np.concatenate([experiment.dataset.test_ids(label) for label in sorted(classes)])
+    net = experiment.network({name: torch.from_numpy(array) for name, array in trained.weights.items()}).eval()
+    with torch.inference_mode():
+        images = experiment.dataset.fetch(torch.from_numpy(ids)).double() / 255
+        mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in (experiment.dataset.mean, experiment.dataset.std))
+        logits = net(((images - mean) / std).float()).masked_fill(~seen, -torch.inf)
+    expected = float((logits.argmax(1).numpy() == experiment.dataset.labels[ids]).mean())
+    assert reply.examples == len(ids)
+    assert reply.metrics[keys.ACCURACY] == pytest.approx(expected, abs=1.5 / len(ids))
+
+
+def test_a_client_that_has_met_no_class_tests_nothing(small: Make) -> None:
+    assert Federation(small()).evaluate(2, 1).examples == 0
+
+
+def test_a_missed_round_leaves_the_client_with_its_last_answer(small: Make) -> None:
+    federation = Federation(small())
+    federation.train(0, 1)
+    first, second = federation.evaluate(0, 1), federation.evaluate(0, 2)
+    assert second.metrics[keys.ACCURACY] == first.metrics[keys.ACCURACY]
+    assert len(_record(federation.state(0, 1))["gaps"]) == 2
+
+
+def test_a_damaged_state_is_set_aside_and_the_generation_before_it_is_used(
+    small: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    federation = Federation(small())
+    federation.train(0, 1)
+    federation.train(0, 2)
+    path = federation.state(0, 2)
+    path.write_bytes(path.read_bytes()[:-100])
+    logging.getLogger("fedkace_flwr").propagate = True
+    try:
+        reply = federation.train(0, 3)
+    finally:
+        logging.getLogger("fedkace_flwr").propagate = False
+    assert path.name in caplog.text and "corrupt" in caplog.text
+    assert path.with_suffix(".corrupt").exists()
+    met = {label for number in (0, 2) for label in federation.experiment.stream(0).windows[number]}
+    counts = reply.metrics[keys.BUFFER_CLASSES]
+    assert {label for label, count in enumerate(counts) if count} == met
+
+
+def test_a_failed_round_leaves_the_state_as_it_was(small: Make) -> None:
+    federation = Federation(small(learning_rate=1e30, weight_decay=0.0))
+    reply = federation.send(MessageType.TRAIN, 0, 1)
+    assert reply.has_error() and "learning-rate" in str(reply.error.reason)
+    assert not federation.state(0, 1).exists()
+
+
+def test_a_client_is_served_only_where_it_lives(small: Make) -> None:
+    federation = Federation(small(), nodes=3)
+    content = keys.instruction(keys.array_record(federation.weights), {}, 1, 1)
+    (reply,) = federation.grid.send_and_receive([Message(content, dst_node_id=2, message_type=MessageType.TRAIN)])
+    assert reply.has_error() and "client 1 does not live at partition 0 of 3" in str(reply.error.reason)
+
+
+def test_the_state_of_a_client_is_a_few_kilobytes(small: Make) -> None:
+    federation = Federation(small(capacity=140, samples_per_class=20, window=5, overlap=2))
+    for number in (1, 2, 3):
+        federation.train(0, number)
+    assert federation.state(0, 3).stat().st_size < 16_000
+
+
+def test_class_counts_stay_at_home_when_asked(small: Make) -> None:
+    assert keys.BUFFER_CLASSES not in Federation(small(report_classes=False)).train(0, 1).metrics
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"batching": "paired"},
+        {"gradient_norm": "mean"},
+        {"gradient_bias": True},
+        {"self_distance": "exclude"},
+        {"leftover": "fill"},
+        {"landmarks": 5},
+        {"normalise": False},
+    ],
+)
+def test_every_reading_makes_a_difference(small: Make, changes: dict[str, object]) -> None:
+    def outcome(config: Config) -> tuple[list[np.ndarray], object]:
+        federation = Federation(config)
+        replies = [federation.train(0, number) for number in (1, 2, 3, 4, 5)]
+        with np.load(_body(federation.state(0, 5))) as archive:
+            return [r.weights["output.weight"] for r in replies], archive["buffer.content"].tolist()
+
+    usual = outcome(small(epochs=3, rounds=5, capacity=13, run_name="usual"))
+    other = outcome(small(epochs=3, rounds=5, capacity=13, run_name="other", **changes))
+    same_weights = all(np.array_equal(a, b) for a, b in zip(usual[0], other[0], strict=True))
+    assert not (same_weights and usual[1] == other[1])
+
+
+def _body(path: Path):  # type: ignore[no-untyped-def]
+    import io
+
+    return io.BytesIO(path.read_bytes()[32:])
+
+
+def _record(path: Path) -> dict[str, object]:
+    with np.load(_body(path)) as archive:
+        return json.loads(archive["record"].tobytes())
+
+
+def _edit_state(path: Path, **changes: object) -> None:
+    """Change fields of a stored state through the store itself."""
+    from dataclasses import replace
+
+    from fedkace_flwr.samples import Samples
+    from fedkace_flwr.storage.client_store import ClientState, ClientStore
+
+    empty = ClientState(seen=torch.zeros(10, dtype=torch.bool), buffer=Samples.none())
+    store = ClientStore(path.parent, empty)
+    number = int(path.stem.removeprefix("state-"))
+    store.save(replace(store.before(number + 1), **changes))

@@ -1,0 +1,24 @@
+"""What programs start of Flower."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from experiments.running.processes import staged_app
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def bundle(app: Path, place: Path) -> bytes:
+    """What Flower makes of a folder and sends to a SuperLink."""
+    place.mkdir()
+    command = [str(Path(sys.executable).with_name("flwr")), "build", "--app", str(app)]
+    subprocess.run(command, cwd=place, check=True, capture_output=True)
+    (made,) = place.glob("*.fab")
+    return made.read_bytes()
+
+
+def test_the_staged_app_is_the_checkouts(tmp_path: Path) -> None:
+    staged = staged_app(tmp_path / "app")
+    assert {path.name for path in staged.iterdir()} == {"pyproject.toml", "fedkace_flwr", "strategies", "clients"}
+    assert bundle(staged, tmp_path / "of-staged") == bundle(ROOT, tmp_path / "of-checkout")

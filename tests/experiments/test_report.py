@@ -1,0 +1,363 @@
+"""The report: tables worked out by hand, the paper's numbers, the terms of Theorem 3, stored buffers, the command."""
+
+import json
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from matplotlib.figure import Figure
+from PIL import Image
+from support.made_results import write_run, write_study
+
+from experiments.__main__ import main
+from experiments.report.images import PER_CLASS, Budget, held, newest_state
+from experiments.report.page import write_page
+from experiments.report.paper import load_paper, paper_row
+from experiments.report.payload import POINTS, payload, thinned
+from experiments.report.tables import Cell, ResultTable, latex, long_frame, markdown, study_tables
+from experiments.report.theorem import distances, pair_distances, proportions
+from experiments.results.loading import load_results
+from fedkace_flwr.config import Config
+from fedkace_flwr.errors import StateError
+from fedkace_flwr.samples import Samples
+from fedkace_flwr.storage.client_store import Answer, ClientState, ClientStore
+
+
+def tables_of(folder: Path) -> dict[str, ResultTable]:
+    results = load_results(folder)
+    return {table.key: table for table in study_tables(results, results.studies[0])}
+
+
+# The paper
+
+
+def test_the_papers_regrets_follow_from_its_accuracies_but_for_the_slips() -> None:
+    paper = load_paper()
+    slips = {(slip["table"], slip["row"], slip["column"]): slip for slip in paper.slips}
+    for table, reference in (("table1", "Centralized"), ("table2", "CTR"), ("table4", "Centralized")):
+        for row, columns in paper.tables[table].items():
+            for column, cell in columns.items():
+                derived = round(paper.tables[table][reference][column]["AA"] - cell["AA"], 2)
+                slip = slips.get((table, row, column))
+                if slip is None:
+                    assert cell["AR"] == pytest.approx(derived, abs=0.0101), (table, row, column)
+                else:
+                    assert (cell["AR"], derived) == (slip["printed"], slip["derived"])
+    assert len(slips) == 2
+
+
+def test_the_papers_tables_are_whole() -> None:
+    paper = load_paper()
+    sizes = {name: (len(rows), {len(columns) for columns in rows.values()}) for name, rows in paper.tables.items()}
+    assert sizes == {"table1": (8, {8}), "table2": (11, {4}), "table3": (3, {4}), "table4": (5, {8})}
+    assert paper.value("table1", "FedKACE", "cifar100_O4", "AA") == 26.74
+    assert paper.value("table3", "FedKACE_AS6", "imagenet100_O0", "condition") == 478.4
+    assert paper.value("table1", "FedKACE", "digits_O4", "AA") is None
+    assert paper.gradient_counts["cifar100"] == {"output-layer": 12800, "full-model": 35680000}
+
+
+def test_a_run_finds_its_row_in_each_of_the_papers_tables() -> None:
+    assert paper_row("table1", "refed", 10, 1000) == "Re-Fed"
+    assert paper_row("table2", "fedkace", 10, 1000) == "FKC"
+    assert paper_row("table3", "as5", 10, 1000) == "FedKACE_AS5"
+    assert paper_row("table4", "fedkace", 20, 1000) == "K20_M1000"
+    assert paper_row("table1", "er", 10, 1000) is None
+
+
+# Tables
+
+
+def test_mean_deviation_and_the_papers_difference_worked_by_hand(tmp_path: Path) -> None:
+    runs = {}
+    for seed, accuracy in ((0, 0.25), (1, 0.27), (2, 0.29)):
+        write_run(tmp_path, f"fedkace_{seed}", [accuracy] * 2, dataset="cifar100", overlap=4, window=5, seed=seed)
+        runs[f"fedkace_{seed}"] = {"data": "cifar100", "overlap": 4, "method": "fedkace", "seed": seed}
+    write_run(tmp_path, "centralized_0", [0.5] * 2, method="centralized", dataset="cifar100", overlap=4, window=5)
+    runs["centralized_0"] = {"data": "cifar100", "overlap": 4, "method": "centralized", "seed": 0}
+    write_run(tmp_path, "er_0", [0.2] * 2, method="er", dataset="cifar100", overlap=0, window=5)
+    runs["er_0"] = {"data": "cifar100", "overlap": 0, "method": "er", "seed": 0}
+    runs["ofcl_0"] = {"data": "cifar100", "overlap": 4, "method": "ofcl", "seed": 0}
+    write_run(tmp_path, "ofcl_0", [0.9], method="ofcl", dataset="cifar100", overlap=4, window=5, finished=False)
+    write_study(tmp_path, runs)
+    tables = tables_of(tmp_path)
+    accuracy = tables["aa"]
+    assert accuracy.rows == ["FedKACE", "OFCL", "ER", "Centralized", "chance"]
+    assert accuracy.columns == ["CIFAR-100, O=4", "CIFAR-100, O=0"]
+    cell = accuracy.cells[("FedKACE", "CIFAR-100, O=4")]
+    assert (cell.n, cell.paper) == (3, 26.74)
+    assert cell.mean == pytest.approx(27.0) and cell.sd == pytest.approx(2.0) and cell.difference == pytest.approx(0.26)
+    regret = tables["ar"].cells[("FedKACE", "CIFAR-100, O=4")]
+    assert (regret.n, regret.sd, regret.paper) == (1, None, 21.73)  # only seed 0 has its Centralized
+    assert regret.mean == pytest.approx(25.0)
+    assert ("OFCL", "CIFAR-100, O=4") not in accuracy.cells  # unfinished counts in no mean
+    chance = accuracy.cells[("chance", "CIFAR-100, O=4")]
+    assert chance.mean == pytest.approx(100 * (1 / 2 + 1 / 3) / 2) and chance.n == 3
+    text = markdown(accuracy)
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert lines[0] == "| method | CIFAR-100, O=4 | paper | difference | CIFAR-100, O=0 | paper | difference |"
+    assert lines[2] == "| FedKACE | 27.00 ± 2.00 (n=3) | 26.74 | +0.26 | - | - | - |"
+    assert lines[3] == "| OFCL | - | - | - | - | - | - |"  # the paper's number stands beside ours or not at all
+    assert lines[4] == "| ER | - | - | - | 20.00 (n=1) | - | - |"
+    assert "5 of 6 runs are finished" in text
+    assert "clients 2 (paper 10)" in text and "capacity 20 (paper 1000)" in text
+    assert r"FedKACE & 27.00 $\pm$ 2.00 (n=3) & 26.74 & +0.26 & - & - & - \\" in latex(accuracy)
+    frame = long_frame([accuracy]).set_index(["row", "column"])
+    assert frame.loc[("FedKACE", "CIFAR-100, O=4"), "difference"] == pytest.approx(0.26)
+    assert frame.loc[("FedKACE", "CIFAR-100, O=0"), "n"] == 0 and math.isnan(
+        frame.loc[("FedKACE", "CIFAR-100, O=0"), "mean"]
+    )
+
+
+def test_table_4_has_clients_and_capacity_as_rows_and_its_slip_is_named(tmp_path: Path) -> None:
+    runs = {}
+    for name, clients, capacity in (("a", 10, 500), ("b", 10, 2000), ("c", 20, 1000)):
+        write_run(tmp_path, name, [0.2], clients=clients, capacity=capacity, dataset="imagenet100", overlap=0)
+        runs[name] = {"data": "imagenet100", "overlap": 0, "clients": clients, "capacity": capacity, "seed": 0}
+        write_run(
+            tmp_path, f"{name}-top", [0.3], method="centralized", clients=clients, dataset="imagenet100", overlap=0
+        )
+    write_study(tmp_path, runs, paper="table4", axes=["data", "overlap", "clients", "capacity", "seed"])
+    tables = tables_of(tmp_path)
+    assert tables["aa"].rows == ["K=10, M=500", "K=10, M=2000", "K=20, M=1000", "chance"]
+    papers = {row: cell.paper for (row, _), cell in tables["aa"].cells.items()}
+    assert papers == {"K=10, M=500": 20.11, "K=10, M=2000": 24.19, "K=20, M=1000": 22.69, "chance": None}
+    assert "ar" not in tables  # the study does not list the Centralized runs
+
+
+def test_an_interpolated_reference_is_said_to_be_one(tmp_path: Path) -> None:
+    write_run(tmp_path, "fedkace", [0.2, 0.3])
+    assert not tables_of(tmp_path)["aa"].notes
+    folder = write_run(tmp_path, "centralized", [0.4, 0.5], method="centralized")
+    lines = (folder / "rounds.jsonl").read_text()
+    (folder / "rounds.jsonl").write_text(lines.replace('"interpolated": false', '"interpolated": true', 1))
+    tables = tables_of(tmp_path)
+    assert any("interpolated" in note for note in tables["ar"].notes)
+    assert not any("interpolated" in note for note in tables["final"].notes)
+
+
+def test_the_slip_is_named_where_its_cell_is_shown(tmp_path: Path) -> None:
+    runs = {}
+    for method in ("refed", "centralized"):
+        write_run(tmp_path, method, [0.2], method=method, dataset="cifar100", overlap=4, window=5)
+        runs[method] = {"data": "cifar100", "overlap": 4, "method": method, "seed": 0}
+    write_study(tmp_path, runs)
+    tables = tables_of(tmp_path)
+    assert any("prints 41.08 for Re-Fed" in note and "41.18" in note for note in tables["ar"].notes)
+    assert not any("41.08" in note for note in tables["aa"].notes)
+
+
+def test_condition_numbers_stand_beside_table_3_in_the_ablation_study(tmp_path: Path) -> None:
+    write_run(tmp_path, "fedkace", [0.2] * 4, dataset="cifar100", overlap=5, window=5)
+    labels = {"data": "cifar100", "overlap": 5, "method": "fedkace", "seed": 0}
+    write_study(tmp_path, {"fedkace": labels}, study="table2", paper="table2")
+    tables = tables_of(tmp_path)
+    cell = tables["condition"].cells[("FedKACE", "CIFAR-100, O=5")]
+    assert (cell.mean, cell.paper) == (pytest.approx(300.0), 1593.4)
+    assert tables["aa"].cells[("FedKACE", "CIFAR-100, O=5")].paper == 26.59
+
+
+def test_a_study_of_no_table_of_the_paper_has_no_papers_column(tmp_path: Path) -> None:
+    write_run(tmp_path, "one", [0.5])
+    write_run(tmp_path, "two", [0.7], overlap=0)
+    table = tables_of(tmp_path)["aa"]
+    assert not table.with_paper
+    assert table.rows == ["FedKACE", "chance"] and table.columns == ["digits, O=1", "digits, O=0"]
+    assert "paper" not in markdown(table)
+
+
+def test_a_readings_study_has_its_readings_as_rows(tmp_path: Path) -> None:
+    write_run(tmp_path, "one", [0.5])
+    write_run(tmp_path, "two", [0.7], batching="paired")
+    table = tables_of(tmp_path)["aa"]
+    assert (table.head, table.rows) == ("setting", ["batching=paired", "batching=union", "chance"])
+
+
+def test_a_cell_of_one_seed_has_no_deviation() -> None:
+    table = ResultTable("s", "aa", "AA", "method", ["m"], ["c"], {("m", "c"): Cell(12.0, None, 1)})
+    assert "| m | 12.00 (n=1) |" in markdown(table)
+
+
+# Theorem 3
+
+
+def test_distances_between_clients_worked_by_hand() -> None:
+    one = proportions([(0, 1), (1, 2)], 4)
+    other = proportions([(2, 3), (1, 2)], 4)
+    assert one.tolist() == [[0.5, 0.5, 0, 0], [0.25, 0.5, 0.25, 0]]
+    largest, average = pair_distances([one, other, one])
+    # round 1: nothing in common; round 2: |1/4 - 0| + |1/2 - 1/4| + |1/4 - 1/2| + |0 - 1/4| over 2
+    assert largest.tolist() == [1.0, 0.5]
+    assert average.tolist() == pytest.approx([2 / 3, 1 / 3])
+
+
+def test_distances_of_a_stream_are_those_of_its_chunks() -> None:
+    config = Config.parse({"clients": 3, "rounds": 6, "window": 2, "overlap": 1, "seed": 5})
+    found = distances(config)
+    assert found is not None
+    assert found.factor == pytest.approx(8 / 3)
+    assert len(found.largest) == 6
+    assert all(0 <= low <= high <= 1 for low, high in zip(found.average, found.largest, strict=True))
+    everything = distances(Config.parse({"clients": 2, "rounds": 5, "window": 2, "overlap": 0}))
+    assert everything is not None and everything.largest[-1] == 0.0  # all ten classes met once by both
+    assert distances(Config.parse({"clients": 1})) is None
+    assert distances(Config.parse({"dataset": "folder"})) is None  # its files decide on the classes
+    assert distances(Config.parse({"dataset": "folder"}), classes=10) is not None
+
+
+# Stored buffers
+
+
+def stored(folder: Path, samples: Samples, round_number: int = 3) -> ClientStore:
+    seen = torch.ones(10, dtype=torch.bool)
+    store = ClientStore(folder / "clients" / "client-000", ClientState(seen, Samples.none(), run="x"))
+    store.save_trained(ClientState(seen, samples, run="x", round=round_number), Answer({}, 1, {}))
+    return store
+
+
+def test_a_stored_buffer_is_counted_by_class_and_round_and_the_file_is_left_alone(tmp_path: Path) -> None:
+    samples = Samples(torch.arange(4), torch.tensor([1, 1, 1, 7]), torch.tensor([1, 3, 3, 2]))
+    stored(tmp_path, samples)
+    state = newest_state(tmp_path, "", 0)
+    assert state is not None and state.round == 3
+    found = held(state, 10, 3, None, Budget(10**6))
+    assert found.arrivals[1] == [1, 0, 2] and found.arrivals[7] == [0, 1, 0]
+    assert np.sum(found.arrivals) == 4
+    assert not found.strips  # by id, and no data set
+    assert newest_state(tmp_path, "", 1) is None
+    (path,) = tmp_path.glob("clients/client-000/state-*.npz")
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + b"x")
+    with pytest.raises(StateError, match=re.escape(str(path))):
+        newest_state(tmp_path, "", 0)
+    assert path.read_bytes() == content[:-1] + b"x"  # not set aside, as a client would
+
+
+def test_kept_images_are_few_and_end_with_the_budget(tmp_path: Path) -> None:
+    import base64
+    import io
+
+    pixels = torch.randint(0, 256, (30, 3, 8, 8), dtype=torch.uint8)
+    labels = torch.tensor([0] * 20 + [1] * 10)
+    stored(tmp_path, Samples(pixels, labels, torch.arange(30) % 3 + 1))
+    state = newest_state(tmp_path, "", 0)
+    assert state is not None
+    budget = Budget(10**6)
+    strips = held(state, 10, 3, None, budget).strips
+    assert [(strip.label, strip.kept, len(strip.rounds)) for strip in strips] == [
+        (0, 20, PER_CLASS),
+        (1, 10, PER_CLASS),
+    ]
+    assert all(list(strip.rounds) == sorted(strip.rounds) for strip in strips)
+    image = Image.open(io.BytesIO(base64.b64decode(strips[0].source.partition(",")[2])))
+    assert (image.format, image.size) == ("PNG", (32 * PER_CLASS, 32))
+    assert budget.left == 10**6 - sum(len(strip.source) for strip in strips)
+    assert not held(state, 10, 3, None, Budget(100)).strips
+
+
+# The page and the command
+
+
+def test_what_the_page_draws_is_thinned_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = [{"round": number} for number in range(1, 1001)]
+    kept = thinned(rounds)
+    assert len(kept) <= POINTS + 1 and kept[0]["round"] == 1 and kept[-1]["round"] == 1000
+    assert thinned([]) == [] and thinned(rounds[:5]) == rounds[:5]
+    for seed in range(6):
+        write_run(tmp_path, f"run-{seed}", [0.5] * 10, seed=seed)
+    whole = payload(load_results(tmp_path))
+    assert (len(whole["runs"]), len(whole["details"]), whole["notes"]) == (6, 6, [])
+    monkeypatch.setattr("experiments.report.payload.CLIENT_BYTES", len(json.dumps(whole["details"])) // 3)
+    monkeypatch.setattr("experiments.report.payload.CURVE_BYTES", len(json.dumps(whole["runs"])) // 2 + 100)
+    part = payload(load_results(tmp_path))
+    assert len(part["runs"]) == 3 and 0 < len(part["details"]) < 3
+    assert part["notes"][0].startswith("3 of 6 runs are not drawn")
+    assert f"{len(part['details'])} of 3 runs are drawn" in part["notes"][1]
+
+
+def test_curves_of_a_run_worked_by_hand(tmp_path: Path) -> None:
+    write_run(tmp_path, "fedkace", [0.5, 0.6, 0.7])
+    (run,) = payload(load_results(tmp_path))["runs"]
+    assert run["rounds"] == [1, 2, 3] and run["accuracy"] == [0.5, 0.6, 0.7]
+    assert run["weight"] == {"mean": [4.0] * 3, "low": [2.0] * 3, "high": [8.0] * 3}  # geometric, of 2 and 8
+    assert run["gap"]["mean"] == [0.1, 0.2, 0.3]
+    assert run["condition"]["mean"] == [100.0, 200.0, 300.0]
+    assert run["lead"] is None  # the two models of a client were not both tested
+
+
+def test_text_of_a_run_cannot_leave_the_page_s_data(tmp_path: Path) -> None:
+    write_run(tmp_path, "a", [0.5])
+    runs = {"a": {"kind": "</script>", "seed": 0}}
+    write_study(tmp_path, runs, axes=["kind", "seed"], title="<i>x</i> & y")
+    results = load_results(tmp_path)
+    tables = {study.name: study_tables(results, study) for study in results.studies}
+    write_page(results, tables, tmp_path / "page.html", None)
+    text = (tmp_path / "page.html").read_text()
+    assert "<i>x</i>" not in text and "&lt;i&gt;x&lt;/i&gt; &amp; y" in text
+    data = text.split('id="data">')[1].split("</script>")[0]
+    assert json.loads(data)["runs"][0]["line"] == "kind=</script>"
+
+
+def test_the_command_writes_everything_and_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = tmp_path / "compare"
+    for method, accuracy in (("fedkace", 0.6), ("er", 0.5), ("as4", 0.55), ("centralized", 0.8)):
+        write_run(study, method, [accuracy, accuracy], method=method)
+    assert main(["report", str(study)]) == 0
+    printed = capsys.readouterr().out
+    names = {path.name for path in (study / "report").iterdir()}
+    assert names == {
+        *("index.html", "runs.csv", "runs.parquet", "rounds.csv", "rounds.parquet"),
+        *("tables.md", "tables.tex", "tables.csv", "figure2.png", "figure2.svg", "figure3.png", "figure3.svg"),
+    }
+    assert all(f"report/{name}" in printed for name in names)
+    assert "| FedKACE | 20.00 (n=1) |" in (study / "report" / "tables.md").read_text()
+    assert pd.read_csv(study / "report" / "tables.csv")["n"].max() == 1
+    text = (study / "report" / "index.html").read_text()
+    assert not re.search(r"<(script|link|img|iframe)[^>]+(src|href)\s*=\s*[\"']?(https?:)?//", text)
+    assert main(["report", str(study), "--output", str(tmp_path / "again")]) == 0  # its own output is no run
+    for name in ("figure2.svg", "figure3.png", "tables.md"):
+        assert (tmp_path / "again" / name).read_bytes() == (study / "report" / name).read_bytes()
+
+
+def test_figures_are_only_those_whose_data_is_there(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "one", [0.5, 0.6])
+    write_run(tmp_path / "a", "two", [0.5, 0.6], capacity=15)
+    write_run(tmp_path / "b", "one", [0.5], finished=False)
+    assert main(["report", str(tmp_path / "a"), str(tmp_path / "b"), "--output", str(tmp_path / "out")]) == 0
+    figures = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*.png")}
+    assert figures == {"a/curves.png"}
+    assert (tmp_path / "out" / "b" / "tables.md").exists()
+
+
+def test_every_line_of_a_figure_lies_within_its_panel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: saved.append(self) or Path(path).touch())
+    for method, accuracies in (("fedkace", [0.9, 0.2]), ("er", [0.1, 0.3]), ("as4", [0.8, 0.1])):
+        write_run(tmp_path / "s", method, accuracies, method=method)
+    assert main(["report", str(tmp_path / "s")]) == 0
+    assert len(saved) == 4  # two figures in two formats
+    for axes in (axes for figure in saved for axes in figure.axes):
+        drawn = [value for line in axes.get_lines() for value in line.get_ydata()]
+        assert drawn and axes.get_ylim()[0] == 0 and max(drawn) <= axes.get_ylim()[1]
+        assert axes.get_xlim() == saved[0].axes[0].get_xlim()
+
+
+def test_without_its_extra_the_command_says_what_to_install(tmp_path: Path) -> None:
+    program = "import sys; sys.modules['plotly'] = None; from experiments.__main__ import main; sys.exit(main())"
+    command = [sys.executable, "-c", program, "report", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "report needs plotly: pip install 'fedkace-flwr[report]'" in done.stderr
+
+
+def test_the_command_says_in_one_line_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "s", "a", [0.5])
+    (tmp_path / "s" / "a" / "config.json").write_text("{")
+    assert main(["report", str(tmp_path / "s")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {tmp_path / 's' / 'a' / 'config.json'}: is damaged") and error.count("\n") == 1

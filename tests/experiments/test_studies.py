@@ -1,0 +1,60 @@
+"""Every study of the repository runs at its smallest scale, to its table or figure."""
+
+from pathlib import Path
+
+import pandas
+import pytest
+from rich.console import Console
+
+from experiments.report.write import write_report
+from experiments.running.runner import run_study
+from experiments.running.study import load_study
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
+@pytest.mark.parametrize(
+    ("borrowers", "study"),
+    [
+        (["figure2"], "table1"),
+        (["table3", "figure3"], "table2"),
+        ([], "table4"),
+        ([], "gradient_cost"),
+        ([], "readings"),
+        ([], "landmarks"),
+        ([], "reduced"),
+        ([], "privacy"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_study_runs_at_its_smallest_scale_to_its_table(
+    borrowers: list[str], study: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loaded = load_study(
+        ROOT / "experiments" / "studies" / f"{study}.yaml", {}, tmp_path, scale="smoke", engine="inline", workers=2
+    )
+    outcome = run_study(loaded, Console(width=200))
+    assert outcome.failures == {}
+    assert list(outcome.summaries) == list(loaded.runs)
+    begun = capsys.readouterr().out.count("starting")
+    assert begun == len(loaded.runs)
+
+    for name in borrowers:
+        path = ROOT / "experiments" / "studies" / f"{name}.yaml"
+        borrowed = load_study(path, {}, tmp_path, scale="smoke", engine="inline", workers=2)
+        assert set(run_study(borrowed, Console(width=200)).summaries) <= set(outcome.summaries)
+        assert "starting" not in capsys.readouterr().out
+
+    written = write_report([loaded.folder], tmp_path / "report")
+    assert (tmp_path / "report" / "index.html") in written
+    table = (tmp_path / "report" / "tables.md").read_text()
+    runs = pandas.read_csv(tmp_path / "report" / "runs.csv")
+    assert len(runs) == len(loaded.runs) and runs["finished"].all()
+    assert "FedKACE" in table and "chance" in table
+    if "table3" in borrowers:
+        assert "Condition number" in table
+    pictures = {path.name for path in written if path.suffix == ".png"}
+    for name in borrowers:
+        assert not name.startswith("figure") or f"{name}.png" in pictures

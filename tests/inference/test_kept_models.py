@@ -1,0 +1,267 @@
+"""What a client keeps for inference is what its evaluation tested, and stands for itself."""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from support.common import rounds_of
+from support.in_process import Federation
+from support.made_models import CLASSES, blank, constant, picture
+
+from experiments.running.inline import run_inline
+from fedkace_flwr.config import Config
+from fedkace_flwr.data.datasets import framing_of, load_dataset
+from fedkace_flwr.data.images import Framing, read_square
+from fedkace_flwr.errors import DataError, StateError
+from fedkace_flwr.experiment import Experiment
+from fedkace_flwr.inference import kept_models as serving
+from fedkace_flwr.inference.kept_models import Predictor, load_newest
+from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.registry import METHODS, configured
+from fedkace_flwr.storage import atomic as durable
+from fedkace_flwr.storage.client_store import read_state
+
+Make = Callable[..., Config]
+SHAPE = {"rounds": 3, "epochs": 2, "capacity": 12, "tfcl_server_epochs": 2, "keep_models": "always"}
+
+# Centralized keeps none: each round's network is thrown away after its test, or the test is interpolated.
+SERVED = [name for name in sorted(METHODS) if name != "centralized"]
+CASES = [
+    *(
+        pytest.param({"method": name}, id=name, marks=[pytest.mark.slow] if METHODS[name].preset else [])
+        for name in SERVED
+    ),
+    pytest.param({"method": "tfcl", "tfcl_inference": "most-confident"}, id="tfcl-most-confident"),
+    pytest.param({"method": "dcfcl", "dcfcl_batch_norm": "local"}, id="dcfcl-local", marks=pytest.mark.slow),
+    pytest.param({"method": "er", "inference": "local", "evaluate": "both"}, id="er-local", marks=pytest.mark.slow),
+    pytest.param({"method": "fedkace", "precision": "bf16"}, id="bf16", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("changes", CASES)
+def test_what_is_served_is_what_was_evaluated(small: Make, tmp_path: Path, changes: dict[str, object]) -> None:
+    config = small(**SHAPE, **changes)
+    run_inline(config)
+    experiment = Experiment(configured(config)[1])
+    for client in range(config.stream.clients):
+        folder = tmp_path / "run" / "clients" / f"client-{client:03d}"
+        assert sorted(path.name for path in folder.glob("models-*")) == ["models-000002.npz", "models-000003.npz"]
+        state, predictor = read_state(folder / "state-000003.npz"), load_newest(folder)
+        test = experiment.test_set(client, state.seen)
+        found = predictor.probabilities(test.images(experiment.dataset.fetch))
+        assert float((found.argmax(1) == test.labels).double().mean()) == state.evaluation[keys.ACCURACY]
+
+        kept = predictor.kept
+        assert found[:, ~state.seen].eq(0).all() and found.sum(1).allclose(torch.ones(len(test), dtype=torch.float64))
+        assert (kept.round, kept.trained, kept.run, kept.method) == (3, 3, state.run, config.method)
+        assert kept.seen == tuple(state.seen.nonzero().squeeze(1).tolist())
+        assert kept.switched_at == state.switched_at
+        assert kept.answering == (
+            "sub-models" if config.method == "tfcl" else "local" if state.switched_at is None else "global"
+        )
+        assert kept.class_names == experiment.dataset.class_names
+
+
+def test_local_and_global_model_are_kept_until_the_switch_and_the_global_one_after_it(small: Make) -> None:
+    federation = Federation(small(rounds=6, keep_models="always", patience=1))
+    folder, switched = federation.folder / "client-000", False
+    for number in range(1, 7):
+        trained = federation.train(0, number)
+        federation.weights = dict(trained.weights)
+        metrics = federation.evaluate(0, number).metrics
+        switched = switched or keys.SWITCHED_AT in metrics
+        kept = load_newest(folder).kept
+        assert set(kept.weights) == ({"global"} if switched else {"global", "local"})
+        assert set(kept.answers) == ({"global"} if switched else {"local"})
+        for name, array in trained.weights.items():
+            assert np.array_equal(kept.weights[kept.answering][name], array)
+    assert switched, "the switch that this test is about did not happen"
+
+
+def test_a_round_missed_leaves_the_local_model_answering(small: Make) -> None:
+    federation = Federation(small(keep_models="always"))
+    trained = federation.train(0, 1)
+    federation.evaluate(0, 1)
+    federation.evaluate(0, 2)
+    kept = load_newest(federation.folder / "client-000").kept
+    assert (kept.round, kept.trained, kept.answering) == (2, 1, "local")
+    assert all(np.array_equal(kept.weights["local"][name], trained.weights[name]) for name in trained.weights)
+
+
+def test_a_lost_local_model_leaves_the_generation_before(small: Make) -> None:
+    federation = Federation(small(keep_models="always"))
+    folder = federation.folder / "client-000"
+    federation.train(0, 1)
+    federation.evaluate(0, 1)
+    (folder / "answer-000001.npz").unlink()
+    assert federation.evaluate(0, 2).metrics[keys.ACCURACY] > 0
+    assert load_newest(folder).kept.round == 1
+
+
+def test_a_crash_before_the_state_is_saved_is_made_good(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    federation = Federation(small(keep_models="always"))
+    folder = federation.folder / "client-000"
+    federation.train(0, 1)
+    write = serving.write
+
+    def crash(*arguments: object) -> None:
+        write(*arguments)  # type: ignore[arg-type]
+        raise OSError("no more")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(serving, "write", crash)
+        assert federation.send("evaluate", 0, 1).has_error()
+    before = (folder / "models-000001.npz").read_bytes()
+    assert read_state(folder / "state-000001.npz").evaluated == 0
+    federation.evaluate(0, 1)
+    assert (folder / "models-000001.npz").read_bytes() == before
+    assert read_state(folder / "state-000001.npz").evaluated == 1
+
+
+def test_simulation_keeps_no_models_and_keeping_them_changes_no_number(small: Make, tmp_path: Path) -> None:
+    for name, keep in (("usual", "auto"), ("keeping", "always"), ("never", "never")):
+        run_inline(small(run_name=name, keep_models=keep))
+
+    assert rounds_of(tmp_path / "usual") == rounds_of(tmp_path / "keeping") == rounds_of(tmp_path / "never")
+    assert not [*(tmp_path / "usual").rglob("models-*"), *(tmp_path / "never").rglob("models-*")]
+    assert len([*(tmp_path / "keeping").rglob("models-*")]) == 2 * 3
+
+
+def test_a_new_run_in_the_same_folder_takes_over_from_the_old_one(tmp_path: Path) -> None:
+    for number in (14, 15):
+        serving.write(tmp_path, constant(number, 1))
+    serving.write(tmp_path, constant(1, 2, run="new"))
+    assert [path.name for path in tmp_path.iterdir()] == ["models-000001.npz"]
+    assert load_newest(tmp_path).kept.run == "new"
+
+
+@pytest.mark.parametrize("harm", ["cut", "flipped", "empty", "other-network"])
+def test_a_damaged_generation_gives_way_to_the_one_before_and_stays_where_it_is(tmp_path: Path, harm: str) -> None:
+    serving.write(tmp_path, constant(1, 3))
+    serving.write(tmp_path, constant(2, 4))
+    path = tmp_path / "models-000002.npz"
+    whole = path.read_bytes()
+    if harm == "other-network":
+        arrays, record = constant(2, 4).to_record()
+        durable.write(path, {**arrays, "global.output.bias": np.zeros(7, np.float32)}, record)
+    else:
+        path.write_bytes({"cut": whole[:-9], "flipped": whole[:99] + b"?" + whole[100:], "empty": b""}[harm])
+    assert load_newest(tmp_path).kept.round == 1
+    assert path.exists()
+    (tmp_path / "models-000001.npz").unlink()
+    with pytest.raises(StateError, match=r"^[^\n]*models-000002\.npz: [^\n]*$"):
+        load_newest(tmp_path)
+
+
+def test_folders_without_a_model_are_named(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="nowhere: there is no such folder"):
+        load_newest(tmp_path / "nowhere")
+    with pytest.raises(StateError, match=r"there is no model yet; a client writes it .* keep-models"):
+        load_newest(tmp_path)
+    serving.write(tmp_path / "client-007", constant(1, 1))
+    with pytest.raises(StateError, match="name one of the folders in it: client-007"):
+        load_newest(tmp_path)
+
+
+def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
+    arrays, record = constant(1, 1).to_record()
+    durable.write(tmp_path / "models-000001.npz", arrays, {**record, "format": 2})
+    with pytest.raises(StateError, match="of format 2, this program reads 1"):
+        load_newest(tmp_path)
+
+
+@given(st.sets(st.integers(0, CLASSES - 1), min_size=1), st.integers(0, CLASSES - 1), st.integers(1, 12))
+def test_a_class_not_met_has_probability_0_and_is_never_named(seen: set[int], label: int, top: int) -> None:
+    predictor = Predictor(constant(1, label, tuple(sorted(seen))))
+    image = np.full((3, 8, 8), 77, np.uint8)
+    (found,) = predictor.probabilities(torch.from_numpy(image)[None])
+    assert {number for number in range(CLASSES) if found[number] > 0} == seen
+    assert float(found.sum()) == pytest.approx(1)
+    named = [each["class"] for each in predictor.answer(image, top)["classes"]]
+    assert len(named) == min(top, len(seen)) and set(named) <= {f"class {number}" for number in seen}
+    assert named[0] == f"class {label if label in seen else max(seen)}"
+
+
+def test_a_file_of_a_data_set_of_arrays_becomes_the_very_row(small: Make) -> None:
+    for size in (8, 13):
+        dataset = load_dataset(small(image_size=size).data)
+        native = load_dataset(small().data)
+        for row in (0, 700):
+            file = io.BytesIO()
+            Image.fromarray(native.images[row].transpose(1, 2, 0)).save(file, "PNG")
+            square = read_square(file.getvalue(), framing_of("digits", size))
+            assert np.array_equal(square, dataset.images[row])
+
+
+def test_a_file_of_a_folder_becomes_the_very_row(small: Make, tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        for name, size in (("a", (30, 20)), ("b", (17, 40))):
+            path = tmp_path / "pictures" / split / name / "0.png"
+            path.parent.mkdir(parents=True)
+            path.write_bytes(picture(size=size, seed=len(split)))
+    config = small(dataset="folder", data_dir=str(tmp_path / "pictures"), image_size=16)
+    dataset = load_dataset(config.data)
+    for row, name in enumerate(("train/a", "train/b", "val/a", "val/b")):
+        square = read_square(tmp_path / "pictures" / name / "0.png", framing_of("folder", 16))
+        assert np.array_equal(square, dataset.images[row])
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM"])
+@pytest.mark.parametrize("framing", [Framing.of_files(24), Framing.of_files(24, 27), Framing.of_arrays(24)])
+def test_pictures_of_any_format_and_size_become_squares(kind: str, framing: Framing) -> None:
+    for size in ((24, 24), (1, 1), (200, 3), (61, 97)):
+        square = read_square(picture(kind, size), framing)
+        assert (square.shape, square.dtype) == ((3, 24, 24), np.uint8)
+
+
+@pytest.mark.parametrize("mode", ["L", "1", "P", "RGBA", "LA", "CMYK", "I;16"])
+def test_pictures_of_any_mode_become_squares(mode: str) -> None:
+    made = picture("TIFF" if mode == "CMYK" else "PNG", mode=mode)
+    assert read_square(made, Framing.of_files(8)).shape == (3, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "not a picture of a format"),
+        (b"nothing of the kind", "not a picture of a format"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n", "not a picture of a format"),
+        (picture(size=(300, 200))[:-5000], "it is damaged"),
+        (blank(8000, 7000), "8000 x 7000 pixels: may have 50,000,000"),
+        (blank(14000, 14000), "too many pixels: may have 50,000,000"),
+        (blank(1, 60_000), "too long and thin: 1 x 60000"),
+    ],
+    ids=["empty", "text", "postscript", "cut", "large", "bomb", "thin"],
+)
+def test_pictures_that_will_not_do_are_refused_in_a_line(content: bytes, reason: str) -> None:
+    with pytest.raises(DataError, match=rf"^[^\n]*{reason}[^\n]*$"):
+        read_square(content, Framing.of_files(224))
+
+
+def test_files_that_cannot_be_read_are_refused_in_a_line(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="No such file"):
+        read_square(tmp_path / "none.png", Framing.of_files(8))
+    with pytest.raises(DataError, match="Is a directory"):
+        read_square(tmp_path, Framing.of_files(8))
+
+
+def test_a_vanishing_file_is_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer drops what was listed before it could be read."""
+    serving.write(tmp_path, constant(1, 1))
+    read, races = durable.read, iter(range(2, 8))
+
+    def late(path: Path):  # type: ignore[no-untyped-def]
+        number = next(races, None)
+        if number is not None:
+            path.unlink()
+            serving.write(tmp_path, constant(number, 1))
+        return read(path)
+
+    monkeypatch.setattr(durable, "read", late)
+    assert load_newest(tmp_path).kept.round == 7

@@ -1,0 +1,69 @@
+"""The Centralized reference: its cache, its interpolation, and that each round stands for itself."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.common import rounds_of
+
+from experiments.running.inline import run_inline
+from fedkace_flwr.config import Config
+from fedkace_flwr.results.reference_cache import anchors, cached_accuracy, fingerprint
+
+Make = Callable[..., Config]
+
+
+@given(st.integers(1, 60), st.integers(1, 12), st.data())
+def test_anchors_enclose_the_round_and_are_trained_rounds(rounds: int, every: int, data: st.DataObject) -> None:
+    number = data.draw(st.integers(1, rounds))
+    trained = {*range(1, rounds + 1, every), rounds}
+    below, above = anchors(number, every, rounds)
+    assert {below, above} <= trained and below <= number <= above
+    assert (below == above) == (number in trained)
+    assert not [other for other in trained if below < other < above]
+
+
+def test_the_fingerprint_holds_what_the_reference_depends_on_and_nothing_else() -> None:
+    usual = Config()
+    assert fingerprint(usual) == fingerprint(replace(usual, stream=replace(usual.stream, clients=3, rounds=99)))
+    assert fingerprint(usual) == fingerprint(replace(usual, buffer=replace(usual.buffer, capacity=77)))
+    others = [
+        replace(usual, stream=replace(usual.stream, overlap=0)),
+        replace(usual, training=replace(usual.training, epochs=6)),
+        replace(usual, run=replace(usual.run, seed=1)),
+        replace(usual, data=replace(usual.data, num_classes=9)),
+        replace(usual, model=replace(usual.model, width=9)),
+    ]
+    assert len({fingerprint(config) for config in [usual, *others]}) == 6
+
+
+def test_an_accuracy_is_computed_once_and_again_if_its_file_is_damaged(tmp_path: Path) -> None:
+    config = Config.parse({"cache-dir": str(tmp_path)})
+    computed: list[int] = []
+
+    def compute() -> float:
+        computed.append(1)
+        return 0.625
+
+    assert [cached_accuracy(config, 2, 5, compute) for _ in range(3)] == [0.625] * 3 and len(computed) == 1
+    (path,) = tmp_path.rglob("*.json")
+    path.write_text("{")
+    assert cached_accuracy(config, 2, 5, compute) == 0.625 and len(computed) == 2
+
+
+def test_a_round_does_not_depend_on_the_rounds_before_it(small: Make, tmp_path: Path) -> None:
+    for name, every in (("each", 1), ("third", 3)):
+        changes = {"cache_dir": str(tmp_path / name), "centralized_every": every, "clients": 2, "rounds": 4}
+        run_inline(small(method="centralized", run_name=name, **changes))
+    each, third = rounds_of(tmp_path / "each"), rounds_of(tmp_path / "third")
+    assert [record["interpolated"] for record in each] == [False] * 4
+    assert [record["interpolated"] for record in third] == [False, True, True, False]
+    for index in (0, 3):
+        assert each[index]["client_accuracy"] == third[index]["client_accuracy"]
+    for client in range(2):
+        first, second, _, last = (record["client_accuracy"][client] for record in third)
+        assert second == pytest.approx(first + (last - first) / 3)
+    assert all(record["bytes"]["down"] < 1000 for record in each)

@@ -1,0 +1,310 @@
+"""DCFCL: both halves over the inline grid on digits, with clients that drop out."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Message, MessageType
+from support.common import rounds_of
+from support.faults import FaultyGrid, failed, only, with_array
+
+import strategies.dcfcl
+from clients.dcfcl import DcfclClient, DistillationLoss
+from fedkace_flwr import server_app
+from fedkace_flwr.algorithms.dcfcl_coalitions import Formation
+from fedkace_flwr.config import Config
+from fedkace_flwr.experiment import Experiment
+from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.registry import METHODS, Method
+from fedkace_flwr.rounds.aggregation import client_drift, weighted_mean
+from fedkace_flwr.training.losses import Batch, TaskLoss
+from strategies.dcfcl import Dcfcl
+
+Make = Callable[..., Config]
+Model = dict[str, np.ndarray]
+
+SERVERS: list["Kept"] = []
+OBJECTIVES: list[tuple[int, int, TaskLoss, torch.Tensor | None]] = []
+
+
+class Kept(Dcfcl):
+    """The strategy, within reach of the test."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        SERVERS.append(self)
+        self.partitions: list[tuple[tuple[int, ...], ...]] = []
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]):  # type: ignore[no-untyped-def]
+        result = super().aggregate_train(server_round, replies)
+        self.partitions.append(self.partition)
+        return result
+
+
+class Observed(DcfclClient):
+    """The client, with its objectives within reach of the test."""
+
+    def objective(self, net, now):  # type: ignore[no-untyped-def]
+        teacher = self.logits(net, now.chunk)
+        found = super().objective(net, now)
+        OBJECTIVES.append((self.number, now.number, found, teacher))
+        return found
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "dcfcl", Method(Kept, Observed))
+    SERVERS.clear()
+    OBJECTIVES.clear()
+
+
+class Recorder(FaultyGrid):
+    """Keeps every model sent and every model that came back, by phase, round and client."""
+
+    def __init__(self, config: Config, damage: Callable[[int, int, Message], Message | None]) -> None:
+        super().__init__(config, damage)
+        self.sent: dict[tuple[str, int, int], Model] = {}
+        self.returned: dict[tuple[int, int], Model] = {}
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        messages = list(messages)
+        for message in messages:
+            kind = message.metadata.message_type
+            if kind in (MessageType.TRAIN, MessageType.EVALUATE):
+                told = message.content.config_records[keys.CONFIG]
+                place = (kind, int(told[keys.ROUND]), int(told[keys.CLIENT]))
+                self.sent[place] = keys.unpack(message.content.array_records[keys.ARRAYS])
+        numbers = super().push_messages(messages)
+        for message, number in zip(messages, numbers, strict=True):
+            if message.metadata.message_type == MessageType.TRAIN and number in self._replies:
+                told = message.content.config_records[keys.CONFIG]
+                reply = self._replies[number]
+                if not reply.has_error():
+                    model = keys.unpack(reply.content.array_records[keys.ARRAYS])
+                    self.returned[int(told[keys.ROUND]), int(told[keys.CLIENT])] = model
+        return numbers
+
+
+def run(config: Config, damage: Callable[[int, int, Message], Message | None] = lambda *a: a[2]) -> Recorder:
+    grid = Recorder(config, damage)
+    server_app.run(grid, config, run_id=1)
+    return grid
+
+
+def rounds(config: Config) -> list[dict[str, Any]]:
+    return rounds_of(Path(config.run.results_dir) / config.run.run_name)
+
+
+def same(first: Model, second: Model, names: Iterable[str] | None = None) -> bool:
+    return all(first[name].tobytes() == second[name].tobytes() for name in names or first)
+
+
+def always(monkeypatch: pytest.MonkeyPatch, *partition: tuple[int, ...]) -> None:
+    """Let every game end alike."""
+    players = sum(len(coalition) for coalition in partition)
+    fixed = Formation(tuple(partition), 1, np.zeros(players))
+    monkeypatch.setattr(strategies.dcfcl, "form_coalitions", lambda *told: fixed)
+
+
+def test_three_rounds_end_to_end_with_the_same_numbers_for_the_same_seed(small: Make) -> None:
+    first, second = small(method="dcfcl", run_name="a"), small(method="dcfcl", run_name="b")
+    grids = [run(first), run(second)]
+    records = rounds(first)
+    assert len(records) == 3 and records == rounds(second)
+    assert all(record["failures"] == [] and 0 <= record["accuracy"] <= 1 for record in records)
+    assert all(same(grids[0].sent[place], grids[1].sent[place]) for place in grids[0].sent)
+    assert SERVERS[0].partitions == SERVERS[1].partitions
+    assert [record["coalitions"] for record in records] == [list(map(list, p)) for p in SERVERS[0].partitions]
+    for partition in SERVERS[0].partitions:
+        assert sorted(client for coalition in partition for client in coalition) == [0, 1, 2]
+
+
+def test_a_coalition_shares_the_mean_of_its_members_and_trains_on_from_it(small: Make) -> None:
+    grid = run(small(method="dcfcl"))
+    for number, partition in enumerate(SERVERS[0].partitions, 1):
+        for coalition in partition:
+            mean = weighted_mean([grid.returned[number, client] for client in coalition], [1] * len(coalition))
+            for client in coalition:
+                received = grid.sent[MessageType.EVALUATE, number, client]
+                assert same(received, mean)
+                if number < 3:
+                    assert same(grid.sent[MessageType.TRAIN, number + 1, client], received)
+
+
+def test_who_is_alone_keeps_its_own_bits(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    always(monkeypatch, (0,), (1, 2))
+
+    def negative_zero(number: int, client: int, reply: Message) -> Message:
+        bias = np.full(10, -0.0, dtype=np.float32)
+        return with_array("output.bias", bias)(reply) if client == 0 else reply
+
+    grid = run(small(method="dcfcl", rounds=1), negative_zero)
+    alone, first, second = (grid.sent[MessageType.EVALUATE, 1, client] for client in range(3))
+    assert same(alone, grid.returned[1, 0])
+    assert same(first, second) and not same(first, grid.returned[1, 1])
+    assert not same(alone, first)
+
+
+def test_the_grand_coalition_without_distillation_is_federated_averaging(
+    small: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    always(monkeypatch, (0, 1, 2))
+    ours = small(method="dcfcl", dcfcl_lambda=0.0, run_name="dcfcl")
+    fedavg = small(method="fedavg", run_name="fedavg")
+    grids = run(ours), run(fedavg)
+    records = rounds(ours)
+    assert [record.pop("coalitions") for record in records] == [[[0, 1, 2]]] * 3
+    assert records == rounds(fedavg)  # bytes up and down and drift among them
+    assert all(same(grids[0].sent[place], grids[1].sent[place]) for place in grids[1].sent)
+
+
+def test_drift_is_the_distance_from_the_own_coalition(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    always(monkeypatch, (0, 2), (1,))
+    config = small(method="dcfcl", rounds=1)
+    grid = run(config)
+    pair = [grid.returned[1, 0], grid.returned[1, 2]]
+    names = SERVERS[0]._parameters
+    expected = 2 / 3 * client_drift(pair, weighted_mean(pair, [1, 1]), names)
+    assert rounds(config)[0]["client_drift"] == pytest.approx(expected)
+
+
+def test_batch_norm_statistics_can_stay_at_home(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    always(monkeypatch, (0, 1, 2))
+    grid = run(small(method="dcfcl", rounds=1, dcfcl_batch_norm="local"))
+    parameters = SERVERS[0]._parameters
+    statistics = set(grid.returned[1, 0]) - parameters
+    models = [grid.sent[MessageType.EVALUATE, 1, client] for client in range(3)]
+    assert all(same(models[0], model, parameters) for model in models)
+    assert all(same(models[client], grid.returned[1, client], statistics) for client in range(3))
+    assert list(models[0]) == list(grid.returned[1, 0])  # in the order in which the model travels
+
+
+NAN = with_array("output.bias", np.full(10, np.nan, dtype=np.float32))
+
+
+@pytest.mark.parametrize("fault, words", [(failed, "disk on fire"), (NAN, "not finite")])
+def test_a_client_that_drops_out_keeps_its_model_and_comes_back_alone(
+    small: Make, monkeypatch: pytest.MonkeyPatch, fault: Callable[[Message], Message], words: str
+) -> None:
+    starts = []
+    play = strategies.dcfcl.form_coalitions
+
+    def united(benefit: Any, start: Any, candidates: str) -> Formation:
+        starts.append([list(coalition) for coalition in start])
+        found = play(benefit, start, candidates)
+        return Formation((tuple(range(len(found.benefits))),), found.passes, found.benefits)
+
+    monkeypatch.setattr(strategies.dcfcl, "form_coalitions", united)
+    config = small(method="dcfcl")
+    grid = run(config, only(1, 2, fault))
+
+    (failure,) = rounds(config)[1]["failures"]
+    assert failure["client"] == 1 and failure["phase"] == "training" and words in failure["reason"]
+    assert SERVERS[0].partitions == [((0, 1, 2),), ((0, 2),), ((0, 1, 2),)]
+    assert [record["coalitions"] for record in rounds(config)] == [[[0, 1, 2]], [[0, 2]], [[0, 1, 2]]]
+    assert starts == [[[0], [1], [2]], [[0, 1]], [[0, 2], [1]]]  # places among those who replied
+    kept = grid.sent[MessageType.TRAIN, 2, 1]
+    assert same(grid.sent[MessageType.EVALUATE, 2, 1], kept) and same(grid.sent[MessageType.TRAIN, 3, 1], kept)
+    mean = weighted_mean([grid.returned[2, 0], grid.returned[2, 2]], [1, 1])
+    assert same(grid.sent[MessageType.EVALUATE, 2, 0], mean) and same(grid.sent[MessageType.EVALUATE, 2, 2], mean)
+    assert all(np.isfinite(array).all() for model in grid.sent.values() for array in model.values())
+
+
+def test_coalitions_follow_the_updates_of_the_round_and_not_the_models(small: Make) -> None:
+    """Client 2 moves against the other two, which then go together without it."""
+
+    def act(number: int, client: int, reply: Message) -> Message:
+        arrays = reply.content.array_records[keys.ARRAYS]
+        start = keys.unpack(SERVERS[0].models[client])
+        for name, value in start.items():
+            if name in SERVERS[0]._parameters:
+                step = np.ones_like(value) * (-0.01 if client == 2 else 0.01)
+                arrays[name] = keys.array_record({name: value + step})[name]
+        return reply
+
+    run(small(method="dcfcl"), act)
+    assert SERVERS[0].partitions == [((0, 1), (2,))] * 3
+
+
+def test_distillation_begins_in_round_two_and_its_teacher_never_changes(small: Make) -> None:
+    grid = run(small(method="dcfcl", rounds=2, epochs=2))
+    assert [type(objective) for _, number, objective, _ in OBJECTIVES if number == 1] == [TaskLoss] * 3
+    later = [(client, objective, teacher) for client, number, objective, teacher in OBJECTIVES if number == 2]
+    assert len(later) == 3
+    for client, objective, teacher in later:
+        assert isinstance(objective, DistillationLoss)
+        assert torch.equal(objective._teacher, teacher)
+        assert same(grid.sent[MessageType.TRAIN, 2, client], grid.sent[MessageType.EVALUATE, 1, client])
+
+
+def test_lambda_temperature_and_classes_count_from_round_two_on(small: Make) -> None:
+    grids = [
+        run(small(method="dcfcl", rounds=2, run_name=f"run-{index}", **changes))
+        for index, changes in enumerate(
+            [{}, {"dcfcl_lambda": 2.0}, {"dcfcl_temperature": 1.0}, {"dcfcl_distil_classes": "all"}]
+        )
+    ]
+    for other in grids[1:]:
+        assert same(grids[0].returned[1, 0], other.returned[1, 0])
+        assert not same(grids[0].returned[2, 0], other.returned[2, 0])
+
+
+@pytest.mark.parametrize("classes", ["old", "all"])
+def test_the_teacher_speaks_of_the_classes_met_before_or_of_all(small: Make, classes: str) -> None:
+    config = small(method="dcfcl", rounds=2, dcfcl_distil_classes=classes)
+    run(config)
+    logits = torch.randn(4, 10, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    batch = _batch([0, 1, 2, 3], [0, 1, 2, 0])
+    later = [(client, objective) for client, number, objective, _ in OBJECTIVES if number == 2]
+    assert len(later) == 3
+    for client, objective in later:
+        weighed = objective.loss(logits, torch.zeros(4, 1), batch) - TaskLoss.loss(
+            objective, logits, torch.zeros(4, 1), batch
+        )
+        (gradient,) = torch.autograd.grad(weighed, logits)
+        spoken_of = gradient.abs().sum(dim=0) > 0
+        met_before = torch.isin(torch.arange(10), torch.tensor(Experiment(config).stream(client).windows[0]))
+        assert torch.equal(spoken_of, met_before if classes == "old" else torch.ones(10, dtype=torch.bool))
+
+
+def test_no_weight_on_distillation_is_plain_cross_entropy(small: Make) -> None:
+    run(small(method="dcfcl", rounds=2, dcfcl_lambda=0.0))
+    assert {type(objective) for _, _, objective, _ in OBJECTIVES} == {TaskLoss}
+
+
+def _batch(positions: list[int], labels: list[int]) -> Batch:
+    count = len(positions)
+    return Batch(
+        torch.zeros(count, 3, 2, 2), torch.tensor(labels), torch.zeros(count, dtype=torch.bool), torch.tensor(positions)
+    )
+
+
+def test_the_loss_worked_by_hand() -> None:
+    seen, old = torch.tensor([True, True, True, False]), torch.tensor([True, True, False, False])
+    teacher = torch.tensor([[0.0, 0.0, 9.0, 9.0], [2.0, 0.0, 9.0, 9.0], [0.0, 4.0, 9.0, 9.0]])
+    logits = torch.tensor([[1.0, 3.0, 2.0, 50.0], [0.0, 0.0, 1.0, 50.0]])
+    loss = DistillationLoss(seen, old, teacher, 0.3, 2.0).loss(logits, torch.zeros(2, 1), _batch([2, 1], [2, 0]))
+
+    plain = -(logits[0, :3].log_softmax(0)[2] + logits[1, :3].log_softmax(0)[0]) / 2
+    soft = 0.0
+    for row, place in enumerate([2, 1]):
+        target = (teacher[place, :2] / 2).softmax(0)
+        soft -= float((target * (logits[row, :2] / 2).log_softmax(0)).sum()) / 2
+    assert float(loss) == pytest.approx(float(plain) + 0.3 * soft, abs=1e-6)
+
+
+def test_distillation_does_not_pull_where_student_and_teacher_agree() -> None:
+    seen, old = torch.tensor([True, True, True]), torch.tensor([True, True, False])
+    logits = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    teacher = logits.detach().clone()
+    before = teacher.clone()
+    batch = _batch([0, 1, 2, 3], [0, 1, 2, 0])
+    gradients = []
+    for objective in (DistillationLoss(seen, old, teacher, 5.0, 2.0), TaskLoss(seen, seen)):
+        (gradient,) = torch.autograd.grad(objective.loss(logits, torch.zeros(4, 1), batch), logits)
+        gradients.append(gradient)
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-6)
+    assert torch.equal(teacher, before)

@@ -1,0 +1,190 @@
+"""A federation of real processes on the loopback, started by the scripts of ``deploy/``; for tests."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+from experiments.running.processes import finish, flower_environment, staged_app
+from fedkace_flwr.storage.checkpoint import Checkpoints
+
+T = TypeVar("T")
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+CONNECTION = "under-test"
+# On an idle machine a phase of a round takes six to ten seconds; on a busy one it has taken minutes. What counts as
+# hung is therefore a federation in which nobody has written a line for so long, not a run that takes its time.
+STALL_SECONDS, STEP_SECONDS = 1500.0, 600.0
+
+
+def environment(home: Path, **more: str) -> dict[str, str]:
+    """What the scripts and Flower's command line see: this Python first, and a Flower home of their own."""
+    # Without compiled files every message would compile the app anew.
+    left_out = ("FLWR", "RAY", "PYTHONDONTWRITEBYTECODE")
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(left_out)}
+    return flower_environment(home / "flwr", kept) | more
+
+
+def script(name: str, *arguments: object, env: dict[str, str]) -> "subprocess.CompletedProcess[str]":
+    """Run a script of ``deploy/`` to its end."""
+    return finish([str(DEPLOY / name), *map(str, arguments)], env, STEP_SECONDS)
+
+
+def until(what: Callable[[], T], seconds: float, goal: str) -> T:
+    """The first true value of a condition.
+
+    Raises
+    ------
+    AssertionError
+        It never is within the time.
+    """
+    end = time.monotonic() + seconds
+    while not (value := what()):
+        assert time.monotonic() < end, f"not within {seconds:g} seconds: {goal}"
+        time.sleep(0.2)
+    return value
+
+
+class Federation:
+    """SuperLink and SuperNodes with TLS and keys.
+
+    Parameters
+    ----------
+    folder : Path
+        For everything the federation writes.
+    setup : sequence of str
+        Further options of ``federation.sh setup``.
+    env : mapping, optional
+        Further environment of all its processes.
+    """
+
+    def __init__(self, folder: Path, *setup: str, env: dict[str, str] | None = None) -> None:
+        self.folder = folder / "federation"
+        self._app = staged_app(folder / "app")
+        self.results = folder / "results"
+        self.env = environment(folder, **(env or {}))
+        options = ["--port", "0", "--connection", CONNECTION, *setup]
+        self.must("setup", *options)
+
+    def script(self, task: str, *arguments: object) -> "subprocess.CompletedProcess[str]":
+        """``federation.sh TASK FOLDER ...``."""
+        return script("federation.sh", task, self.folder, *arguments, env=self.env)
+
+    def must(self, task: str, *arguments: object) -> str:
+        """The same, and it succeeds; what it prints."""
+        done = self.script(task, *arguments)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def flwr(self, *arguments: str) -> dict[str, Any]:
+        """Flower's command line, and what it answers as JSON."""
+        command = ["flwr", *arguments, "--format", "json"]
+        done = subprocess.run(
+            command, cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=STEP_SECONDS, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        answer: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
+        return answer
+
+    def submit(self, name: str, config: dict[str, Any]) -> str:
+        """Start a run of the app with a configuration; its id."""
+        path = self.folder.parent / f"{name}.toml"
+        told = {"results-dir": str(self.results), "run-name": name, **config}
+        path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in told.items()))
+        return str(self.flwr("run", str(self._app), CONNECTION, "--run-config", str(path))["run-id"])
+
+    def run(self, number: str) -> dict[str, Any]:
+        """What the SuperLink says of a run."""
+        found: dict[str, Any] = self.flwr("list", CONNECTION, "--run-id", number)["runs"][0]
+        return found
+
+    def finished(self, number: str) -> dict[str, Any]:
+        """The same, once the run is over."""
+
+        def over() -> dict[str, Any]:
+            run = self.run(number)
+            return run if run["status"].startswith("finished") else {}
+
+        return self._until_stalled(over, f"run {number} ends", pause=10)  # asking costs a second of a core
+
+    def rounds(self, name: str) -> int:
+        """How many rounds a run has recorded."""
+        path = self.results / name / "rounds.jsonl"
+        return len(path.read_text().splitlines()) if path.exists() else 0
+
+    def after_round(self, name: str, number: int) -> None:
+        """Wait until a run has recorded a round."""
+        self._until_stalled(lambda: self.rounds(name) >= number, f"round {number} of {name} is recorded")
+
+    def _until_stalled(self, what: Callable[[], T], goal: str, pause: float = 1.0) -> T:
+        progress, end = -1, 0.0
+        while not (value := what()):
+            written = sum(path.stat().st_size for path in self.folder.glob("node-*/log"))
+            if written > progress:
+                progress, end = written, time.monotonic() + STALL_SECONDS
+            assert time.monotonic() < end, f"nothing has happened for {STALL_SECONDS:g} seconds, and not yet: {goal}"
+            time.sleep(pause)
+        return value
+
+    def log(self, member: str) -> str:
+        """What a member has written, colours taken away."""
+        return re.sub(r"\x1b\[[0-9;]*m", "", (self.folder / member / "log").read_text(errors="replace"))
+
+    def process(self, member: str) -> psutil.Process:
+        """A member's own process."""
+        return psutil.Process(int((self.folder / member / "pid").read_text()))
+
+    def processes(self, words: str = "") -> list[psutil.Process]:
+        """All processes of this federation whose command line holds the words."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                member = process.environ().get("FEDKACE_MEMBER", "")
+                if Path(member).parent == self.folder and words in " ".join(process.cmdline()):
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def kill(self, member: str) -> None:
+        """``kill -9`` of a member, its children aside."""
+        process = self.process(member)
+        process.send_signal(signal.SIGKILL)
+        process.wait(STEP_SECONDS)
+
+    def nodes(self) -> list[str]:
+        """The status of each registered node."""
+        return [node["status"] for node in self.flwr("supernode", "list", CONNECTION)["nodes"]]
+
+    def started(self) -> None:
+        """Start what is down; a node that was killed is refused until the SuperLink counts it as offline."""
+        said = [""]
+
+        def up() -> bool:
+            done = self.script("start")
+            said[0] = done.stderr
+            assert done.returncode == 0 or "counts an earlier process of it as online" in done.stderr, done.stderr
+            return done.returncode == 0
+
+        until(up, STEP_SECONDS, f"the federation is up: {said[0]}")
+
+
+def results_of(folder: Path) -> list[dict[str, Any]]:
+    """A run's records without times and bytes, which the way that messages travel may change."""
+    records = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in record.items() if key not in ("seconds", "bytes")} for record in records]
+
+
+def assert_same_numbers(folder: Path, whole: Path) -> None:
+    assert results_of(folder) == results_of(whole)
+    mine, theirs = Checkpoints(folder / "server").newest(), Checkpoints(whole / "server").newest()
+    assert mine is not None and theirs is not None and mine.round == theirs.round
+    assert all(mine.weights[name].tobytes() == theirs.weights[name].tobytes() for name in theirs.weights)

@@ -1,0 +1,37 @@
+"""A federation in this process, message by message."""
+
+from pathlib import Path
+
+from flwr.app import Message, MessageType
+
+from experiments.running.inline import InlineGrid
+from fedkace_flwr import client_app
+from fedkace_flwr.config import Config
+from fedkace_flwr.experiment import Experiment, as_arrays
+from fedkace_flwr.messaging import records as keys
+
+
+class Federation:
+    """One message at a time to the real ClientApp."""
+
+    def __init__(self, config: Config, nodes: int | None = None) -> None:
+        self.config = config
+        self.experiment = Experiment(config)
+        self.grid = InlineGrid(client_app.app, nodes or config.stream.clients, config.flat(), run_id=1)
+        self.weights = as_arrays(self.experiment.initial_weights())
+        self.folder = Path(config.run.results_dir) / config.run.run_name / "clients"
+
+    def send(self, kind: str, client: int, round_number: int) -> Message:
+        content = keys.instruction(keys.array_record(self.weights), {}, client, round_number)
+        message = Message(content, dst_node_id=client + 2, message_type=kind)
+        (reply,) = self.grid.send_and_receive([message])
+        return reply
+
+    def train(self, client: int, round_number: int) -> keys.Reply:
+        return keys.read_reply(self.send(MessageType.TRAIN, client, round_number), client, keys.shapes_of(self.weights))
+
+    def evaluate(self, client: int, round_number: int) -> keys.Reply:
+        return keys.read_reply(self.send(MessageType.EVALUATE, client, round_number), client, None)
+
+    def state(self, client: int, round_number: int) -> Path:
+        return self.folder / f"client-{client:03d}" / f"state-{round_number:06d}.npz"

@@ -1,0 +1,57 @@
+"""Files of models that no training made: each answers one class, whatever it is shown."""
+
+import io
+
+import numpy as np
+import torch
+from PIL import Image
+
+from fedkace_flwr.data.images import Framing
+from fedkace_flwr.experiment import as_arrays
+from fedkace_flwr.inference import kept_models as serving
+from fedkace_flwr.inference.kept_models import KeptModels
+from fedkace_flwr.training.model import seeded_resnet18
+
+CLASSES = 10
+
+
+def constant(round_number: int, label: int, seen: tuple[int, ...] = tuple(range(CLASSES)), **changes: object):  # type: ignore[no-untyped-def]
+    """A generation whose global model answers ``label``."""
+    net = seeded_resnet18(CLASSES, 2, "cifar", seed=round_number)
+    with torch.no_grad():
+        net.output.weight.zero_()
+        net.output.bias.copy_(torch.arange(CLASSES) * 0.1)
+        net.output.bias[label] = 5.0
+    content = {
+        "method": "fedkace",
+        "run": "made",
+        "round": round_number,
+        "trained": round_number,
+        "switched_at": 1,
+        "seen": seen,
+        "class_names": tuple(f"class {number}" for number in range(CLASSES)),
+        "framing": Framing.of_arrays(8),
+        "mean": (0.5, 0.5, 0.5),
+        "std": (0.25, 0.25, 0.25),
+        "width": 2,
+        "stem": "cifar",
+        "precision": "float32",
+        "answers": {serving.GLOBAL: seen},
+        "weights": {serving.GLOBAL: as_arrays(net.state_dict())},
+    }
+    return KeptModels(**{**content, **changes})
+
+
+def picture(kind: str = "PNG", size: tuple[int, int] = (30, 20), mode: str = "RGB", seed: int = 0) -> bytes:
+    """A picture of noise, as a file's bytes."""
+    noise = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(noise).convert(mode).save(file, kind)
+    return file.getvalue()
+
+
+def blank(width: int, height: int) -> bytes:
+    """A black picture, of few bytes."""
+    file = io.BytesIO()
+    Image.new("1", (width, height)).save(file, "PNG")
+    return file.getvalue()

@@ -1,0 +1,243 @@
+"""Everything here that reads what others write, each as a function that takes bytes and lets only its own errors out.
+
+Used by ``test_fuzz.py`` (hypothesis, at a small budget) and ``fuzz/coverage_guided.py`` (atheris).
+"""
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
+from PIL import Image
+
+from experiments.running.study import load_study, parse_setting
+from fedkace_flwr.config import Config
+from fedkace_flwr.data import inbox_files as arrivals
+from fedkace_flwr.errors import ConfigError, DataError, MessageError, RunError, StateError
+from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging import validation as plausibility
+from fedkace_flwr.messaging.packing import fold, unfolded
+from fedkace_flwr.storage import atomic as durable
+from fedkace_flwr.storage import npz as archive
+from fedkace_flwr.storage.checkpoint import Checkpoint, Checkpoints
+from fedkace_flwr.storage.client_store import Answer, ClientState, ClientStore, read_state
+from support.replies import ask_with
+from support.stored import CLASSES, empty, learned, reply
+
+NAMES = ("state-000002.npz", "answer-000002.npz", "checkpoint-000002.npz")
+WEIGHTS = {
+    "conv.weight": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "bn.running_mean": np.array([0.25, 4.0], np.float32),
+    "bn.running_var": np.array([0.5, 2.0], np.float32),
+    "bn.num_batches_tracked": np.array(5, np.int64),
+    "output.bias": np.array([0.5, -0.5, 0.0], np.float32),
+}
+SHAPES = keys.shapes_of(WEIGHTS)
+LIMITS = plausibility.Limits.of(Config(), SHAPES)
+AGREED = ("cat", "dog", "sea lion")
+SIDE = 4
+
+CORPUS = [
+    "title: x\nconfig: {dataset: digits, rounds: 2}\ngrid: {overlap: [0, 1], seed: [0, 1]}\n",
+    "grid:\n  data:\n    a: {width: 16}\n    b: {width: 64}\nscales:\n  smoke: {config: {rounds: 2}, grid: {seed: [0]}}\n",
+    "same-runs-as: study.yaml\nonly: ['*']\n",
+    "base: study.yaml\nconfig: {}\n",
+    "engine: inline\nworkers: 2\ngpu-fraction: .25\npaper: table1\n",
+]
+
+
+def scratch() -> Path:
+    """A folder in memory if there is one: millions of inputs are written."""
+    memory = Path("/dev/shm")
+    return Path(tempfile.mkdtemp(prefix="fedkace-fuzz-", dir=memory if os.access(memory, os.W_OK) else None))
+
+
+def pristine() -> dict[str, bytes]:
+    """Archives as this package writes them, without their checksums."""
+    folder = scratch()
+    store = ClientStore(folder, empty())
+    for number in (1, 2):
+        store.save_trained(learned(number), reply(number))
+    weights = {"w": np.arange(6, dtype=np.float32).reshape(2, 3)}
+    Checkpoints(folder).save(Checkpoint(2, "1", weights, {"0.x": np.arange(3)}, {"partition": [[0, 1]]}))
+    content = {name: (folder / name).read_bytes()[32:] for name in NAMES}
+    shutil.rmtree(folder)
+    return content
+
+
+def dropped() -> dict[str, bytes]:
+    """Files as a device drops them into an inbox: archives of the layouts and kinds of labels, pictures."""
+    files = {}
+    for name, shape, labels in (
+        ("last", (2, SIDE, SIDE, 3), np.array([0, 2])),
+        ("first", (2, 3, SIDE, SIDE), np.array(["dog", "sea lion"])),
+        ("grey", (1, SIDE, SIDE), np.array([1], np.uint8)),
+    ):
+        packed = io.BytesIO()
+        np.savez(packed, images=np.full(shape, 7, np.uint8), labels=labels)
+        files[name] = packed.getvalue()
+    for kind in ("PNG", "JPEG", "BMP", "WEBP"):
+        packed = io.BytesIO()
+        Image.new("RGB", (SIDE + 3, SIDE + 1), (9, 80, 200)).save(packed, kind)
+        files[kind.lower()] = packed.getvalue()
+    return files
+
+
+def folded_weights() -> bytes:
+    """A model's arrays as they travel between machines."""
+    (array,) = fold(keys.array_record(WEIGHTS)).values()
+    return array.data
+
+
+def sealed(body: bytes) -> bytes:
+    return hashlib.sha256(body).digest() + body
+
+
+class Parsers:
+    """Reads files of any content from a folder of its own."""
+
+    def __init__(self) -> None:
+        self.folder = scratch()
+        self._question = ask_with(RecordDict())
+
+    def close(self) -> None:
+        self._clear()
+        self.folder.rmdir()
+
+    def _clear(self) -> None:
+        for path in self.folder.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def stored(self, content: bytes) -> None:
+        """As every file that is read, and from outside."""
+        for name in NAMES:
+            (self.folder / name).write_bytes(content)
+        for reader in (durable.read, durable.read_record):
+            try:
+                reader(self.folder / NAMES[0])
+            except StateError as error:
+                _assert_line(error)
+        try:
+            found = read_state(self.folder / NAMES[0])
+            assert isinstance(found, ClientState)
+        except StateError as error:
+            _assert_line(error)
+        store = ClientStore(self.folder, empty())
+        try:
+            answer = store.answer(2)
+            assert answer is None or (isinstance(answer, Answer) and answer.examples >= 0)
+        except StateError as error:
+            _assert_line(error)
+        try:
+            state = store.before(3)
+            assert len(state.seen) == CLASSES and len(state.buffer.content) == len(state.buffer.labels)
+            assert torch.is_tensor(state.buffer.class_counts(CLASSES))
+        except StateError as error:
+            _assert_line(error)
+        try:
+            checkpoint = Checkpoints(self.folder).newest()
+            assert checkpoint is None or checkpoint.round == 2
+        except RunError as error:
+            _assert_line(error)
+        self._clear()
+
+    def archived(self, body: bytes) -> None:
+        """The parser below the checksum, alone."""
+        try:
+            arrays = archive.unpack(io.BytesIO(body), len(body))
+        except StateError as error:
+            _assert_line(error)
+        else:
+            assert sum(array.nbytes for array in arrays.values()) <= len(body)
+
+    def archived_arrival(self, content: bytes) -> None:
+        """An archive in an inbox."""
+        self._arrived("a.npz", None, content)
+
+    def picture(self, content: bytes) -> None:
+        """A picture in a class's folder of an inbox."""
+        self._arrived("a.png", "dog", content)
+
+    def _arrived(self, name: str, class_name: str | None, content: bytes) -> None:
+        path = self.folder / name
+        path.write_bytes(content)
+        claimed = None
+        try:
+            claimed = arrivals.count(path, class_name)
+        except DataError as error:
+            _assert_line(error)
+        try:
+            images, labels = arrivals.read(path, class_name, AGREED, SIDE)
+        except DataError as error:
+            _assert_line(error)
+            return
+        assert images.dtype == np.uint8 and images.shape == (claimed, 3, SIDE, SIDE)
+        assert labels.shape == (claimed,) and labels.min() >= 0 and labels.max() < len(AGREED)
+
+    def reply(self, content: RecordDict | Error) -> None:
+        """A client's reply, all the way that a training reply and an evaluation's go."""
+        message = Message(content, reply_to=self._question)
+        for shapes in (SHAPES, None):
+            try:
+                found = keys.read_reply(message, 0, shapes)
+                plausibility.check_metrics(found.metrics, LIMITS)
+                if shapes is not None and not found.sat_out:
+                    plausibility.check_examples(found.examples, LIMITS)
+                    plausibility.check_statistics(found.weights, WEIGHTS, LIMITS)
+            except MessageError as error:
+                assert len(str(error).splitlines()) <= 1 and len(str(error)) < 2000
+                continue
+            if shapes is not None and not found.sat_out:
+                assert keys.shapes_of(found.weights) == SHAPES and found.examples > 0
+                assert all(np.isfinite(array).all() for array in found.weights.values())
+                assert plausibility.distance(found.weights, WEIGHTS, SHAPES) >= 0
+                assert plausibility.statistics_distance(found.weights, WEIGHTS) >= 0
+
+    def folded(self, content: bytes) -> None:
+        """The arrays of a reply as they travel between machines."""
+        name, kind = "fedkace.folded", "fedkace.folded"
+        arrays = ArrayRecord({name: Array("uint8", (len(content),), kind, content)})
+        told = MetricRecord({keys.EXAMPLES: 5, keys.ACCURACY: 0.5})
+        try:
+            apart = unfolded(RecordDict({keys.ARRAYS: arrays, keys.METRICS: told}))
+        except MessageError as error:
+            _assert_line(error)
+            return
+        assert sum(len(array.data) for array in apart.array_records[keys.ARRAYS].values()) < len(content)
+        self.reply(apart)
+
+    def study(self, content: bytes) -> None:
+        path = self.folder / "study.yaml"
+        path.write_bytes(content)
+        try:
+            load_study(path, {}, self.folder / "results")
+        except ConfigError as error:
+            _assert_line(error)
+
+    def setting(self, content: bytes) -> None:
+        try:
+            parse_setting(content.decode("utf-8", "replace"))
+        except ConfigError as error:
+            _assert_line(error)
+
+    def run_config(self, content: bytes) -> None:
+        """JSON, as the inline engine is given it."""
+        try:
+            values = json.loads(content)
+        except (ValueError, RecursionError):
+            return
+        if isinstance(values, dict):
+            try:
+                Config.parse(values)
+            except ConfigError as error:
+                _assert_line(error)
+
+
+def _assert_line(error: Exception) -> None:
+    assert str(error) and len(str(error).splitlines()) == 1, str(error)

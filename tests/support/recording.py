@@ -1,0 +1,101 @@
+"""A stand-in for CUDA graphs on a CPU: it records the operations of a block and plays them back over the same tensors.
+
+Like a CUDA graph it does nothing while it records, knows tensors only by their place, calls no Python when it plays,
+and refuses what would have to wait for the device.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fedkace_flwr.training.cuda_graphs import StaticSteps
+
+_WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2")
+
+
+class Recording(TorchDispatchMode):
+    """What a block asked for, operation by operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls: list[tuple[Any, Any, Any, list[tuple[int, Tensor]]]] = []
+        self._before: list[tuple[Tensor, Tensor]] = []
+        self.played = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func._schema.name.removeprefix("aten::")
+        by_mask = name.startswith("index") and any(
+            each.dtype == torch.bool for each in tree_leaves(args[1:2]) if isinstance(each, Tensor)
+        )
+        if name in _WAITING or by_mask:
+            raise RuntimeError(f"{func} waits for the device, which a recording cannot")
+        for argument, value in zip(func._schema.arguments, args, strict=False):
+            # native_batch_norm writes statistics that its schema gives as read alone.
+            if (argument.alias_info and argument.alias_info.is_write) or argument.name.startswith("running_"):
+                written = [each for each in tree_leaves(value) if isinstance(each, Tensor)]
+                self._before += [(each, each.detach().clone()) for each in written]
+        found = func(*args, **kwargs)
+        given = {_place(each) for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
+        fresh = [
+            (index, each)
+            for index, each in enumerate(tree_leaves(found))
+            if isinstance(each, Tensor) and _place(each) not in given
+        ]
+        self._calls.append((func, args, kwargs, fresh))
+        return found
+
+    def undo(self) -> None:
+        """Take back what recording has done: nothing has happened yet."""
+        with torch.no_grad():
+            for tensor, value in reversed(self._before):
+                tensor.copy_(value)
+        self._before.clear()
+
+    @torch.no_grad()
+    def replay(self) -> None:
+        self.played += 1
+        for func, args, kwargs, fresh in self._calls:
+            found = tree_leaves(func(*args, **kwargs))
+            for index, tensor in fresh:
+                tensor.copy_(found[index])
+
+
+def _place(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+class _Stream:
+    def wait_stream(self, other: object) -> None:
+        pass
+
+
+@contextmanager
+def _graph(recording: Recording, *, stream: object, capture_error_mode: str) -> Iterator[None]:
+    with recording:
+        yield
+    recording.undo()
+
+
+@pytest.fixture
+def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
+    """In this test static steps are recorded and played, by the code that does so on CUDA."""
+    made: list[Recording] = []
+
+    def new() -> Recording:
+        made.append(Recording())
+        return made[-1]
+
+    monkeypatch.setattr(torch.cuda, "Stream", _Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", _Stream)
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", new)
+    monkeypatch.setattr(torch.cuda, "graph", _graph)
+    monkeypatch.setattr(StaticSteps, "_prepared", StaticSteps._recorded)
+    return made

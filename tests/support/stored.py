@@ -1,0 +1,102 @@
+"""Client states to store, and how to compare them."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkace_flwr.samples import Samples
+from fedkace_flwr.storage.client_store import Answer, ClientState
+
+CLASSES = 5
+
+
+def empty(classes: int = CLASSES, pixels_of: tuple[int, int, int] | None = None) -> ClientState:
+    return ClientState(seen=torch.zeros(classes, dtype=torch.bool), buffer=Samples.none(pixels_of))
+
+
+def learned(round_number: int, pixels: bool = False, size: int = 4) -> ClientState:
+    """A state with everything set, different in each round."""
+    generator = torch.Generator().manual_seed(round_number)
+    content = (
+        torch.randint(0, 256, (size, 3, 4, 4), dtype=torch.uint8, generator=generator)
+        if pixels
+        else torch.randint(0, 10**12, (size,), generator=generator)
+    )
+    labels = torch.randint(0, CLASSES, (size,), generator=generator)
+    return ClientState(
+        seen=torch.arange(CLASSES) < min(round_number, CLASSES),
+        buffer=Samples(content, labels, torch.randint(1, round_number + 1, (size,), generator=generator)),
+        round=round_number,
+        gaps=(0.1 * round_number, 1 / 3, -0.0),
+        switched_at=round_number,
+        local_accuracy=0.1 + round_number / 7,
+        evaluated=round_number,
+        evaluation={"accuracy": 2 / 3, "num-examples": 9, "list": [1, 2.5]},
+        extra={
+            "anchor.weight": torch.randn(2, 3, generator=generator),
+            "steps": torch.tensor(round_number),
+            "mask": torch.tensor([True, False]),
+        },
+    )
+
+
+def reply(round_number: int) -> Answer:
+    generator = np.random.default_rng(round_number)
+    arrays = {
+        "z.weight": generator.standard_normal((3, 2)).astype(np.float32),
+        "a.bias": np.array([np.nan, -0.0, np.inf, 1e-45], dtype=np.float32),
+        "a.steps": np.array(round_number, dtype=np.int64),
+        "nothing": np.empty((0, 3), dtype=np.float64),
+    }
+    return Answer(arrays, 10 + round_number, {"buffer-size": 3, "weights": [0.1, 1 / 3], "seconds": 1e-17})
+
+
+def names(folder: Path) -> list[str]:
+    """What lies in a folder, beside the lock."""
+    return sorted(path.name for path in folder.iterdir() if path.name != ".lock")
+
+
+def same_tensor(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and one.shape == other.shape and bool((one == other).all())
+
+
+def assert_same(state: ClientState, other: ClientState) -> None:
+    plain = ("round", "gaps", "switched_at", "local_accuracy", "evaluated", "evaluation")
+    assert {name: getattr(state, name) for name in plain} == {name: getattr(other, name) for name in plain}
+    assert same_tensor(state.seen, other.seen)
+    for column in ("content", "labels", "rounds"):
+        assert same_tensor(getattr(state.buffer, column), getattr(other.buffer, column)), column
+    assert set(state.extra) == set(other.extra)
+    assert all(same_tensor(state.extra[name], other.extra[name]) for name in state.extra)
+
+
+def assert_bit_identical(answer: Answer | None, other: Answer) -> None:
+    assert answer is not None
+    assert list(answer.arrays) == list(other.arrays)  # the order is that of the model
+    for name, array in other.arrays.items():
+        got = answer.arrays[name]
+        assert (got.dtype, got.shape, got.tobytes()) == (array.dtype, array.shape, array.tobytes()), name
+    assert (answer.examples, answer.metrics) == (other.examples, other.metrics)
+
+
+@contextmanager
+def heard() -> Iterator[list[str]]:
+    """What the store warns of, wherever its log goes."""
+    lines: list[str] = []
+
+    class Ear(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            assert record.levelno == logging.WARNING
+            lines.append(record.getMessage())
+
+    ear, logger = Ear(), logging.getLogger("fedkace_flwr.storage.client_store")
+    logger.addHandler(ear)
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(ear)

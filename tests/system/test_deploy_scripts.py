@@ -1,0 +1,273 @@
+"""The scripts of ``deploy/`` that make certificates, keys and settings; no federation runs here."""
+
+import re
+import shutil
+import ssl
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from cryptography import x509
+from support.federation import DEPLOY, ROOT, environment, script
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    return environment(tmp_path)
+
+
+def good(name: str, *arguments: object, env: dict[str, str]) -> str:
+    done = script(name, *arguments, env=env)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def refused(name: str, *arguments: object, env: dict[str, str]) -> str:
+    """What a script says that fails: one line."""
+    done = script(name, *arguments, env=env)
+    assert done.returncode != 0 and len(done.stderr.splitlines()) == 1, done.stderr
+    assert done.stderr.startswith("error: ")
+    return done.stderr
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+@pytest.fixture
+def certificates(tmp_path: Path, env: dict[str, str]) -> Path:
+    folder = tmp_path / "certificates"
+    good("certificates.sh", "ca", folder, env=env)
+    good("certificates.sh", "superlink", folder, "fed.example.org", "10.0.0.5", "fd00::5", env=env)
+    return folder
+
+
+def test_the_certificate_names_every_name_and_address_and_private_files_are_private(certificates: Path) -> None:
+    certificate = x509.load_pem_x509_certificate((certificates / "superlink.crt").read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["localhost", "fed.example.org"]
+    addresses = [str(address) for address in names.get_values_for_type(x509.IPAddress)]
+    assert addresses == ["127.0.0.1", "10.0.0.5", "fd00::5"]
+    authority = x509.load_pem_x509_certificate((certificates / "ca.crt").read_bytes())
+    certificate.verify_directly_issued_by(authority)
+    for name in ("ca.key", "superlink.key", "superexec.secret"):
+        assert mode(certificates / name) == 0o600
+    assert {path.name for path in certificates.iterdir()} == {
+        *("ca.key", "ca.crt", "superlink.key", "superlink.crt", "superexec.secret")
+    }
+
+
+def test_the_certificate_stands_up_to_the_strictest_check_of_python(certificates: Path) -> None:
+    """Python 3.13 asks for more by default than versions before it."""
+    context = ssl.create_default_context(cafile=str(certificates / "ca.crt"))
+    context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_STRICT
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(certificates / "superlink.crt", certificates / "superlink.key")
+    for name in ("fed.example.org", "10.0.0.5", "fd00::5", "localhost"):
+        to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+        ends = [
+            context.wrap_bio(to_client, to_server, server_hostname=name),
+            server.wrap_bio(to_server, to_client, server_side=True),
+        ]
+        while ends:
+            for end in list(ends):
+                try:
+                    end.do_handshake()
+                    ends.remove(end)
+                except ssl.SSLWantReadError:
+                    pass
+
+
+def test_nothing_is_overwritten_and_a_renewed_certificate_keeps_its_key(
+    certificates: Path, env: dict[str, str], tmp_path: Path
+) -> None:
+    before = {path: path.read_bytes() for path in certificates.iterdir()}
+    assert "is there already" in refused("certificates.sh", "ca", certificates, env=env)
+    assert "--renew" in refused("certificates.sh", "superlink", certificates, "10.0.0.6", env=env)
+    good("node-key.sh", tmp_path / "key", "edge-1", env=env)
+    key = (tmp_path / "key").read_bytes()
+    assert mode(tmp_path / "key") == 0o600
+    assert "never overwritten" in refused("node-key.sh", tmp_path / "key", env=env)
+    assert (tmp_path / "key").read_bytes() == key
+    assert {path: path.read_bytes() for path in certificates.iterdir()} == before
+    good("certificates.sh", "superlink", certificates, "--renew", "10.0.0.6", env=env)
+    changed = {path.name for path in certificates.iterdir() if path.read_bytes() != before[path]}
+    assert changed == {"superlink.crt"}
+
+
+@pytest.mark.parametrize("name", ["bad name", "a.org:443", "-x", "a..b", "x,DNS:evil.org"])
+def test_a_name_that_is_none_is_refused(name: str, certificates: Path, env: dict[str, str]) -> None:
+    said = refused("certificates.sh", "superlink", certificates, "--renew", name, env=env)
+    assert name in said
+
+
+def settings_of(certificates: Path, tmp_path: Path, env: dict[str, str]) -> dict[str, str]:
+    good("node-key.sh", tmp_path / "key", "edge-1", env=env)
+    return {
+        "FEDKACE_SUPERLINK": "127.0.0.1:1",
+        "FEDKACE_CA": str(certificates / "ca.crt"),
+        "FEDKACE_KEY": str(tmp_path / "key"),
+        "FEDKACE_NODE": "edge-1",
+        "FEDKACE_PARTITION": "0",
+        "FEDKACE_PARTITIONS": "2",
+        "FEDKACE_STATE": str(tmp_path / "state"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("FEDKACE_CA", "", "FEDKACE_CA is not set: it must name the authority's certificate"),
+        ("FEDKACE_CA", "/nowhere", "/nowhere (FEDKACE_CA, the authority's certificate) does not exist"),
+        ("FEDKACE_NODE", "../x", "FEDKACE_NODE = '../x': must be 1 to 64 letters"),
+        ("FEDKACE_PARTITION", "2", "FEDKACE_PARTITION = '2': must be between 0 and 1"),
+        ("FEDKACE_PARTITIONS", "two", "FEDKACE_PARTITIONS = 'two': must be a whole number"),
+        ("FEDKACE_SUPERLINK", "hub", "FEDKACE_SUPERLINK = 'hub': must be HOST:PORT"),
+        ("FEDKACE_INBOX", '/a" x="1', "must hold no quotes"),
+        ("FEDKACE_STATE", "/proc/none", "FEDKACE_STATE = /proc/none: cannot be made"),
+    ],
+)
+def test_a_supernode_with_a_wrong_setting_names_it(
+    key: str, value: str, words: str, certificates: Path, tmp_path: Path, env: dict[str, str]
+) -> None:
+    settings = {**settings_of(certificates, tmp_path, env), key: value}
+    assert words in refused("supernode.sh", env={**env, **settings})
+
+
+def test_an_expired_certificate_and_a_key_that_others_can_read_are_named(
+    certificates: Path, tmp_path: Path, env: dict[str, str]
+) -> None:
+    settings = settings_of(certificates, tmp_path, env)
+    (tmp_path / "key").chmod(0o640)
+    said = refused("supernode.sh", env={**env, **settings})
+    assert f"{tmp_path}/key (FEDKACE_KEY, this machine's key) has mode 640" in said
+    (tmp_path / "key").chmod(0o600)
+    old = tmp_path / "old.crt"
+    command = ["openssl", "x509", "-req", "-in", tmp_path / "request", "-signkey", certificates / "ca.key"]
+    request = [
+        "openssl",
+        "req",
+        "-new",
+        "-key",
+        certificates / "ca.key",
+        "-subj",
+        "/CN=old",
+        "-out",
+        tmp_path / "request",
+    ]
+    subprocess.run(request, check=True, capture_output=True)
+    subprocess.run([*command, "-days", "-1", "-out", old], check=True, capture_output=True)
+    said = refused("supernode.sh", env={**env, **settings, "FEDKACE_CA": str(old)})
+    assert f"{old} (FEDKACE_CA, the authority's certificate) has expired" in said
+    shutil.copy(old, certificates / "superlink.crt")
+    links = {"FEDKACE_CERTIFICATES": str(certificates), "FEDKACE_DATABASE": str(tmp_path / "db")}
+    assert "has expired" in refused("superlink.sh", env={**env, **links})
+
+
+def test_a_missing_program_is_named(tmp_path: Path, env: dict[str, str]) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("bash", "dirname", "id", "cat", "stat", "mkdir", "hostname", "realpath"):
+        (tools / name).symlink_to(str(shutil.which(name)))
+    poor = {**env, "PATH": str(tools)}
+    assert "openssl is not installed" in refused("certificates.sh", "ca", tmp_path / "new", env=poor)
+    assert "ssh-keygen is not installed" in refused("node-key.sh", tmp_path / "key", env=poor)
+    assert "flwr is not installed" in refused("federation.sh", "setup", tmp_path / "f", env=poor)
+    assert not (tmp_path / "new").exists() and not (tmp_path / "f").exists()
+
+
+def test_the_connection_is_added_and_everything_else_stays(
+    certificates: Path, tmp_path: Path, env: dict[str, str]
+) -> None:
+    file = tmp_path / "flwr" / "config.toml"
+    file.parent.mkdir()
+    mine = '# mine\n[superlink]\ndefault = "lab"   # the lab\n\n[superlink.lab]\naddress = "lab:1"\ninsecure = true\n'
+    file.write_text(mine)
+    file.chmod(0o640)
+    ca = certificates / "ca.crt"
+    good("connection.sh", "fedkace", "hub:9092", ca, env=env)
+    assert file.read_text().startswith(mine) and mode(file) == 0o640
+    entry = {"address": "hub:9092", "root-certificates": str(ca)}
+    assert tomllib.loads(file.read_text())["superlink"]["fedkace"] == entry
+    before = file.read_bytes()
+    assert "already" in good("connection.sh", "fedkace", "hub:9092", ca, env=env)
+    assert "another entry superlink.fedkace (hub:9092)" in refused("connection.sh", "fedkace", "x:1", ca, env=env)
+    assert file.read_bytes() == before
+    with file.open("a") as more:
+        more.write("\n[superlink.after]\naddress = 'z:9'\n")
+    good("connection.sh", "fedkace", "x:1", ca, "--replace", env=env)
+    links = tomllib.loads(file.read_text())["superlink"]
+    assert (
+        links["fedkace"]["address"] == "x:1"
+        and links["after"] == {"address": "z:9"}
+        and "# the lab" in file.read_text()
+    )
+
+
+def test_what_flower_writes_by_default_is_kept_in_a_fresh_home(certificates: Path, env: dict[str, str]) -> None:
+    good("connection.sh", "fedkace", "hub:9092", certificates / "ca.crt", env=env)
+    links = tomllib.loads((Path(env["FLWR_HOME"]) / "config.toml").read_text())["superlink"]
+    assert links["default"] == "local" and {"local", "fedkace"} <= set(links)
+
+
+def test_a_broken_or_unusual_configuration_is_left_alone(certificates: Path, env: dict[str, str]) -> None:
+    file = Path(env["FLWR_HOME"]) / "config.toml"
+    file.parent.mkdir()
+    for text, words in (("[superlink\n", "is not valid TOML"), ("superlink = {lab = {address = 'a:1'}}\n", "by hand")):
+        file.write_text(text)
+        assert words in refused("connection.sh", "fedkace", "hub:9092", certificates / "ca.crt", env=env)
+        assert file.read_text() == text
+
+
+def test_the_compose_file_mounts_every_secret_that_it_names_and_contains_none() -> None:
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    for name, service in compose["services"].items():
+        assert set(service["secrets"]) <= set(compose["secrets"]), name
+        paths = [value for value in service["environment"].values() if value.startswith("/run/secrets/")]
+        assert {Path(path).name for path in paths} <= set(service["secrets"]), name
+        assert service["read_only"] and service["cap_drop"] == ["ALL"] and service["restart"] == "always"
+        assert (DEPLOY / service["command"][0]).exists()
+    assert set(compose["services"]["superlink"]["secrets"]) == {
+        *("ca.crt", "superlink.crt", "superlink.key", "superexec.secret")
+    }
+    assert all(secret["file"].startswith("secrets/") for secret in compose["secrets"].values())
+    assert "/deploy/secrets/" in (ROOT / ".gitignore").read_text().splitlines()
+
+
+def test_the_dockerfile_copies_what_there_is_and_ends_as_another_user_than_root() -> None:
+    lines = (DEPLOY / "Dockerfile").read_text().splitlines()
+    for line in lines:
+        if found := re.match(r"COPY (?!--from)(.*) \S+$", line):
+            for source in found[1].split():
+                assert list(ROOT.glob(source)), line
+    users = [line for line in lines if line.startswith("USER ")]
+    assert users == ["USER fedkace"]
+
+
+def test_the_units_call_scripts_that_exist_and_restart_them() -> None:
+    units = sorted((DEPLOY / "systemd").glob("*.service"))
+    names = ("serve", "superexec", "superlink", "supernode")
+    assert [unit.name for unit in units] == [f"fedkace-{name}.service" for name in names]
+    for unit in units:
+        lines = unit.read_text().splitlines()
+        (start,) = [line for line in lines if line.startswith("ExecStart=")]
+        assert (
+            "-m fedkace_flwr.inference.predict serve" in start or (DEPLOY / Path(start.partition("=")[2]).name).exists()
+        )
+        assert {"Restart=always", "NoNewPrivileges=yes", "ProtectSystem=strict", "UMask=0077"} <= set(lines)
+
+
+def test_systemd_understands_every_line_of_the_units(tmp_path: Path) -> None:
+    def complaints(*units: Path) -> list[str]:
+        done = subprocess.run(["systemd-analyze", "verify", *units], capture_output=True, text=True, check=False)
+        # The programs lie where docs/deployment.md puts them, on another machine.
+        return [line for line in done.stderr.splitlines() if "fedkace" in line and "is not executable" not in line]
+
+    assert not complaints(*sorted((DEPLOY / "systemd").glob("*.service")))
+    wrong = tmp_path / "fedkace-wrong.service"
+    wrong.write_text(
+        (DEPLOY / "systemd" / "fedkace-serve.service").read_text().replace("Restart=always", "Restart=aye")
+    )
+    assert complaints(wrong)

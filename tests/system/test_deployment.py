@@ -1,0 +1,207 @@
+"""Superlink and supernodes as real processes, with TLS and authentication, started by the scripts of ``deploy/``."""
+
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.common import SMALL
+from support.federation import (
+    CONNECTION,
+    DEPLOY,
+    STEP_SECONDS,
+    Federation,
+    assert_same_numbers,
+    results_of,
+    script,
+    until,
+)
+
+from experiments.running.inline import run_inline
+from experiments.running.processes import finish
+from fedkace_flwr.config import Config
+from fedkace_flwr.sections import PrivacyConfig
+from fedkace_flwr.storage import encryption as sealing
+from fedkace_flwr.storage.checkpoint import Checkpoints
+
+NUMBERS = {**SMALL, "samples-per-class": 6}
+STATE_KEY = "A" * 43 + "="
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    made = Federation(tmp_path_factory.mktemp("deployed"), "--nodes", "4", env={sealing.VARIABLE: STATE_KEY})
+    try:
+        made.must("start")
+        yield made
+    finally:
+        made.script("stop")
+
+
+@pytest.fixture
+def running(federation: Federation) -> Federation:
+    """All its members at work, whatever the test before has done to them."""
+    federation.started()
+    return federation
+
+
+def free_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return str(probe.getsockname()[1])
+
+
+@pytest.fixture
+def stranger(running: Federation) -> Iterator[Any]:
+    """Starts ``supernode.sh`` with node-1's settings and some of them changed; its exit code and words."""
+
+    def start(**changes: str) -> tuple[int, str]:
+        lines = (running.folder / "node-1" / "env").read_text().splitlines()
+        settings = {name: value.strip("'") for name, _, value in (line.partition("=") for line in lines)}
+        settings["FEDKACE_STATE"] = str(running.folder / "stranger")
+        env = {**running.env, **settings, "FEDKACE_RUNTIME_PORT": free_port(), **changes}
+        done = script("supernode.sh", env=env)
+        return done.returncode, done.stdout + done.stderr
+
+    yield start
+
+
+def test_a_wrong_authority_an_unregistered_key_and_no_key_are_refused(
+    running: Federation, stranger: Any, tmp_path: Path
+) -> None:
+    before = sorted(running.nodes())
+    assert script("certificates.sh", "ca", tmp_path / "other", env=running.env).returncode == 0
+    code, said = stranger(FEDKACE_CA=str(tmp_path / "other" / "ca.crt"))
+    assert code != 0 and "CERTIFICATE_VERIFY_FAILED" in said
+
+    assert script("node-key.sh", tmp_path / "unknown", "unknown", env=running.env).returncode == 0
+    code, said = stranger(FEDKACE_KEY=str(tmp_path / "unknown"))
+    assert code != 0 and "[code: 2004] Failed to activate SuperNode" in said
+
+    code, said = stranger(FEDKACE_KEY="")
+    assert code == 2 and "FEDKACE_KEY is not set" in said
+    code, said = stranger(FEDKACE_KEY=str(tmp_path / "nowhere"))
+    assert code == 2 and f"{tmp_path}/nowhere (FEDKACE_KEY, this machine's key) does not exist" in said
+    superlink = (running.folder / "node-1" / "env").read_text().split("FEDKACE_SUPERLINK='")[1].split("'")[0]
+    command = ["flower-supernode", "--superlink", superlink, "--port", free_port()]
+    command += ["--root-certificates", str(running.folder / "certificates" / "ca.crt")]
+    done = finish(command, running.env, STEP_SECONDS)
+    assert done.returncode != 0 and "[code: 2001] SuperNode authentication is enabled" in done.stdout + done.stderr
+    assert sorted(running.nodes()) == before, "nobody was let in, and nobody who was in was thrown out"
+
+
+def test_a_killed_supernode_comes_back_into_the_same_run(running: Federation) -> None:
+    # What it had been asked is lost with it; a server that waited for the answer would do so for two hours. Without
+    # the node there is no quorum, so that the run is not over before Flower lets it in again.
+    settings = {"clients": 2, "rounds": 4, "quorum": 1.0, "below-quorum": "repeat", "probe": 10}
+    number = running.submit("node-lost", {**NUMBERS, **settings})
+    running.after_round("node-lost", 1)
+    running.kill("node-2")
+    running.started()
+    assert running.finished(number)["status"] == "finished:completed"
+    records = results_of(running.results / "node-lost")
+    missing = {record["round"]: {failure["client"] for failure in record["failures"]} for record in records}
+    assert list(missing) == [1, 2, 3, 4] and set().union(*missing.values()) <= {1}, missing
+    assert missing[1] == missing[4] == set(), missing
+    assert all(None not in record["client_accuracy"] for record in records), records
+    kept = list(running.folder.glob("node-*/state/**/*.npz"))
+    assert kept and all(sealing.is_sealed(path.read_bytes()) for path in kept), "the key reaches Flower's processes"
+
+
+def test_a_run_outlives_the_server_app_and_the_superlink(
+    running: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(sealing.VARIABLE, STATE_KEY)
+    numbers = {**NUMBERS, "clients": 2, "rounds": 3}
+    run_inline(Config.parse({**numbers, "results-dir": str(tmp_path), "run-name": "whole"}))
+    told = {**numbers, "resume": True}
+    number = running.submit("resumed", told)
+    running.after_round("resumed", 1)
+    for process in running.processes("flwr-serverapp"):
+        process.send_signal(signal.SIGKILL)
+    run = running.finished(number)
+    assert run["status"] == "finished:failed" and "heartbeat" in run["status-details"], run
+
+    number = running.submit("resumed", told)
+    running.after_round("resumed", 2)
+    running.kill("superlink")
+    running.started()
+    run = running.finished(number)
+    until(lambda: running.nodes() == ["online"] * 4, STEP_SECONDS, "the nodes find the SuperLink again by themselves")
+    if run["status"] == "finished:failed":  # it was away for longer than Flower waits for the ServerApp's heartbeat
+        run = running.finished(running.submit("resumed", told))
+    assert run["status"] == "finished:completed", run
+    assert_same_numbers(running.results / "resumed", tmp_path / "whole")
+
+
+def test_masked_updates_of_real_supernodes_add_up_to_the_model_of_a_plain_run(
+    running: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(sealing.VARIABLE, STATE_KEY)
+    numbers = {**NUMBERS, "clients": 3, "rounds": 1}
+    run_inline(Config.parse({**numbers, "results-dir": str(tmp_path), "run-name": "plain"}))
+    number = running.submit("masked", {**numbers, "secagg": True})
+    assert running.finished(number)["status"] == "finished:completed"
+    (record,) = results_of(running.results / "masked")
+    assert not record["failures"] and record["client_drift"] is None, record
+    plain = Checkpoints(tmp_path / "plain" / "server").newest()
+    masked = Checkpoints(running.results / "masked" / "server").newest()
+    assert plain is not None and masked is not None
+    step = 2 * PrivacyConfig().secagg_range / 2**22
+    for name, array in plain.weights.items():
+        if not name.endswith("num_batches_tracked"):
+            np.testing.assert_allclose(masked.weights[name], array, atol=step + 1e-6, err_msg=name)
+
+
+def test_stop_ends_every_process_and_nothing_else_and_a_second_start_knows_the_nodes(running: Federation) -> None:
+    others = subprocess.Popen(["sleep", "600"])
+    try:
+        assert len(running.processes()) >= 10
+        running.must("stop")
+        assert not running.processes() and others.poll() is None
+        assert running.script("status").returncode == 1
+        assert running.must("start").count("started") == 6
+        assert running.nodes() == ["online"] * 4
+    finally:
+        others.kill()
+        others.wait()
+
+
+def test_what_cannot_start_says_why_in_one_line(running: Federation, tmp_path: Path) -> None:
+    port = [line for line in (running.folder / "superlink" / "env").read_text().splitlines() if "PORT" in line]
+    taken = port[0].split("'")[1]
+    env = {**running.env, "FEDKACE_CERTIFICATES": str(running.folder / "certificates")}
+    env |= {"FEDKACE_DATABASE": str(tmp_path / "db"), "FEDKACE_PORT": taken}
+    assert_one_line(script("superlink.sh", env=env), f"FEDKACE_PORT = {taken}: something listens on port {taken}")
+    assert_one_line(running.script("setup"), "is set up already")
+    assert_one_line(running.script("start", "node-9"), "node-9 is no member of")
+    done = script("connection.sh", CONNECTION, "localhost:1", running.folder / "certificates" / "ca.crt", env=env)
+    assert_one_line(done, f"has another entry superlink.{CONNECTION}")
+
+
+def assert_one_line(done: "subprocess.CompletedProcess[str]", words: str) -> None:
+    assert done.returncode != 0 and done.stderr.startswith("error: ") and words in done.stderr, done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_a_stranger_who_reaches_the_superlink_gets_no_task(running: Federation) -> None:
+    """The ServerApp's task holds the token by which it may speak for the whole run."""
+    settings = (running.folder / "superexec" / "env").read_text()
+    port = settings.split("FEDKACE_PORT='")[1].split("'")[0]
+    command = ["flower-superexec", "--runtime-api-address", f"127.0.0.1:{port}"]
+    command += ["--root-certificates", str(running.folder / "certificates" / "ca.crt")]
+    done = finish(command, running.env, STEP_SECONDS)
+    assert "SuperExec authentication failed" in running.log("superlink"), done.stdout + done.stderr
+
+
+def test_the_scripts_pass_shellcheck() -> None:
+    scripts = sorted(map(str, DEPLOY.glob("*.sh")))
+    done = subprocess.run(
+        ["shellcheck", "-x", "-P", str(DEPLOY.parent), *scripts], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,243 @@
+"""Steps over static tensors: on a CPU bit for bit what the plain loop does, whatever the loss, batching and precision."""
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import clients
+import fedkace_flwr
+import strategies
+from clients.dcfcl import DistillationLoss
+from fedkace_flwr.algorithms.fedcbdr_loss import TemperatureLoss, TwiceScaledLoss
+from fedkace_flwr.algorithms.fedkace_loss import BalancedReplayLoss, FullGradientReplayLoss
+from fedkace_flwr.algorithms.fedkace_replay import GradientBalance
+from fedkace_flwr.errors import RunError
+from fedkace_flwr.sections import TrainingConfig
+from fedkace_flwr.training import loop as training
+from fedkace_flwr.training.batches import EPOCHS
+from fedkace_flwr.training.cuda_graphs import StaticSteps, memory_of, undone
+from fedkace_flwr.training.loop import Preprocess, adamw, train
+from fedkace_flwr.training.losses import Objective, TaskLoss, is_capturable
+from fedkace_flwr.training.model import ResNet18, seeded_resnet18
+
+CLASSES = 5
+CURRENT = torch.tensor([False, True, True, False, False])
+OLD = torch.tensor([True, True, False, False, False])
+PREPROCESS = Preprocess.by_statistics((0.4, 0.5, 0.6), (0.3, 0.25, 0.2), torch.device("cpu"))
+TEMPERATURES = {"tau_old": 0.9, "tau_new": 1.1, "weight_old": 1.1, "weight_new": 0.9}
+
+OBJECTIVES: dict[str, Callable[[ResNet18], Objective]] = {
+    "task": lambda net: TaskLoss(CURRENT, OLD),
+    "balanced": lambda net: BalancedReplayLoss(CURRENT, OLD, GradientBalance()),
+    "balanced with bias": lambda net: BalancedReplayLoss(
+        CURRENT, OLD, GradientBalance("mean", task_size=10, replay_size=7), gradient_bias=True
+    ),
+    "full gradient": lambda net: FullGradientReplayLoss(CURRENT, OLD, GradientBalance(), list(net.parameters())),
+    "temperature": lambda net: TemperatureLoss(CURRENT | OLD, CURRENT, **TEMPERATURES),
+    "twice scaled": lambda net: TwiceScaledLoss(CURRENT | OLD, CURRENT, **TEMPERATURES),
+}
+
+
+def samples(count: int, allowed: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randint(0, 256, (count, 3, 8, 8), generator=generator, dtype=torch.uint8)
+    classes = allowed.nonzero().squeeze(1)
+    return images, classes[torch.randint(len(classes), (count,), generator=generator)]
+
+
+def trained(
+    objective_of: Callable[[ResNet18], Objective],
+    *,
+    captured: bool,
+    new: int = 10,
+    held: int = 7,
+    precision: torch.dtype = torch.float32,
+    **changes: object,
+) -> tuple[dict[str, Tensor], Objective]:
+    net = seeded_resnet18(CLASSES, 2, "cifar", 0)
+    net.precision = precision
+    objective = objective_of(net)
+    settings = TrainingConfig(**{"epochs": 3, "batch_size": 4, **changes})
+    chunk, buffer = samples(new, CURRENT, 1), samples(held, OLD, 2)
+    generator = torch.Generator().manual_seed(3)
+    train(net, chunk, buffer, objective, settings, PREPROCESS, generator, captured=captured)
+    return net.state_dict(), objective
+
+
+@pytest.fixture
+def shapes(monkeypatch: pytest.MonkeyPatch) -> list[set[tuple[int, ...]]]:
+    """For each training that took static steps the shapes of batch that it prepared."""
+    found: list[set[tuple[int, ...]]] = []
+    epoch = StaticSteps.epoch
+
+    def watched(steps: StaticSteps, batches: list[Tensor]) -> Tensor:
+        total = epoch(steps, batches)
+        if not steps.__dict__.get("met"):
+            steps.__dict__["met"] = set()
+            found.append(steps.__dict__["met"])
+        steps.__dict__["met"].update(tuple(shape) for shape in steps._steps)
+        return total
+
+    monkeypatch.setattr(StaticSteps, "epoch", watched)
+    return found
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("batching", sorted(EPOCHS))
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_static_steps_end_where_the_plain_loop_ends(name, batching, precision, shapes):
+    plain, one = trained(OBJECTIVES[name], captured=False, batching=batching, precision=precision)
+    assert not shapes
+    static, other = trained(OBJECTIVES[name], captured=True, batching=batching, precision=precision)
+    ragged = {"union": {(4,), (5,)}, "paired": {(8,), (4,)}, "random-replay": {(8,), (4,)}}
+    assert shapes == [ragged[batching]]
+    assert all(torch.equal(plain[key], static[key]) for key in plain)
+    if isinstance(one, BalancedReplayLoss):
+        assert one.weights == other.weights and one.balance.skipped == other.balance.skipped == 0
+        assert len(set(one.weights)) == 3
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("batching", sorted(EPOCHS))
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_recorded_step_ends_where_the_plain_loop_ends(name, batching, precision, recordings):
+    """A stand-in records and plays: nothing of the step lies in Python, nor in a tensor that is made anew."""
+    plain, one = trained(OBJECTIVES[name], captured=False, batching=batching, precision=precision)
+    played, other = trained(OBJECTIVES[name], captured=True, batching=batching, precision=precision)
+    steps = {"union": (3, 1), "paired": (2, 1), "random-replay": (2, 1)}
+    assert sorted(recording.played for recording in recordings) == sorted(3 * count for count in steps[batching])
+    assert all(torch.equal(plain[key], played[key]) for key in plain)
+    if isinstance(one, BalancedReplayLoss):
+        assert one.weights == other.weights and len(set(one.weights)) == 3
+
+
+def test_a_loss_that_waits_for_the_device_cannot_be_recorded(recordings):
+    """What DCFCL's loss says of itself is so; the stand-in would tell of any other."""
+    teacher = torch.randn(10, CLASSES, generator=torch.Generator().manual_seed(5))
+    loss = DistillationLoss(CURRENT | OLD, OLD, teacher, 0.2, 2.0)
+    loss.capturable = True
+    with pytest.raises(RuntimeError, match="waits for the device"):
+        trained(lambda net: loss, captured=True, held=0)
+
+
+@pytest.mark.parametrize(("new", "held", "size"), [(2, 0, 4), (9, 0, 4), (3, 5, 4), (1, 1, 2), (6, 3, 32)])
+def test_small_rounds_and_empty_buffers_are_the_same_too(new, held, size):
+    runs = [
+        trained(OBJECTIVES["balanced"], captured=captured, new=new, held=held, batch_size=size)
+        for captured in (False, True)
+    ]
+    (plain, one), (static, other) = runs
+    assert all(torch.equal(plain[key], static[key]) for key in plain)
+    assert one.weights == other.weights
+    assert one.balance.skipped == other.balance.skipped
+
+
+def test_a_loss_that_is_no_number_is_the_same_error():
+    with pytest.raises(RunError, match="not finite; try a learning-rate below 1e"):
+        trained(OBJECTIVES["balanced"], captured=True, learning_rate=1e30)
+
+
+def test_what_cannot_be_captured_trains_as_ever(shapes):
+    """DCFCL's loss says so itself; a hook between steps, or an optimiser to go on with, rules it out as well."""
+    teacher = torch.randn(10, CLASSES, generator=torch.Generator().manual_seed(5))
+
+    def distilled(net: ResNet18) -> Objective:
+        return DistillationLoss(CURRENT | OLD, OLD, teacher, 0.2, 2.0)
+
+    plain, static = (trained(distilled, captured=captured, held=0)[0] for captured in (False, True))
+    assert all(torch.equal(plain[key], static[key]) for key in plain)
+
+    settings, called = TrainingConfig(epochs=1, batch_size=4), []
+    for more in ("hook", "optimiser"):
+        net = seeded_resnet18(CLASSES, 2, "cifar", 0)
+        train(
+            net,
+            samples(8, CURRENT, 1),
+            samples(0, OLD, 2),
+            TaskLoss(CURRENT, OLD),
+            settings,
+            PREPROCESS,
+            torch.Generator(),
+            optimiser=adamw(net, settings) if more == "optimiser" else None,
+            after_step=(lambda *step: called.append(step)) if more == "hook" else None,
+            captured=True,
+        )
+    assert called == [(1, 0.5), (1, 1.0)]
+    assert shapes == []
+
+
+def test_every_loss_says_for_itself_whether_it_can_be_captured():
+    """Inherited, the word of the loss that was overridden would stand for another."""
+    silent, losses = [], 0
+    for package in (fedkace_flwr, clients, strategies):
+        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+            if module.name == "fedkace_flwr.inference.service":  # needs the extra `serve`
+                continue
+            for name, kind in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
+                own = kind.__dict__
+                if kind.__module__ == module.name and "loss" in own and not getattr(kind, "_is_protocol", False):
+                    losses += 1
+                    if "capturable" not in own:
+                        silent.append(name)
+    assert losses >= 7
+    assert silent == []
+
+
+def test_losses_of_others_that_say_nothing_are_not_captured():
+    class Foreign:
+        def loss(self, logits, features, batch):
+            return logits.sum()
+
+    assert not is_capturable(Foreign())
+
+
+def test_warm_up_steps_leave_no_trace():
+    """What a recording does before it records: steps that change everything, taken back in place."""
+    net = seeded_resnet18(CLASSES, 2, "cifar", 0).train()
+    objective = BalancedReplayLoss(CURRENT, OLD, GradientBalance())
+    optimiser = adamw(net, TrainingConfig(), capturable=True)
+    pool = training.pool_of(samples(6, CURRENT, 1), samples(4, OLD, 2), PREPROCESS)
+    objective.hold()
+    objective.begin_epoch(1.0, 1.0)
+
+    def changed() -> list[Tensor]:
+        return [*net.parameters(), *net.buffers(), *memory_of(optimiser), *objective.held()]
+
+    before = [tensor.detach().clone() for tensor in changed()]
+    places = [tensor.data_ptr() for tensor in changed()]
+    for _ in range(2):  # the second time the optimiser and the balance have something to remember
+        with undone(changed):
+            training.take_step(net, pool, objective, optimiser, torch.arange(10))
+            assert not torch.equal(net.output.weight, before[places.index(net.output.weight.data_ptr())])
+            assert len(changed()) > len(before)
+        after = changed()
+        assert [tensor.data_ptr() for tensor in after[: len(before)]] == places
+        assert all(torch.equal(one, other) for one, other in zip(before, after, strict=False))
+        assert all(not bool(tensor.any()) for tensor in after[len(before) :])
+
+
+def test_sums_stay_in_place_over_epochs_once_held():
+    balance = GradientBalance()
+    balance.hold()
+    balance.observe(task=torch.ones(2, 3), replay=torch.full((2, 3), 2.0))
+    places = [total.data_ptr() for total in balance.sums()]
+    assert balance.next_weight() == 4.0
+    task, replay = balance.sums()
+    assert [task.data_ptr(), replay.data_ptr()] == places
+    task.add_(1.0)  # as a recorded step does
+    replay.add_(3.0)
+    assert balance.next_weight() == 9.0
+
+
+def test_the_learning_rate_of_a_captured_step_lies_in_one_tensor():
+    net = seeded_resnet18(CLASSES, 2, "cifar", 0)
+    optimiser = adamw(net, TrainingConfig(learning_rate=0.02), capturable=True)
+    rate = optimiser.param_groups[0]["lr"]
+    training.set_learning_rate(optimiser, 0.005)
+    assert optimiser.param_groups[0]["lr"] is rate
+    assert float(rate) == 0.005
