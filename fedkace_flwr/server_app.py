@@ -1,4 +1,4 @@
-"""Flower ServerApp: the run config becomes the chosen method's strategy, which runs the rounds."""
+"""Flower ServerApp: reads the run configuration and runs the rounds with the chosen method's server rule."""
 
 import logging
 from collections.abc import Mapping
@@ -16,6 +16,7 @@ from fedkace_flwr.registry import Method, configured
 from fedkace_flwr.results.record import round_record
 from fedkace_flwr.results.run_folder import RunFolder
 from fedkace_flwr.results.tensorboard import check_events
+from fedkace_flwr.rounds.driver import RoundDriver
 from fedkace_flwr.rounds.round_report import RoundReport
 from fedkace_flwr.storage.checkpoint import Checkpoint
 from fedkace_flwr.storage.paths import run_folder
@@ -84,15 +85,16 @@ def _run(grid: Grid, config: Config, run_id: int, method: Method, experiment: Ex
             seconds=report.seconds,
         )
         folder.add_round(record | report.own | report.unusual() | spent(config.privacy, report.number))
-        folder.save(Checkpoint(report.number, token, keys.unpack(arrays), *strategy.checkpoint()))
+        folder.save(Checkpoint(report.number, token, keys.unpack(arrays), *driver.checkpoint()))
         logger.info("round %d of %d: accuracy %s", report.number, config.stream.rounds, _percent(record["accuracy"]))
 
-    strategy = method.strategy(config, keys.shapes_of(initial), experiment.parameter_names, keep)
+    rule = method.strategy(config)
+    driver = RoundDriver(rule, config, keys.shapes_of(initial), experiment.parameter_names, keep)
     if found:
-        strategy.restore(found.round, found.arrays, found.record)
+        driver.restore(found.round, found.arrays, found.record)
         logger.info("going on after round %d of %d", found.round, config.stream.rounds)
     told = ConfigRecord({keys.RUN: token})
-    strategy.start(
+    driver.start(
         grid,
         keys.array_record(weights),
         num_rounds=config.stream.rounds,
