@@ -29,7 +29,7 @@ join_flower_log()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Check everything, run the rounds, leave the run's folder behind."""
+    """Check the configuration, run the rounds and write the run's folder."""
     try:
         config = Config.parse(context.run_config)
         run(grid, config, context.run_id)
@@ -44,7 +44,7 @@ def run(grid: Grid, config: Config, run_id: int) -> None:
     Raises
     ------
     FedkaceError
-        Before any round: the configuration, the data or the results folder will not do. Later: the run
+        Before the first round: the configuration, the data or the results folder is unsuitable. Later: the run
         cannot go on.
     """
     method, config = configured(config)
@@ -70,7 +70,7 @@ def _run(grid: Grid, config: Config, run_id: int, method: Method, experiment: Ex
     logger.info("results go to %s", folder.path)
     initial = as_arrays(experiment.initial_weights())
     weights = found.weights if found else initial
-    token = found.run if found else f"{run_id:020d}"  # of one length, so that bytes do not depend on it
+    token = found.run if found else f"{run_id:020d}"  # fixed length, so that byte counts do not depend on it
 
     def keep(report: RoundReport, arrays: ArrayRecord) -> None:
         record = round_record(
@@ -113,7 +113,7 @@ def _run(grid: Grid, config: Config, run_id: int, method: Method, experiment: Ex
 
 
 def _left_out(failures: Mapping[str, Mapping[str, int]]) -> str:
-    """Whose replies were left out, how often and why; empty where none was."""
+    """Clients with rejected replies, how many and why; empty if there are none."""
     each = [
         f"client {client} ({', '.join(f'{count} {kind}' for kind, count in kinds.items())})"
         for client, kinds in failures.items()

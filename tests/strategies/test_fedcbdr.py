@@ -3,6 +3,7 @@
 import io
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -277,7 +278,8 @@ def test_a_selection_that_does_not_fit_is_not_taken(
     cbdr_config: Make, positions: list[int], replacement: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn = torch.tensor(positions, dtype=torch.int64)
-    monkeypatch.setattr(strategies.fedcbdr.cbdr, "draw", lambda *told, **more: drawn)
+    servers = SimpleNamespace(left_factor=cbdr.left_factor, draw=lambda *told, **more: drawn)
+    monkeypatch.setattr(strategies.fedcbdr, "cbdr", servers)
     reports, _ = start(cbdr_config(rounds=2, fedcbdr_replacement=replacement))
     assert selected(reports[1]) == {0: 0, 1: 0, 2: 0}
     assert {failure["phase"] for failure in reports[1].failures} == {fedcbdr_names.SELECTION}
