@@ -1,17 +1,23 @@
 """The driver of rounds, over the inline grid with clients that misbehave."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
 
 import numpy as np
 import pytest
 from flwr.app import Message, MessageType
-from support.faults import failed, lost, only, with_array
+from support.faults import Damage, failed, honest, lost, on_training, only, with_array
 from support.runs import folder_of, records, run
 
 from experiments.running.inline import InlineGrid, run_inline
 from fedkace_flwr import client_app, server_app
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import RunError
+from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.registry import METHODS
+from strategies.base import ServerRule
 
 Make = Callable[..., Config]
 
@@ -79,3 +85,50 @@ def test_fewer_supernodes_than_clients_host_them_all_with_the_same_numbers(small
     run_inline(one_each)
     run_inline(crowded, nodes=2)
     assert records(one_each) == records(crowded)
+
+
+HOOKS = [
+    *("begin_round", "model_for", "expected", "check", "outliers", "merge", "weight", "drift", "trained", "between"),
+    *("extras_for", "evaluated", "state"),
+]
+
+
+def hooks_called(config: Config, monkeypatch: pytest.MonkeyPatch, damage: Damage = honest) -> list[str]:
+    """Names of the hooks of one run, in the order of their calls; calls for several clients once."""
+    called: list[str] = []
+
+    def noted(name: str) -> Callable[..., Any]:
+        usual = getattr(ServerRule, name)
+
+        def hook(rule: ServerRule, *told: Any) -> Any:
+            called.append(name)
+            return usual(rule, *told)
+
+        return hook
+
+    rule = type("Noted", (ServerRule,), {name: noted(name) for name in HOOKS})
+    monkeypatch.setitem(METHODS, "er", replace(METHODS["er"], strategy=rule))
+    run(config, damage)
+    return [name for name, _ in groupby(called)]
+
+
+def test_a_round_calls_the_hooks_in_the_order_of_the_rules_class(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    called = hooks_called(small(method="er", rounds=1), monkeypatch)
+    reading = ["expected", "check"] * 3
+    merging = ["outliers", "merge", "weight", "drift", "trained", "between"]
+    assert called == [
+        *("begin_round", "model_for", *reading, *merging),
+        *("model_for", "extras_for", "evaluated", "state"),
+    ]
+
+
+def test_where_all_sit_out_nothing_is_merged_and_the_rule_hears_of_it(
+    small: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def idle(number: int, client: int, reply: Message) -> Message:
+        reply.__dict__["_content"] = keys.reply_content(None, 0, {keys.SAT_OUT: 1})
+        return reply
+
+    called = hooks_called(small(method="er", rounds=1), monkeypatch, on_training(idle))
+    assert called[:6] == ["begin_round", "model_for", "expected", "outliers", "trained", "model_for"]
+    assert not {"check", "merge", "between"} & set(called)
