@@ -294,7 +294,7 @@ class RoundDriver(Strategy):
             client = now.messenger.sender(message)
             try:
                 if phase == TRAINING:
-                    # `read_reply` raises an error reply as it is, whatever the shapes.
+                    # An error reply has no content; `read_reply` raises its reason.
                     shapes = now.shapes if message.has_error() else self.rule.expected(now, message.content)
                     reply = keys.read_reply(message, client, shapes)
                     self._check_training(reply)
