@@ -22,7 +22,7 @@ from fedkace_flwr.methods.fedkace import FedKaceKeys
 from fedkace_flwr.methods.ofcl import OfclKeys
 from fedkace_flwr.methods.refed import RefedKeys
 from fedkace_flwr.methods.tfcl import TfclKeys
-from strategies.base import ContinualStrategy
+from strategies.base import ServerRule
 from strategies.centralized import Centralized
 from strategies.dcfcl import Dcfcl
 from strategies.fedavg import FedAvg
@@ -39,7 +39,7 @@ class Method:
     Attributes
     ----------
     strategy, client : type
-        Server and client half.
+        Hooks of the server and of the client half.
     preset : mapping
         Configuration keys that the method fixes.
     actions : tuple of str
@@ -54,7 +54,7 @@ class Method:
         Whether a client reads chunks of earlier rounds again, which only a simulated stream can give.
     """
 
-    strategy: type[ContinualStrategy]
+    strategy: type[ServerRule]
     client: type[ContinualClient]
     preset: Mapping[str, Scalar] = field(default_factory=dict)
     actions: tuple[str, ...] = ()
@@ -79,9 +79,9 @@ METHODS: dict[str, Method] = {
     "fedcbdr": Method(FedCbdr, FedCbdrClient, actions=("query.features", "query.scores"), sends_labels=True),
     "dcfcl": Method(Dcfcl, DcfclClient),
     "ofcl": Method(Ofcl, OfclClient),
-    "refed": Method(ContinualStrategy, RefedClient, is_mean=True),
+    "refed": Method(ServerRule, RefedClient, is_mean=True),
     "tfcl": Method(Tfcl, TfclClient, actions=("train.head", "train.tail"), sends_labels=True),
-    "er": Method(ContinualStrategy, ReplayClient, is_mean=True),
+    "er": Method(ServerRule, ReplayClient, is_mean=True),
 }
 
 

@@ -1,4 +1,4 @@
-"""Flower ServerApp: the run config becomes the chosen method's strategy, which runs the rounds."""
+"""Flower ServerApp: reads the run configuration and runs the rounds with the chosen method's server rule."""
 
 import logging
 from collections.abc import Mapping
@@ -16,6 +16,7 @@ from fedkace_flwr.registry import Method, configured
 from fedkace_flwr.results.record import round_record
 from fedkace_flwr.results.run_folder import RunFolder
 from fedkace_flwr.results.tensorboard import check_events
+from fedkace_flwr.rounds.driver import RoundDriver
 from fedkace_flwr.rounds.round_report import RoundReport
 from fedkace_flwr.storage.checkpoint import Checkpoint
 from fedkace_flwr.storage.paths import run_folder
@@ -28,7 +29,7 @@ join_flower_log()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Check everything, run the rounds, leave the run's folder behind."""
+    """Check the configuration, run the rounds and write the run's folder."""
     try:
         config = Config.parse(context.run_config)
         run(grid, config, context.run_id)
@@ -43,7 +44,7 @@ def run(grid: Grid, config: Config, run_id: int) -> None:
     Raises
     ------
     FedkaceError
-        Before any round: the configuration, the data or the results folder will not do. Later: the run
+        Before the first round: the configuration, the data or the results folder is unsuitable. Later: the run
         cannot go on.
     """
     method, config = configured(config)
@@ -69,7 +70,7 @@ def _run(grid: Grid, config: Config, run_id: int, method: Method, experiment: Ex
     logger.info("results go to %s", folder.path)
     initial = as_arrays(experiment.initial_weights())
     weights = found.weights if found else initial
-    token = found.run if found else f"{run_id:020d}"  # of one length, so that bytes do not depend on it
+    token = found.run if found else f"{run_id:020d}"  # fixed length, so that byte counts do not depend on it
 
     def keep(report: RoundReport, arrays: ArrayRecord) -> None:
         record = round_record(
@@ -84,15 +85,16 @@ def _run(grid: Grid, config: Config, run_id: int, method: Method, experiment: Ex
             seconds=report.seconds,
         )
         folder.add_round(record | report.own | report.unusual() | spent(config.privacy, report.number))
-        folder.save(Checkpoint(report.number, token, keys.unpack(arrays), *strategy.checkpoint()))
+        folder.save(Checkpoint(report.number, token, keys.unpack(arrays), *driver.checkpoint()))
         logger.info("round %d of %d: accuracy %s", report.number, config.stream.rounds, _percent(record["accuracy"]))
 
-    strategy = method.strategy(config, keys.shapes_of(initial), experiment.parameter_names, keep)
+    rule = method.strategy(config)
+    driver = RoundDriver(rule, config, keys.shapes_of(initial), experiment.parameter_names, keep)
     if found:
-        strategy.restore(found.round, found.arrays, found.record)
+        driver.restore(found.round, found.arrays, found.record)
         logger.info("going on after round %d of %d", found.round, config.stream.rounds)
     told = ConfigRecord({keys.RUN: token})
-    strategy.start(
+    driver.start(
         grid,
         keys.array_record(weights),
         num_rounds=config.stream.rounds,
@@ -111,7 +113,7 @@ def _run(grid: Grid, config: Config, run_id: int, method: Method, experiment: Ex
 
 
 def _left_out(failures: Mapping[str, Mapping[str, int]]) -> str:
-    """Whose replies were left out, how often and why; empty where none was."""
+    """Clients with rejected replies, how many and why; empty if there are none."""
     each = [
         f"client {client} ({', '.join(f'{count} {kind}' for kind, count in kinds.items())})"
         for client, kinds in failures.items()

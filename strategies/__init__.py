@@ -1,1 +1,1 @@
-"""Server half of the methods: one strategy per aggregation rule."""
+"""Server half of the methods: one file per aggregation rule."""

@@ -1,136 +1,123 @@
-"""The server of DCFCL: clients form coalitions, each coalition averages (Yang et al., NeurIPS 2025)."""
+"""Server of DCFCL: clients form coalitions, and each coalition averages (Yang et al., NeurIPS 2025)."""
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.serverapp import Grid
+from flwr.app import ArrayRecord
 
 from fedkace_flwr.algorithms.dcfcl_coalitions import CoalitionGame, Formation, form_coalitions, gram_matrix
+from fedkace_flwr.config import Config
 from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.messaging.records import Reply
+from fedkace_flwr.messaging.records import NumpyArray, Reply, Weights
 from fedkace_flwr.methods.dcfcl import DcfclKeys
 from fedkace_flwr.rounds import client_models as models
 from fedkace_flwr.rounds.aggregation import client_drift
-from fedkace_flwr.rounds.vetting import TRAINING
+from fedkace_flwr.rounds.server_round import ServerRound
 from strategies.fedavg import FedAvg
 
 logger = logging.getLogger(__name__)
 
 
 class Dcfcl(FedAvg):
-    """No global model: who moves alike averages together, by the game of :mod:`fedkace_flwr.algorithms.dcfcl_coalitions`.
+    """No global model: clients with similar updates average together, as :mod:`fedkace_flwr.algorithms.dcfcl_coalitions` decides.
 
-    The report's drift is the mean squared distance of the clients' models from their coalition's mean. The mean
-    over all clients is passed on for the record and sent to nobody.
+    The report's drift is the mean squared distance of the clients' models from their coalition's mean. The mean over
+    all clients is kept for the record and sent to no client. Each round's record holds the ``coalitions`` of the
+    clients with a valid reply.
 
-    Each round's record holds the ``coalitions`` of the clients with a valid reply.
-
-    Inferred: the common start of all clients; batch-norm statistics averaged like parameters
-    (``dcfcl-batch-norm``; ``local`` is the published code's); which coalitions are considered
-    (``dcfcl-candidates``; the paper considers all and has runs of 50 clients, for which it cannot have); a client
-    without a valid reply keeps its model, its companions stay together, and it comes back alone.
+    Inferred: all clients start from one model; batch-norm statistics are averaged like parameters
+    (``dcfcl-batch-norm``; ``local`` is the published code's choice); which coalitions are considered
+    (``dcfcl-candidates``; the paper considers all of them, which is impossible for its runs with 50 clients); a client
+    without a valid reply keeps its model and returns as a coalition of its own, while its companions stay together.
 
     Attributes
     ----------
     models : dict of int to ArrayRecord
-        What each client was or will be sent; complete from the first round on.
+        Model that each client was or will be sent; complete from the first round on.
     partition : tuple of tuple of int
-        The last coalitions, by client number. With ``models``, all that a later round depends on.
+        The latest coalitions, by client number.
     formation : Formation or None
-        The last game, its players being the clients with a valid reply, in ascending order.
+        The latest game; its players are the clients with a valid reply, in ascending order.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
         self.models: dict[int, ArrayRecord] = {}
         self.partition: tuple[tuple[int, ...], ...] = ()
         self.formation: Formation | None = None
+        self._settings = config.of(DcfclKeys)
+        self._drift = 0.0
 
-    def state(self) -> tuple[dict[str, keys.NumpyArray], dict[str, Any]]:
-        """Each model once, who holds which, and the coalitions."""
-        arrays, held = models.pack(self.models)
-        return arrays, {"models": held, "partition": self.partition}
-
-    def restore(self, done: int, arrays: Mapping[str, keys.NumpyArray], record: Mapping[str, Any]) -> None:
-        """Undo :meth:`state`."""
-        super().restore(done, arrays, record)
-        self.models = models.unpack(arrays, record["models"])
-        self.partition = tuple(tuple(coalition) for coalition in record["partition"])
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Each client's own model; in the first round the common start."""
-        for client in range(self.clients):
+    def begin_round(self, now: ServerRound, arrays: ArrayRecord) -> None:
+        """Give every client the common start in the first round."""
+        for client in range(now.clients):
             self.models.setdefault(client, arrays)
-        return super().configure_train(server_round, arrays, config, grid)
 
     def model_for(self, client: int, arrays: ArrayRecord) -> ArrayRecord:
-        """The mean of the client's coalition."""
+        """Mean of the client's coalition."""
         return self.models[client]
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Form the coalitions, average within each; None, and all as it was, where all clients sat the round out.
-
-        Raises
-        ------
-        RunError
-            Too few valid replies for the quorum.
-        """
-        trained = self._read(TRAINING, replies, self._shapes)
-        self._report.trained = {reply.client: reply.metrics for reply in trained}
-        if not trained:
-            self._report.own["coalitions"] = []
-            return None, None
-        self.formation = self._form(trained)
-        coalitions = [[trained[player] for player in players] for players in self.formation.partition]
+    def merge(self, now: ServerRound, replies: Sequence[Reply]) -> Weights:
+        """Form coalitions and average within each; the mean over all clients."""
+        self.formation = self._form(now, replies)
+        coalitions = [[replies[player] for player in players] for players in self.formation.partition]
         self.partition = tuple(tuple(reply.client for reply in coalition) for coalition in coalitions)
-        self._report.own["coalitions"] = [list(coalition) for coalition in self.partition]
-        self._report.drift = sum(self._average(coalition) for coalition in coalitions) / len(trained)
+        self._drift = sum(self._average(now, coalition) for coalition in coalitions) / len(replies)
         logger.info(
             "round %d: coalitions %s after %d passes, mean benefit %.3f",
-            server_round,
+            now.number,
             " ".join("{" + ",".join(map(str, coalition)) + "}" for coalition in self.partition),
             self.formation.passes,
             self.formation.benefits.mean(),
         )
-        return keys.array_record(self._mean(trained)), None
+        return self._mean(now, replies)
 
-    def _form(self, trained: Sequence[Reply]) -> Formation:
-        """Play the game of the clients that replied, from what is left of the last partition."""
-        weights = [reply.weights for reply in trained]
-        sent = [keys.unpack(self.models[reply.client]) for reply in trained]
+    def drift(self, now: ServerRound, replies: Sequence[Reply], merged: Weights) -> float:
+        """Mean squared distance of the local models from their coalition's mean."""
+        return self._drift
+
+    def trained(self, now: ServerRound, replies: Sequence[Reply]) -> None:
+        """Record the coalitions."""
+        now.report.own["coalitions"] = [list(coalition) for coalition in self.partition] if replies else []
+
+    def state(self) -> tuple[dict[str, NumpyArray], dict[str, Any]]:
+        """Each distinct model once, which client holds which, and the coalitions."""
+        arrays, held = models.pack(self.models)
+        return arrays, {"models": held, "partition": self.partition}
+
+    def restore(self, arrays: Mapping[str, NumpyArray], record: Mapping[str, Any]) -> None:
+        """Undo :meth:`state`."""
+        self.models = models.unpack(arrays, record["models"])
+        self.partition = tuple(tuple(coalition) for coalition in record["partition"])
+
+    def _form(self, now: ServerRound, replies: Sequence[Reply]) -> Formation:
+        """Play the game among the clients that replied, starting from what is left of the latest coalitions."""
+        weights = [reply.weights for reply in replies]
+        sent = [keys.unpack(self.models[reply.client]) for reply in replies]
         game = CoalitionGame(
-            updates=gram_matrix(weights, self._parameters, sent),
-            models=gram_matrix(weights, self._parameters),
-            sizes=np.array([self.weight(reply) for reply in trained]),
-            epsilon=self.config.of(DcfclKeys).dcfcl_epsilon,
+            updates=gram_matrix(weights, now.parameters, sent),
+            models=gram_matrix(weights, now.parameters),
+            sizes=np.array([self.weight(reply) for reply in replies]),
+            epsilon=self._settings.dcfcl_epsilon,
         )
-        player = {reply.client: index for index, reply in enumerate(trained)}
+        player = {reply.client: index for index, reply in enumerate(replies)}
         start = [[player[client] for client in coalition if client in player] for coalition in self.partition]
         alone = set(player.values()).difference(*start)
         together = [coalition for coalition in start if coalition]
-        return form_coalitions(
-            game.benefit, together + [[p] for p in alone], self.config.of(DcfclKeys).dcfcl_candidates
-        )
+        return form_coalitions(game.benefit, together + [[p] for p in alone], self._settings.dcfcl_candidates)
 
-    def _average(self, coalition: Sequence[Reply]) -> float:
-        """Give a coalition's members its mean; the sum of their squared distances from it."""
-        mean = self._mean(coalition)
+    def _average(self, now: ServerRound, coalition: Sequence[Reply]) -> float:
+        """Give a coalition's members their mean; the sum of their squared distances from it."""
+        mean = self._mean(now, coalition)
         record = keys.array_record(mean)
-        own = set(self._shapes) - self._parameters if self.config.of(DcfclKeys).dcfcl_batch_norm == "local" else set()
+        own = set(now.shapes) - now.parameters if self._settings.dcfcl_batch_norm == "local" else set()
         for reply in coalition:
             kept = {name: reply.weights[name] for name in own}
             self.models[reply.client] = keys.array_record({**mean, **kept}) if kept else record
-        return client_drift([reply.weights for reply in coalition], mean, self._parameters) * len(coalition)
+        return client_drift([reply.weights for reply in coalition], mean, now.parameters) * len(coalition)
 
-    def _mean(self, replies: Sequence[Reply]) -> keys.Weights:
-        """As federated averaging does it; who is alone keeps its own bits."""
-        if len(replies) == 1:
-            return replies[0].weights
-        return self.merge(replies)
+    def _mean(self, now: ServerRound, replies: Sequence[Reply]) -> Weights:
+        """Federated average; the model of a single client keeps its exact bits."""
+        return replies[0].weights if len(replies) == 1 else super().merge(now, replies)

@@ -1,16 +1,16 @@
-"""The server of federated averaging: each local model weighs by its samples."""
+"""Server of federated averaging: each local model is weighted by its number of samples."""
 
 from fedkace_flwr.messaging.records import Reply
-from strategies.base import ContinualStrategy
+from strategies.base import ServerRule
 
 
-class FedAvg(ContinualStrategy):
+class FedAvg(ServerRule):
     """theta_g = sum of n_k theta_k / sum of n_k (McMahan et al., 2017).
 
-    With differential privacy or secure aggregation all weigh alike: the noise is measured for it, and a weight that
-    a client names itself would be influence without bound.
+    With differential privacy or secure aggregation all clients have the same weight: the noise is calibrated for it,
+    and a weight that a client chooses itself would give it unbounded influence.
     """
 
     def weight(self, reply: Reply) -> float:
-        """n_k, the samples of the client's chunk."""
+        """n_k, the number of samples in the client's chunk."""
         return 1.0 if self.config.privacy.hides else float(reply.examples)

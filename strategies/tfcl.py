@@ -1,189 +1,168 @@
-"""The server of TFCL (TagFed; Wang, Liu and Li, CVPR 2024): one upper network a round, and its logits."""
+"""Server of TFCL (TagFed; Wang, Liu and Li, CVPR 2024): one upper network per round, and its logits."""
 
+import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.serverapp import Grid
+from flwr.app import ArrayRecord, RecordDict
 
 from fedkace_flwr.config import Config
 from fedkace_flwr.data.datasets import DATASETS
 from fedkace_flwr.errors import MessageError, RunError
 from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.messaging import validation as plausibility
-from fedkace_flwr.messaging.records import Reply, Shapes
+from fedkace_flwr.messaging.records import NumpyArray, Reply, Shapes, Weights
 from fedkace_flwr.methods import tfcl as names
 from fedkace_flwr.methods.tfcl import TfclKeys
-from fedkace_flwr.rounds.vetting import TRAINING
+from fedkace_flwr.rounds.replies import check_labels, read_metrics
+from fedkace_flwr.rounds.round_report import TRAINING
+from fedkace_flwr.rounds.server_round import ServerRound
 from fedkace_flwr.sections import DataConfig
 from fedkace_flwr.seeding import generator_for, seed_for
 from fedkace_flwr.training.devices import choose_device
 from fedkace_flwr.training.distillation import DistilledLoss, upper_half
 from fedkace_flwr.training.loop import Preprocess, predict, train
 from fedkace_flwr.training.model import ResNet18, seeded_resnet18
-from strategies.base import ContinualStrategy, logger
+from strategies.base import ServerRule
+
+logger = logging.getLogger(__name__)
 
 TAIL = "tail"
+"""Name of the second exchange in the record."""
 
 
-class Tfcl(ContinualStrategy):
-    """Train stages 3 and 4 on the union of the clients' features, and send each client its samples' logits.
+class Tfcl(ServerRule):
+    """Train stages 3 and 4 on the union of the clients' features, and send each client the logits of its samples.
 
-    Inferred: all clients of a round are one group (``tfcl-group``; ``class-overlap``: those are whose chunks' class
-    sets have a Jaccard index of at least ``tfcl-group-jaccard``, or who are linked through others; each round's
-    record then holds the ``groups``); a group's network is new each round, and every group's starts alike; it is
-    trained like a client, AdamW on a cosine over ``tfcl-server-epochs``; each sample over all classes that its
-    sender has met.
+    Inferred: all clients of a round form one group (``tfcl-group``). With ``class-overlap``, a group consists of
+    clients whose chunks' class sets have a Jaccard index of at least ``tfcl-group-jaccard``, directly or through other
+    clients; each round's record then holds the ``groups``. A group's network is new each round, and all groups start
+    from the same weights. It is trained like a client's, by AdamW on a cosine schedule over ``tfcl-server-epochs``;
+    the loss of a sample is over all classes that its sender has met.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    train_action = names.HEAD_ACTION
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
         self._lessons: dict[int, Reply] = {}
 
     def model_for(self, client: int, arrays: ArrayRecord) -> ArrayRecord:
         """No weights travel."""
         return ArrayRecord()
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Ask each client for the first half of its round."""
-        return self._instructions(names.HEAD_ACTION, server_round, arrays, config, grid)
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Collect features; nothing is averaged.
+    def expected(self, now: ServerRound, content: RecordDict) -> Shapes:
+        """Features, logits, labels and classes met, for as many samples as the reply declares.
 
         Raises
         ------
-        RunError
-            Too few valid replies for the quorum.
+        MessageError
+            It declares more samples, or larger feature maps, than are possible.
         """
-        lessons: dict[int, Reply] = {}
-        for message in replies:
-            client = self._asked[message.metadata.reply_to_message_id]
-            try:
-                lessons[client] = self._checked(TRAINING, self._lesson(message, client))
-            except MessageError as error:
-                self._fail(client, TRAINING, str(error), error.kind)
-        taught = [reply for reply in lessons.values() if not reply.sat_out]
-        shapes = Counter(reply.weights[names.FEATURES].shape[1:] for reply in taught)
-        usual = max(shapes, key=lambda shape: shapes[shape], default=())
-        for reply in taught:
-            if (shape := reply.weights[names.FEATURES].shape[1:]) != usual:
-                del lessons[reply.client]
-                self._fail(reply.client, TRAINING, f"features are {shape}, others' {usual}", "arrays")
-        for client in self._far_out([reply for reply in taught if reply.client in lessons]):
-            del lessons[client]
-        valid = [lessons[client] for client in sorted(lessons)]
-        self.require(TRAINING, valid)
-        self._lessons = {reply.client: reply for reply in valid if not reply.sat_out}
-        self._report.trained = {client: reply.metrics for client, reply in self._lessons.items()}
-        return (ArrayRecord(), None) if self._lessons else (None, None)
+        record = content.array_records.get(keys.ARRAYS)
+        declared = tuple(record[names.FEATURES].shape) if record is not None and names.FEATURES in record else ()
+        size, _, height, width = declared if len(declared) == 4 else (0, 0, 0, 0)
+        side, most = largest_map(self.config.data), now.limits.examples
+        if not (0 <= size <= most and 0 <= height <= side and 0 <= width <= side):
+            shown = keys.shown(declared)
+            raise MessageError(
+                f"{names.FEATURES} are {shown}: at most {most} maps of {side} x {side} are possible", "size"
+            )
+        single, channels = np.dtype(np.float32), 2 * self.config.model.width
+        return {
+            names.FEATURES: ((size, channels, height, width), single),
+            names.LOGITS: ((size, now.classes), single),
+            names.LABELS: ((size,), np.dtype(np.int64)),
+            names.SEEN: ((now.classes,), np.dtype(np.bool_)),
+        }
 
-    def between(self, number: int, arrays: ArrayRecord, grid: Grid) -> ArrayRecord:
-        """Learn from all of a group, teach each; a client without an answer ends its round by itself."""
+    def check(self, now: ServerRound, reply: Reply) -> None:
+        """Check the number of samples and their labels.
+
+        Raises
+        ------
+        MessageError
+            They contradict the rest of the reply.
+        """
+        if reply.examples != (size := len(reply.weights[names.FEATURES])):
+            raise MessageError(f"{keys.EXAMPLES} = {reply.examples}, but there are features of {size}", "count")
+        check_labels(reply.weights[names.LABELS], now.classes, reply.weights[names.SEEN])
+
+    def outliers(self, now: ServerRound, replies: Sequence[Reply]) -> set[int]:
+        """Reject maps of another size than most, and features far larger than the others': one network learns all."""
+        maps = {reply.client: reply.weights[names.FEATURES] for reply in replies}
+        sizes = Counter(features.shape[1:] for features in maps.values())
+        usual = max(sizes, key=lambda shape: sizes[shape], default=())
+        odd = {client for client, features in maps.items() if features.shape[1:] != usual}
+        for client in sorted(odd):
+            now.fail(client, TRAINING, f"features are {maps[client].shape[1:]}, others' {usual}", "arrays")
+        rows = {client: maps[client].reshape(len(maps[client]), -1) for client in maps if client not in odd}
+        return odd | now.far_larger(TRAINING, "features", rows)
+
+    def merge(self, now: ServerRound, replies: Sequence[Reply]) -> Weights:
+        """No arrays: nothing is averaged."""
+        return {}
+
+    def drift(self, now: ServerRound, replies: Sequence[Reply], merged: Weights) -> None:
+        """None: there is no global model."""
+
+    def trained(self, now: ServerRound, replies: Sequence[Reply]) -> None:
+        """Keep the features."""
+        self._lessons = {reply.client: reply for reply in replies}
+
+    def between(self, now: ServerRound, arrays: ArrayRecord) -> ArrayRecord:
+        """Train each group's network and send its clients their logits; a client without any ends its round alone."""
         contents = {}
-        for group in self._groups():
+        for group in self._groups(now):
             lessons = {client: self._lessons[client] for client in group}
             try:
-                taught = teach(lessons, self._classes, self.config, number)
+                taught = teach(lessons, now.classes, self.config, now.number)
             except RunError as error:
-                logger.warning("round %d: no distillation, the server's network diverged: %s", number, error)
+                logger.warning("round %d: no distillation, the server's network diverged: %s", now.number, error)
                 continue
             for client, logits in taught.items():
                 contents[client] = RecordDict({keys.ARRAYS: keys.array_record({names.LOGITS: logits})})
-        if not contents:
-            return arrays
-        for client, content in self.ask(grid, TAIL, names.TAIL_ACTION, number, contents).items():
-            head = self._report.trained[client]
-            try:
-                keys.check_size(content, {})
-                tail = keys.checked_metrics(content.metric_records.get(keys.METRICS, MetricRecord()))
-                plausibility.check_metrics(tail, self.vetting.limits)
-            except MessageError as error:
-                self._fail(client, TAIL, str(error), error.kind)
-                continue
-            total = head.get(keys.TRAINING_SECONDS, 0.0) + tail.get(keys.TRAINING_SECONDS, 0.0)
-            self._report.trained[client] = {**head, keys.TRAINING_SECONDS: total}
+        if contents:
+            tails = now.ask(TAIL, names.TAIL_ACTION, contents, lambda client, tail: read_metrics(tail, now.limits))
+            for client, tail in tails.items():
+                head = now.report.trained[client]
+                seconds = head.get(keys.TRAINING_SECONDS, 0.0) + tail.get(keys.TRAINING_SECONDS, 0.0)
+                now.report.trained[client] = {**head, keys.TRAINING_SECONDS: seconds}
         return arrays
 
-    def _far_out(self, taught: Sequence[Reply]) -> set[int]:
-        """Clients whose features are far larger than the others': one network is to learn from all."""
-        if self.config.run.norm_bound == 0:
-            return set()
-        features = {reply.client: reply.weights[names.FEATURES].reshape(reply.examples, -1) for reply in taught}
-        lengths = {client: {"features": plausibility.root_mean_square(rows)} for client, rows in features.items()}
-        return self.far_out(TRAINING, dict.fromkeys(lengths, 1), lengths)
-
-    def _groups(self) -> list[list[int]]:
-        """Who learns from whom."""
+    def _groups(self, now: ServerRound) -> list[list[int]]:
+        """Clients that learn from one another."""
         settings = self.config.of(TfclKeys)
         if settings.tfcl_group == "round":
             return [sorted(self._lessons)]
         held = {client: frozenset(reply.weights[names.LABELS].tolist()) for client, reply in self._lessons.items()}
         groups = linked(held, settings.tfcl_group_jaccard)
-        self._report.own["groups"] = groups
+        now.report.own["groups"] = groups
         return groups
-
-    @property
-    def _classes(self) -> int:
-        return self._shapes["output.bias"][0][0]
-
-    def _lesson(self, message: Message, client: int) -> Reply:
-        record = None if message.has_error() else message.content.array_records.get(keys.ARRAYS)
-        declared = tuple(record[names.FEATURES].shape) if record is not None and names.FEATURES in record else ()
-        size, _, height, width = declared if len(declared) == 4 else (0, 0, 0, 0)
-        side = largest_map(self.config.data)
-        if not (0 <= size <= self.vetting.limits.examples and 0 <= height <= side and 0 <= width <= side):
-            raise MessageError(
-                f"{names.FEATURES} are {keys.shown(declared)}: at most {self.vetting.limits.examples} samples' maps of "
-                f"{side} x {side} can be",
-                "size",
-            )
-        single, channels = np.dtype(np.float32), 2 * self.config.model.width
-        shapes: Shapes = {
-            names.FEATURES: ((size, channels, height, width), single),
-            names.LOGITS: ((size, self._classes), single),
-            names.LABELS: ((size,), np.dtype(np.int64)),
-            names.SEEN: ((self._classes,), np.dtype(np.bool_)),
-        }
-        reply = keys.read_reply(message, client, shapes)
-        if reply.sat_out:
-            return reply
-        if reply.examples != size:
-            raise MessageError(f"{keys.EXAMPLES} = {reply.examples}, but there are features of {size}", "count")
-        labels, seen = reply.weights[names.LABELS], reply.weights[names.SEEN]
-        if labels.min() < 0 or labels.max() >= self._classes or not seen[labels].all():
-            raise MessageError("labels hold a class that the client has not met")
-        return reply
 
 
 def largest_map(data: DataConfig) -> int:
-    """Height and width that a map after the second stage can have at most: half the image's, whatever the stem."""
+    """Largest height and width of a feature map after the second stage: half the image's, with either stem."""
     return -(-(data.image_size or DATASETS[data.dataset].image_size) // 2)
 
 
 def linked(sets: Mapping[int, frozenset[int]], threshold: float) -> list[list[int]]:
-    """Group who has much in common, or is linked by a chain of such.
+    """Group clients whose sets overlap enough, directly or through other clients.
 
     Parameters
     ----------
     sets : mapping of int to frozenset
         Non-empty, by client.
     threshold : float
-        Jaccard index, elements of both of all elements of either, from which on two are linked; in [0, 1].
+        Smallest Jaccard index, |intersection| / |union|, of two linked clients; in [0, 1].
 
     Returns
     -------
     list of list of int
-        Clients in ascending order, groups by their first.
+        Clients in ascending order; groups ordered by their first client.
     """
     groups: list[list[int]] = []
     for client in sorted(sets):
@@ -193,7 +172,7 @@ def linked(sets: Mapping[int, frozenset[int]], threshold: float) -> list[list[in
     return sorted(groups)
 
 
-def teach(lessons: Mapping[int, Reply], classes: int, config: Config, number: int) -> dict[int, keys.NumpyArray]:
+def teach(lessons: Mapping[int, Reply], classes: int, config: Config, number: int) -> dict[int, NumpyArray]:
     """Train a new upper network on all clients' features and labels, with their logits as teachers.
 
     Parameters
@@ -211,7 +190,7 @@ def teach(lessons: Mapping[int, Reply], classes: int, config: Config, number: in
     Returns
     -------
     dict of int to array
-        Logits float32 (n, C) of each client's samples, in its own order.
+        Logits float32 (n, C) of each client's samples, in the client's order.
 
     Raises
     ------
@@ -235,17 +214,17 @@ def teach(lessons: Mapping[int, Reply], classes: int, config: Config, number: in
         kind=config.of(TfclKeys).tfcl_loss,
     )
     net = _upper_network(classes, config, number, device)
-    as_they_are = Preprocess(torch.ones(1, 1, 1, 1, device=device), torch.zeros(1, 1, 1, 1, device=device))
+    identity = Preprocess(torch.ones(1, 1, 1, 1, device=device), torch.zeros(1, 1, 1, 1, device=device))
     train(
         net,
         (features, labels),
         (features[:0], labels[:0]),
         objective,
         replace(config.training, epochs=config.of(TfclKeys).tfcl_server_epochs),
-        as_they_are,
+        identity,
         generator_for(config.run.seed, "server-batches", number),
     )
-    taught = predict(net, torch.Tensor.clone, features, as_they_are)
+    taught = predict(net, torch.Tensor.clone, features, identity)
     if not bool(taught.isfinite().all()):
         raise RunError("its logits are not finite")
     return {client: part.numpy() for client, part in zip(order, torch.split(taught, sizes), strict=True)}

@@ -12,8 +12,7 @@ from support.recording import recordings as recordings
 
 from fedkace_flwr import registry as registry  # declares the methods' keys
 from fedkace_flwr.config import Config
-from fedkace_flwr.rounds import exchange, roster, transport
-from strategies import base
+from fedkace_flwr.rounds import driver, exchange, roster, transport
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -42,8 +41,8 @@ def small(tmp_path: Path) -> Callable[..., Config]:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
-    """The clock of everything in ``strategies`` that waits."""
+    """A fake clock for everything at the server that waits."""
     fake = FakeTime()
-    for module in (base, exchange, roster, transport):
+    for module in (driver, exchange, roster, transport):
         monkeypatch.setattr(module, "time", fake)
     return fake

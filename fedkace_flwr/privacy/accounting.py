@@ -1,4 +1,4 @@
-"""What noise is worth: epsilon of differential privacy after so many rounds."""
+"""Privacy accounting: epsilon of differential privacy after a number of rounds."""
 
 import math
 
@@ -10,13 +10,13 @@ _HALVINGS = 200
 
 
 def spent(settings: PrivacyConfig, rounds: int) -> dict[str, float | None]:
-    """Fields for the record of a round: epsilon of all rounds so far, for ``dp-delta``; empty without ``dp``.
+    """Fields for a round's record: epsilon of all rounds so far, for ``dp-delta``; empty without ``dp``.
 
-    A client takes part in every round, so nothing is gained by sampling, and the releases of the rounds compose.
+    A client takes part in every round, so there is no amplification by sampling, and the rounds' releases compose.
 
-    With ``central`` two federations are neighbours if they differ in one client's presence: its update, at most
-    ``dp-clip`` long, is in the sum or is zero. With ``local`` any two data sets of the client are neighbours: its
-    updates may be twice ``dp-clip`` apart, so the same noise is worth half as much.
+    With ``central``, two federations are neighbours if they differ in the presence of one client: its update, of norm
+    at most ``dp-clip``, is in the sum or is zero. With ``local``, any two data sets of a client are neighbours: its
+    updates may be twice ``dp-clip`` apart, so the same noise protects half as well.
     """
     if settings.dp == "none":
         return {}
@@ -28,16 +28,16 @@ def spent(settings: PrivacyConfig, rounds: int) -> dict[str, float | None]:
 def epsilon(noise: float, rounds: int, delta: float) -> float:
     """Smallest epsilon for which ``rounds`` Gaussian releases are (epsilon, delta)-private; infinite without noise.
 
-    T releases with noise of z sensitivities each are as private as one with z / sqrt(T) (Dong, Roth and Su,
-    "Gaussian Differential Privacy", 2022), and of one the curve is known exactly (Balle and Wang, "Improving the
-    Gaussian Mechanism for Differential Privacy", ICML 2018): the result is no bound but the value.
+    T releases with noise of z sensitivities each are as private as one release with z / sqrt(T) (Dong, Roth and Su,
+    "Gaussian Differential Privacy", 2022), whose privacy curve is known exactly (Balle and Wang, "Improving the
+    Gaussian Mechanism for Differential Privacy", ICML 2018): the result is exact, not a bound.
 
     Parameters
     ----------
     noise : float
         Standard deviation of a release's noise, in units of its sensitivity.
     rounds : int
-        Releases.
+        Number of releases T.
     delta : float
         In (0, 1).
     """

@@ -1,4 +1,4 @@
-"""What becomes of a local model before it leaves its client: clipping, noise and masks, by Flower's modifiers."""
+"""Clipping, noise and masks that Flower's modifiers apply to a local model before it leaves its client."""
 
 import copy
 import math
@@ -23,7 +23,7 @@ _SECRET = "fedkace.noise"
 
 
 def guarded(handler: ClientAppCallable, config: Config, parameters: frozenset[str]) -> ClientAppCallable:
-    """A handler of training messages behind the modifiers that the configuration asks for.
+    """Wrap a handler of training messages in the modifiers that the configuration asks for.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ def guarded(handler: ClientAppCallable, config: Config, parameters: frozenset[st
     config : Config
         The configuration.
     parameters : frozenset of str
-        Names of what is trained by gradient.
+        Names of the arrays that are trained by gradient.
     """
     settings = config.privacy
     chain: list[Mod] = []
@@ -44,13 +44,13 @@ def guarded(handler: ClientAppCallable, config: Config, parameters: frozenset[st
 
 
 class _Limit:
-    """Lets out what may travel, clipped and noised; of the rest the reply holds what the server sent.
+    """Clips and noises the arrays that leave the client; the others are returned as the server sent them.
 
-    Flower's modifiers clip and noise all arrays of a message. They are shown those that travel alone: a ResNet's
-    integer counters would take most of the norm, and neither scale nor noise would leave them integers.
+    Flower's modifiers clip and noise all arrays of a message, so they are given only the arrays that leave the client:
+    a ResNet's integer counters would dominate the norm, and would not remain integers.
 
-    The noise depends on a secret of the device, on what was sent and on what was learned: a round that is asked for
-    again gives the same reply, and not another draw of which the mean would be less private.
+    The noise depends on a secret of the device, on the model sent and on the model learned. A repeated round therefore
+    gives the same reply; with fresh noise, the mean of several replies would be less private.
     """
 
     def __init__(self, config: Config, parameters: frozenset[str]) -> None:
@@ -76,7 +76,7 @@ class _Limit:
         settings = self._settings
         if all(np.array_equal(before[name], after[name]) for name in before):
             raise MessageError(
-                "the local model is the one that was sent: Flower's modifiers cannot clip an update of 0"
+                "the local model is the one that was sent: Flower's modifiers cannot clip an update of zero"
             )
         answered = self._flowers(message, context, before, after)
         if answered.has_error():
@@ -99,8 +99,8 @@ class _Limit:
 
         if settings.dp == "central":
             return fixedclipping_mod(question, context, learned)
-        # Its noise is sensitivity * sqrt(2 ln(1.25 / delta)) / epsilon, which is one release's and holds up to
-        # epsilon = 1; accounting.py knows what the same noise is worth over all rounds.
+        # Its noise is sensitivity * sqrt(2 ln(1.25 / delta)) / epsilon, a formula for one release and epsilon up to 1.
+        # It is used only to set the deviation; accounting.py computes epsilon over all rounds.
         once = math.sqrt(2 * math.log(1.25 / settings.dp_delta))
         modifier = LocalDpMod(settings.dp_clip, settings.dp_noise * settings.dp_clip, once, settings.dp_delta)
         with noise.numpy_noise(noise.fingerprint(self._secret(message, context), before, after)):
@@ -119,10 +119,10 @@ class _Limit:
 
 
 class _Update:
-    """Turns a reply into what SecAgg+ masks: the update, in the form of Flower's earlier interface.
+    """Turns a reply into the update that SecAgg+ masks, in the form of Flower's earlier interface.
 
-    The update and not the model: it lies around 0 whatever the model, so one range serves all. A client that sat the
-    round out adds an update of 0 that weighs nothing; its masks are in the sum all the same.
+    Updates, unlike models, are centred at zero, so one range serves all arrays. A client that sits the round out adds a
+    zero update of weight zero, because its masks are part of the sum.
     """
 
     def __init__(self, settings: PrivacyConfig, parameters: frozenset[str]) -> None:
@@ -146,7 +146,7 @@ class _Update:
         return Message(content, reply_to=message)
 
     def _check(self, name: str, moved: NumpyArray) -> None:
-        # Under the mask the server cannot see either: SecAgg+ cuts silently, and a NaN becomes some number.
+        # The server cannot detect this under the mask: SecAgg+ clips silently, and a NaN becomes an arbitrary number.
         largest, limit = float(np.abs(moved).max(initial=0.0)), self._settings.secagg_range
         if not largest <= limit:
             raise MessageError(f"{name} moved by {largest:.4g}; secagg-range = {limit:g} allows less", "values")

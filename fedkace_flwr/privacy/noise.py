@@ -1,9 +1,8 @@
-"""Noise for differential privacy by Flower's functions, from a stream that we choose.
+"""Noise for differential privacy: Flower's functions, with seeds of our own.
 
-Flower draws from NumPy's global generator. A process that was forked from another, or a library that seeds that
-generator, would make it predictable; so each draw has a seed of its own here: 256 bits that nobody else can know, or
-with ``dp-seeded`` the run's seed. It stays a Mersenne Twister and adds floating-point numbers: docs/privacy.md says
-what that leaves open.
+Flower draws from NumPy's global generator, which is predictable in a forked process, or after a library has seeded it.
+Each draw is therefore seeded here: with 256 secret bits, or with ``dp-seeded`` from the run's seed. The generator
+remains a Mersenne Twister and the noise floating-point numbers; docs/privacy.md explains what this leaves open.
 """
 
 import hashlib
@@ -26,17 +25,17 @@ _one_at_a_time = threading.Lock()
 
 
 def fresh_secret() -> bytes:
-    """Bytes of the operating system that nobody else knows."""
+    """Secret bytes from the operating system."""
     return secrets.token_bytes(SECRET_BYTES)
 
 
 def seeded_secret(seed: int, *labels: str | int) -> bytes:
-    """Bytes that everyone knows who knows the seed."""
+    """Bytes derived from the seed: not secret from anyone who knows it."""
     return seed_for(seed, "privacy noise", *labels).to_bytes(8, "big")
 
 
 def fingerprint(secret: bytes, *models: Weights) -> bytes:
-    """32 bytes that depend on all of the secret and the models, and tell nothing of them."""
+    """Keyed hash (32 bytes) of models, which reveals neither the secret nor the models."""
     digest = hashlib.blake2b(key=secret, digest_size=32)
     for model in models:
         for name, array in sorted(model.items()):
@@ -47,7 +46,7 @@ def fingerprint(secret: bytes, *models: Weights) -> bytes:
 
 @contextmanager
 def numpy_noise(seed: bytes) -> Iterator[None]:
-    """Seed NumPy's global generator, from which Flower draws, for the length of the block; 4 n bytes."""
+    """Seed NumPy's global generator, from which Flower draws, inside the block; ``seed`` has 4 n bytes."""
     with _one_at_a_time:
         kept = np.random.get_state()  # noqa: NPY002
         np.random.seed(np.frombuffer(seed, dtype=np.uint32))  # noqa: NPY002
@@ -62,8 +61,8 @@ def travelling(
 ) -> list[str]:
     """Names of the arrays that leave a client, in the model's order.
 
-    Counters of batches never do: nothing is computed from them, they would be larger than all that is learned, and
-    they tell how many samples there were.
+    Batch counters never leave it: nothing is computed from them, they would dominate the norm, and they reveal the
+    number of samples.
     """
     shared = settings.statistics == "shared"
     return [name for name in names if name in parameters or (shared and not name.endswith(COUNTER))]
@@ -79,15 +78,15 @@ def noised_mean(
     mean : mapping
         The mean of ``clients`` models, each at most ``dp-clip`` from ``before``.
     before : mapping
-        The global model that they started from.
+        The global model from which they started.
     names : list of str
-        What takes noise; of the rest ``before`` stays.
+        Arrays that get noise; the others stay as in ``before``.
     clients : int
-        How many.
+        Number of models.
     settings : PrivacyConfig
         Clip and noise.
     seed : bytes
-        Where the noise comes from.
+        Seed of the noise.
     """
     arrays = [np.array(mean[name]) for name in names]
     with numpy_noise(seed):
@@ -96,9 +95,9 @@ def noised_mean(
 
 
 def with_floor(noised: Weights, before: Weights) -> dict[str, NumpyArray]:
-    """Variances that noise has made small or negative are a quarter of what they were.
+    """Raise variances that noise has made small or negative to a quarter of their earlier value.
 
-    It looks at nothing but the noised values and what the server sent, so it costs no privacy.
+    This uses only the noised values and what the server sent, so it costs no privacy.
     """
     return {
         name: np.maximum(array, _FLOOR * before[name]).astype(array.dtype) if name.endswith(VARIANCE) else array

@@ -1,1 +1,1 @@
-"""The server's side of a round."""
+"""The server's side of a round: driver, messages, checks and aggregation."""

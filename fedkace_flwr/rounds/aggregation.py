@@ -1,4 +1,4 @@
-"""Means of models, and how far the models lie from them."""
+"""Weighted means of models, and client drift."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -10,14 +10,14 @@ from fedkace_flwr.messaging.records import Weights
 
 
 def weighted_mean(models: Sequence[Weights], weights: Sequence[float]) -> dict[str, npt.NDArray[Any]]:
-    """Average named arrays, summed in float64 in the order given.
+    """Average named arrays; sums are in float64 and in the given order.
 
     Batch-norm running statistics are averaged like parameters; integer counters are rounded and keep their type.
 
     Parameters
     ----------
     models : sequence of mapping
-        At least one; the same names and shapes in each.
+        At least one, all with the same names and shapes.
     weights : sequence of float
         Positive, one per model; normalised here.
     """

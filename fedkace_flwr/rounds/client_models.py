@@ -1,4 +1,4 @@
-"""Each client's own model at the server, as a checkpoint holds it."""
+"""Checkpoint format of models that the server keeps for single clients."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ from fedkace_flwr.messaging import records as keys
 
 
 def pack(models: Mapping[int, ArrayRecord]) -> tuple[dict[str, keys.NumpyArray], dict[str, int]]:
-    """Each distinct record's arrays once, by ``<index>.<name>``, and the index of each client's record."""
+    """Arrays of each distinct record once, named ``<index>.<name>``, and the index of each client's record."""
     distinct = list({id(model): model for model in models.values()}.values())
     index = {id(model): number for number, model in enumerate(distinct)}
     arrays = {

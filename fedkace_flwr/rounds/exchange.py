@@ -1,6 +1,6 @@
-"""Sending a message to each client and collecting the replies, with a deadline.
+"""Send one message to each client and collect the replies until a deadline.
 
-A reply to another message than those that are waited for, as one that comes after its phase is over, is nobody's.
+Replies to any other message are ignored, for example one that arrives after its phase is over.
 """
 
 import time
@@ -17,23 +17,23 @@ from fedkace_flwr.rounds.transport import collect, crosses_network, fold, post, 
 
 _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 1.0
-_PAUSE_PER_MESSAGE = 0.02  # where each reply is a request of its own, many are asked for less often
+_PAUSE_PER_MESSAGE = 0.02  # over a network each poll of a reply is one request, so many clients are polled less often
 
 
 @dataclass
 class Exchange:
-    """What one phase of a round brought.
+    """Result of one exchange.
 
     Attributes
     ----------
     replies : dict of int to Message
-        By client, in the order of client numbers; a client's first reply counts.
+        By client, in the order of client numbers; the first reply of a client counts.
     silent : list of int
-        Clients that did not answer in time.
+        Clients without a reply in time.
     unreadable : dict of int to str
-        Clients whose reply could not be unpacked, and what went wrong.
+        Clients whose reply could not be unpacked, and why.
     bytes_down, bytes_up : int
-        Records sent and received.
+        Size of all records sent and received.
     seconds : float
         From the first message to the last reply.
     """
@@ -46,7 +46,7 @@ class Exchange:
     seconds: float = 0.0
 
     def after(self, earlier: "Exchange | None") -> "Exchange":
-        """The same with the cost of an earlier one of the same phase added, where that was asked again."""
+        """Exchange with the cost of an earlier attempt at the same phase added."""
         if earlier is None:
             return self
         return replace(
@@ -69,10 +69,10 @@ def exchange(grid: Grid, sent: Mapping[int, Message], deadline: float, probe: fl
     deadline : float
         Longest wait, in seconds.
     probe : float
-        Seconds of silence after which :class:`fedkace_flwr.rounds.probing.Probe` looks for lost messages; 0: never.
+        Seconds of silence after which :class:`fedkace_flwr.rounds.probing.Probe` looks for lost messages; 0 for never.
     """
     begun = time.monotonic()
-    # Sizes before sending: a grid may drop a message's content once it is on its way.
+    # Sizes are taken before sending: a grid may drop a message's content once it is sent.
     sizes = {client: keys.size_in_bytes(message.content) for client, message in sent.items()}
     bytes_down = sum(sizes.values())
     if crosses_network(grid):
@@ -107,10 +107,10 @@ def exchange(grid: Grid, sent: Mapping[int, Message], deadline: float, probe: fl
 
 
 class _Inbox:
-    """Replies by client, of messages that may have been sent more than once.
+    """Replies by client, to messages that may have been sent more than once.
 
-    A good reply settles a client's matter. One that is not good settles it only if no other message to that client is
-    under way: a second copy may fail because the first is still at work.
+    After a good reply, further replies of the client are ignored. An error reply is final only if no other copy of
+    the message is pending: a second copy may fail because the client still works on the first.
     """
 
     def __init__(self, asked: Mapping[str, int]) -> None:
@@ -120,12 +120,12 @@ class _Inbox:
         self.unreadable: dict[int, str] = {}
 
     def clients(self) -> set[int]:
-        """Those that have not answered."""
+        """Clients that have not answered yet."""
         return set(self.waiting.values())
 
     def take(self, number: str, reply: Message | Exception) -> None:
-        """The reply to a message, or what came of unpacking it."""
-        if number not in self.waiting:  # another message to the same client was answered a moment ago
+        """Take the reply to a message, or the error raised when unpacking it."""
+        if number not in self.waiting:  # another copy of the message has just been answered
             return
         client = self.waiting.pop(number)
         if isinstance(reply, Exception):
@@ -145,10 +145,10 @@ class _Inbox:
 
 
 def client_of(message: Message) -> int:
-    """The client that a training or evaluation message is meant for."""
+    """Client to which a training or evaluation message is addressed."""
     return int(message.content.config_records[keys.CONFIG][keys.CLIENT])  # type: ignore[arg-type]
 
 
 def by_client(messages: Iterable[Message]) -> dict[int, Message]:
-    """Index messages by the client they are meant for."""
+    """Index messages by the client to which they are addressed."""
     return {client_of(message): message for message in messages}

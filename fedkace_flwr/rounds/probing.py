@@ -1,9 +1,9 @@
-"""Messages that are lost on their way, or with the process that worked on them.
+"""Detection of lost messages, and retries.
 
-A SuperNode that is killed and back before the SuperLink has noticed never answers what it had been asked, and Flower
-tells nobody. A client that has been silent for a while is therefore asked whether its machine is at work on it. One
-that is not, twice in a row, has lost its message or its reply: it is sent the message once more. A client that has
-trained answers it from its store, so nothing is learned twice.
+If a SuperNode is killed and restarted before the SuperLink notices, it never answers pending messages, and Flower
+reports no error. A client that has been silent for a while is therefore asked whether it is still working. If it
+denies this twice in a row, its message or its reply is lost, and the message is sent again. A client that had already
+trained answers from its store, so it does not train twice.
 """
 
 import logging
@@ -18,13 +18,13 @@ from fedkace_flwr.rounds.transport import collect, post
 
 logger = logging.getLogger(__name__)
 
-_IDLE = 2  # answers in a row: between a message's arrival and its work a process has to start
-_LONGEST = 1800.0  # seconds between two questions to a client that is at work
+_IDLE = 2  # denials in a row: after a message arrives, a process has to start before work begins
+_LONGEST = 1800.0  # seconds between two questions to a client that is working
 
 
 @dataclass
 class _Silence:
-    """What is known of a client that has not answered."""
+    """State of a client that has not answered."""
 
     due: float
     every: float
@@ -33,7 +33,7 @@ class _Silence:
 
 
 class Probe:
-    """Watches over the messages of one exchange.
+    """Watches the messages of one exchange.
 
     Parameters
     ----------
@@ -42,28 +42,28 @@ class Probe:
     sent : mapping of int to Message
         By client.
     every : float
-        Seconds of silence before a client is asked; the next time follows after as many, twice as many each time
-        that it is at work.
+        Seconds of silence before a client is asked, and between questions. The interval doubles each time the client
+        says that it is working.
     now : float
         Monotonic seconds.
     """
 
     def __init__(self, grid: Grid, sent: Mapping[int, Message], every: float, now: float) -> None:
         self._grid, self._every = grid, every
-        # A grid may drop a message's content once it is on its way.
+        # A grid may drop a message's content once it is sent.
         self._metadata = {client: message.metadata for client, message in sent.items()}
         self._contents = {client: RecordDict(dict(message.content)) for client, message in sent.items()}
         self._silent = {client: _Silence(now + every, every) for client in sent}
 
     def lost(self, waiting: Iterable[int], now: float, end: float) -> dict[int, Message]:
-        """Ask clients whose turn it is; of those that have lost their message, the same message anew.
+        """Ask the clients that are due; copies of the messages that are lost.
 
         Parameters
         ----------
         waiting : iterable of int
             Clients that have not answered.
         now, end : float
-            Monotonic seconds, and those at which the exchange ends.
+            Current time, and end of the exchange, in monotonic seconds.
         """
         silent = {client: self._silent[client] for client in waiting}
         asked = {silence.question: client for client, silence in silent.items() if silence.question}
@@ -77,7 +77,7 @@ class Probe:
             silent[client].due = now + silent[client].every
         found = [client for client, silence in silent.items() if silence.idle >= _IDLE]
         for client in found:
-            logger.warning("client %d has lost its message, or its reply; it is asked once more", client)
+            logger.warning("client %d: its message or its reply is lost; sending the message again", client)
             self._silent[client] = _Silence(now + self._every, self._every)
         return {client: self._again(client, end - now) for client in found}
 

@@ -1,4 +1,4 @@
-"""What a phase does in which too few clients gave a valid reply."""
+"""Quorum of a phase: stop, skip or retry when too few clients give a valid reply."""
 
 import math
 from collections.abc import Sequence
@@ -9,14 +9,14 @@ from fedkace_flwr.sections import RunConfig
 
 
 class BelowQuorumError(RunError):
-    """Fewer valid replies than the quorum wants.
+    """Fewer valid replies than the quorum.
 
     Attributes
     ----------
     phase : str
-        In which.
+        Name of the phase.
     valid : sequence of Reply
-        What did come.
+        The valid replies.
     """
 
     def __init__(self, text: str, phase: str, valid: Sequence[Reply]) -> None:
@@ -26,7 +26,7 @@ class BelowQuorumError(RunError):
 
 
 class Quorum:
-    """Counts what is below the quorum in a row, by the keys ``quorum``, ``below-quorum`` and ``below-quorum-limit``.
+    """Counts consecutive shortfalls; keys ``quorum``, ``below-quorum`` and ``below-quorum-limit``.
 
     Parameters
     ----------
@@ -45,37 +45,37 @@ class Quorum:
 
     @property
     def least(self) -> int:
-        """Valid replies that are enough."""
+        """Smallest sufficient number of valid replies."""
         return math.ceil(self.share * self._clients)
 
     @property
     def skips(self) -> bool:
-        """Whether a phase that fell short is passed over."""
+        """Whether a phase below the quorum is skipped."""
         return self._rule == "skip"
 
     @property
     def repeats(self) -> bool:
-        """Whether a phase that fell short is asked again."""
+        """Whether a phase below the quorum is retried."""
         return self._rule == "repeat"
 
     def met(self) -> None:
-        """Begin to count anew."""
+        """Reset the count."""
         self._in_a_row = 0
 
     def short(self, shortfall: BelowQuorumError) -> None:
-        """Count one more round (``skip``) or asking (``repeat``) that fell short.
+        """Count one more round (``skip``) or attempt (``repeat``) below the quorum.
 
         Raises
         ------
         RunError
-            The run ends: at once with ``stop``, else when it was the last that is allowed.
+            The run ends: at once with ``stop``, otherwise when the limit is reached.
         """
         if self._rule == "stop":
             raise shortfall
         self._in_a_row += 1
         if self._in_a_row >= self._limit:
-            what = "rounds" if self._rule == "skip" else "askings"
+            what = "rounds" if self._rule == "skip" else "attempts"
             raise RunError(
-                f"{shortfall}; below-quorum = {self._rule}, and these were below-quorum-limit = {self._limit} {what} "
-                "in a row: what is done is kept; the same command with resume = true goes on"
+                f"{shortfall}; below-quorum = {self._rule}, below-quorum-limit = {self._limit} consecutive {what} reached: "
+                "finished rounds are kept, the same command with resume = true goes on"
             ) from shortfall

@@ -1,11 +1,11 @@
-"""Which SuperNode hosts which client.
+"""Assignment of clients to SuperNodes.
 
-A SuperNode's number is random in each run; what lasts is the partition it names. Client k lives at partition
-k mod N, so a federation of fewer SuperNodes than clients hosts several clients at each.
+A SuperNode's id is random in each run; its partition number is stable. Client k is hosted by partition k mod N, so
+with fewer SuperNodes than clients each hosts several.
 
-No SuperNode can stop the others: one that gives no answer, or none that makes sense, hosts nobody and is asked again
-later; of two that name the same partition the one known first has it, as long as it is there; N is what most
-of them say.
+No SuperNode can block the others. One that gives no valid answer hosts no client and is asked again later. If two
+name the same partition, the first keeps it while it is connected. N is the number of partitions that most of them
+report.
 """
 
 import logging
@@ -24,13 +24,13 @@ logger = logging.getLogger(__name__)
 
 _PAUSE = 0.5
 _FIRST_LOOK, _LONGEST_LOOK = 0.02, 0.5
-_PATIENCE = 15.0  # seconds that a phase waits for the answers of SuperNodes that are new to it
-_ASK_AGAIN = 60.0  # seconds after which a SuperNode that gave no usable answer is asked again
+_PATIENCE = 15.0  # seconds that a phase waits for answers of new SuperNodes
+_ASK_AGAIN = 60.0  # seconds after which a SuperNode without a valid answer is asked again
 
 
 @dataclass
 class _Inquiry:
-    """A SuperNode that was asked and is not known yet."""
+    """A question to a SuperNode whose partition is not known yet."""
 
     number: str
     at: float
@@ -46,20 +46,20 @@ class Roster:
     clients : int
         Number of clients K.
     join_deadline : float
-        Seconds to wait for the SuperNodes.
+        Seconds to wait for SuperNodes at the start.
     """
 
     def __init__(self, clients: int, join_deadline: float) -> None:
         self._clients = clients
         self._deadline = join_deadline
-        self._partitions: dict[int, tuple[int, int]] = {}  # in the order in which they became known
+        self._partitions: dict[int, tuple[int, int]] = {}  # in the order of their answers
         self._inquiries: dict[int, _Inquiry] = {}
         self._named: set[tuple[int, str]] = set()
 
     def nodes(self, grid: Grid, patience: float = _PATIENCE) -> dict[int, int]:
-        """Map each client that can be reached to its node, asking nodes not met before who they are.
+        """Node of each client that can be reached; nodes that are new are asked for their partition.
 
-        The answers of new nodes are waited for, ``patience`` seconds at most; later ones count from the next call on.
+        The call waits up to ``patience`` seconds for answers of new nodes. Later answers count from the next call on.
         """
         found = insist(lambda: set(grid.get_node_ids()), time.monotonic() + self._deadline)
         if found is not None:
@@ -76,7 +76,7 @@ class Roster:
         Raises
         ------
         RunError
-            No SuperNode joined in time, or none that could say what it hosts.
+            No SuperNode joined in time, or none could name its partition.
         """
         nodes = self.gather(grid, self._clients)
         if not nodes:
@@ -95,7 +95,7 @@ class Roster:
         return nodes
 
     def gather(self, grid: Grid, enough: float) -> dict[int, int]:
-        """Wait until so many clients can be reached, or until the join deadline; those that can be then."""
+        """Wait until ``enough`` clients can be reached, at most until the join deadline; node of each client."""
         begun = time.monotonic()
         nodes = self.nodes(grid, _PAUSE)
         while len(nodes) < enough and time.monotonic() - begun < self._deadline:
@@ -104,7 +104,7 @@ class Roster:
         return nodes
 
     def _hosts(self) -> tuple[dict[int, int], int]:
-        """The node of each partition, and N."""
+        """Node of each partition, and N."""
         votes = Counter(partitions for _, partitions in self._partitions.values())
         total = votes.most_common(1)[0][0] if votes else 0
         hosts: dict[int, int] = {}
@@ -119,7 +119,7 @@ class Roster:
         return hosts, total
 
     def _ask(self, grid: Grid, unknown: list[int]) -> None:
-        """Ask those who were not asked yet, or so long ago that the question is void."""
+        """Ask nodes that have no pending question."""
         now = time.monotonic()
         due = [node for node in unknown if node not in self._inquiries or self._is_void(self._inquiries[node], now)]
 
@@ -134,11 +134,11 @@ class Roster:
             self._inquiries[node] = _Inquiry(number, now, before is None, before.reason if before else "")
 
     def _is_void(self, asked: _Inquiry, now: float) -> bool:
-        """Whether a node may be asked once more: it has answered, to no use, or its question has expired."""
+        """Whether a node may be asked again: its answer was invalid, or the question has expired."""
         return now - asked.at >= (max(_ASK_AGAIN, self._deadline) if asked.number else _ASK_AGAIN)
 
     def _listen(self, grid: Grid, patience: float) -> None:
-        """Take in answers; wait for those of nodes asked for the first time."""
+        """Collect answers; wait for nodes that were asked for the first time."""
         end, pause = time.monotonic() + patience, _FIRST_LOOK
         while waiting := {asked.number: node for node, asked in self._inquiries.items() if asked.number}:
             for number, reply in sorted(collect(grid, waiting, end), key=lambda found: waiting[found[0]]):
@@ -161,14 +161,14 @@ class Roster:
         self._name(node, f"could not name its partition: {place}")
 
     def _name(self, node: int, text: str) -> None:
-        """Log what is wrong with a node, once."""
+        """Log a problem of a node once."""
         if (node, text) not in self._named:
             self._named.add((node, text))
             logger.warning("SuperNode %d hosts no client: it %s", node, text)
 
 
 def _place(reply: Message | Exception) -> tuple[int, int] | str:
-    """The partition that a SuperNode names and their number, or why it names none."""
+    """Partition that a SuperNode names, and the number of partitions; or why it names none."""
     if isinstance(reply, Exception):
         return f"its reply cannot be read ({type(reply).__name__})"
     if reply.has_error():

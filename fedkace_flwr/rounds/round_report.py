@@ -1,4 +1,4 @@
-"""What the server knows of a round once it is over."""
+"""The server's report of a round."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,35 +6,38 @@ from typing import Any
 
 from fedkace_flwr.rounds.exchange import Exchange
 
+TRAINING, EVALUATION = "training", "evaluation"
+"""Names of the two phases that every round has."""
+
 
 @dataclass
 class RoundReport:
-    """What the server knows of a round once it is over.
+    """What the server records about a round.
 
     Attributes
     ----------
     number : int
-        t, from 1.
+        Round t, counted from 1.
     trained, evaluated : dict of int to dict
-        Each client's metrics of the two phases.
+        Each client's metrics in the two phases.
     drift : float or None
-        Client drift, (1/K) sum of squared distances of the local models from the global one.
+        Client drift: (1/K) sum of squared distances between the local models and the global model.
     failures : list of dict
-        Client, phase, reason and kind of each reply that did not count. Kinds are those of
+        Client, phase, reason and kind of each reply that was rejected. The kinds are those of
         :class:`fedkace_flwr.errors.MessageError`, and ``absent`` (no SuperNode), ``silent`` (no reply in time) and
-        ``unreadable`` (Flower could not unpack it).
+        ``unreadable`` (Flower could not unpack the reply).
     sat_out : list of int
-        Clients that had nothing new to train on; no failures.
+        Clients without new data to train on. This is not a failure.
     below_quorum : list of str
-        Phases that fell below the quorum and were skipped.
+        Phases that were skipped because too few clients replied.
     repeated : dict of str to int
-        How often a phase was asked again for that reason.
+        Number of retries of each phase for the same reason.
     exchanges : dict of str to Exchange
-        What each phase cost.
+        Bytes and seconds of each phase.
     own : dict of str to object
-        What the method alone has to tell of the round, JSON-ready; further fields of the record.
+        Further JSON-ready fields of the record that the method adds.
     seconds : float
-        The whole round.
+        Duration of the whole round.
     """
 
     number: int
@@ -50,6 +53,6 @@ class RoundReport:
     seconds: float = 0.0
 
     def unusual(self) -> dict[str, Any]:
-        """Fields of the record that only a round has in which something was out of the ordinary."""
+        """Fields that appear in the record only when they are not empty."""
         fields = {"sat_out": self.sat_out, "below_quorum": self.below_quorum, "repeated": self.repeated}
         return {name: value for name, value in fields.items() if value}

@@ -1,11 +1,11 @@
-"""Secure aggregation: Flower's SecAgg+ workflow, driven stage by stage inside a round of our own.
+"""Secure aggregation: the stages of Flower's SecAgg+ workflow, run inside the driver's round.
 
-The workflow is written for Flower's earlier interface: it asks a strategy for instructions by proxy, and hands it
-results in which every model is the mean. Here it gets both from small stand-ins, its messages go through our own
-exchange, with its deadlines, costs and failures, and what a client is sent to train on is our own instruction.
+The workflow is written for Flower's earlier interface: it gets instructions for client proxies from a strategy, and
+returns results in which every model is the mean. Small adapters replace that strategy and the grid. Its messages go
+through the driver's exchange, with deadlines, costs and failures, and carry the driver's training instructions.
 
-The protocol makes up for clients that vanish once keys are shared, as long as two thirds are left. It does not for
-those that vanish before: then it begins anew with those that are left.
+The protocol tolerates clients that drop out after keys are shared, while two thirds are left. If a client drops out
+earlier, the protocol starts again without it.
 """
 
 import io
@@ -39,31 +39,31 @@ _PHASES = {
 
 
 class MaskedSumError(FedkaceError):
-    """Secure aggregation came to no sum."""
+    """Secure aggregation ended without a sum."""
 
 
 class Peer(Protocol):
-    """What the protocol needs of the strategy whose round it is."""
+    """What the protocol needs of the round in which it runs."""
 
     deadline: float
 
     def ask(self, phase: str, questions: list[Message]) -> dict[int, Message]:
-        """Send messages in a phase of that name; the replies by client."""
+        """Send messages in the named phase; replies by client."""
         ...
 
     def trained(self, client: int, reply: Message) -> None:
-        """Look at the numbers that come with a masked update, and take them down; MessageError leaves it out."""
+        """Check and keep the numbers that come with a masked update; MessageError rejects the reply."""
         ...
 
     def fail(self, client: int, phase: str, error: MessageError) -> None:
-        """Take down that a reply was left out."""
+        """Record that a reply was rejected."""
         ...
 
 
 def mean_update(
     number: int, questions: Sequence[Message], shapes: Sequence[tuple[int, ...]], limit: float, peer: Peer
 ) -> NDArrays:
-    """Train all clients and learn the mean of their updates alone.
+    """Train all clients and learn only the mean of their updates.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ def mean_update(
     questions : sequence of Message
         One training message per client, each to a node of its own.
     shapes : sequence of tuple
-        Shapes of the arrays that an update consists of.
+        Shapes of an update's arrays.
     limit : float
         ``secagg-range``.
     peer : Peer
@@ -81,7 +81,7 @@ def mean_update(
     Returns
     -------
     list of array
-        float64; not numbers where all sat the round out.
+        float64; not numbers if all clients sat the round out.
 
     Raises
     ------
@@ -92,7 +92,7 @@ def mean_update(
     clients = {message.metadata.dst_node_id: client for client, message in sent.items()}
     if len(clients) < len(sent):
         raise MaskedSumError(f"{len(sent)} clients at {len(clients)} SuperNodes; secagg needs one for each")
-    # A client weighs 1 if it has trained and 0 if not, so the largest weight is 1.
+    # A client has weight 1 if it has trained, otherwise 0, so the largest weight is 1.
     workflow = SecAggPlusWorkflow(1.0, _LEFT, max_weight=1.0, clipping_range=limit)
     grid, strategy = cast(Any, _Relay(clients, shapes, peer)), _Instead(sorted(clients))
     context = _context(number, strategy)
@@ -101,18 +101,18 @@ def mean_update(
         state.nid_to_fitins = {node: sent[clients[node]].content for node in strategy.nodes}
         if not workflow.collect_masked_vectors_stage(grid, context, state):
             raise MaskedSumError("too few clients sent a masked update")
-        with np.errstate(all="ignore"):  # where all sat the round out, the sum of weights is 0
+        with np.errstate(all="ignore"):  # if all clients sat the round out, the sum of weights is 0
             if not workflow.unmask_stage(grid, context, state):
                 raise MaskedSumError("too few clients gave their shares of the masks")
     except (KeyError, TypeError, ValueError, IndexError) as error:
-        # The workflow takes key records as they come; one that breaks the protocol ends the sum.
+        # The workflow does not check key records; one that breaks the protocol ends the sum.
         raise MaskedSumError(f"a client broke the protocol ({type(error).__name__}: {error})") from error
     assert strategy.mean is not None
     return strategy.mean
 
 
 def _introduced(workflow: SecAggPlusWorkflow, grid: Any, context: LegacyContext, strategy: "_Instead") -> WorkflowState:
-    """Keys exchanged between all in ``strategy.nodes``, which shrinks to those that answer."""
+    """Exchange keys among ``strategy.nodes``, which shrinks to those that answer."""
     enough = max(2, math.ceil(_LEFT * len(strategy.nodes)))
     while True:
         state = WorkflowState()
@@ -143,31 +143,31 @@ class _Proxy:
 
 @dataclass
 class _Instead:
-    """Stands in for a strategy of the earlier interface."""
+    """Replaces the strategy of the earlier interface."""
 
     nodes: list[int]
     mean: NDArrays | None = None
 
     def configure_fit(self, *_: object) -> list[tuple[_Proxy, FitIns]]:
-        """Whom to ask; what is filled in later."""
+        """Clients to ask; instructions are filled in later."""
         return [(_Proxy(node), FitIns(Parameters([], ""), {})) for node in self.nodes]
 
     def aggregate_fit(self, number: int, results: Sequence[tuple[Any, Any]], failures: object) -> tuple[None, None]:
-        """Take the mean, which the workflow puts in place of each client's model."""
+        """Keep the mean, which the workflow gives as every client's model."""
         self.mean = parameters_to_ndarrays(results[0][1].parameters)
         return None, None
 
 
 @dataclass
 class _Relay:
-    """Stands in for the grid: passes the workflow's messages on, by client, and leaves out replies that will not do."""
+    """Replaces the grid: forwards the workflow's messages by client and rejects invalid replies."""
 
     nodes: Mapping[int, int]
     shapes: Sequence[tuple[int, ...]]
     peer: Peer
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Ask, and see which replies will do."""
+        """Send messages; the valid replies."""
         questions = [self._addressed(message) for message in messages]
         if not questions:
             return []
@@ -188,7 +188,7 @@ class _Relay:
     def _addressed(self, message: Message) -> Message:
         node = message.metadata.dst_node_id
         records = RecordDict(dict(message.content.items()))
-        # The workflow gives all nodes one record, and the client's modifier takes an entry out of it.
+        # The workflow shares one record among all nodes, and the client's modifier removes an entry from it.
         records[RECORD_KEY_CONFIGS] = ConfigRecord(dict(message.content.config_records[RECORD_KEY_CONFIGS]))
         records.setdefault(keys.CONFIG, ConfigRecord({keys.CLIENT: self.nodes[node]}))
         return Message(
@@ -200,12 +200,12 @@ class _Relay:
         )
 
     def _check(self, reply: Message) -> None:
-        """See that a masked update is one: whole numbers of the right shapes, below the modulus.
+        """Check that a masked update consists of whole numbers of the right shapes, below the modulus.
 
         Raises
         ------
         MessageError
-            It is not.
+            It does not.
         """
         record = reply.content.config_records.get(RECORD_KEY_CONFIGS)
         masked = record.get(Key.MASKED_PARAMETERS) if record is not None else None

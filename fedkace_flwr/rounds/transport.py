@@ -1,8 +1,8 @@
-"""Flower's grid, by which messages go and come, made to last.
+"""Calls of Flower's grid that survive outages.
 
-A grid that cannot be reached for a while is asked again until a deadline, and a reply that cannot be unpacked is its
-sender's failure alone. Between machines arrays travel folded (:mod:`fedkace_flwr.messaging.packing`); who sends and who reads
-need not know.
+While the grid cannot be reached, calls are retried until a deadline. A reply that cannot be unpacked is a failure of
+its sender only. Between machines, arrays are packed on the way (:mod:`fedkace_flwr.messaging.packing`), which is
+transparent to senders and readers.
 """
 
 import logging
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 _FIRST_OUTAGE_PAUSE, _LONGEST_OUTAGE_PAUSE = 0.5, 30.0
 
-# What Flower's unpacking of a malformed reply raises; its own errors of protobuf are of no class that is common.
+# What Flower raises when it unpacks a malformed reply; protobuf's own errors have no common base class.
 _UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, MemoryError, RecursionError)
 _UNREADABLE_FROM = "google.protobuf"
 _TRANSPORTS = ("httpx", "httpcore", "grpc")
@@ -30,9 +30,9 @@ Result = TypeVar("Result")
 
 
 def post(grid: Grid, sent: Mapping[int, Message], end: float) -> dict[str, int]:
-    """Send messages; the numbers of those that the grid has taken, with whom they are for.
+    """Send messages; ids of those that the grid accepts, with their clients.
 
-    A grid that was out of reach may have taken some of them before, and then takes them no second time.
+    After an outage the grid may already have accepted some of them; it does not accept them twice.
     """
     messages = list(sent.values())
     attempts = 0
@@ -50,10 +50,10 @@ def post(grid: Grid, sent: Mapping[int, Message], end: float) -> dict[str, int]:
 
 
 def collect(grid: Grid, waiting: Iterable[str], end: float) -> Iterator[tuple[str, Message | Exception]]:
-    """What has come in of the replies that are waited for, each once.
+    """Replies that have arrived for the given message ids, each once.
 
-    Over a network each is fetched by itself: of several that are fetched at once, one that cannot be unpacked
-    would take the others with it. An exception stands for such a reply.
+    Over a network each reply is fetched separately: one that cannot be unpacked would otherwise lose those fetched with
+    it. Such a reply is given as the exception that it raised.
     """
     numbers = sorted(waiting)
     batches = [numbers] if is_simulation(grid) else [[number] for number in numbers]
@@ -75,12 +75,12 @@ def collect(grid: Grid, waiting: Iterable[str], end: float) -> Iterator[tuple[st
 
 
 def insist(call: Callable[[], Result], end: float) -> Result | None:
-    """Call, and again while the grid cannot be reached; None if that lasts beyond ``end`` (monotonic seconds).
+    """Call, and retry while the grid cannot be reached; None if it stays so until ``end`` (monotonic seconds).
 
     Raises
     ------
     Exception
-        Whatever the call raises that is not an outage.
+        Anything that the call raises other than an outage.
     """
     pause = _FIRST_OUTAGE_PAUSE
     while True:
@@ -99,7 +99,7 @@ def insist(call: Callable[[], Result], end: float) -> Result | None:
 
 
 def is_outage(error: Exception) -> bool:
-    """Whether an exception of a grid says that it cannot be reached, and not that it refuses what it was asked."""
+    """Whether a grid's exception means that it cannot be reached, rather than that it refuses a request."""
     response = getattr(error, "response", None)
     if getattr(response, "status_code", None) in _REFUSALS:
         return False
@@ -113,29 +113,29 @@ def _is_unreadable(error: Exception) -> bool:
 
 
 def is_simulation(grid: Grid) -> bool:
-    """Whether the clients are workers of this machine's simulation: then messages cross no network."""
+    """Whether the clients are workers of a local simulation, so that messages cross no network."""
     return type(grid).__name__ == "InMemoryGrid"
 
 
 def crosses_network(grid: Grid) -> bool:
-    """Whether messages go to other machines: by a grid of Flower's that is not its simulation's."""
+    """Whether messages go to other machines: one of Flower's grids, but not the simulation's."""
     return type(grid).__module__.partition(".")[0] == "flwr" and not is_simulation(grid)
 
 
 def fold(messages: Iterable[Message]) -> None:
-    """Fold what messages hold, and ask for replies that are folded; a model for many is folded once."""
+    """Pack the arrays of messages, and ask for packed replies; a model sent to many clients is packed once."""
     known: dict[int, ArrayRecord] = {}
     for message in messages:
         message.content = folding.marked(folding.folded(message.content, known), keys.CONFIG)
 
 
 def unfolded(reply: Message) -> Message:
-    """The reply with its arrays unfolded.
+    """The reply with its arrays unpacked.
 
     Raises
     ------
     MessageError
-        They cannot be.
+        They cannot be unpacked.
     """
     if reply.has_content():
         reply.content = folding.unfolded(reply.content)

@@ -36,7 +36,7 @@ from fedkace_flwr.samples import Samples
 from fedkace_flwr.storage.client_store import ClientState, ClientStore
 from fedkace_flwr.training.losses import masked_cross_entropy
 from fedkace_flwr.training.model import ResNet18, seeded_resnet18
-from strategies.base import ContinualStrategy
+from strategies.base import ServerRule
 
 Make = Callable[..., Config]
 SEEN = torch.tensor([True, True, False, True, False])
@@ -44,7 +44,7 @@ SEEN = torch.tensor([True, True, False, True, False])
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(METHODS, "refed", Method(ContinualStrategy, RefedClient))
+    monkeypatch.setitem(METHODS, "refed", Method(ServerRule, RefedClient))
 
 
 # A convex toy: sample i wants v to be at its target.

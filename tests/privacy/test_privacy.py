@@ -199,7 +199,7 @@ def test_a_device_takes_no_noise_from_a_seed() -> None:
 
 def test_samples_do_not_weigh_where_noise_is_measured_for_equal_weights(small: Make) -> None:
     def weight(config: Config) -> float:
-        return FedAvg(config, {}, frozenset(), lambda *_: None).weight(Reply(0, {}, 40, {}))
+        return FedAvg(config).weight(Reply(0, {}, 40, {}))
 
     assert weight(small(method="fedavg")) == 40
     assert weight(small(method="fedavg", dp="central")) == weight(small(method="fedavg", secagg=True)) == 1

@@ -1,19 +1,18 @@
 """Lost messages: who is not at work and has not answered is asked once more, and learns nothing twice."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from support.common import FakeTime
-from support.grids import WEIGHTS, RecordingGrid
+from support.grids import WEIGHTS, LossyGrid
 
 from experiments.running.inline import InlineGrid
 from fedkace_flwr import client_app
 from fedkace_flwr.config import Config
 from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.rounds import exchange as exchanges
 from fedkace_flwr.rounds.exchange import by_client, exchange
 from fedkace_flwr.storage.client_store import ClientState, ClientStore, is_locked
 
@@ -41,27 +40,6 @@ class Machine:
         weights = keys.unpack(message.content.array_records[keys.ARRAYS])
         assert list(weights) == list(WEIGHTS)
         return Message(keys.reply_content(weights, 1, {"copy": self.trained}), reply_to=message)
-
-
-class LossyGrid(RecordingGrid):
-    """Loses the replies to some training messages, by their place in the order of sending; holds others back."""
-
-    def __init__(self, app: ClientApp, lost: Iterable[int] = (), late: dict[int, float] | None = None) -> None:
-        super().__init__(app, 1)
-        self.lost, self.late = set(lost), late or {}
-
-    def of(self, kind: str) -> list[Message]:
-        return [message for message in self.sent if message.metadata.message_type == kind]
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        place = {message.metadata.message_id: index for index, message in enumerate(self.of(TRAIN))}
-        now = exchanges.time.monotonic()
-        wanted = [
-            number
-            for number in message_ids
-            if place.get(number) not in self.lost and now >= self.late.get(place.get(number, -1), 0.0)
-        ]
-        return super().pull_messages(wanted)
 
 
 def question(grid: InlineGrid) -> dict[int, Message]:

@@ -1,131 +1,73 @@
-"""The server half, over the inline grid with clients that misbehave."""
+"""Server rules: hooks with defaults, written with public tools alone."""
 
-from collections.abc import Callable, Iterable
+import ast
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import Message, MessageType
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from support.common import rounds_of
-from support.faults import FaultyGrid, failed, only, with_array
+from flwr.app import ArrayRecord, MessageType
 
-from experiments.running.inline import InlineGrid, run_inline
-from fedkace_flwr import client_app, server_app
+import strategies
 from fedkace_flwr.config import Config
-from fedkace_flwr.errors import RunError
-from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.rounds.aggregation import client_drift, weighted_mean
+from fedkace_flwr.messaging.records import Reply
+from strategies.base import ServerRule
 
 Make = Callable[..., Config]
+FILES = sorted(Path(strategies.__path__[0]).glob("*.py"))
 
 
-def run(config: Config, damage: Callable[[int, int, Message], Message | None]) -> Path:
-    server_app.run(FaultyGrid(config, damage), config, run_id=1)
-    return Path(config.run.results_dir) / config.run.run_name
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.endswith("__")
 
 
-FAULTS = {
-    "error": (failed, "disk on fire"),
-    "nan": (with_array("output.bias", np.full(10, np.nan, dtype=np.float32)), "not finite"),
-    "inf": (with_array("output.bias", np.full(10, np.inf, dtype=np.float32)), "not finite"),
-    "shape": (with_array("output.bias", np.zeros(11, dtype=np.float32)), "(11,)"),
-    "dtype": (with_array("output.bias", np.zeros(10, dtype=np.float64)), "float64"),
-    "name": (with_array("surprise", np.zeros(1, dtype=np.float32)), "surprise"),
-    "silence": (lambda reply: None, "no reply"),
-}
+def private_names_of_others(source: str) -> Iterator[str]:
+    """Names with a leading underscore that a module uses and does not define for itself."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            yield from (alias.name for alias in node.names if is_private(alias.name))
+    own = {id(each): kind for kind in ast.walk(tree) if isinstance(kind, ast.ClassDef) for each in ast.walk(kind)}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute) or not is_private(node.attr):
+            continue
+        kind = own.get(id(node))
+        on_self = isinstance(node.value, ast.Name) and node.value.id == "self"
+        if kind is None or not on_self or node.attr not in names_defined_in(kind):
+            yield f"{ast.unparse(node)} (line {node.lineno})"
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_bad_reply_leaves_the_mean_to_the_others_and_is_named(small: Make, fault: str) -> None:
-    act, words = FAULTS[fault]
-    deadline = 0.2 if fault == "silence" else 60.0
-    config = small(rounds=2, deadline=deadline)
-    folder = run(config, only(1, 2, act))
-    first, second = rounds_of(folder)
-    assert first["failures"] == []
-    (failure,) = second["failures"]
-    assert failure["client"] == 1 and failure["phase"] == "training" and words in failure["reason"]
-    assert second["replay_weights"][1] is None and second["replay_weights"][0] is not None
-    assert second["accuracy"] is not None
+def names_defined_in(kind: ast.ClassDef) -> set[str]:
+    methods = {node.name for node in kind.body if isinstance(node, ast.FunctionDef)}
+    stored = {
+        node.attr for node in ast.walk(kind) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    }
+    return methods | stored
 
 
-def test_the_global_model_is_the_plain_mean_of_the_valid_replies(small: Make) -> None:
-    sent: dict[int, keys.Reply] = {}
-    received: list[dict[str, np.ndarray]] = []
-    config = small(rounds=2)
-
-    def watch(number: int, client: int, reply: Message) -> Message:
-        if number == 1:
-            sent[client] = keys.Reply(client, keys.unpack(reply.content.array_records[keys.ARRAYS]), 1, {})
-        return reply
-
-    class Watching(FaultyGrid):
-        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-            messages = list(messages)
-            if messages[0].metadata.message_type == MessageType.EVALUATE:
-                received.append(keys.unpack(messages[0].content.array_records[keys.ARRAYS]))
-            return super().push_messages(messages)
-
-    server_app.run(Watching(config, watch), config, run_id=1)
-    for name, value in received[0].items():
-        columns = np.stack([sent[client].weights[name] for client in range(3)]).astype(np.float64)
-        assert value.dtype == sent[0].weights[name].dtype
-        np.testing.assert_allclose(value, columns.mean(axis=0), rtol=1e-6, atol=1e-7)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_rule_uses_no_private_name_of_another_class(path: Path) -> None:
+    assert list(private_names_of_others(path.read_text())) == []
 
 
-def test_below_the_quorum_the_run_stops_with_the_clients_own_words(small: Make) -> None:
-    config = small(quorum=0.9)
-    with pytest.raises(RunError, match=r"round 2, training: 2 of 3 .*quorum = 0.9.*disk on fire"):
-        run(config, only(1, 2, failed))
-
-
-def test_every_round_is_on_disk_before_the_next_begins(small: Make) -> None:
-    config = small(quorum=0.9)
-    with pytest.raises(RunError):
-        run(config, only(1, 3, failed))
-    folder = Path(config.run.results_dir) / config.run.run_name
-    assert [record["round"] for record in rounds_of(folder)] == [1, 2]
-    assert not (folder / "summary.json").exists()
-
-
-def test_the_order_of_replies_does_not_matter(small: Make) -> None:
-    class Backwards(InlineGrid):
-        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-            return list(reversed(list(super().pull_messages(message_ids))))
-
-    forward, backward = small(run_name="forward"), small(run_name="backward")
-    run_inline(forward)
-    server_app.run(Backwards(client_app.app, 3, backward.flat(), run_id=1), backward, run_id=1)
-    root = Path(forward.run.results_dir)
-    assert rounds_of(root / "forward") == rounds_of(root / "backward")
-
-
-def test_fewer_supernodes_than_clients_host_them_all_with_the_same_numbers(small: Make) -> None:
-    one_each, crowded = small(run_name="one-each"), small(run_name="crowded")
-    run_inline(one_each)
-    run_inline(crowded, nodes=2)
-    root = Path(one_each.run.results_dir)
-    assert rounds_of(root / "one-each") == rounds_of(root / "crowded")
-
-
-def test_client_drift_worked_by_hand() -> None:
-    models = [{"w": np.array([1.0, 2.0]), "n": np.array(5)}, {"w": np.array([3.0, 2.0]), "n": np.array(7)}]
-    mean = weighted_mean(models, [1, 1])
-    assert mean["w"].tolist() == [2.0, 2.0] and mean["n"] == 6 and mean["n"].dtype == np.array(5).dtype
-    assert client_drift(models, mean, ["w"]) == pytest.approx(1.0)
-    assert weighted_mean(models, [3, 1])["w"].tolist() == [1.5, 2.0]
-
-
-@settings(deadline=None, max_examples=40)
-@given(
-    st.lists(st.lists(st.floats(-1e3, 1e3, width=32), min_size=3, max_size=3), min_size=1, max_size=5),
-    st.data(),
+@pytest.mark.parametrize(
+    "line", ["self._inherited", "now._report", "from strategies.base import _hidden", "super()._form()"]
 )
-def test_the_mean_lies_between_the_extremes_and_keeps_its_type(rows: list[list[float]], data: st.DataObject) -> None:
-    weights = data.draw(st.lists(st.floats(0.1, 10), min_size=len(rows), max_size=len(rows)))
-    mean = weighted_mean([{"w": np.array(row, dtype=np.float32)} for row in rows], weights)["w"]
-    columns = np.array(rows, dtype=np.float32)
-    assert mean.dtype == np.float32
-    assert (mean >= columns.min(0) - 1e-3).all() and (mean <= columns.max(0) + 1e-3).all()
+def test_the_check_finds_private_names(line: str) -> None:
+    source = f"class Rule(Base):\n    def hook(self, now):\n        self._own = 1\n        self._own\n        {line}\n"
+    (found,) = private_names_of_others(source)
+    assert found.split(" ")[0] in line
+
+
+def test_hooks_know_nothing_of_flowers_strategy() -> None:
+    assert ServerRule.__mro__ == (ServerRule, object)
+    assert not [name for name in vars(ServerRule) if is_private(name)]
+
+
+def test_by_default_every_client_weighs_the_same_and_gets_the_global_model(small: Make) -> None:
+    rule, arrays = ServerRule(small()), ArrayRecord()
+    replies = [Reply(client, {"w": np.array([value])}, 10**client, {}) for client, value in enumerate([1.0, 2.0, 6.0])]
+    assert rule.merge(None, replies)["w"].tolist() == [3.0]  # type: ignore[arg-type]
+    assert rule.model_for(2, arrays) is rule.between(None, arrays) is arrays  # type: ignore[arg-type]
+    assert rule.extras_for(0) == {} and rule.state() == ({}, {}) and rule.train_action == MessageType.TRAIN
+    assert rule.summary() == "ServerRule over 3 clients"

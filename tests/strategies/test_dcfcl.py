@@ -1,25 +1,24 @@
 """DCFCL: both halves over the inline grid on digits, with clients that drop out."""
 
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import Message, MessageType
-from support.common import rounds_of
-from support.faults import FaultyGrid, failed, only, with_array
+from support.faults import failed, on_training, only, with_array
+from support.runs import records, run
 
 import strategies.dcfcl
 from clients.dcfcl import DcfclClient, DistillationLoss
-from fedkace_flwr import server_app
 from fedkace_flwr.algorithms.dcfcl_coalitions import Formation
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.registry import METHODS, Method
 from fedkace_flwr.rounds.aggregation import client_drift, weighted_mean
+from fedkace_flwr.rounds.server_round import ServerRound
 from fedkace_flwr.training.losses import Batch, TaskLoss
 from strategies.dcfcl import Dcfcl
 
@@ -31,17 +30,16 @@ OBJECTIVES: list[tuple[int, int, TaskLoss, torch.Tensor | None]] = []
 
 
 class Kept(Dcfcl):
-    """The strategy, within reach of the test."""
+    """The rule, within reach of the test."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
         SERVERS.append(self)
         self.partitions: list[tuple[tuple[int, ...], ...]] = []
 
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]):  # type: ignore[no-untyped-def]
-        result = super().aggregate_train(server_round, replies)
+    def trained(self, now: ServerRound, replies: Sequence[keys.Reply]) -> None:
+        super().trained(now, replies)
         self.partitions.append(self.partition)
-        return result
 
 
 class Observed(DcfclClient):
@@ -61,41 +59,8 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     OBJECTIVES.clear()
 
 
-class Recorder(FaultyGrid):
-    """Keeps every model sent and every model that came back, by phase, round and client."""
-
-    def __init__(self, config: Config, damage: Callable[[int, int, Message], Message | None]) -> None:
-        super().__init__(config, damage)
-        self.sent: dict[tuple[str, int, int], Model] = {}
-        self.returned: dict[tuple[int, int], Model] = {}
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        messages = list(messages)
-        for message in messages:
-            kind = message.metadata.message_type
-            if kind in (MessageType.TRAIN, MessageType.EVALUATE):
-                told = message.content.config_records[keys.CONFIG]
-                place = (kind, int(told[keys.ROUND]), int(told[keys.CLIENT]))
-                self.sent[place] = keys.unpack(message.content.array_records[keys.ARRAYS])
-        numbers = super().push_messages(messages)
-        for message, number in zip(messages, numbers, strict=True):
-            if message.metadata.message_type == MessageType.TRAIN and number in self._replies:
-                told = message.content.config_records[keys.CONFIG]
-                reply = self._replies[number]
-                if not reply.has_error():
-                    model = keys.unpack(reply.content.array_records[keys.ARRAYS])
-                    self.returned[int(told[keys.ROUND]), int(told[keys.CLIENT])] = model
-        return numbers
-
-
-def run(config: Config, damage: Callable[[int, int, Message], Message | None] = lambda *a: a[2]) -> Recorder:
-    grid = Recorder(config, damage)
-    server_app.run(grid, config, run_id=1)
-    return grid
-
-
-def rounds(config: Config) -> list[dict[str, Any]]:
-    return rounds_of(Path(config.run.results_dir) / config.run.run_name)
+def parameter_names(config: Config) -> frozenset[str]:
+    return Experiment(config).parameter_names
 
 
 def same(first: Model, second: Model, names: Iterable[str] | None = None) -> bool:
@@ -112,12 +77,12 @@ def always(monkeypatch: pytest.MonkeyPatch, *partition: tuple[int, ...]) -> None
 def test_three_rounds_end_to_end_with_the_same_numbers_for_the_same_seed(small: Make) -> None:
     first, second = small(method="dcfcl", run_name="a"), small(method="dcfcl", run_name="b")
     grids = [run(first), run(second)]
-    records = rounds(first)
-    assert len(records) == 3 and records == rounds(second)
-    assert all(record["failures"] == [] and 0 <= record["accuracy"] <= 1 for record in records)
-    assert all(same(grids[0].sent[place], grids[1].sent[place]) for place in grids[0].sent)
+    found = records(first)
+    assert len(found) == 3 and found == records(second)
+    assert all(record["failures"] == [] and 0 <= record["accuracy"] <= 1 for record in found)
+    assert all(same(grids[0].model_sent(*place), grids[1].model_sent(*place)) for place in grids[0].places)
     assert SERVERS[0].partitions == SERVERS[1].partitions
-    assert [record["coalitions"] for record in records] == [list(map(list, p)) for p in SERVERS[0].partitions]
+    assert [record["coalitions"] for record in found] == [list(map(list, p)) for p in SERVERS[0].partitions]
     for partition in SERVERS[0].partitions:
         assert sorted(client for coalition in partition for client in coalition) == [0, 1, 2]
 
@@ -126,12 +91,12 @@ def test_a_coalition_shares_the_mean_of_its_members_and_trains_on_from_it(small:
     grid = run(small(method="dcfcl"))
     for number, partition in enumerate(SERVERS[0].partitions, 1):
         for coalition in partition:
-            mean = weighted_mean([grid.returned[number, client] for client in coalition], [1] * len(coalition))
+            mean = weighted_mean([grid.model_returned(number, client) for client in coalition], [1] * len(coalition))
             for client in coalition:
-                received = grid.sent[MessageType.EVALUATE, number, client]
+                received = grid.model_sent(MessageType.EVALUATE, number, client)
                 assert same(received, mean)
                 if number < 3:
-                    assert same(grid.sent[MessageType.TRAIN, number + 1, client], received)
+                    assert same(grid.model_sent(MessageType.TRAIN, number + 1, client), received)
 
 
 def test_who_is_alone_keeps_its_own_bits(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,10 +106,10 @@ def test_who_is_alone_keeps_its_own_bits(small: Make, monkeypatch: pytest.Monkey
         bias = np.full(10, -0.0, dtype=np.float32)
         return with_array("output.bias", bias)(reply) if client == 0 else reply
 
-    grid = run(small(method="dcfcl", rounds=1), negative_zero)
-    alone, first, second = (grid.sent[MessageType.EVALUATE, 1, client] for client in range(3))
-    assert same(alone, grid.returned[1, 0])
-    assert same(first, second) and not same(first, grid.returned[1, 1])
+    grid = run(small(method="dcfcl", rounds=1), on_training(negative_zero))
+    alone, first, second = (grid.model_sent(MessageType.EVALUATE, 1, client) for client in range(3))
+    assert same(alone, grid.model_returned(1, 0))
+    assert same(first, second) and not same(first, grid.model_returned(1, 1))
     assert not same(alone, first)
 
 
@@ -155,31 +120,32 @@ def test_the_grand_coalition_without_distillation_is_federated_averaging(
     ours = small(method="dcfcl", dcfcl_lambda=0.0, run_name="dcfcl")
     fedavg = small(method="fedavg", run_name="fedavg")
     grids = run(ours), run(fedavg)
-    records = rounds(ours)
-    assert [record.pop("coalitions") for record in records] == [[[0, 1, 2]]] * 3
-    assert records == rounds(fedavg)  # bytes up and down and drift among them
-    assert all(same(grids[0].sent[place], grids[1].sent[place]) for place in grids[1].sent)
+    found = records(ours)
+    assert [record.pop("coalitions") for record in found] == [[[0, 1, 2]]] * 3
+    assert found == records(fedavg)  # bytes up and down and drift among them
+    assert all(same(grids[0].model_sent(*place), grids[1].model_sent(*place)) for place in grids[1].places)
 
 
 def test_drift_is_the_distance_from_the_own_coalition(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     always(monkeypatch, (0, 2), (1,))
     config = small(method="dcfcl", rounds=1)
     grid = run(config)
-    pair = [grid.returned[1, 0], grid.returned[1, 2]]
-    names = SERVERS[0]._parameters
+    pair = [grid.model_returned(1, 0), grid.model_returned(1, 2)]
+    names = parameter_names(config)
     expected = 2 / 3 * client_drift(pair, weighted_mean(pair, [1, 1]), names)
-    assert rounds(config)[0]["client_drift"] == pytest.approx(expected)
+    assert records(config)[0]["client_drift"] == pytest.approx(expected)
 
 
 def test_batch_norm_statistics_can_stay_at_home(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     always(monkeypatch, (0, 1, 2))
-    grid = run(small(method="dcfcl", rounds=1, dcfcl_batch_norm="local"))
-    parameters = SERVERS[0]._parameters
-    statistics = set(grid.returned[1, 0]) - parameters
-    models = [grid.sent[MessageType.EVALUATE, 1, client] for client in range(3)]
+    config = small(method="dcfcl", rounds=1, dcfcl_batch_norm="local")
+    grid = run(config)
+    parameters = parameter_names(config)
+    statistics = set(grid.model_returned(1, 0)) - parameters
+    models = [grid.model_sent(MessageType.EVALUATE, 1, client) for client in range(3)]
     assert all(same(models[0], model, parameters) for model in models)
-    assert all(same(models[client], grid.returned[1, client], statistics) for client in range(3))
-    assert list(models[0]) == list(grid.returned[1, 0])  # in the order in which the model travels
+    assert all(same(models[client], grid.model_returned(1, client), statistics) for client in range(3))
+    assert list(models[0]) == list(grid.model_returned(1, 0))  # in the order in which the model travels
 
 
 NAN = with_array("output.bias", np.full(10, np.nan, dtype=np.float32))
@@ -201,31 +167,36 @@ def test_a_client_that_drops_out_keeps_its_model_and_comes_back_alone(
     config = small(method="dcfcl")
     grid = run(config, only(1, 2, fault))
 
-    (failure,) = rounds(config)[1]["failures"]
+    (failure,) = records(config)[1]["failures"]
     assert failure["client"] == 1 and failure["phase"] == "training" and words in failure["reason"]
     assert SERVERS[0].partitions == [((0, 1, 2),), ((0, 2),), ((0, 1, 2),)]
-    assert [record["coalitions"] for record in rounds(config)] == [[[0, 1, 2]], [[0, 2]], [[0, 1, 2]]]
+    assert [record["coalitions"] for record in records(config)] == [[[0, 1, 2]], [[0, 2]], [[0, 1, 2]]]
     assert starts == [[[0], [1], [2]], [[0, 1]], [[0, 2], [1]]]  # places among those who replied
-    kept = grid.sent[MessageType.TRAIN, 2, 1]
-    assert same(grid.sent[MessageType.EVALUATE, 2, 1], kept) and same(grid.sent[MessageType.TRAIN, 3, 1], kept)
-    mean = weighted_mean([grid.returned[2, 0], grid.returned[2, 2]], [1, 1])
-    assert same(grid.sent[MessageType.EVALUATE, 2, 0], mean) and same(grid.sent[MessageType.EVALUATE, 2, 2], mean)
-    assert all(np.isfinite(array).all() for model in grid.sent.values() for array in model.values())
+    kept = grid.model_sent(MessageType.TRAIN, 2, 1)
+    assert same(grid.model_sent(MessageType.EVALUATE, 2, 1), kept) and same(
+        grid.model_sent(MessageType.TRAIN, 3, 1), kept
+    )
+    mean = weighted_mean([grid.model_returned(2, 0), grid.model_returned(2, 2)], [1, 1])
+    assert same(grid.model_sent(MessageType.EVALUATE, 2, 0), mean) and same(
+        grid.model_sent(MessageType.EVALUATE, 2, 2), mean
+    )
+    assert all(np.isfinite(array).all() for place in grid.places for array in grid.model_sent(*place).values())
 
 
 def test_coalitions_follow_the_updates_of_the_round_and_not_the_models(small: Make) -> None:
     """Client 2 moves against the other two, which then go together without it."""
+    config = small(method="dcfcl")
 
     def act(number: int, client: int, reply: Message) -> Message:
         arrays = reply.content.array_records[keys.ARRAYS]
         start = keys.unpack(SERVERS[0].models[client])
         for name, value in start.items():
-            if name in SERVERS[0]._parameters:
+            if name in parameter_names(config):
                 step = np.ones_like(value) * (-0.01 if client == 2 else 0.01)
                 arrays[name] = keys.array_record({name: value + step})[name]
         return reply
 
-    run(small(method="dcfcl"), act)
+    run(config, on_training(act))
     assert SERVERS[0].partitions == [((0, 1), (2,))] * 3
 
 
@@ -237,7 +208,7 @@ def test_distillation_begins_in_round_two_and_its_teacher_never_changes(small: M
     for client, objective, teacher in later:
         assert isinstance(objective, DistillationLoss)
         assert torch.equal(objective._teacher, teacher)
-        assert same(grid.sent[MessageType.TRAIN, 2, client], grid.sent[MessageType.EVALUATE, 1, client])
+        assert same(grid.model_sent(MessageType.TRAIN, 2, client), grid.model_sent(MessageType.EVALUATE, 1, client))
 
 
 def test_lambda_temperature_and_classes_count_from_round_two_on(small: Make) -> None:
@@ -248,8 +219,8 @@ def test_lambda_temperature_and_classes_count_from_round_two_on(small: Make) -> 
         )
     ]
     for other in grids[1:]:
-        assert same(grids[0].returned[1, 0], other.returned[1, 0])
-        assert not same(grids[0].returned[2, 0], other.returned[2, 0])
+        assert same(grids[0].model_returned(1, 0), other.model_returned(1, 0))
+        assert not same(grids[0].model_returned(2, 0), other.model_returned(2, 0))
 
 
 @pytest.mark.parametrize("classes", ["old", "all"])

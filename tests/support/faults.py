@@ -1,42 +1,115 @@
 """Clients that misbehave, over the inline grid."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import numpy as np
-from flwr.app import Array, Error, Message, MessageType
+from flwr.app import Array, Error, Message, MessageType, RecordDict
 
 from experiments.running.inline import InlineGrid
 from fedkace_flwr import client_app
 from fedkace_flwr.config import Config
 from fedkace_flwr.messaging import records as keys
 
+Damage = Callable[[str, int, int, Message], Message | None]
+"""Takes message type, round, client and reply; gives the reply that arrives, or None for none."""
+
+
+def honest(kind: str, number: int, client: int, reply: Message) -> Message:
+    return reply
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """A message to a client, and its reply; None if it never arrived."""
+
+    kind: str
+    round: int
+    client: int
+    down: RecordDict
+    reply: Message | None
+
+    @property
+    def up(self) -> RecordDict | None:
+        return self.reply.content if self.reply is not None and self.reply.has_content() else None
+
+    @property
+    def place(self) -> tuple[str, int, int]:
+        return self.kind, self.round, self.client
+
 
 class FaultyGrid(InlineGrid):
-    """An inline grid whose training replies pass through ``damage(round, client, reply)``; None loses the reply."""
+    """Keeps all messages of rounds, and passes their replies through ``damage``.
 
-    def __init__(self, config: Config, damage: Callable[[int, int, Message], Message | None]) -> None:
+    A message whose reply is lost counts as not taken, so that nobody waits for it.
+    """
+
+    def __init__(self, config: Config, damage: Damage = honest) -> None:
         super().__init__(client_app.app, config.stream.clients, config.flat(), run_id=1)
         self._damage = damage
-        self.replies: dict[tuple[int, int], keys.Reply] = {}
+        self.crossings: list[Crossing] = []
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         numbers = []
         for message in messages:
             (number,) = super().push_messages([message])
-            numbers.append(number)
-            if message.metadata.message_type == MessageType.TRAIN:
-                told = message.content.config_records[keys.CONFIG]
-                reply = self._damage(int(told[keys.ROUND]), int(told[keys.CLIENT]), self._replies.pop(number))
-                if reply is not None:
+            told = message.content.config_records[keys.CONFIG]
+            if keys.ROUND in told:
+                place = message.metadata.message_type, int(told[keys.ROUND]), int(told[keys.CLIENT])  # type: ignore[arg-type]
+                reply = self._damage(*place, self._replies.pop(number))
+                self.crossings.append(Crossing(*place, message.content, reply))
+                if reply is None:
+                    number = ""
+                else:
                     self._replies[number] = reply
+            numbers.append(number)
         return numbers
 
+    @property
+    def places(self) -> list[tuple[str, int, int]]:
+        """Message type, round and client of every message, in the order of sending."""
+        return [crossing.place for crossing in self.crossings]
 
-def only(client: int, round_number: int, act: Callable[[Message], Message | None]):  # type: ignore[no-untyped-def]
-    return lambda number, who, reply: act(reply) if (number, who) == (round_number, client) else reply
+    def of(self, kind: str, number: int) -> dict[int, Crossing]:
+        """A round's messages of one type, by client."""
+        return {crossing.client: crossing for crossing in self.crossings if crossing.place[:2] == (kind, number)}
+
+    def model_sent(self, kind: str, number: int, client: int) -> dict[str, np.ndarray]:
+        return keys.unpack(self.of(kind, number)[client].down.array_records[keys.ARRAYS])
+
+    def model_returned(self, number: int, client: int) -> dict[str, np.ndarray]:
+        content = self.of(MessageType.TRAIN, number)[client].up
+        assert content is not None
+        return keys.unpack(content.array_records[keys.ARRAYS])
+
+
+def only(
+    client: int, round_number: int, act: Callable[[Message], Message | None], kind: str = MessageType.TRAIN
+) -> Damage:
+    """Damage to one reply."""
+    place = kind, round_number, client
+    return lambda *told: act(told[-1]) if told[:-1] == place else told[-1]
+
+
+def on_training(act: Callable[[int, int, Message], Message | None]) -> Damage:
+    """Damage to training replies, by round and client."""
+    return lambda kind, *told: act(*told) if kind == MessageType.TRAIN else told[-1]
+
+
+def changed(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Message], Message]:
+    """Another array of that name."""
+
+    def act(reply: Message) -> Message:
+        record = reply.content.array_records[keys.ARRAYS]
+        record[name] = Array(change(record[name].numpy()))
+        return reply
+
+    return act
 
 
 def with_array(name: str, array: np.ndarray) -> Callable[[Message], Message]:
+    """This array under that name, whether or not there was one."""
+
     def act(reply: Message) -> Message:
         reply.content.array_records[keys.ARRAYS][name] = Array(array)
         return reply
@@ -45,5 +118,10 @@ def with_array(name: str, array: np.ndarray) -> Callable[[Message], Message]:
 
 
 def failed(reply: Message) -> Message:
+    """An error in place of the reply."""
     reply.__dict__["_content"], reply.__dict__["_error"] = None, Error(2, "Traceback\nOSError: disk on fire")
     return reply
+
+
+def lost(reply: Message) -> None:
+    """No reply."""

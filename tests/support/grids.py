@@ -1,23 +1,23 @@
-"""Grids that record what passes through them."""
+"""Grids with faults of their own, and echoing clients."""
 
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
-from flwr.app import Context, Message
+from flwr.app import Context, Message, MessageType
 from flwr.clientapp import ClientApp
 
 from experiments.running.inline import InlineGrid
 from fedkace_flwr import client_app
 from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.rounds.exchange import client_of
+from fedkace_flwr.rounds import exchange as exchanges
+from fedkace_flwr.rounds.exchange import by_client, client_of
 
 WEIGHTS = {"w": np.arange(4, dtype=np.float32)}
-
-
-SOON = 0.3
-
-
-LONG = 30.0
+SHORT, LONG = 0.25, 30.0
+"""Deadlines in seconds of the fake clock; a quarter is exact in binary."""
 
 
 def echo(fail: Callable[[int], bool] = lambda client: False) -> ClientApp:
@@ -40,13 +40,29 @@ def echo(fail: Callable[[int], bool] = lambda client: False) -> ClientApp:
     return app
 
 
+def questions(grid: InlineGrid, clients: Iterable[int], nodes: int) -> dict[int, Message]:
+    """A training message for each client."""
+    arrays = keys.array_record(WEIGHTS)
+    return by_client(
+        grid.create_message(keys.instruction(arrays, {}, client, 1), MessageType.TRAIN, 2 + client % nodes, "1")
+        for client in clients
+    )
+
+
+def client_said(reply: Message) -> Any:
+    return reply.content.metric_records[keys.METRICS]["client"]
+
+
 class RecordingGrid(InlineGrid):
-    """An inline grid that keeps what was sent and what was asked for."""
+    """Keeps what was sent, and counts the pulls."""
 
     def __init__(self, app: ClientApp, nodes: int) -> None:
         super().__init__(app, nodes, {}, run_id=11)
         self.sent: list[Message] = []
         self.pulls = 0
+
+    def of(self, kind: str) -> list[Message]:
+        return [message for message in self.sent if message.metadata.message_type == kind]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         messages = list(messages)
@@ -56,3 +72,98 @@ class RecordingGrid(InlineGrid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         self.pulls += 1
         return super().pull_messages(message_ids)
+
+
+class SilentGrid(RecordingGrid):
+    """Withholds replies of some clients until a moment of the server's clock, if at all."""
+
+    def __init__(self, app: ClientApp, nodes: int, silent: set[int], until: float = float("inf")) -> None:
+        super().__init__(app, nodes)
+        self.silent, self.until = silent, until
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        held = {m.metadata.message_id for m in self.sent if client_of(m) in self.silent}
+        over = exchanges.time.monotonic() >= self.until
+        return super().pull_messages([number for number in message_ids if number not in held or over])
+
+
+class LossyGrid(RecordingGrid):
+    """Loses replies to some training messages, by their place in the order of sending; holds others back."""
+
+    def __init__(self, app: ClientApp, lost: Iterable[int] = (), late: dict[int, float] | None = None) -> None:
+        super().__init__(app, 1)
+        self.lost, self.late = set(lost), late or {}
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        place = {message.metadata.message_id: index for index, message in enumerate(self.of(MessageType.TRAIN))}
+        now = exchanges.time.monotonic()
+        wanted = [
+            number
+            for number in message_ids
+            if place.get(number) not in self.lost and now >= self.late.get(place.get(number, -1), 0.0)
+        ]
+        return super().pull_messages(wanted)
+
+
+class ChangingGrid(RecordingGrid):
+    """Nodes come and go: each call names the next set, the last one for ever."""
+
+    def __init__(self, app: ClientApp, nodes: int, *present: set[int]) -> None:
+        super().__init__(app, nodes)
+        self.present = list(present)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return self.present.pop(0) if len(self.present) > 1 else self.present[0]
+
+
+class FlakyGrid(RecordingGrid):
+    """Fails so many times at each of its calls (``look``, ``push``, ``pull``) with an error."""
+
+    def __init__(self, app: ClientApp, nodes: int, error: Exception, **times: int) -> None:
+        super().__init__(app, nodes)
+        self.error, self.times = error, times
+
+    def _fail(self, call: str) -> None:
+        if self.times.get(call, 0) > 0:
+            self.times[call] -= 1
+            raise self.error
+
+    def get_node_ids(self) -> Iterable[int]:
+        self._fail("look")
+        return super().get_node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        self._fail("push")
+        return super().push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        self._fail("pull")
+        return super().pull_messages(message_ids)
+
+
+class MeddlingGrid(RecordingGrid):
+    """Replies as ``meddle(grid, numbers, pull)`` gives them; ``pull`` is the grid's own."""
+
+    def __init__(self, app: ClientApp, nodes: int, meddle: Callable[..., Iterable[Message]]) -> None:
+        super().__init__(app, nodes)
+        self._meddle = meddle
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return self._meddle(self, list(message_ids), super().pull_messages)
+
+
+@contextmanager
+def heard(name: str) -> Iterator[list[tuple[int, str]]]:
+    """Level and text of what a logger says, wherever the log goes."""
+    lines: list[tuple[int, str]] = []
+
+    class Ear(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append((record.levelno, record.getMessage()))
+
+    ear, logger = Ear(), logging.getLogger(name)
+    logger.addHandler(ear)
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(ear)

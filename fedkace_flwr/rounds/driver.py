@@ -1,0 +1,333 @@
+"""Flower strategy that runs the rounds of every method: messages, quorum, retries, checks, report and checkpoint."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from fedkace_flwr.config import Config
+from fedkace_flwr.errors import MessageError
+from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging.records import NumpyArray, Reply, Shapes
+from fedkace_flwr.messaging.validation import Limits
+from fedkace_flwr.privacy import noise
+from fedkace_flwr.privacy.central import CentralNoise
+from fedkace_flwr.rounds.exchange import client_of
+from fedkace_flwr.rounds.masked_training import MaskedTraining, moved
+from fedkace_flwr.rounds.messenger import Messenger
+from fedkace_flwr.rounds.quorum import BelowQuorumError, Quorum
+from fedkace_flwr.rounds.roster import Roster
+from fedkace_flwr.rounds.round_report import EVALUATION, TRAINING, RoundReport
+from fedkace_flwr.rounds.server_round import ServerRound
+from fedkace_flwr.rounds.vetting import Vetting
+from strategies.base import ServerRule
+
+logger = logging.getLogger(__name__)
+
+Outcome = TypeVar("Outcome")
+
+_USUAL = "usual-distance"
+_FIRST_RETRY = 1.0  # seconds before a phase is retried; doubles with each retry
+_LONGEST_RETRY = 60.0
+
+
+class RoundDriver(Strategy):
+    """Runs rounds of training and evaluation over all clients, by a method's rule.
+
+    Replies are checked before they are used, and used in the order of client numbers, so that sums do not depend on
+    the order of arrival. :mod:`fedkace_flwr.rounds.vetting` has the checks.
+
+    Parameters
+    ----------
+    rule : ServerRule
+        The method's hooks.
+    config : Config
+        The configuration.
+    shapes : mapping
+        Name, shape and dtype of each of the model's arrays.
+    parameters : collection of str
+        Names of those that are trained by gradient.
+    on_round : callable
+        Receives each round's report and the global model after it.
+    """
+
+    def __init__(
+        self,
+        rule: ServerRule,
+        config: Config,
+        shapes: Shapes,
+        parameters: frozenset[str],
+        on_round: Callable[[RoundReport, ArrayRecord], None],
+    ) -> None:
+        self.rule = rule
+        self._config = config
+        self._clients = config.stream.clients
+        self._shapes = shapes
+        self._parameters = parameters
+        self._on_round = on_round
+        self._roster = Roster(config.stream.clients, config.run.join_deadline)
+        self._quorum = Quorum(config.run, config.stream.clients)
+        self._vetting = Vetting(Limits.of(config, shapes), parameters, config.run.norm_bound)
+        self._noise = CentralNoise(config.privacy, config.run.seed, parameters)
+        self._done = 0
+        self._now: ServerRound
+
+    def checkpoint(self) -> tuple[dict[str, NumpyArray], dict[str, Any]]:
+        """Arrays, and a JSON-ready record, that later rounds need beside the global model."""
+        arrays, record = self.rule.state()
+        return arrays, {**record, _USUAL: self._vetting.usual()}
+
+    def restore(self, done: int, arrays: Mapping[str, NumpyArray], record: Mapping[str, Any]) -> None:
+        """Continue after round ``done`` with what :meth:`checkpoint` gave then; call before :meth:`start`."""
+        self._done = done
+        self._vetting.restore(record.get(_USUAL, {}))
+        self.rule.restore(arrays, record)
+
+    def summary(self) -> None:
+        """Log what the rule does."""
+        logger.info("%s", self.rule.summary())
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Run the rounds that follow the last restored one; arguments as in Flower's own strategies.
+
+        ``timeout`` applies to each phase.
+
+        Raises
+        ------
+        RunError
+            No SuperNode joins, or too few clients answer for the quorum.
+        """
+        self.summary()
+        self._roster.wait(grid)
+        result = Result(arrays=initial_arrays)
+        train_config, evaluate_config = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
+        for number in range(self._done + 1, num_rounds + 1):
+            begun = time.monotonic()
+            now = self._open(number, grid, train_config)
+            arrays = result.arrays
+            self.rule.begin_round(now, arrays)
+
+            def training(model: ArrayRecord = arrays) -> ArrayRecord | None:
+                return self._train(model, train_config, grid, timeout)
+
+            merged, short_of_training = self._phase(training, grid)
+            if merged is not None:
+                result.arrays = arrays = self.rule.between(now, merged)
+
+            def evaluation(model: ArrayRecord = arrays) -> MetricRecord | None:
+                return self._evaluate(model, evaluate_config, grid, timeout)
+
+            metrics, short_of_evaluation = self._phase(evaluation, grid)
+            result.evaluate_metrics_clientapp[number] = metrics or MetricRecord()
+            if evaluate_fn and (central := evaluate_fn(number, arrays)) is not None:
+                result.evaluate_metrics_serverapp[number] = central
+
+            now.report.seconds = time.monotonic() - begun
+            self._on_round(now.report, arrays)
+            shortfall = short_of_evaluation or short_of_training
+            if shortfall is None:
+                self._quorum.met()
+            elif number < num_rounds:
+                self._quorum.short(shortfall)
+                self._roster.gather(grid, self._quorum.least)
+        return result
+
+    def _open(self, number: int, grid: Grid, run_fields: ConfigRecord) -> ServerRound:
+        messenger = Messenger(grid, self._roster, self._config.run, RoundReport(number))
+        self._now = ServerRound(
+            self._clients, self._shapes, self._parameters, messenger, self._vetting, dict(run_fields)
+        )
+        return self._now
+
+    def _phase(self, attempt: Callable[[], Outcome], grid: Grid) -> tuple[Outcome | None, BelowQuorumError | None]:
+        """Run a phase, retrying or skipping it as ``below-quorum`` says; its result, or why it was skipped.
+
+        Raises
+        ------
+        RunError
+            The phase stays below the quorum too often.
+        """
+        pause = _FIRST_RETRY
+        while True:
+            try:
+                result = attempt()
+            except BelowQuorumError as shortfall:
+                if not self._quorum.skips:
+                    self._quorum.short(shortfall)
+                logger.warning("%s; below-quorum = %s", shortfall, self._config.run.below_quorum)
+                self._note(shortfall)
+                if self._quorum.skips:
+                    return None, shortfall
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_RETRY)
+                self._roster.gather(grid, self._quorum.least)
+            else:
+                if self._quorum.repeats:
+                    self._quorum.met()
+                return result, None
+
+    def _note(self, shortfall: BelowQuorumError) -> None:
+        """Report a phase below the quorum, with the metrics that did arrive."""
+        report = self._now.report
+        metrics = {reply.client: reply.metrics for reply in shortfall.valid if not reply.sat_out}
+        if shortfall.phase == TRAINING:
+            report.trained = metrics
+        else:
+            report.evaluated = {client: held for client, held in metrics.items() if keys.SEEN_CLASSES in held}
+        if self._quorum.skips:
+            report.below_quorum.append(shortfall.phase)
+        else:
+            report.repeated[shortfall.phase] = report.repeated.get(shortfall.phase, 0) + 1
+
+    def _train(self, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, timeout: float) -> ArrayRecord | None:
+        """The training phase; None if no client had anything to train on and the model stays."""
+        if self.rule.train_action is None:
+            return ArrayRecord()
+        questions = list(self.configure_train(self._now.number, arrays, config, grid))
+        if self._config.privacy.secagg:
+            return self._train_masked(arrays, questions, timeout)
+        replies = self._now.messenger.exchange(TRAINING, questions, timeout, range(self._clients))
+        return self.aggregate_train(self._now.number, replies.values())[0]
+
+    def _train_masked(self, arrays: ArrayRecord, questions: Sequence[Message], timeout: float) -> ArrayRecord | None:
+        now, before = self._now, keys.unpack(arrays)
+        names = noise.travelling(self._config.privacy, before, self._parameters)
+        phase = MaskedTraining(now.messenger, self._clients, timeout, self._check_training)
+        update = phase.run(questions, before, names, self._config.privacy.secagg_range)
+        trained = self._with_quorum(TRAINING, phase.valid)
+        now.report.trained = {reply.client: reply.metrics for reply in trained}
+        mean = self._noise.add(moved(before, names, update), before, len(trained), now.number) if trained else None
+        self.rule.trained(now, trained)
+        return keys.array_record(mean) if mean is not None else None
+
+    def _evaluate(self, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, timeout: float) -> MetricRecord | None:
+        questions = self.configure_evaluate(self._now.number, arrays, config, grid)
+        replies = self._now.messenger.exchange(EVALUATION, questions, timeout, range(self._clients))
+        return self.aggregate_evaluate(self._now.number, replies.values())
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """One training message per client that can be reached."""
+        return self._instructions(self.rule.train_action or MessageType.TRAIN, arrays, config)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """One message per client that can be reached, with the new global model."""
+        messages = self._instructions(MessageType.EVALUATE, arrays, config)
+        for message in messages:
+            for name, record in self.rule.extras_for(client_of(message)).items():
+                message.content[name] = record
+        return messages
+
+    def _instructions(self, kind: str, arrays: ArrayRecord, config: ConfigRecord) -> list[Message]:
+        now, messenger = self._now, self._now.messenger
+        nodes = messenger.nodes()
+        now.sent.clear()
+        now.sent.update({client: self.rule.model_for(client, arrays) for client in nodes})
+        return [
+            messenger.message(kind, node, keys.instruction(now.sent[client], config, client, now.number))
+            for client, node in nodes.items()
+        ]
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Merge the local models; None if all clients sat the round out.
+
+        Raises
+        ------
+        BelowQuorumError
+            Too few valid replies.
+        """
+        now = self._now
+        valid = self._read(TRAINING, replies)
+        models = [reply for reply in valid if reply.weights and not reply.sat_out]
+        rejected = self.rule.outliers(now, models)
+        trained = self._with_quorum(TRAINING, [reply for reply in valid if reply.client not in rejected])
+        now.report.trained = {reply.client: reply.metrics for reply in trained}
+        if not trained:
+            self.rule.trained(now, [])
+            return None, None
+        merged = self.rule.merge(now, trained)
+        if self._noise.is_on:  # methods with central noise send all clients the same model
+            before = keys.unpack(next(iter(now.sent.values())))
+            merged = self._noise.add(merged, before, len(trained), now.number)
+        now.report.drift = self.rule.drift(now, trained, merged)
+        self.rule.trained(now, trained)
+        return keys.array_record(merged), None
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Mean accuracy of the clients' inference models.
+
+        Raises
+        ------
+        BelowQuorumError
+            Too few valid replies.
+        """
+        valid = self._with_quorum(EVALUATION, self._read(EVALUATION, replies))
+        met = [reply for reply in valid if keys.SEEN_CLASSES in reply.metrics]
+        self._now.report.evaluated = {reply.client: reply.metrics for reply in met}
+        accuracies = [float(reply.metrics[keys.ACCURACY]) for reply in met if keys.ACCURACY in reply.metrics]
+        mean = {keys.ACCURACY: float(np.mean(accuracies))} if accuracies else {}
+        return MetricRecord({**mean, **self.rule.evaluated(self._now)})
+
+    def _read(self, phase: str, replies: Iterable[Message]) -> list[Reply]:
+        """The replies that are valid by themselves, in the order of client numbers; the others are recorded."""
+        now, valid = self._now, list[Reply]()
+        for message in replies:
+            client = now.messenger.sender(message)
+            try:
+                if phase == TRAINING:
+                    # An error reply has no content; `read_reply` raises its reason.
+                    shapes = now.shapes if message.has_error() else self.rule.expected(now, message.content)
+                    reply = keys.read_reply(message, client, shapes)
+                    self._check_training(reply)
+                else:
+                    reply = keys.read_reply(message, client, None)
+                    self._vetting.check(phase, reply)
+                valid.append(reply)
+            except MessageError as error:
+                now.fail(client, phase, str(error), error.kind)
+        return sorted(valid, key=lambda reply: reply.client)
+
+    def _check_training(self, reply: Reply) -> None:
+        self._vetting.check(TRAINING, reply)
+        if not reply.sat_out:
+            self.rule.check(self._now, reply)
+
+    def _with_quorum(self, phase: str, valid: Sequence[Reply]) -> list[Reply]:
+        """The replies of clients that did not sit the round out.
+
+        Raises
+        ------
+        BelowQuorumError
+            All valid replies together are too few.
+        """
+        report = self._now.report
+        if phase == TRAINING:
+            report.sat_out = [reply.client for reply in valid if reply.sat_out]
+        if len(valid) < self._quorum.share * self._clients:
+            reasons = "; ".join(f"client {f['client']}: {f['reason']}" for f in report.failures[:3])
+            raise BelowQuorumError(
+                f"round {report.number}, {phase}: {len(valid)} of {self._clients} clients gave a valid reply, "
+                f"quorum = {self._quorum.share:g} needs more; {reasons}",
+                phase,
+                valid,
+            )
+        return [reply for reply in valid if not reply.sat_out]

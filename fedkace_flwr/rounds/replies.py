@@ -1,0 +1,114 @@
+"""Checked reading of what clients send: arrays, numbers, labels and class counts."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from flwr.app import MetricRecord, RecordDict
+
+from fedkace_flwr.errors import MessageError
+from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging.records import NumpyArray, Shapes, Weights
+from fedkace_flwr.messaging.validation import Limits, check_metrics
+
+
+def num_classes(shapes: Shapes) -> int:
+    """Number of classes C: the length of the model's output bias."""
+    return shapes["output.bias"][0][0]
+
+
+def read_arrays(content: RecordDict, shapes: Shapes) -> Weights:
+    """Arrays of a reply to one of a method's own messages.
+
+    Parameters
+    ----------
+    content : RecordDict
+        The reply's content.
+    shapes : mapping
+        Name, shape and dtype of each array that it must hold.
+
+    Raises
+    ------
+    MessageError
+        The reply is too large, has no arrays, or they differ from ``shapes`` or are not finite.
+    """
+    keys.check_size(content, shapes)
+    if keys.ARRAYS not in content.array_records:
+        raise MessageError(f"the reply holds no record {keys.ARRAYS!r}", "records")
+    return keys.checked_arrays(content.array_records[keys.ARRAYS], shapes)
+
+
+def read_metrics(content: RecordDict, limits: Limits) -> dict[str, float]:
+    """Metrics of a reply without arrays to one of a method's own messages.
+
+    Raises
+    ------
+    MessageError
+        The reply is too large, or a metric is not finite or out of range.
+    """
+    keys.check_size(content, {})
+    metrics = keys.checked_metrics(content.metric_records.get(keys.METRICS, MetricRecord()))
+    check_metrics(metrics, limits)
+    return metrics
+
+
+def check_labels(labels: NumpyArray, classes: int, seen: NumpyArray | None = None) -> None:
+    """Check that labels name existing classes and, where ``seen`` is given, classes that the client has met.
+
+    Parameters
+    ----------
+    labels : array
+        int64 (n,), n at least 1.
+    classes : int
+        C.
+    seen : array, optional
+        bool (C,).
+
+    Raises
+    ------
+    MessageError
+        A label is out of range, or its class is not among those met.
+    """
+    low, high = int(labels.min()), int(labels.max())
+    in_range = low >= 0 and high < classes
+    if seen is not None and not (in_range and bool(seen[labels].all())):
+        raise MessageError("labels hold a class that the client has not met")
+    if not in_range:
+        raise MessageError(f"labels reach from {low} to {high}: there are {classes} classes")
+
+
+def check_within(name: str, values: NumpyArray, low: float, high: float, slack: float = 0.0) -> None:
+    """Check that all values of a non-empty array are within [low, high]; ``slack`` allows for rounding above.
+
+    Raises
+    ------
+    MessageError
+        One is not.
+    """
+    least, most = float(np.min(values)), float(np.max(values))
+    if least < low or most > high + slack:
+        raise MessageError(f"{name} reach from {least:g} to {most:g}: must be within {low:g} and {high:g}")
+
+
+def check_class_counts(name: str, counts: object, classes: int, examples: int) -> None:
+    """Check that a reported class histogram is possible.
+
+    Parameters
+    ----------
+    name : str
+        Name of the metric.
+    counts : object
+        What the client reports: should be C whole numbers, none negative, whose sum is ``examples``.
+    classes : int
+        C.
+    examples : int
+        Number of samples that the client reports.
+
+    Raises
+    ------
+    MessageError
+        It is not.
+    """
+    if not isinstance(counts, Sequence) or len(counts) != classes or any(type(n) is not int or n < 0 for n in counts):
+        raise MessageError(f"{name} = {keys.shown(counts)}: must be {classes} whole numbers, none negative")
+    if sum(counts) != examples:
+        raise MessageError(f"{name} = {keys.shown(counts)}: must add up to {keys.EXAMPLES} = {examples}")

@@ -1,0 +1,152 @@
+"""Clients that lie or break, and runs that show whether it changes anything.
+
+A reference run is made in which the hostile clients' replies never arrive. The honest clients' answers are real and
+are kept by the message that they answer. A hostile run is then served from these: every message to an honest client
+must be one of the reference's, bit for bit, or the hostile clients have changed something.
+"""
+
+import copy
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Array, Error, Message, MessageType, RecordDict
+
+from experiments.running.inline import InlineGrid
+from fedkace_flwr import client_app, server_app
+from fedkace_flwr.config import Config
+from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.storage.checkpoint import Checkpoint, Checkpoints
+from support.common import SMALL, rounds_of
+
+CLIENTS, HOSTILE = 5, {1, 3}
+ROUNDS = 3
+
+Key = tuple[str, int, bytes]
+Damage = Callable[[RecordDict], RecordDict | Error | None]
+
+
+def key_of(message: Message) -> Key:
+    """What a message says to whom."""
+    content, told = hashlib.sha256(), message.content.config_records[keys.CONFIG]
+    for name, record in sorted(message.content.items()):
+        content.update(name.encode())
+        for part, value in sorted(record.items()):
+            content.update(part.encode() + (value.data if isinstance(value, Array) else repr(value).encode()))
+    return message.metadata.message_type, int(told[keys.CLIENT]), content.digest()  # type: ignore[arg-type]
+
+
+def is_inquiry(message: Message) -> bool:
+    """Whether the server only asks a SuperNode who it is."""
+    return message.metadata.message_type == MessageType.QUERY
+
+
+@dataclass
+class Reference:
+    """A run without the hostile clients' replies to messages of some kinds, and every answer that was given."""
+
+    config: Config
+    kinds: frozenset[str]
+    answers: dict[Key, RecordDict | Error] = field(default_factory=dict)
+
+    def is_hostile(self, message: Message) -> bool:
+        kind, client, _ = key_of(message)
+        return client in HOSTILE and (not self.kinds or kind in self.kinds)
+
+
+class RecordingWire(InlineGrid):
+    """Keeps all answers and loses those of the hostile."""
+
+    def __init__(self, reference: Reference) -> None:
+        super().__init__(client_app.app, CLIENTS, reference.config.flat(), run_id=1)
+        self._reference = reference
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        numbers = []
+        for message in messages:
+            (number,) = super().push_messages([message])
+            if not is_inquiry(message):
+                reply = self._replies[number]
+                kept = reply.error if reply.has_error() else copy.deepcopy(reply.content)
+                self._reference.answers[key_of(message)] = kept
+                if self._reference.is_hostile(message):
+                    del self._replies[number]
+                    number = ""  # as a message that was not taken: a client that is silent, without the waiting
+            numbers.append(number)
+        return numbers
+
+
+class HostileWire(InlineGrid):
+    """Answers as the reference did; what the hostile say is damaged."""
+
+    def __init__(self, reference: Reference, config: Config, damage: Damage) -> None:
+        super().__init__(client_app.app, CLIENTS, config.flat(), run_id=1)
+        self._reference, self._damage = reference, damage
+        self.unheard_of: list[tuple[str, int]] = []
+        self.damaged = 0
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return ["" if self._push(message) is None else message.metadata.message_id for message in messages]
+
+    def _push(self, message: Message) -> Message | None:
+        (number,) = super().push_messages([message]) if is_inquiry(message) else [None]
+        if number is not None:
+            return self._replies[number]
+        kind, client, _ = key_of(message)
+        answer = copy.deepcopy(self._reference.answers.get(key_of(message)))
+        if answer is None:
+            self.unheard_of.append((kind, client))
+            return None
+        if self._reference.is_hostile(message) and isinstance(answer, RecordDict):
+            self.damaged += 1
+            answer = self._damage(answer)
+            if answer is None:
+                return None
+        message.metadata.__dict__["_message_id"] = number = f"{id(message)}-{len(self._replies)}-{kind}"
+        self._replies[number] = Message(answer, reply_to=message)
+        return self._replies[number]
+
+
+def configured(folder: Path, name: str, method: str, **changes: Any) -> Config:
+    named = {key.replace("_", "-"): value for key, value in changes.items()}
+    shape = {"clients": CLIENTS, "rounds": ROUNDS, "capacity": 12, "tfcl-server-epochs": 2}
+    return Config.parse({**SMALL, **shape, "method": method, "results-dir": str(folder), "run-name": name, **named})
+
+
+def folder_of(config: Config) -> Path:
+    return Path(config.run.results_dir) / config.run.run_name
+
+
+def last(config: Config) -> Checkpoint:
+    found = Checkpoints(folder_of(config) / "server").newest()
+    assert found is not None
+    return found
+
+
+def columns_of_the_honest(config: Config) -> list[dict[str, Any]]:
+    """What a run's record says of everything but the hostile clients and the bytes."""
+    records = rounds_of(folder_of(config))
+    for record in records:
+        del record["bytes"], record["failures"]
+        for name, value in record.items():
+            if isinstance(value, list) and len(value) == CLIENTS:
+                record[name] = [value[client] for client in range(CLIENTS) if client not in HOSTILE]
+    return records
+
+
+def assert_nothing_changes(reference: Reference, folder: Path, damage: Damage) -> list[dict[str, Any]]:
+    """Run with the damage; the failures of all rounds."""
+    config = configured(folder, "hostile", reference.config.method)
+    wire = HostileWire(reference, config, damage)
+    server_app.run(wire, config, run_id=1)
+    assert wire.damaged >= len(HOSTILE) * ROUNDS if not reference.kinds else wire.damaged > 0
+    assert wire.unheard_of == []
+    mine, other = last(config), last(reference.config)
+    assert mine.round == other.round == ROUNDS
+    for one, two in ((mine.weights, other.weights), (mine.arrays, other.arrays)):
+        assert list(one) == list(two)
+        assert all(one[name].tobytes() == two[name].tobytes() for name in one)
+    assert columns_of_the_honest(config) == columns_of_the_honest(reference.config)
+    return [failure for record in rounds_of(folder_of(config)) for failure in record["failures"]]

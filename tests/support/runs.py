@@ -1,0 +1,59 @@
+"""Whole runs over a faulty grid, and what they leave behind."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Message, MessageType
+
+from fedkace_flwr import server_app
+from fedkace_flwr.config import Config
+from fedkace_flwr.methods import tfcl as tfcl_names
+from fedkace_flwr.storage.checkpoint import Checkpoint, Checkpoints
+from support.common import rounds_of
+from support.faults import Damage, FaultyGrid, failed, honest
+
+TRAIN, EVALUATE = MessageType.TRAIN, MessageType.EVALUATE
+TRAINING_KINDS = {TRAIN, tfcl_names.HEAD_ACTION}
+METHODS = [
+    *("fedkace", "fedavg", "dcfcl", "fedcbdr"),
+    *(pytest.param(method, marks=pytest.mark.slow) for method in ("er", "ofcl", "lkc", "refed", "tfcl")),
+]
+
+
+def run(config: Config, damage: Damage = honest) -> FaultyGrid:
+    wire = FaultyGrid(config, damage)
+    server_app.run(wire, config, run_id=1)
+    return wire
+
+
+def folder_of(config: Config) -> Path:
+    return Path(config.run.results_dir) / config.run.run_name
+
+
+def records(config: Config) -> list[dict[str, Any]]:
+    return rounds_of(folder_of(config))
+
+
+def last(config: Config) -> Checkpoint:
+    found = Checkpoints(folder_of(config) / "server").newest()
+    assert found is not None
+    return found
+
+
+def same(one: Checkpoint, other: Checkpoint) -> bool:
+    pairs = ((one.weights, other.weights), (one.arrays, other.arrays))
+    return all(list(a) == list(b) and all(a[name].tobytes() == b[name].tobytes() for name in a) for a, b in pairs)
+
+
+def failing(*places: tuple[str, int, int], times: int = 10**6) -> Damage:
+    """Errors in place of the replies of these kinds, rounds and clients, so many times each."""
+    left = dict.fromkeys(places, times)
+
+    def damage(kind: str, number: int, client: int, reply: Message) -> Message:
+        if left.get((kind, number, client), 0) > 0:
+            left[kind, number, client] -= 1
+            return failed(reply)
+        return reply
+
+    return damage
