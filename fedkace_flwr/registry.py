@@ -35,7 +35,6 @@ from strategies.fedkace import FedKace
 from strategies.ofcl import Ofcl
 from strategies.tfcl import Tfcl
 
-
 Role = Literal["method", "rival", "ablation", "reference"]
 """What a method is in a comparison: the one that the project is about, one that it is compared with, a part of it
 switched off, or the reference that regret is measured against."""
@@ -225,4 +224,6 @@ def _check_privacy(method: Method, config: Config) -> None:
         return
     key = f"dp = {asked.dp!r}" if asked.dp != "none" else "secagg = true" if asked.secagg else "statistics = 'local'"
     means = ", ".join(sorted(name for name, each in METHODS.items() if each.is_mean))
-    raise ConfigError(f"{key} with method = {config.method!r}: its server needs more than the mean of the models; must be one of {means}")
+    raise ConfigError(
+        f"{key} with method = {config.method!r}: its server needs more than the mean of the models; must be one of {means}"
+    )

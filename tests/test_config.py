@@ -15,9 +15,10 @@ from support.keys import KEYS
 
 from experiments.running.study import load_study
 from fedkace_flwr import config_docs
-from fedkace_flwr.config import Config, keys_affecting
+from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.methods.dcfcl import DcfclKeys
+from fedkace_flwr.registry import METHODS
 
 ROOT = Path(__file__).resolve().parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -282,6 +283,15 @@ def test_all_coalitions_are_for_few_clients() -> None:
 
 def test_the_documentation_is_what_the_code_generates() -> None:
     assert (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8") == config_docs.markdown()
+
+
+def test_the_page_of_metrics_and_the_table_of_bytes_are_what_the_code_generates() -> None:
+    docs = ROOT / "docs"
+    assert (docs / "metrics.md").read_text(encoding="utf-8") == config_docs.metrics_page()
+    page = (docs / "methods.md").read_text(encoding="utf-8")
+    assert config_docs.with_bytes(page) == page
+    for name in METHODS:
+        assert f"`{name}`" in page, name
 
 
 def test_the_documentation_has_one_row_per_key_with_its_default_and_meaning() -> None:

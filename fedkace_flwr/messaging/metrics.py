@@ -102,9 +102,7 @@ COMMON: tuple[Metric, ...] = (
     Metric(
         keys.FINISHED, "When the client finished the message.", phase="either", high=_LATEST, unit="seconds since 1970"
     ),
-    Metric(
-        keys.TRAINING_SECONDS, "Local training.", phase="either", high=_LONGEST, unit="seconds", column="training"
-    ),
+    Metric(keys.TRAINING_SECONDS, "Local training.", phase="either", high=_LONGEST, unit="seconds", column="training"),
     Metric(
         keys.SELECTION_SECONDS,
         "Choice of the new buffer.",
