@@ -66,6 +66,11 @@ def keys_affecting(*what: Affects) -> frozenset[str]:
     return frozenset(name for _, name, declared in all_keys() if declared.affects in what)
 
 
+def folder_keys() -> frozenset[str]:
+    """Return the names of the keys that name a folder: by convention, those that end in ``-dir``."""
+    return frozenset(name for _, name, _ in all_keys() if name.endswith("-dir"))
+
+
 @dataclass(frozen=True)
 class Config:
     """The whole configuration.
@@ -77,7 +82,7 @@ class Config:
     data, stream, model, training, buffer, privacy, run
         The sections.
     methods : tuple
-        The sections of the methods; read one by :meth:`of`.
+        Those sections of the methods in which a key differs from its default; read any by :meth:`of`.
     """
 
     method: str = key("fedkace", "Method, one of the names in `fedkace_flwr/registry.py`.")
@@ -119,8 +124,9 @@ class Config:
             }
 
         parts = {name: section(**chosen(section)) for name, section in _SECTIONS.items()}
-        methods = tuple(section(**chosen(section)) for section in _METHOD_SECTIONS)
-        config = cls(**chosen(cls), **parts, methods=methods)  # type: ignore[arg-type]
+        methods = [section(**chosen(section)) for section in _METHOD_SECTIONS]
+        changed = tuple(section for section in methods if section != type(section)())
+        config = cls(**chosen(cls), **parts, methods=changed)  # type: ignore[arg-type]
         config._check_together()
         for section in methods:
             if (check := getattr(section, "check", None)) is not None:

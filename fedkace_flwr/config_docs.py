@@ -1,18 +1,22 @@
-"""Write what follows from the declarations of keys: ``docs/configuration.md`` and the app's defaults in ``pyproject.toml``.
+"""Write what follows from declarations: pages and tables in ``docs/``, and the app's defaults in ``pyproject.toml``.
 
 Run as ``python -m fedkace_flwr.config_docs`` (``make docs``).
 """
 
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
-from fedkace_flwr import registry as registry  # declares the methods' keys
 from fedkace_flwr.config import Config, all_keys
 from fedkace_flwr.keys import Scalar
+from fedkace_flwr.messaging.metrics import known_metrics
+from fedkace_flwr.methods.metric import Metric
+from fedkace_flwr.registry import METHODS, Traffic
 
 _ROOT = Path(__file__).resolve().parents[1]
 _TABLE = re.compile(r"(?<=\[tool\.flwr\.app\.config\]\n).*?(?=\n\[|\n#|\Z)", re.DOTALL)
+_BYTES = re.compile(r"\| method \| to a client \| from a client \|\n(?:\|.*\n)+")
 
 
 def markdown() -> str:
@@ -26,7 +30,7 @@ def markdown() -> str:
         "Set a key with `flwr run . --run-config 'overlap=0 seed=1'`, with a file of such keys "
         "(`--run-config experiments/studies/cifar100.toml`), or in a study (`--set overlap=0`). "
         "Keys marked *Reading* choose between readings of the paper; [method.md](method.md) explains them. Keys marked "
-        "*Inferred* stand for what a rival's publication leaves open.",
+        "*Inferred* settle what a rival's publication leaves open.",
         "",
         "*Affects* says what a key changes: `numbers` (the results), `waiting` (how long a run waits for clients), or "
         "`place` (where things are and how they are kept). A run can be resumed with other values of the latter two.",
@@ -43,10 +47,65 @@ def markdown() -> str:
     return "\n".join(lines) + "\n"
 
 
+def metrics_page() -> str:
+    """Return ``docs/metrics.md`` as it should be."""
+    common = [metric for metric in known_metrics().values() if not _owner(metric)]
+    lines = [
+        "# Metrics",
+        "",
+        "Generated from the declarations of the metrics by `make docs`; a test compares the two.",
+        "",
+        "A metric is a number, or a list of numbers, that a client reports to the server. A reply in which one is out "
+        "of its range is left out of the round. *Phase* names the reply that carries it: to the training or the "
+        "evaluation message, `either` (the later one counts), or `own`, a message of the method's own. *Record* is its "
+        "field of `rounds.jsonl`, a list with one entry per client; times are summed over clients. *TensorBoard* is "
+        "its tag, followed by the client's number. *Tables* is its column of `rounds.csv`, a mean over clients. "
+        "[method.md](method.md) describes the other fields of a record, which the server computes.",
+        "",
+        "## In every record",
+        "",
+        *_metric_table(common),
+    ]
+    for method in METHODS.values():
+        if method.metrics:
+            lines += ["", f"## {method.label or 'Own'}", "", *_metric_table(method.metrics)]
+    return "\n".join(lines) + "\n"
+
+
+def with_bytes(page: str) -> str:
+    """Return the text of ``docs/methods.md`` with the registry's table of bytes."""
+    rows: dict[Traffic, list[str]] = {}
+    for name, method in METHODS.items():
+        if not method.preset:
+            rows.setdefault(method.traffic, []).append(f"`{name}`")
+    table = ["| method | to a client | from a client |", "|---|---|---|"]
+    table += [f"| {', '.join(names)} | `{bytes_.down}` | `{bytes_.up}` |" for bytes_, names in rows.items()]
+    return _BYTES.sub(lambda _: "\n".join(table) + "\n", page, count=1)
+
+
 def with_defaults(pyproject: str) -> str:
     """Return the text of ``pyproject.toml`` with the present defaults as Flower's app configuration."""
     table = "".join(f"{name} = {_literal(value)}\n" for name, value in Config().flat().items())
     return _TABLE.sub(lambda _: table, pyproject, count=1)
+
+
+def _metric_table(metrics: Iterable[Metric]) -> list[str]:
+    lines = [
+        "| metric | phase | range | unit | record | TensorBoard | tables | meaning |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for metric in metrics:
+        kind = ("whole, " if metric.whole else "") + metric.range_text()
+        kind += f"; one per {'class' if metric.length == 'classes' else 'epoch'}" if metric.length else ""
+        field = f"seconds.{metric.column}" if metric.is_timed else metric.column
+        places = [f"`{name}`" if name else "" for name in (field, metric.tag, metric.average)]
+        cells = [f"`{metric.name}`", metric.phase, kind, metric.unit, *places, metric.meaning]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _owner(metric: Metric) -> bool:
+    return any(metric in method.metrics for method in METHODS.values())
 
 
 def _literal(value: Scalar) -> str:
@@ -55,10 +114,13 @@ def _literal(value: Scalar) -> str:
 
 
 def main() -> None:
-    """Rewrite both files."""
+    """Rewrite the files."""
+    docs, project = _ROOT / "docs", _ROOT / "pyproject.toml"
     for path, text in (
-        (_ROOT / "docs" / "configuration.md", markdown()),
-        (_ROOT / "pyproject.toml", with_defaults((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))),
+        (docs / "configuration.md", markdown()),
+        (docs / "metrics.md", metrics_page()),
+        (docs / "methods.md", with_bytes((docs / "methods.md").read_text(encoding="utf-8"))),
+        (project, with_defaults(project.read_text(encoding="utf-8"))),
     ):
         path.write_text(text, encoding="utf-8")
         print(path)

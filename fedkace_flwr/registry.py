@@ -1,7 +1,8 @@
-"""The one place where a method is registered: name, server half, client half, preset."""
+"""The one place where a method is registered: all that the rest of the program has to know of it."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from clients.base import ContinualClient
 from clients.centralized import CentralizedClient
@@ -15,10 +16,13 @@ from clients.tfcl import TfclClient
 from fedkace_flwr.config import Config, register_section
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.keys import Scalar
+from fedkace_flwr.messaging.metrics import register_metrics
+from fedkace_flwr.methods import centralized, fedcbdr, ofcl, tfcl
 from fedkace_flwr.methods.centralized import CentralizedKeys
 from fedkace_flwr.methods.dcfcl import DcfclKeys
 from fedkace_flwr.methods.fedcbdr import FedcbdrKeys
 from fedkace_flwr.methods.fedkace import FedKaceKeys
+from fedkace_flwr.methods.metric import Metric
 from fedkace_flwr.methods.ofcl import OfclKeys
 from fedkace_flwr.methods.refed import RefedKeys
 from fedkace_flwr.methods.tfcl import TfclKeys
@@ -31,6 +35,34 @@ from strategies.fedkace import FedKace
 from strategies.ofcl import Ofcl
 from strategies.tfcl import Tfcl
 
+Role = Literal["method", "rival", "ablation", "reference"]
+"""What a method is in a comparison: the one that the project is about, one that it is compared with, a part of it
+switched off, or the reference that regret is measured against."""
+
+Samples = Callable[[Config, int], int]
+"""Samples of one epoch of a client's training in a round: from the configuration and the round's number, from 1."""
+
+
+def chunk_alone(config: Config, round_number: int) -> int:
+    """Count the samples of an epoch without a buffer."""
+    return config.largest_chunk
+
+
+def chunk_and_buffer(config: Config, round_number: int) -> int:
+    """Count the samples of an epoch over chunk and buffer, which fills up to ``capacity``."""
+    return config.largest_chunk + min(config.buffer.capacity, (round_number - 1) * config.largest_chunk)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that a client receives and sends in a round in which all goes well, as arithmetic over symbols.
+
+    ``docs/methods.md`` explains the symbols. The default is a model in both messages of a round, and one back.
+    """
+
+    down: str = "2*(S + c)"
+    up: str = "S + R"
+
 
 @dataclass(frozen=True)
 class Method:
@@ -40,53 +72,116 @@ class Method:
     ----------
     strategy, client : type
         Hooks of the server and of the client half.
+    label : str
+        Its name in reports; empty: as it is registered.
+    role : {"method", "rival", "ablation", "reference"}
+        What it is in a comparison.
     preset : mapping
         Configuration keys that the method fixes.
+    keys : tuple of type
+        Its sections of the configuration, see :mod:`fedkace_flwr.keys`.
+    metrics : tuple of Metric
+        Numbers that it reports beside the common ones (:data:`fedkace_flwr.messaging.metrics.COMMON`).
     actions : tuple of str
         Messages of its own inside a round, ``train.NAME`` or ``query.NAME``.
     sends_labels : bool
         Whether its messages hold the labels of a client's samples, as its publication or an inferred choice needs;
-        of every other method the contract checks that none does. Class histograms are metrics (``report-classes``).
+        the contract checks that those of every other method do not. Class histograms are metrics
+        (``report-classes``).
     is_mean : bool
-        Whether all that the server makes of its clients' messages is the mean of their models, so that noise on the
-        mean and sums of masked updates will do.
+        Whether the server uses nothing but the mean of its clients' models, so that noise on the mean and sums of
+        masked updates suffice.
     needs_stream : bool
-        Whether a client reads chunks of earlier rounds again, which only a simulated stream can give.
+        Whether a client reads chunks of earlier rounds again, which only a simulated stream can provide.
+    samples : callable
+        Samples of one epoch of a client's training, for estimates.
+    tests : int
+        Models that a client tests in a round, at most, for estimates.
+    traffic : Traffic
+        Bytes of a client's round.
     """
 
     strategy: type[ServerRule]
     client: type[ContinualClient]
+    label: str = ""
+    role: Role = "rival"
     preset: Mapping[str, Scalar] = field(default_factory=dict)
+    keys: tuple[type, ...] = ()
+    metrics: tuple[Metric, ...] = ()
     actions: tuple[str, ...] = ()
     sends_labels: bool = False
     is_mean: bool = False
     needs_stream: bool = False
+    samples: Samples = chunk_and_buffer
+    tests: int = 1
+    traffic: Traffic = Traffic()
+
+
+_FEDKACE = Method(FedKace, FedKaceClient, "FedKACE", "method", keys=(FedKaceKeys,), is_mean=True, tests=2)
+
+
+def _ablation(label: str, **changed: Any) -> Method:
+    """FedKACE with some keys preset."""
+    return replace(_FEDKACE, label=label, role="ablation", **changed)
 
 
 METHODS: dict[str, Method] = {
-    "fedkace": Method(FedKace, FedKaceClient, is_mean=True),
-    "as1": Method(FedKace, FedKaceClient, {"patience": 1}, is_mean=True),
-    "as2": Method(FedKace, FedKaceClient, {"inference": "global"}, is_mean=True),
-    "as3": Method(FedKace, FedKaceClient, {"inference": "local"}, is_mean=True),
-    "as4": Method(FedKace, FedKaceClient, {"replay-weight": "one"}, is_mean=True),
-    "as5": Method(FedKace, FedKaceClient, {"replay-gradient": "full"}, is_mean=True),
-    "as6": Method(FedKace, FedKaceClient, {"selection": "information"}, is_mean=True),
-    "as7": Method(FedKace, FedKaceClient, {"selection": "random"}, is_mean=True),
-    "as8": Method(FedKace, FedKaceClient, {"replay-weight": "one", "selection": "random"}, is_mean=True),
-    "lkc": Method(FedKace, FedKaceClient, {"aggregation": "none"}),
-    "fedavg": Method(FedAvg, ContinualClient, is_mean=True),
-    "centralized": Method(Centralized, CentralizedClient, needs_stream=True),
-    "fedcbdr": Method(FedCbdr, FedCbdrClient, actions=("query.features", "query.scores"), sends_labels=True),
-    "dcfcl": Method(Dcfcl, DcfclClient),
-    "ofcl": Method(Ofcl, OfclClient),
-    "refed": Method(ServerRule, RefedClient, is_mean=True),
-    "tfcl": Method(Tfcl, TfclClient, actions=("train.head", "train.tail"), sends_labels=True),
-    "er": Method(ServerRule, ReplayClient, is_mean=True),
+    "fedkace": _FEDKACE,
+    "fedavg": Method(FedAvg, ContinualClient, "FedAVG", is_mean=True, samples=chunk_alone),
+    "fedcbdr": Method(
+        FedCbdr,
+        FedCbdrClient,
+        "FedCBDR",
+        keys=(FedcbdrKeys,),
+        metrics=fedcbdr.METRICS,
+        actions=(fedcbdr.FEATURES_QUERY, fedcbdr.SCORES_QUERY),
+        sends_labels=True,
+        traffic=Traffic(
+            "2*(S + c) + (m > M)*((S + c) + (8*m*r + 132 + c) + (8*k + 137))",
+            "S + R + (m > M)*((8*m*F + 136) + (1 + balanced)*(8*m + 134))",
+        ),
+    ),
+    "ofcl": Method(Ofcl, OfclClient, "OFCL", keys=(OfclKeys,), metrics=ofcl.METRICS, samples=ofcl.samples),
+    "refed": Method(ServerRule, RefedClient, "Re-Fed", keys=(RefedKeys,), is_mean=True),
+    "tfcl": Method(
+        Tfcl,
+        TfclClient,
+        "TFCL",
+        keys=(TfclKeys,),
+        actions=(tfcl.HEAD_ACTION, tfcl.TAIL_ACTION),
+        sends_labels=True,
+        samples=chunk_alone,
+        traffic=Traffic("3*c + (4*n*C + 134)", "(4*n*A + 136) + (4*n*C + 134) + (8*n + 134) + (C + 132) + R"),
+    ),
+    "dcfcl": Method(Dcfcl, DcfclClient, "DCFCL", keys=(DcfclKeys,), samples=chunk_alone),
+    "er": Method(ServerRule, ReplayClient, "ER", is_mean=True),
+    "lkc": _ablation("LKC", preset={"aggregation": "none"}, is_mean=False),
+    "as1": _ablation("AS1", preset={"patience": 1}),
+    "as2": _ablation("AS2", preset={"inference": "global"}),
+    "as3": _ablation("AS3", preset={"inference": "local"}),
+    "as4": _ablation("AS4", preset={"replay-weight": "one"}),
+    "as5": _ablation("AS5", preset={"replay-gradient": "full"}),
+    "as6": _ablation("AS6", preset={"selection": "information"}),
+    "as7": _ablation("AS7", preset={"selection": "random"}),
+    "as8": _ablation("AS8", preset={"replay-weight": "one", "selection": "random"}),
+    "centralized": Method(
+        Centralized,
+        CentralizedClient,
+        "Centralized",
+        "reference",
+        keys=(CentralizedKeys,),
+        needs_stream=True,
+        samples=centralized.samples,
+        traffic=Traffic("c", "R"),
+    ),
 }
+"""All methods, in the order of reports (within a role)."""
 
 
-for _section in (FedKaceKeys, RefedKeys, OfclKeys, FedcbdrKeys, TfclKeys, DcfclKeys, CentralizedKeys):
-    register_section(_section)
+for _method in METHODS.values():
+    for _section in _method.keys:
+        register_section(_section)
+    register_metrics(_method.metrics)
 
 
 def find_method(name: str) -> Method:
@@ -95,7 +190,7 @@ def find_method(name: str) -> Method:
     Raises
     ------
     ConfigError
-        No method of that name.
+        There is no such method.
     """
     if name not in METHODS:
         raise ConfigError(f"method = {name!r}: must be one of {', '.join(sorted(METHODS))}")
@@ -103,21 +198,21 @@ def find_method(name: str) -> Method:
 
 
 def configured(config: Config) -> tuple[Method, Config]:
-    """The method a configuration names, and the configuration with that method's preset in force.
+    """Return the method that a configuration names, and the configuration with the method's preset applied.
 
-    With differential privacy or secure aggregation no class histograms are reported: they would tell what the
-    models do not.
+    With differential privacy or secure aggregation no class histograms are reported: they would reveal what the
+    models hide.
 
     Raises
     ------
     ConfigError
-        No method of that name, or one that cannot do what the keys of privacy ask.
+        There is no such method, or it cannot do what the privacy keys ask for.
     """
     method = find_method(config.method)
     config = Config.parse({**config.flat(), **method.preset})
     _check_privacy(method, config)
     if method.needs_stream and config.data.data_source != "stream":
-        raise ConfigError(f"method = {config.method!r}: keeps all data, so it is for data-source = 'stream' alone")
+        raise ConfigError(f"method = {config.method!r}: keeps all data; works with data-source = 'stream' only")
     if config.privacy.hides:
         config = Config.parse({**config.flat(), "report-classes": False})
     return method, config
@@ -129,4 +224,6 @@ def _check_privacy(method: Method, config: Config) -> None:
         return
     key = f"dp = {asked.dp!r}" if asked.dp != "none" else "secagg = true" if asked.secagg else "statistics = 'local'"
     means = ", ".join(sorted(name for name, each in METHODS.items() if each.is_mean))
-    raise ConfigError(f"{key} with method = {config.method!r}: its server does not take a mean alone; one of {means}")
+    raise ConfigError(
+        f"{key} with method = {config.method!r}: its server needs more than the mean of the models; must be one of {means}"
+    )

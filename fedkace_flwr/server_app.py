@@ -83,6 +83,7 @@ def _run(grid: Grid, config: Config, run_id: int, method: Method, experiment: Ex
             bytes_down=sum(phase.bytes_down for phase in report.exchanges.values()),
             bytes_up=sum(phase.bytes_up for phase in report.exchanges.values()),
             seconds=report.seconds,
+            own=method.metrics,
         )
         folder.add_round(record | report.own | report.unusual() | spent(config.privacy, report.number))
         folder.save(Checkpoint(report.number, token, keys.unpack(arrays), *driver.checkpoint()))

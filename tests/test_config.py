@@ -14,9 +14,11 @@ from packaging.utils import canonicalize_name
 from support.keys import KEYS
 
 from experiments.running.study import load_study
-from fedkace_flwr import config as config_module
+from fedkace_flwr import config_docs
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError
+from fedkace_flwr.methods.dcfcl import DcfclKeys
+from fedkace_flwr.registry import METHODS
 
 ROOT = Path(__file__).resolve().parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -270,7 +272,7 @@ def test_a_chunk_has_two_samples_at_least() -> None:
 def test_all_coalitions_are_for_few_clients() -> None:
     assert Config.parse({"dcfcl-candidates": "all", "clients": 20}).stream.clients == 20
     for value in ("auto", "merges"):
-        assert Config.parse({"dcfcl-candidates": value, "clients": 21}).dcfcl.dcfcl_candidates == value
+        assert Config.parse({"dcfcl-candidates": value, "clients": 21}).of(DcfclKeys).dcfcl_candidates == value
     text = refusal({"dcfcl-candidates": "all", "clients": 21})
     assert "dcfcl-candidates = 'all' with clients = 21" in text
     assert "20" in text and "merges" in text
@@ -280,11 +282,20 @@ def test_all_coalitions_are_for_few_clients() -> None:
 
 
 def test_the_documentation_is_what_the_code_generates() -> None:
-    assert (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8") == config_module.markdown()
+    assert (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8") == config_docs.markdown()
+
+
+def test_the_page_of_metrics_and_the_table_of_bytes_are_what_the_code_generates() -> None:
+    docs = ROOT / "docs"
+    assert (docs / "metrics.md").read_text(encoding="utf-8") == config_docs.metrics_page()
+    page = (docs / "methods.md").read_text(encoding="utf-8")
+    assert config_docs.with_bytes(page) == page
+    for name in METHODS:
+        assert f"`{name}`" in page, name
 
 
 def test_the_documentation_has_one_row_per_key_with_its_default_and_meaning() -> None:
-    rows = {row[1]: row for row in re.findall(r"^(\| `([\w-]+)` \| .*)$", config_module.markdown(), re.MULTILINE)}
+    rows = {row[1]: row for row in re.findall(r"^(\| `([\w-]+)` \| .*)$", config_docs.markdown(), re.MULTILINE)}
     assert set(rows) == set(KEYS)
     for name, (row, _) in rows.items():
         default, key = KEYS[name]

@@ -27,20 +27,18 @@ def test_a_method_can_be_added_as_the_page_says(tmp_path: Path) -> None:
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, copy / name)
-    blocks = re.findall(r"```(\w+)\n(.*?)```", (ROOT / "docs" / "add-a-method.md").read_text(), re.DOTALL)
-    (client, line), (row,), (study,) = (
-        [body for kind, body in blocks if kind == wanted] for wanted in ("python", "markdown", "yaml")
-    )
-    (copy / "clients" / "recent.py").write_text(client)
-    (copy / "experiments" / "studies" / "recent.yaml").write_text(study)
-    methods = copy / "fedkace_flwr" / "methods.py"
-    text = methods.read_text().replace("METHODS: dict[str, Method] = {\n", "METHODS: dict[str, Method] = {\n" + line)
-    methods.write_text(text.replace("from clients.er", "from clients.recent import RecentClient\nfrom clients.er"))
-
-    page = copy / "docs" / "methods.md"
-    head = "| method | to a client | from a client |\n|---|---|---|\n"
-    assert head in page.read_text()
-    page.write_text(page.read_text().replace(head, head + row))
+    page = (ROOT / "docs" / "add-a-method.md").read_text()
+    files = re.findall(r"^(?:.* )?`([\w/]+\.(?:py|yaml))`:\n\n```\w+\n(.*?)```", page, re.DOTALL | re.MULTILINE)
+    assert [Path(name).parent.as_posix() for name, _ in files] == [
+        *("fedkace_flwr/methods", "clients", "strategies", "experiments/studies")
+    ]
+    for name, body in files:
+        (copy / name).write_text(body)
+    imports, entry = re.findall(r"```python\n(.*?)```", page.split("## 4 The registry")[1], re.DOTALL)
+    registry = copy / "fedkace_flwr" / "registry.py"
+    head = "METHODS: dict[str, Method] = {\n"
+    text = registry.read_text().replace(head, head + entry)
+    registry.write_text(text.replace("from clients.refed", imports + "from clients.refed"))
 
     def run(*command: str) -> str:
         environment = {**os.environ, "PYTHONPATH": str(copy)}
@@ -50,10 +48,29 @@ def test_a_method_can_be_added_as_the_page_says(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    assert "passed" in run("-m", "pytest", "-q", "tests/test_contract.py", "-k", "recent", "-p", "no:cacheprovider")
-    small = ["--set=rounds=2", "--set=clients=2", "--set=epochs=1", "--set=width=4", "--engine=inline"]
-    table = run("-m", "experiments", "run", "experiments/studies/recent.yaml", *small)
+    run("-m", "fedkace_flwr.config_docs")
+    assert "| `recent-span` | `2` | rounds | >= 1 |" in (copy / "docs" / "configuration.md").read_text()
+    assert "| `turnover` | training | 0 to 1 |" in (copy / "docs" / "metrics.md").read_text()
+    assert "`recent`" in (copy / "docs" / "methods.md").read_text()
+    contract = "tests/system/test_contract.py"
+    assert "passed" in run("-m", "pytest", "-q", contract, "-k", "recent", "-p", "no:cacheprovider")
+    small = ["rounds=2", "clients=2", "epochs=1", "width=4", "recent-span=1", "tensorboard=true"]
+    options = ["--engine=inline", *(f"--set={setting}" for setting in small)]
+    table = run("-m", "experiments", "run", "experiments/studies/recent.yaml", *options)
     assert re.search(r"^recent_seed-0 .*\d", table, re.MULTILINE) and "accuracy_seed-0.png" in table
+
+    results = copy / "results" / "recent"
+    record = json.loads((results / "recent_seed-0" / "rounds.jsonl").read_text().splitlines()[-1])
+    assert record["turnover"] == [1.0, 1.0]  # with a span of one round, the buffer is the chunk
+    other = json.loads((results / "er_seed-0" / "rounds.jsonl").read_text().splitlines()[-1])
+    assert "turnover" not in other and set(other) < set(record)
+    show = (
+        "from pathlib import Path; from experiments.results.loading import load_results; "
+        "print(load_results(Path('results/recent')).rounds.groupby('method')['turnover'].mean().to_dict())"
+    )
+    assert "'recent': 1.0" in run("-c", show)
+    (events,) = (results / "recent_seed-0").glob("*tfevents*")
+    assert b"turnover/1" in events.read_bytes()
 
 
 def test_every_file_that_a_page_links_to_exists() -> None:

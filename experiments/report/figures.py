@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from experiments.report.names import ABLATIONS, method_rank
+from experiments.report.names import method_rank, role
 from experiments.report.tables import place
 from experiments.results.loading import Results, StudyInfo, rows_of
 
@@ -38,14 +38,12 @@ def draw_figures(results: Results, study: StudyInfo, folder: Path) -> list[Path]
     ``figure3``: accuracy of FedKACE and its ablations. ``curves``: every line of a study that is neither.
     """
     curves, methods = _curves(results, study)
-    have = set(methods.values())
-    rivals = have - {"fedkace", "centralized", *ABLATIONS}
-    ablations = have & set(ABLATIONS)
+    have = {role(method) for method in methods.values()}
     written = []
-    if "fedkace" in have and rivals:
+    if {"method", "rival"} <= have:
         written += _save(_figure2(curves, methods), folder / "figure2")
-    if "fedkace" in have and ablations:
-        chosen = [line for line, method in methods.items() if method not in rivals]
+    if {"method", "ablation"} <= have:
+        chosen = [line for line, method in methods.items() if role(method) != "rival"]
         written += _save(_figure(curves, methods, chosen), folder / "figure3")
     if have and not written:
         written += _save(_figure(curves, methods, list(methods)), folder / "curves")
@@ -70,9 +68,9 @@ def _curves(results: Results, study: StudyInfo) -> tuple[Curves, dict[str, str]]
 
 
 def _figure2(curves: Curves, methods: Mapping[str, str]) -> Figure:
-    chosen = [line for line, method in methods.items() if method not in ABLATIONS]
+    chosen = [line for line, method in methods.items() if role(method) != "ablation"]
     figure, grid = _panels(len(curves), 2)
-    own = next(line for line in chosen if methods[line] == "fedkace")
+    own = next(line for line in chosen if role(methods[line]) == "method")
     for index, (column, lines) in enumerate(curves.items()):
         upper, lower = grid(index, 0), grid(index, 1)
         _accuracy(upper, lines, chosen, methods)
@@ -118,13 +116,13 @@ def _panels(count: int, rows: int) -> tuple[Figure, Callable[[int, int], Axes]]:
 
 
 def _accuracy(axes: Axes, lines: Mapping[str, pd.DataFrame], chosen: Sequence[str], methods: Mapping[str, str]) -> None:
-    others = [line for line in chosen if methods[line] not in ("fedkace", "centralized")]
+    others = [line for line in chosen if role(methods[line]) not in ("method", "reference")]
     for line in reversed(chosen):
         if line not in lines:
             continue
-        if methods[line] == "fedkace" and sum(methods[each] == "fedkace" for each in chosen) == 1:
+        if role(methods[line]) == "method" and sum(role(methods[each]) == "method" for each in chosen) == 1:
             style: dict[str, Any] = {"color": _OWN, "linewidth": 2.6, "zorder": 4}
-        elif methods[line] == "centralized":
+        elif role(methods[line]) == "reference":
             style = {"color": _REFERENCE, "linewidth": 1.4, "linestyle": "--"}
         else:
             index = others.index(line) if line in others else chosen.index(line)

@@ -1,45 +1,38 @@
-"""What methods, cells and configuration keys are called in a report."""
+"""The names of methods, cells and configuration keys in a report."""
 
 from collections.abc import Mapping
 from typing import Any
 
-_METHODS = {
-    "fedkace": "FedKACE",
-    "fedavg": "FedAVG",
-    "fedcbdr": "FedCBDR",
-    "ofcl": "OFCL",
-    "refed": "Re-Fed",
-    "tfcl": "TFCL",
-    "dcfcl": "DCFCL",
-    "er": "ER",
-    "lkc": "LKC",
-    "centralized": "Centralized",
-    **{f"as{number}": f"AS{number}" for number in range(1, 9)},
-}
-_ORDER = list(_METHODS)
+from fedkace_flwr.registry import METHODS, Role
+
+_ROLES: tuple[Role, ...] = ("method", "rival", "ablation", "reference")
 _SYMBOLS = {"overlap": "O", "capacity": "M", "clients": "K", "rounds": "T", "epochs": "J", "window": "W"}
 _DATA = {"cifar100": "CIFAR-100", "imagenet100": "ImageNet100", "digits": "digits"}
-ABLATIONS = (*(f"as{number}" for number in range(1, 9)), "lkc")
 
 
 def method_name(method: str) -> str:
-    """A method as the paper spells it."""
-    return _METHODS.get(method, method)
+    """Return a method's name as reports spell it."""
+    return (METHODS[method].label if method in METHODS else "") or method
 
 
-def method_rank(method: str) -> tuple[int, str]:
-    """Sorts methods: FedKACE first, rivals, ablations by number, Centralized."""
-    order = {"fedkace": 0, "centralized": 99}
-    return order.get(method, _ORDER.index(method) + 1 if method in _ORDER else 50), method
+def role(method: str) -> Role:
+    """Return what a method is in a comparison; one that is not registered is a rival."""
+    return METHODS[method].role if method in METHODS else "rival"
+
+
+def method_rank(method: str) -> tuple[int, int, str]:
+    """Return a key that sorts methods by role, then as they are registered; unregistered ones by name after those."""
+    order = list(METHODS)
+    return _ROLES.index(role(method)), order.index(method) if method in METHODS else len(order), method
 
 
 def data_name(data: str) -> str:
-    """A data set as the paper spells it, roughly."""
+    """Return a data set's name, much as the paper spells it."""
     return _DATA.get(data, data)
 
 
 def axis_label(axis: str, value: Any) -> str:
-    """A value on an axis: ``CIFAR-100``, ``O=4``, ``batching=paired``."""
+    """Return a value on an axis: ``CIFAR-100``, ``O=4``, ``batching=paired``."""
     if axis == "data":
         return data_name(str(value))
     if axis == "method":
@@ -48,5 +41,5 @@ def axis_label(axis: str, value: Any) -> str:
 
 
 def labelled(values: Mapping[str, Any]) -> str:
-    """Several axes at once: ``CIFAR-100, O=4``."""
+    """Return the values on several axes: ``CIFAR-100, O=4``."""
     return ", ".join(axis_label(axis, value) for axis, value in values.items())

@@ -13,11 +13,10 @@ from experiments.report.names import data_name
 from experiments.report.payload import line_names, payload
 from experiments.report.tables import ResultTable, shown
 from experiments.results.loading import Results, StudyInfo, rows_of
-from fedkace_flwr.config import Config
+from fedkace_flwr.config import Config, folder_keys
 
 _HERE = Path(__file__).parent
 _RUNS_LISTED = 200
-_OF_THE_MACHINE = ("data-dir", "cache-dir", "state-dir", "results-dir", "run-name")
 _SUMMARY = (
     ("AA %", "aa", 100.0, "{:.2f}"),
     ("AR % points", "ar", 100.0, "{:.2f}"),
@@ -147,7 +146,7 @@ def _runs(results: Results) -> str:
 def _configuration(results: Results, study: StudyInfo) -> str:
     """What all runs of a study share, and which values the other keys take."""
     frame = results.runs[results.runs["study"] == study.name]
-    keys = [key for key in Config().flat() if key not in _OF_THE_MACHINE]
+    keys = [key for key in Config().flat() if key not in folder_keys() | {"run-name"}]
     values = {key: list(dict.fromkeys(frame[key])) for key in keys}
     varied = _pairs((key, each) for key, each in values.items() if len(each) > 1)
     shared = _pairs((key, each) for key, each in values.items() if len(each) == 1)

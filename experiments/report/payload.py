@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from experiments.report.images import Budget, held, newest_state, try_dataset
-from experiments.report.names import axis_label, method_name, method_rank
+from experiments.report.names import axis_label, method_name, method_rank, role
 from experiments.report.tables import axis_value, place
 from experiments.report.theorem import class_windows_of, distances
 from experiments.results.loading import Record, Results, StudyInfo, rows_of
 from fedkace_flwr.config import Config
 from fedkace_flwr.data.datasets import Dataset
 from fedkace_flwr.errors import StateError
+from fedkace_flwr.registry import METHODS
 
 CURVE_BYTES, CLIENT_BYTES, IMAGE_BYTES = 6_000_000, 3_000_000, 2_500_000
 POINTS = 120
@@ -283,5 +284,5 @@ def line_names(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     """The names of lines in the order of their colours: FedKACE first."""
     ranked = sorted(runs, key=lambda run: (method_rank(run["method"]), run["line"]))
     names = list(dict.fromkeys(run["line"] for run in ranked))
-    first = method_name("fedkace")
-    return [first, *[name for name in names if name != first]] if first in names else names
+    first = [name for name in names if name in {method_name(each) for each in METHODS if role(each) == "method"}]
+    return [*first, *[name for name in names if name not in first]]

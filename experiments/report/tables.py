@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.report.names import axis_label, data_name, labelled, method_name, method_rank
+from experiments.report.names import axis_label, data_name, labelled, method_name, method_rank, role
 from experiments.report.paper import CONDITION, TABLES, load_paper, paper_row
 from experiments.results.loading import Results, StudyInfo, rows_of
 
@@ -108,7 +108,7 @@ def place(study: StudyInfo, run: Mapping[str, Any]) -> tuple[str, str]:
     if study.paper != "table4" and ("method" in others or not others):
         rest = {axis: value for axis, value in others.items() if axis != "method"}
         return method_name(run["method"]), labelled({**cell, **rest})
-    if run["method"] == "centralized" or not others:
+    if role(run["method"]) == "reference" or not others:
         return method_name(run["method"]), labelled(cell)
     return labelled(others), labelled(cell)
 
@@ -252,7 +252,7 @@ def _chances(runs: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> dict[
 
 def _interpolated(results: Results, runs: Sequence[Mapping[str, Any]]) -> bool:
     """Whether a reference of these runs was trained in some rounds only."""
-    own = {(run["study"], run["run"]) for run in runs if run["method"] == "centralized"}
+    own = {(run["study"], run["run"]) for run in runs if role(run["method"]) == "reference"}
     marked = results.rounds[results.rounds["interpolated"]] if len(results.rounds) else results.rounds
     return any((row["study"], row["run"]) in own for row in rows_of(marked))
 
@@ -304,7 +304,7 @@ def _slips(study: StudyInfo, table: ResultTable) -> list[str]:
 
 
 def _rank(run: Mapping[str, Any]) -> tuple[Any, ...]:
-    return method_rank(run["method"])[0], run["clients"], run["capacity"], run["_row"]
+    return method_rank(run["method"])[:2], run["clients"], run["capacity"], run["_row"]
 
 
 def _column_rank(study: StudyInfo, run: Mapping[str, Any]) -> tuple[Any, ...]:

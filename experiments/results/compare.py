@@ -1,4 +1,4 @@
-"""What the runs of a study came to beside one another: a table with regret, and accuracy over rounds per method."""
+"""The runs of a study side by side: a table with regret, and a picture of accuracy over rounds by method."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -7,18 +7,18 @@ from typing import Any
 
 from rich.table import Table
 
+from experiments.results.regret import is_reference, regret, stream_of
 from experiments.running.study import Study
 from fedkace_flwr.errors import RunError
-from fedkace_flwr.metrics import average_regret
+from fedkace_flwr.registry import METHODS
 
-_REFERENCE = "centralized"
 _HEADINGS = ("run", "AA %", "AR %", "final %", "chance %", "switched", "failures", "MB down", "MB up", "seconds")
 
 
 def summary_table(
     summaries: Mapping[str, Mapping[str, Any]], regrets: Mapping[str, float | None] | None = None
 ) -> Table:
-    """One row per run.
+    """Return a table with one row per run.
 
     Parameters
     ----------
@@ -47,12 +47,16 @@ def summary_table(
 
 
 def average_regrets(study: Study) -> dict[str, float | None]:
-    """AR of each run, where the study holds the Centralized run of the same cell."""
-    return {name: _regret(study, name) for name in study.runs}
+    """Return the AR of each run; None where the study holds no Centralized run of the same stream, or no whole one."""
+    curves = {name: [record["accuracy"] for record in _rounds(study, name)] for name in study.runs}
+    flat = {name: config.flat() for name, config in study.runs.items()}
+    references = {stream_of(flat[name]): name for name, config in study.runs.items() if is_reference(config.method)}
+    upper = {name: curves.get(references.get(stream_of(flat[name]), ""), []) for name in study.runs}
+    return {name: regret(upper[name], curves[name]) for name in study.runs}
 
 
 def finished_runs(folders: Sequence[Path]) -> dict[str, dict[str, Any]]:
-    """The summaries of finished runs, by method and seed, or by folder where two are alike.
+    """Return the summaries of finished runs by method and seed, or by folder where two share these.
 
     Raises
     ------
@@ -71,7 +75,7 @@ def finished_runs(folders: Sequence[Path]) -> dict[str, dict[str, Any]]:
 
 
 def draw_comparisons(study: Study) -> list[Path]:
-    """For each cell of the study with several methods, draw accuracy over rounds, one line a method."""
+    """Draw accuracy over rounds, one line per method, for each cell of the study that has several methods."""
     cells: dict[str, list[str]] = {}
     for name in study.runs:
         cells.setdefault(_cell(study, name), []).append(name)
@@ -86,22 +90,12 @@ def draw_comparisons(study: Study) -> list[Path]:
 
 
 def percent(value: float | None) -> str:
-    """A share as a percentage with two decimals; a dash for none."""
+    """Return a share as a percentage with two decimals, or a dash for None."""
     return "-" if value is None else f"{100 * value:.2f}"
 
 
-def _regret(study: Study, name: str) -> float | None:
-    reference = _REFERENCE + _cell(study, name)
-    if reference not in study.runs:
-        return None
-    curves = [[record["accuracy"] for record in _rounds(study, run)] for run in (reference, name)]
-    if not curves[0] or None in curves[0] + curves[1] or len(curves[0]) != len(curves[1]):
-        return None
-    return average_regret(*curves)
-
-
 def _cell(study: Study, name: str) -> str:
-    """What the name of a run says beside its method."""
+    """Return the part of a run's name after its method."""
     return name.removeprefix(study.runs[name].method)
 
 
@@ -125,7 +119,7 @@ def _draw(curves: Mapping[str, list[dict[str, Any]]], path: Path, *, title: str)
         values = [float("nan") if record["accuracy"] is None else record["accuracy"] for record in records]
         own = (
             {"color": "#d1495b", "linewidth": 2.6, "zorder": 3}
-            if method == "fedkace"
+            if method in METHODS and METHODS[method].role == "method"
             else {"color": colours(index % 20)}
         )
         axes.plot(numbers, values, label=method, marker="o", markersize=3, **own)

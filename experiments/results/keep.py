@@ -5,11 +5,12 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedkace_flwr import registry as registry  # declares the methods' keys
+from fedkace_flwr.config import folder_keys
 from fedkace_flwr.errors import RunError
 
 _RECORD = ("environment.json", "rounds.jsonl", "summary.json")
 _PICTURE = "accuracy.png"
-_OF_THE_MACHINE = ("data-dir", "cache-dir", "state-dir", "results-dir")
 
 
 def keep(source: Path, target: Path) -> None:
@@ -40,7 +41,7 @@ def _keep_run(run: Path, target: Path, names: Sequence[str]) -> None:
         raise RunError(f"{run}: holds no {missing[0]}; name the folder of a finished run")
     target.mkdir(parents=True, exist_ok=True)
     config = json.loads((run / "config.json").read_text(encoding="utf-8"))
-    kept = {key: value for key, value in config.items() if key not in _OF_THE_MACHINE}
+    kept = {key: value for key, value in config.items() if key not in folder_keys()}
     (target / "config.json").write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
     for name in names:
         shutil.copyfile(run / name, target / name)

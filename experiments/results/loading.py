@@ -16,32 +16,22 @@ from typing import Any
 
 import pandas as pd
 
-from fedkace_flwr.config import Config
+from experiments.results.regret import is_reference, regret, regrets, stream_of
+from fedkace_flwr.config import Config, keys_affecting
 from fedkace_flwr.errors import ConfigError, ResultsError
-from fedkace_flwr.metrics import average_accuracy, average_regret
+from fedkace_flwr.keys import kebab, keys_of
+from fedkace_flwr.messaging.metrics import COMMON, known_metrics
+from fedkace_flwr.methods.metric import Metric
 from fedkace_flwr.registry import METHODS
+from fedkace_flwr.results.record import totals
 
 SCHEMA = 1
 """Version of ``runs.csv``, ``rounds.csv`` and their Parquet twins, and of the ``study.json`` that is read."""
 
-REFERENCE = "centralized"
 _SET_ASIDE = re.compile(r"\.\d{8}-\d{6}(-\d+)?$")  # an earlier run of the same name
-_NOT_AXES = (
-    *("data-dir", "cache-dir", "state-dir", "results-dir", "run-name"),
-    *("device", "threads", "deadline", "join-deadline", "quorum", "diagnostics", "report-classes"),
-    "centralized-every",
-)
-_REFERENCE_KEYS = (  # all that Centralized depends on, save rounding
-    *("dataset", "num-classes", "image-size", "normalise", "test-per-class"),
-    *("clients", "rounds", "window", "overlap", "samples-per-class"),
-    *("width", "stem", "epochs", "batch-size", "learning-rate", "weight-decay", "seed"),
-)
+# These keys affect numbers by rounding, by a round that stops, or by what is not recorded; no study varies them.
+_NOT_AXES = frozenset({"device", "quorum", "diagnostics", "report-classes"})
 _RUN_NUMBERS = ("aa", "early", "late", "ar", "final", "chance", "condition")
-_ROUND_NUMBERS = (
-    *("accuracy", "regret", "chance", "local_accuracy", "global_accuracy", "gap", "buffer_accuracy"),
-    *("buffer_probability", "buffer_size", "replay_weight", "condition_number", "client_drift"),
-)
-_PER_CLIENT = ("local_accuracy", "global_accuracy", "gap", "buffer_accuracy", "buffer_probability", "buffer_size")
 
 Record = dict[str, Any]
 
@@ -139,7 +129,9 @@ def load_results(*folders: Path) -> Results:
             rows.append(row)
             rounds += lines
     _add_regret(rows, rounds)
-    return Results(tuple(studies), _frame(rows, _RUN_NUMBERS), _frame(rounds, _ROUND_NUMBERS))
+    averaged = [metric.average for metric in known_metrics().values() if metric.average]
+    numbers = ("accuracy", "regret", "chance", "client_drift", *averaged)
+    return Results(tuple(studies), _frame(rows, _RUN_NUMBERS), _frame(rounds, numbers))
 
 
 def rows_of(frame: pd.DataFrame) -> list[Record]:
@@ -219,9 +211,17 @@ def _read_config(path: Path) -> Record:
 def _differing(configs: Sequence[Record]) -> tuple[str, ...]:
     """The axes of a study that does not name them; what only follows from the method is none."""
     presets = {key for method in METHODS.values() for key in method.preset}
+    own = {
+        kebab(name)
+        for method in METHODS.values()
+        if method.role == "reference"
+        for each in method.keys
+        for name in keys_of(each)
+    }
+    affecting = keys_affecting("numbers") - _NOT_AXES - own
     axes = []
     for key in configs[0]:
-        if key in _NOT_AXES or len({repr(config[key]) for config in configs}) == 1:
+        if key not in affecting or len({repr(config[key]) for config in configs}) == 1:
             continue
         pairs = {(config["method"], repr(config[key])) for config in configs}
         if key in presets and len(pairs) == len({method for method, _ in pairs}):
@@ -260,9 +260,7 @@ def _load_run(study: StudyInfo, path: Path, config: Record, labels: Mapping[str,
 def _run_row(
     study: StudyInfo, path: Path, config: Record, labels: Mapping[str, Any], records: Sequence[Record]
 ) -> Record:
-    accuracies = [record["accuracy"] for record in records if record["accuracy"] is not None]
-    switched = records[-1]["switched_at"] if records else []
-    seconds = {name: sum(record["seconds"][name] for record in records) for name in ("round", "training", "selection")}
+    total = totals(records)
     return {
         "schema": SCHEMA,
         "study": study.name,
@@ -270,23 +268,23 @@ def _run_row(
         "folder": str(path),
         "finished": False,
         "rounds_done": len(records),
-        "aa": average_accuracy(accuracies) if accuracies else None,
+        "aa": total["average_accuracy"],
         "early": mean(record["accuracy"] for record in records[: len(records) // 4]),
         "late": mean(record["accuracy"] for record in records[len(records) // 2 :]),
         "ar": None,
-        "final": accuracies[-1] if accuracies else None,
-        "chance": mean(record["chance"] for record in records),
+        "final": total["final_accuracy"],
+        "chance": total["average_chance"],
         "condition": mean(mean(record["condition_number"]) for record in final_part(records)),
-        "switched": sum(number is not None for number in switched),
-        "failures": sum(len(record["failures"]) for record in records),
-        "bytes_down": sum(record["bytes"]["down"] for record in records),
-        "bytes_up": sum(record["bytes"]["up"] for record in records),
-        **{f"seconds_{name}": value for name, value in seconds.items()},
+        "switched": sum(number is not None for number in total["switched_at"]),
+        "failures": total["failures"],
+        "bytes_down": total["bytes"]["down"],
+        "bytes_up": total["bytes"]["up"],
+        **{f"seconds_{part}": total["seconds"][part] for part in ("round", "training", "selection")},
     }
 
 
 def _round_row(study: StudyInfo, path: Path, method: str, labels: Mapping[str, Any], record: Record) -> Record:
-    weights = [weight for column in record["replay_weights"] if column for weight in column[1:]]
+    own = METHODS[method].metrics if method in METHODS else ()
     return {
         "schema": SCHEMA,
         "study": study.name,
@@ -297,9 +295,8 @@ def _round_row(study: StudyInfo, path: Path, method: str, labels: Mapping[str, A
         "accuracy": record["accuracy"],
         "regret": None,
         "chance": record["chance"],
-        **{name: mean(record[name]) for name in _PER_CLIENT},
-        "replay_weight": mean(weights),
-        "condition_number": mean(record["condition_number"]),
+        **{metric.average: _average(metric, record[metric.column]) for metric in COMMON if metric.average},
+        **{metric.average: _average(metric, record.get(metric.column, ())) for metric in own if metric.average},
         "client_drift": record["client_drift"],
         "switched": sum(number is not None for number in record["switched_at"]),
         "interpolated": bool(record.get("interpolated", False)),
@@ -310,33 +307,34 @@ def _round_row(study: StudyInfo, path: Path, method: str, labels: Mapping[str, A
     }
 
 
+def _average(metric: Metric, column: Sequence[Any]) -> float | None:
+    """Mean over clients; of lists over epochs, without the first epoch."""
+    if metric.length is None:
+        return mean(column)
+    return mean(value for values in column if values for value in values[1 if metric.length == "epochs" else 0 :])
+
+
 def _add_regret(rows: Sequence[Record], rounds: Sequence[Record]) -> None:
     """AR of each finished run against the Centralized run of the same data, stream, training and seed."""
     curves: dict[tuple[str, str], list[Record]] = {}
     for line in rounds:
         curves.setdefault((line["study"], line["run"]), []).append(line)
-    references: dict[str, list[Record]] = {}
+    references: dict[tuple[Any, ...], list[Record]] = {}
     for row in rows:
-        if row["method"] == REFERENCE and row["finished"]:
-            references.setdefault(_stream(row), []).append(row)
+        if is_reference(row["method"]) and row["finished"]:
+            references.setdefault(stream_of(row), []).append(row)
     for row in rows:
-        candidates = references.get(_stream(row), [])
+        candidates = references.get(stream_of(row), [])
         if not candidates:
             continue
-        nearest = _preferring(row)
-        reference = min(candidates, key=nearest)
-        upper = curves.get((reference["study"], reference["run"]), [])
+        nearest = min(candidates, key=_preferring(row))
         own = curves.get((row["study"], row["run"]), [])
-        for above, line in zip(upper, own, strict=False):
-            if above["accuracy"] is not None and line["accuracy"] is not None:
-                line["regret"] = above["accuracy"] - line["accuracy"]
-        regrets = [line["regret"] for line in own]
-        if row["finished"] and len(upper) == len(own) and None not in regrets:
-            row["ar"] = average_regret([line["accuracy"] for line in upper], [line["accuracy"] for line in own])
-
-
-def _stream(row: Record) -> str:
-    return repr([row[key] for key in _REFERENCE_KEYS])
+        accuracies = [line["accuracy"] for line in own]
+        upper = [line["accuracy"] for line in curves.get((nearest["study"], nearest["run"]), [])]
+        for line, value in zip(own, regrets(upper, accuracies), strict=False):
+            line["regret"] = value
+        if row["finished"]:
+            row["ar"] = regret(upper, accuracies)
 
 
 def _preferring(row: Record) -> Callable[[Record], tuple[bool, bool, str]]:

@@ -1,4 +1,4 @@
-"""What a study would do, and about how long it would take, without doing it."""
+"""A dry run of a study: its runs, and an estimate of the time they would take."""
 
 import time
 from collections.abc import Iterable
@@ -12,18 +12,15 @@ from experiments.running.runner import check_study, show_workers
 from experiments.running.study import Study
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment
-from fedkace_flwr.methods.centralized import CentralizedKeys
 from fedkace_flwr.registry import METHODS, configured
-from fedkace_flwr.results.reference_cache import anchors
 from fedkace_flwr.training.loop import predict, train
 from fedkace_flwr.training.losses import TaskLoss
 
-_WITHOUT_BUFFER = ("fedavg", "dcfcl", "tfcl")
 _BATCHES = 8
 
 
 def show_plan(study: Study, console: Console) -> None:
-    """Check a study as a start would, time a few steps of each of its networks, and print runs and estimates.
+    """Check a study as for a start, time a few steps of each of its networks, and print runs and estimates.
 
     Raises
     ------
@@ -57,34 +54,22 @@ def show_plan(study: Study, console: Console) -> None:
     console.print(table)
     console.print(
         f"{len(study.runs)} runs, about {_span(seconds)} of training and tests on {workers.count} workers that have "
-        f"the machine to themselves; selection, transport and a method's own exchanges come on top.",
+        f"the machine to themselves; selection, transport and a method's own exchanges take more time on top.",
         highlight=False,
     )
     show_workers(study, workers, console)
 
 
 def training_samples(config: Config) -> int:
-    """Samples that pass through training in a run, over all clients: chunk and, where there is one, buffer."""
-    stream, epochs = config.stream, config.training.epochs
-    chunk = stream.window * stream.samples_per_class
-    rounds = range(1, stream.rounds + 1)
-    if config.method == "centralized":
-        every = config.of(CentralizedKeys).centralized_every
-        trained = {anchor for number in rounds for anchor in anchors(number, every, stream.rounds)}
-        passed = sum(number * chunk for number in trained)
-    elif config.method in _WITHOUT_BUFFER:
-        passed = stream.rounds * chunk
-    elif config.method == "ofcl":
-        passed = sum(chunk + (chunk if number > 1 else 0) for number in rounds)
-    else:
-        passed = sum(chunk + min(config.buffer.capacity, (number - 1) * chunk) for number in rounds)
-    return passed * epochs * stream.clients
+    """Count the samples that pass through training in a run, over all clients and epochs."""
+    of, rounds = METHODS[config.method].samples, range(1, config.stream.rounds + 1)
+    return sum(of(config, number) for number in rounds) * config.training.epochs * config.stream.clients
 
 
 def test_images(config: Config) -> int:
-    """Test images that pass through a network in a run, each counted once per model tested; at most."""
+    """Count the test images that pass through a network in a run, each once per model tested, at most."""
     experiment = Experiment(config)
-    models = 2 if METHODS[config.method].preset or config.method == "fedkace" else 1
+    models = METHODS[config.method].tests
     total = 0
     for client in range(config.stream.clients):
         seen = torch.zeros(experiment.num_classes, dtype=torch.bool)
@@ -100,7 +85,7 @@ def _network(config: Config) -> tuple[object, ...]:
 
 
 def _calibrate(config: Config) -> tuple[float, float]:
-    """Seconds per training sample and per tested image, on this machine."""
+    """Return the seconds per training sample and per tested image on this machine."""
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
     experiment = Experiment(config)
@@ -111,7 +96,7 @@ def _calibrate(config: Config) -> tuple[float, float]:
     seen = torch.ones(experiment.num_classes, dtype=torch.bool, device=experiment.device)
     once = range(1)
     alone = experiment.device.type == "cpu" and config.run.threads == 1
-    clock = time.process_time if alone else time.perf_counter  # what others do on the machine does not count
+    clock = time.process_time if alone else time.perf_counter  # the work of other processes does not count
 
     def step(part: slice) -> None:
         data, none = (images[part], labels[part]), (images[:0], labels[:0])
@@ -127,7 +112,7 @@ def _calibrate(config: Config) -> tuple[float, float]:
 
 
 def _span(seconds: float) -> str:
-    """A duration for people."""
+    """Return a duration in words."""
     units: Iterable[tuple[float, str]] = ((86400, "days"), (3600, "hours"), (60, "minutes"))
     for size, name in units:
         if seconds >= 2 * size:

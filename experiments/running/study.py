@@ -42,7 +42,7 @@ from typing import Any
 import yaml
 
 from fedkace_flwr import registry as registry  # declares the methods' keys
-from fedkace_flwr.config import Config
+from fedkace_flwr.config import Config, folder_keys
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.keys import Scalar
 
@@ -50,8 +50,7 @@ ENGINES = ("flower", "inline")
 FULL = "full"
 _KEYS = ("title", "config", "grid", "scales", "paper", "base", "engine", "workers", "gpu-fraction")
 _BORROWER_KEYS = ("same-runs-as", "only")
-_PATHS = ("data-dir", "cache-dir", "state-dir")  # the engines run elsewhere than the command
-_RUNNERS_OWN = ("results-dir", "run-name")
+_RUNNERS_OWN = ("results-dir", "run-name")  # the runner gives every run its folder: the two keys that it sets itself
 # Far above any study; a file of a few lines can stand for billions of values by naming its own parts again and again.
 _MOST_VALUES, _DEEPEST, _MOST_RUNS, _LARGEST = 100_000, 20, 100_000, 2**63
 
@@ -194,7 +193,7 @@ def load_study(
         cell = {axis: label for axis, (label, _) in zip(grid, chosen, strict=True)}
         given = {key: value for _, values in chosen for key, value in values.items()}
         values = {"data-dir": "data", **fixed, **given, **overrides, "results-dir": str(folder)}
-        for key in _PATHS:
+        for key in folder_keys() - {"results-dir"}:  # relative to the command's folder; the engines run in another one
             if isinstance(values.get(key), str) and values[key]:
                 values[key] = _resolved(path, key, values[key])
         try:

@@ -15,6 +15,13 @@ import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedkace_flwr.errors import MessageError
+from fedkace_flwr.methods.fedkace import BUFFER_ACCURACY as BUFFER_ACCURACY
+from fedkace_flwr.methods.fedkace import BUFFER_PROBABILITY as BUFFER_PROBABILITY
+from fedkace_flwr.methods.fedkace import CONDITION_NUMBER as CONDITION_NUMBER
+from fedkace_flwr.methods.fedkace import GAP as GAP
+from fedkace_flwr.methods.fedkace import REPLAY_SKIPPED as REPLAY_SKIPPED
+from fedkace_flwr.methods.fedkace import REPLAY_WEIGHTS as REPLAY_WEIGHTS
+from fedkace_flwr.methods.ofcl import CHUNK_CLASSES as CHUNK_CLASSES
 
 ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
 ROUND, CLIENT, RUN = "round", "client", "run"
@@ -27,18 +34,11 @@ SAT_OUT = "sat-out"
 ACCURACY = "accuracy"
 LOCAL_ACCURACY = "local-accuracy"
 GLOBAL_ACCURACY = "global-accuracy"
-BUFFER_ACCURACY = "buffer-accuracy"
-BUFFER_PROBABILITY = "buffer-probability"
-GAP = "gap"
 SWITCHED_AT = "switched-at"
 SEEN_CLASSES = "seen-classes"
 INTERPOLATED = "interpolated"
-REPLAY_WEIGHTS = "replay-weights"
-REPLAY_SKIPPED = "replay-ratios-skipped"
 BUFFER_SIZE = "buffer-size"
 BUFFER_CLASSES = "buffer-classes"
-CHUNK_CLASSES = "chunk-classes"
-CONDITION_NUMBER = "condition-number"
 STARTED, FINISHED = "started", "finished"
 TRAINING_SECONDS = "training-seconds"
 SELECTION_SECONDS = "selection-seconds"

@@ -13,132 +13,49 @@ from typing import Any
 
 import numpy as np
 
-from fedkace_flwr.config import Config
 from fedkace_flwr.errors import MessageError
 from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.messaging.records import NumpyArray, Shapes, Weights
-from fedkace_flwr.methods.fedkace import FedKaceKeys
+from fedkace_flwr.messaging.metrics import known_metrics
+from fedkace_flwr.messaging.records import NumpyArray, Weights
+from fedkace_flwr.methods.metric import Limits as Limits
+from fedkace_flwr.methods.metric import Metric
 
 FEWEST_COMPARED = 3
 """Replies of a round from which on a median tells more than the last one did: of two, either may be the odd one."""
 
-_PASSES = 10  # forward passes of a step; no method makes as many
-_SLACK = 1e-6  # rounding may carry a mean of probabilities a little beyond 1
-_LONGEST, _LATEST = 1e9, 1e12  # seconds; sums of them stay finite, as sums of condition numbers do
-_LARGEST_CONDITION = 1e300
 _VARIANCE, _MEAN, _COUNTER = ".running_var", ".running_mean", ".num_batches_tracked"
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What a client's numbers can be at most.
-
-    Attributes
-    ----------
-    classes : int
-        C.
-    epochs : int
-        Of local training.
-    capacity : int
-        Of the buffer.
-    rounds : int
-        T.
-    examples : int
-        Samples that a client can have trained on in a round.
-    replay_weight : float
-        Of the replay loss.
-    """
-
-    classes: int
-    epochs: int
-    capacity: int
-    rounds: int
-    examples: int
-    replay_weight: float
-
-    @classmethod
-    def of(cls, config: Config, shapes: Shapes) -> "Limits":
-        """The limits of a run; ``max-examples = 0`` is what a chunk can hold."""
-        return cls(
-            classes=shapes["output.bias"][0][0] if "output.bias" in shapes else 0,
-            epochs=config.training.epochs,
-            capacity=config.buffer.capacity,
-            rounds=config.stream.rounds,
-            examples=config.run.max_examples or config.largest_chunk,
-            replay_weight=config.of(FedKaceKeys).lambda_max,
-        )
-
-    @property
-    def batches(self) -> int:
-        """More steps than a round can have."""
-        return _PASSES * self.epochs * (self.examples + self.capacity)
-
-
-@dataclass(frozen=True)
-class _Rule:
-    """One number or, with ``length``, a list; whole numbers alone, or any."""
-
-    high: float
-    low: float = 0
-    whole: bool = False
-    length: int | None = None
-
-
-def _rules(limits: Limits) -> dict[str, _Rule]:
-    share, seconds, moment = _Rule(1 + _SLACK), _Rule(_LONGEST), _Rule(_LATEST)
-    counts = _Rule(limits.capacity, whole=True, length=limits.classes)
-    return {
-        keys.ACCURACY: share,
-        keys.LOCAL_ACCURACY: share,
-        keys.GLOBAL_ACCURACY: share,
-        keys.BUFFER_ACCURACY: share,
-        keys.BUFFER_PROBABILITY: share,
-        keys.GAP: share,
-        keys.SWITCHED_AT: _Rule(limits.rounds, low=1, whole=True),
-        keys.SEEN_CLASSES: _Rule(limits.classes, low=1, whole=True),
-        keys.INTERPOLATED: _Rule(1, whole=True),
-        keys.REPLAY_WEIGHTS: _Rule(max(1.0, limits.replay_weight), length=limits.epochs),
-        keys.REPLAY_SKIPPED: _Rule(limits.epochs, whole=True),
-        keys.BUFFER_SIZE: _Rule(limits.capacity, whole=True),
-        keys.BUFFER_CLASSES: counts,
-        keys.CONDITION_NUMBER: _Rule(_LARGEST_CONDITION),
-        keys.STARTED: moment,
-        keys.FINISHED: moment,
-        keys.TRAINING_SECONDS: seconds,
-        keys.SELECTION_SECONDS: seconds,
-        keys.EVALUATION_SECONDS: seconds,
-    }
-
-
 def check_metrics(metrics: Mapping[str, Any], limits: Limits) -> None:
-    """See that each number that a record or a method uses can be true; those of unknown names are let pass.
+    """Check each number against its declaration; numbers of unknown names pass.
 
-    They are finite already. Lists are of one length, that of classes or epochs.
+    That they are finite is known already (:func:`fedkace_flwr.messaging.records.checked_metrics`).
 
     Raises
     ------
     MessageError
         One is out of its range, of the wrong type or of the wrong length, or a span has a start or an end alone.
     """
-    rules = _rules(limits)
+    known = known_metrics()
     for name, value in metrics.items():
-        rule = rules.get(name)
-        if rule is None:
-            continue
-        if isinstance(value, list) != (rule.length is not None) or (
-            rule.length is not None and len(value) != rule.length
-        ):
-            wanted = "a single number" if rule.length is None else f"a list of {rule.length} numbers"
-            raise MessageError(f"metric {name!r} = {keys.shown(value)}: must be {wanted}", "metrics")
-        for number in value if isinstance(value, list) else [value]:
-            if not rule.low <= number <= rule.high or (rule.whole and not isinstance(number, int)):
-                kind = "whole and " if rule.whole else ""
-                raise MessageError(
-                    f"metric {name!r} = {keys.shown(value)}: must be {kind}between {rule.low:g} and {rule.high:g}",
-                    "metrics",
-                )
+        if name in known:
+            _check(known[name], value, limits)
     if (keys.STARTED in metrics) != (keys.FINISHED in metrics):
         raise MessageError(f"metrics {keys.STARTED!r} and {keys.FINISHED!r} go together", "metrics")
+
+
+def _check(metric: Metric, value: Any, limits: Limits) -> None:
+    length = None if metric.length is None else int(getattr(limits, metric.length))
+    if isinstance(value, list) != (length is not None) or (length is not None and len(value) != length):
+        wanted = "a single number" if length is None else f"a list of {length} numbers"
+        raise MessageError(f"metric {metric.name!r} = {keys.shown(value)}: must be {wanted}", "metrics")
+    low, high = metric.range(limits)
+    for number in value if isinstance(value, list) else [value]:
+        if not low <= number <= high or (metric.whole and not isinstance(number, int)):
+            kind = "whole and " if metric.whole else ""
+            raise MessageError(
+                f"metric {metric.name!r} = {keys.shown(value)}: must be {kind}between {low:g} and {high:g}", "metrics"
+            )
 
 
 def check_examples(examples: int, limits: Limits) -> None:

@@ -1,7 +1,8 @@
-"""What the two halves of Centralized agree on."""
+"""What the two halves of Centralized agree on: its key, and which rounds it trains."""
 
 from dataclasses import dataclass
 
+from fedkace_flwr.config import Config
 from fedkace_flwr.keys import key
 
 
@@ -11,7 +12,13 @@ class CentralizedKeys:
 
     centralized_every: int = key(
         1,
-        "Train at rounds 1, 1 + m, 1 + 2m, ... and the last; values between are interpolated and marked so.",
+        "Train in rounds 1, 1 + m, 1 + 2m, ... and the last; values between them are interpolated and marked as such.",
         unit="rounds",
         low=1,
     )
+
+
+def samples(config: Config, round_number: int) -> int:
+    """Count the samples of an epoch: all chunks so far, in the rounds that are trained."""
+    skipped = (round_number - 1) % config.of(CentralizedKeys).centralized_every
+    return 0 if skipped and round_number < config.stream.rounds else round_number * config.largest_chunk

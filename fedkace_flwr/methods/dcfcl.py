@@ -1,13 +1,11 @@
 """What the two halves of DCFCL agree on."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.keys import key
-
-if TYPE_CHECKING:
-    from fedkace_flwr.config import Config
 
 LARGEST_EXACT = 20
 """Up to so many players every subset can be a candidate; there are 2^20 - 1 then."""
@@ -32,7 +30,7 @@ class DcfclKeys:
         f"Inferred: coalitions to consider. `all` subsets, for at most {LARGEST_EXACT} clients; `merges`: singletons, pairs, unions of two coalitions, and coalitions with one client more or less; `auto`: all where at most {LARGEST_EXACT} clients are left in the game, else merges.",
     )
 
-    def check(self, config: "Config") -> None:
+    def check(self, config: Config) -> None:
         """Refuse to consider more coalitions than can be counted through.
 
         Raises

@@ -1,9 +1,10 @@
-"""What the two halves of FedCBDR agree on."""
+"""What the two halves of FedCBDR agree on: its keys, the names in its messages, and its metrics."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 from fedkace_flwr.keys import key
+from fedkace_flwr.methods.metric import Bound, Metric
 
 FEATURES_QUERY, SCORES_QUERY = "query.features", "query.scores"
 """Actions of the exchange: masked features against rows of U, rows of U against scores."""
@@ -15,7 +16,7 @@ SELECTION = "selection"
 """Record of the evaluation message that holds the kept positions."""
 
 POOL_SIZE, SELECTED = "pool-size", "selected"
-"""Metrics: samples a client chooses from (training), and whether the server's choice was taken (evaluation)."""
+"""Names of its metrics."""
 
 
 @dataclass(frozen=True)
@@ -44,3 +45,21 @@ class FedcbdrKeys:
         False,
         "Inferred: draw with replacement, as the paper does; a sample drawn twice is kept once, so that the buffer holds fewer than M.",
     )
+
+
+METRICS = (
+    Metric(
+        POOL_SIZE,
+        "FedCBDR: samples of buffer and chunk together, from which the new buffer is drawn.",
+        high=Bound("`capacity` and the samples of a chunk", lambda limits: limits.capacity + limits.examples),
+        low=1,
+        whole=True,
+        unit="samples",
+    ),
+    Metric(
+        SELECTED,
+        "FedCBDR: whether the client's new buffer is the one that the server drew.",
+        phase="evaluation",
+        whole=True,
+    ),
+)

@@ -1,13 +1,21 @@
-"""What the two halves of FedKACE agree on."""
+"""What the two halves of FedKACE agree on: its keys and its metrics."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.keys import key
+from fedkace_flwr.methods.metric import EPOCHS, Bound, Metric
 
-if TYPE_CHECKING:
-    from fedkace_flwr.config import Config
+GAP = "gap"
+BUFFER_ACCURACY, BUFFER_PROBABILITY = "buffer-accuracy", "buffer-probability"
+REPLAY_WEIGHTS, REPLAY_SKIPPED = "replay-weights", "replay-ratios-skipped"
+CONDITION_NUMBER = "condition-number"
+"""Names of its metrics."""
+
+_SHARE = 1 + 1e-6  # rounding may carry a mean of probabilities a little beyond 1
+_LARGEST_CONDITION = 1e300  # sums of condition numbers stay finite
 
 
 @dataclass(frozen=True)
@@ -53,7 +61,7 @@ class FedKaceKeys:
         2, "Reading: consecutive rounds in which the gap must shrink before a client switches.", unit="rounds", low=1
     )
 
-    def check(self, config: "Config") -> None:
+    def check(self, config: Config) -> None:
         """Refuse to hide updates from a server that keeps each client's model.
 
         Raises
@@ -66,3 +74,66 @@ class FedKaceKeys:
                 f"aggregation = {self.aggregation!r}: the server keeps each client's model, so dp and secagg "
                 "protect nothing; must be 'mean'"
             )
+
+
+SWITCH_METRICS = (
+    Metric(
+        GAP,
+        "FedKACE: how far the global model's accuracy on the buffer and its mean probability of the true class are apart; a client switches by it.",
+        phase="evaluation",
+        high=_SHARE,
+        column="gap",
+        tag="gap",
+        average="gap",
+    ),
+    Metric(
+        BUFFER_ACCURACY,
+        "FedKACE: accuracy of the global model on the buffer.",
+        phase="evaluation",
+        high=_SHARE,
+        column="buffer_accuracy",
+        average="buffer_accuracy",
+    ),
+    Metric(
+        BUFFER_PROBABILITY,
+        "FedKACE: mean probability that the global model gives the true class of the buffer's samples.",
+        phase="evaluation",
+        high=_SHARE,
+        column="buffer_probability",
+        average="buffer_probability",
+    ),
+)
+"""What a client measures to decide which model answers."""
+
+REPLAY_METRICS = (
+    Metric(
+        REPLAY_WEIGHTS,
+        "FedKACE: weight of the replay loss in each epoch; 1 in the first.",
+        high=Bound("max(1, `lambda-max`)", lambda limits: max(1.0, limits.config.of(FedKaceKeys).lambda_max)),
+        length="epochs",
+        column="replay_weights",
+        tag="replay_weight",
+        average="replay_weight",
+    ),
+    Metric(
+        REPLAY_SKIPPED,
+        "FedKACE: epochs whose ratio of gradient norms was not finite, so that the replay weight stayed as it was.",
+        high=EPOCHS,
+        whole=True,
+        unit="epochs",
+        column="replay_ratios_skipped",
+    ),
+)
+"""What gradient balance did in training."""
+
+BUFFER_METRICS = (
+    Metric(
+        CONDITION_NUMBER,
+        "FedKACE: condition number of the kernel matrix of the new buffer; with `diagnostics` alone.",
+        high=_LARGEST_CONDITION,
+        column="condition_number",
+        tag="condition_number",
+        average="condition_number",
+    ),
+)
+"""What the new buffer is like."""

@@ -1,10 +1,10 @@
-"""What a run leaves of a round, of the whole, and of the machine, as plain JSON-ready values."""
+"""The record of a round, the summary of a run, and the description of its machine, as JSON-ready values."""
 
 import os
 import platform
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,11 @@ import torch
 import fedkace_flwr
 from fedkace_flwr.config import Config
 from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging.metrics import COMMON
+from fedkace_flwr.methods.metric import Metric
 from fedkace_flwr.metrics import average_accuracy
 
+_PARTS = ("round", *(metric.column for metric in COMMON if metric.is_timed), "transport")
 _PACKAGES = ("flwr", "ray", "torch", "torchvision", "numpy")
 
 
@@ -30,15 +33,16 @@ def round_record(
     bytes_down: int,
     bytes_up: int,
     seconds: float,
+    own: Sequence[Metric] = (),
 ) -> dict[str, Any]:
-    """One line of ``rounds.jsonl``.
+    """Return one line of ``rounds.jsonl``.
 
     Parameters
     ----------
     number, clients : int
         t from 1, and K.
     trained, evaluated : mapping
-        Each client's metrics of the two phases; a client that is missing becomes null.
+        Each client's metrics of the two phases; a missing client is recorded as null.
     drift : float, optional
         Mean squared distance of local models from the global one.
     failures : sequence of mapping
@@ -47,59 +51,50 @@ def round_record(
         Records sent to clients and received from them.
     seconds : float
         Wall time of the round.
+    own : sequence of Metric
+        The method's own metrics; those with a column follow the common ones.
 
     Returns
     -------
     dict
         JSON-ready. Every time stands under ``seconds``, so that the rest is equal for equal seeds.
     """
-
-    def column(source: Mapping[int, Mapping[str, Any]], name: str) -> list[Any]:
-        return [source.get(client, {}).get(name) for client in range(clients)]
-
     # A method may choose its buffer only after the new global model has come; then the later report counts.
     settled = {client: {**metrics, **evaluated.get(client, {})} for client, metrics in trained.items()}
-    accuracies = [value for value in column(evaluated, keys.ACCURACY) if value is not None]
-    seen = [value for value in column(evaluated, keys.SEEN_CLASSES) if value is not None]
-    record = {
+    sources = {"training": trained, "own": trained, "evaluation": evaluated, "either": settled}
+
+    def column(metric: Metric) -> Any:
+        source = sources[metric.phase]
+        values = [source.get(client, {}).get(metric.name) for client in range(clients)]
+        return any(values) if metric.any_client else values
+
+    def columns(metrics: Sequence[Metric]) -> dict[str, Any]:
+        return {each.column: column(each) for each in metrics if each.column and not each.is_timed}
+
+    reported = columns(COMMON)
+    accuracies = [value for value in reported["client_accuracy"] if value is not None]
+    seen = [value for value in reported["seen_classes"] if value is not None]
+    both = [metrics for phase in (trained, evaluated) for metrics in phase.values()]
+    timed = {each.column: each.name for each in (*COMMON, *own) if each.is_timed}
+    return {
         "round": number,
         "accuracy": sum(accuracies) / len(accuracies) if accuracies else None,
         "chance": sum(1 / value for value in seen) / len(seen) if seen else None,
-        "client_accuracy": column(evaluated, keys.ACCURACY),
-        "local_accuracy": column(evaluated, keys.LOCAL_ACCURACY),
-        "global_accuracy": column(evaluated, keys.GLOBAL_ACCURACY),
-        "seen_classes": column(evaluated, keys.SEEN_CLASSES),
-        "switched_at": column(evaluated, keys.SWITCHED_AT),
-        "gap": column(evaluated, keys.GAP),
-        "buffer_accuracy": column(evaluated, keys.BUFFER_ACCURACY),
-        "buffer_probability": column(evaluated, keys.BUFFER_PROBABILITY),
-        "replay_weights": column(trained, keys.REPLAY_WEIGHTS),
-        "replay_ratios_skipped": column(trained, keys.REPLAY_SKIPPED),
-        "buffer_size": column(settled, keys.BUFFER_SIZE),
-        "buffer_classes": column(settled, keys.BUFFER_CLASSES),
-        "condition_number": column(trained, keys.CONDITION_NUMBER),
-        "interpolated": any(column(evaluated, keys.INTERPOLATED)),
+        **reported,
+        **columns([each for each in own if each not in COMMON]),
         "client_drift": drift,
         "bytes": {"down": bytes_down, "up": bytes_up},
         "failures": list(failures),
+        "seconds": {
+            "round": seconds,
+            **{part: float(sum(metrics.get(name, 0.0) for metrics in both)) for part, name in timed.items()},
+            "transport": max(0.0, seconds - busy_seconds(both)),
+        },
     }
-    both = [metrics for phase in (trained, evaluated) for metrics in phase.values()]
-
-    def total(name: str) -> float:
-        return float(sum(metrics.get(name, 0.0) for metrics in both))
-
-    record["seconds"] = {
-        "round": seconds,
-        "training": total(keys.TRAINING_SECONDS),
-        "selection": total(keys.SELECTION_SECONDS),
-        "evaluation": total(keys.EVALUATION_SECONDS),
-        "transport": max(0.0, seconds - busy_seconds(both)),
-    }
-    return record
 
 
 def busy_seconds(spans: Sequence[Mapping[str, Any]]) -> float:
-    """Seconds during which at least one client computed; what is left of a round is transport and bookkeeping."""
+    """Return the seconds in which at least one client computed; the rest of a round is transport and bookkeeping."""
     edges = sorted((span[keys.STARTED], span[keys.FINISHED]) for span in spans if keys.STARTED in span)
     busy, reached = 0.0, float("-inf")
     for started, finished in edges:
@@ -109,33 +104,49 @@ def busy_seconds(spans: Sequence[Mapping[str, Any]]) -> float:
 
 
 def summarise(config: Config, rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The content of ``summary.json``."""
-    accuracies = [record["accuracy"] for record in rounds if record["accuracy"] is not None]
-    chances = [record["chance"] for record in rounds if record["chance"] is not None]
-    switched = rounds[-1]["switched_at"] if rounds else []
-    times = {
-        name: sum(record["seconds"][name] for record in rounds)
-        for name in ("round", "training", "selection", "evaluation", "transport")
-    }
+    """Return the content of ``summary.json``."""
     return {
         "method": config.method,
         "dataset": config.data.dataset,
         "clients": config.stream.clients,
         "rounds": len(rounds),
         "seed": config.run.seed,
-        "average_accuracy": accuracy_so_far(rounds),
-        "final_accuracy": accuracies[-1] if accuracies else None,
-        "average_chance": average_accuracy(chances) if chances else None,
-        "switched_at": switched,
-        "failures": sum(len(record["failures"]) for record in rounds),
-        "failures_by_client": failures_by_client(rounds),
-        "bytes": {way: sum(record["bytes"][way] for record in rounds) for way in ("down", "up")},
-        "seconds": times,
+        **totals(rounds),
     }
 
 
+def totals(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what the rounds of a run come to: accuracy, chance, switches, failures, bytes and seconds.
+
+    Parameters
+    ----------
+    rounds : sequence of mapping
+        Records as :func:`round_record` makes them.
+    """
+    accuracies = known(record["accuracy"] for record in rounds)
+    chances = known(record["chance"] for record in rounds)
+    return {
+        "average_accuracy": average_accuracy(accuracies) if accuracies else None,
+        "final_accuracy": accuracies[-1] if accuracies else None,
+        "average_chance": average_accuracy(chances) if chances else None,
+        "switched_at": rounds[-1]["switched_at"] if rounds else [],
+        "failures": sum(len(record["failures"]) for record in rounds),
+        "failures_by_client": failures_by_client(rounds),
+        "bytes": {way: sum(record["bytes"][way] for record in rounds) for way in ("down", "up")},
+        "seconds": {
+            part: sum(record["seconds"][part] for record in rounds)
+            for part in (rounds[0]["seconds"] if rounds else _PARTS)
+        },
+    }
+
+
+def known(values: Iterable[float | None]) -> list[float]:
+    """Return the values that are not None."""
+    return [value for value in values if value is not None]
+
+
 def failures_by_client(rounds: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """How many replies of each client were left out, by kind of reason; clients and kinds without any are not named."""
+    """Count the replies of each client that were left out, by kind of reason; clients and kinds without any are absent."""
     counts = Counter(
         (failure["client"], failure.get("kind", "other")) for record in rounds for failure in record["failures"]
     )
@@ -146,13 +157,13 @@ def failures_by_client(rounds: Sequence[Mapping[str, Any]]) -> dict[str, dict[st
 
 
 def accuracy_so_far(rounds: Sequence[Mapping[str, Any]]) -> float | None:
-    """Average accuracy over the rounds that have one; None if none has."""
-    accuracies = [record["accuracy"] for record in rounds if record["accuracy"] is not None]
+    """Return the average accuracy over the rounds that have one, or None if none has."""
+    accuracies = known(record["accuracy"] for record in rounds)
     return average_accuracy(accuracies) if accuracies else None
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Versions and hardware of the server process."""
+    """Return the versions and hardware of the server process."""
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     return {
         "fedkace_flwr": fedkace_flwr.__version__,
@@ -183,7 +194,7 @@ def _processor() -> str:
 
 
 def title(config: Config) -> str:
-    """What was run, in a line."""
+    """Describe a run in one line."""
     stream = config.stream
     return (
         f"{config.method} on {config.data.dataset}: {stream.clients} clients, window {stream.window}, "

@@ -14,6 +14,8 @@ from typing import Any
 
 from fedkace_flwr.config import Config
 from fedkace_flwr.data.datasets import cache_dir
+from fedkace_flwr.keys import kebab, keys_of
+from fedkace_flwr.sections import DataConfig, ModelConfig, StreamConfig, TrainingConfig
 
 _VERSION = 1
 
@@ -43,8 +45,28 @@ def cached_accuracy(config: Config, client: int, round_number: int, compute: Cal
     return value
 
 
+def reference_keys() -> tuple[str, ...]:
+    """Return the names of the keys that the reference's accuracies depend on, rounding aside.
+
+    These are the keys of data, stream, model and training that affect numbers, and the seed. ``batching`` is not among
+    them: it says how chunk and buffer are batched together, and the reference has no buffer.
+    """
+    names = [
+        kebab(name)
+        for section in (DataConfig, StreamConfig, ModelConfig, TrainingConfig)
+        for name, declared in keys_of(section).items()
+        if declared.affects == "numbers" and name != "batching"
+    ]
+    return (*names, "seed")
+
+
 def fingerprint(config: Config) -> str:
-    """A name for all that the reference depends on."""
+    """Return a name for all that the reference depends on.
+
+    It covers whole sections, so that a new key is never forgotten: at worst a reference is computed again. Of a data
+    set of the user's own, ``data-dir`` says which one it is. A client's accuracy after a round depends neither on the
+    number of clients nor on that of rounds.
+    """
     stream: dict[str, Any] = asdict(config.stream)
     data: dict[str, Any] = asdict(config.data)
     for name in ("clients", "rounds"):

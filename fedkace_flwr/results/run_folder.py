@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
-from fedkace_flwr.config import Config
+from fedkace_flwr.config import Config, keys_affecting
 from fedkace_flwr.errors import ConfigError, RunError
 from fedkace_flwr.results.plot import draw_accuracy
 from fedkace_flwr.results.record import accuracy_so_far, environment, summarise, title
@@ -26,11 +26,6 @@ from fedkace_flwr.storage.checkpoint import Checkpoint, Checkpoints
 
 SCHEMA = 1
 _LOCK_SECONDS = 10
-# What a resumed run may be given anew: where it runs and how long it waits, nothing that its numbers depend on.
-_MAY_DIFFER = {
-    *("resume", "results-dir", "run-name", "data-dir", "cache-dir", "tensorboard"),
-    *("deadline", "join-deadline", "below-quorum", "below-quorum-limit"),
-}
 
 
 class RunFolder:
@@ -242,12 +237,13 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def differences(before: Mapping[str, Any], config: Config) -> list[str]:
-    """Keys in which a stored ``config.json`` would make other numbers than ``config``.
+    """Return the keys in which a stored ``config.json`` would give other numbers than ``config``.
 
-    A key that is not there is younger than the file; its default is what was done before it.
+    A key that the file lacks was added after it was written; the key's default is what the program did before.
     """
-    known = {**Config().flat(), **before}
-    return [key for key, value in config.flat().items() if key not in _MAY_DIFFER and known[key] != value]
+    known, values = {**Config().flat(), **before}, config.flat()
+    affecting = keys_affecting("numbers")
+    return [key for key, value in values.items() if key in affecting and known[key] != value]
 
 
 def schema_of(folder: Path) -> int:

@@ -1,6 +1,7 @@
 """A run's rounds as TensorBoard events, beside ``rounds.jsonl`` and from the same records.
 
-The package ``tensorboard`` is optional and imported only where events are asked for. A step is a round.
+What is shown of the clients follows from the tags of the metrics (:class:`fedkace_flwr.methods.metric.Metric`). The
+package ``tensorboard`` is optional and imported only if events are wanted. A step is a round.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,8 +12,8 @@ import numpy as np
 
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError
-
-_PER_CLIENT = ("client_accuracy", "gap", "condition_number", "buffer_size")
+from fedkace_flwr.messaging.metrics import known_metrics
+from fedkace_flwr.methods.metric import Metric
 
 
 class RoundEvents:
@@ -23,8 +24,8 @@ class RoundEvents:
     folder : Path
         The run's folder.
     first_round : int
-        The round that comes next. Where an earlier process got further before it was stopped, TensorBoard drops
-        what it wrote of this round and later ones.
+        The next round. If an earlier process got further before it was stopped, TensorBoard drops its events of this
+        round and later ones.
 
     Raises
     ------
@@ -34,7 +35,7 @@ class RoundEvents:
 
     def __init__(self, folder: Path, first_round: int) -> None:
         self._writer = _writer_class()(str(folder), purge_step=first_round)
-        self._writer.flush()  # what is dropped is so from here on
+        self._writer.flush()  # the earlier events are dropped from now on
 
     def add(self, record: Mapping[str, Any], average: float | None) -> None:
         """Write a round's numbers; in the file before this returns.
@@ -49,12 +50,15 @@ class RoundEvents:
         step = record["round"]
         for tag, value in scalars(record, average).items():
             self._writer.add_scalar(tag, value, step)
-        weights = [weight for chosen in record["replay_weights"] if chosen for weight in chosen]
-        if weights:
-            self._writer.add_histogram("replay_weights", np.array(weights), step)
-        for client, counts in enumerate(record["buffer_classes"]):
-            if counts and sum(counts):
-                self._writer.add_histogram_raw(f"buffer_classes/{client}", **class_histogram(counts), global_step=step)
+        for metric in _shown(record):
+            values = record[metric.column]
+            if metric.length == "epochs" and any(values):
+                self._writer.add_histogram(metric.column, np.concatenate([each for each in values if each]), step)
+            if metric.length == "classes":
+                for client, counts in enumerate(values):
+                    if counts and sum(counts):
+                        raw = class_histogram(counts)
+                        self._writer.add_histogram_raw(f"{metric.tag}/{client}", **raw, global_step=step)
         self._writer.flush()
 
     def close(self) -> None:
@@ -63,19 +67,19 @@ class RoundEvents:
 
 
 def check_events(config: Config) -> None:
-    """See that events can be written if the configuration asks for them.
+    """Check that events can be written if the configuration asks for them.
 
     Raises
     ------
     ConfigError
-        They are asked for and the package tensorboard is not installed.
+        Events are wanted and the package tensorboard is not installed.
     """
     if config.run.tensorboard:
         _writer_class()
 
 
 def scalars(record: Mapping[str, Any], average: float | None) -> dict[str, float]:
-    """A round's single numbers by tag; what is missing in the record is left out.
+    """Return a round's single numbers by tag; numbers missing in the record are left out.
 
     Parameters
     ----------
@@ -89,11 +93,12 @@ def scalars(record: Mapping[str, Any], average: float | None) -> dict[str, float
         yield "accuracy/mean", record["accuracy"]
         yield "accuracy/chance", record["chance"]
         yield "accuracy/average_so_far", average
-        for name in _PER_CLIENT:
-            for client, value in enumerate(record[name]):
-                yield f"{name}/{client}", value
-        for client, weights in enumerate(record["replay_weights"]):
-            yield f"replay_weight/{client}", weights[-1] if weights else None
+        for metric in _shown(record):
+            for client, value in enumerate(record[metric.column]):
+                if metric.length is None:
+                    yield f"{metric.tag}/{client}", value
+                elif metric.length == "epochs":
+                    yield f"{metric.tag}/{client}", value[-1] if value else None
         yield "run/client_drift", record["client_drift"]
         yield "run/switched", sum(round_ is not None for round_ in record["switched_at"])
         yield "run/failures", len(record["failures"])
@@ -104,8 +109,13 @@ def scalars(record: Mapping[str, Any], average: float | None) -> dict[str, float
     return {tag: value for tag, value in found() if value is not None}
 
 
+def _shown(record: Mapping[str, Any]) -> list[Metric]:
+    """The metrics with a tag that the record has a column for."""
+    return [metric for metric in known_metrics().values() if metric.tag and metric.column in record]
+
+
 def class_histogram(counts: Sequence[int]) -> dict[str, Any]:
-    """A histogram with one bucket a class, from its counts, as TensorBoard's writer takes it."""
+    """Return a histogram with one bucket per class, from its counts, in the form that TensorBoard's writer takes."""
     label, number = np.arange(len(counts)), np.array(counts)
     return {
         "min": -0.5,

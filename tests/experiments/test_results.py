@@ -180,7 +180,7 @@ def test_a_folder_without_a_run_is_refused_by_name(tmp_path: Path) -> None:
         ("summary.json", '{"rounds": ', "is no JSON"),
         ("summary.json", '{"rounds": 9}', "holds 2 rounds, summary.json 9"),
         ("rounds.jsonl", '{"round": 1\n{"round": 2}\n', "line 1: is damaged"),
-        ("rounds.jsonl", '{"round": 1}\n{"round": 2}\n', "a round lacks what it should hold ('replay_weights')"),
+        ("rounds.jsonl", '{"round": 1}\n{"round": 2}\n', "a round lacks what it should hold ('local_accuracy')"),
         ("rounds.jsonl", '{"schema": 7}\n', "schema = 7"),
         ("rounds.jsonl", "\xff", "cannot be read"),
         ("../study.json", "{}", "should hold study, axes"),

@@ -11,7 +11,7 @@ from support.common import rounds_of
 
 from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
-from fedkace_flwr.results.reference_cache import anchors, cached_accuracy, fingerprint
+from fedkace_flwr.results.reference_cache import anchors, cached_accuracy, fingerprint, reference_keys
 
 Make = Callable[..., Config]
 
@@ -38,6 +38,22 @@ def test_the_fingerprint_holds_what_the_reference_depends_on_and_nothing_else() 
         replace(usual, model=replace(usual.model, width=9)),
     ]
     assert len({fingerprint(config) for config in [usual, *others]}) == 6
+
+
+def test_the_fingerprint_covers_every_key_that_the_reference_depends_on() -> None:
+    usual, defaults = Config(), Config().flat()
+    covered = set()
+    for name in reference_keys():
+        value = defaults[name]
+        changed = not value if isinstance(value, bool) else "other" if isinstance(value, str) else value * 2 + 1
+        for part in ("data", "stream", "model", "training", "run"):
+            section, field = getattr(usual, part), name.replace("-", "_")
+            if hasattr(section, field):
+                other = replace(usual, **{part: replace(section, **{field: changed})})
+                covered |= {name} if fingerprint(other) != fingerprint(usual) else set()
+    assert covered == set(reference_keys()) - {"clients", "rounds"}
+    assert {"dataset", "overlap", "epochs", "seed"} <= covered
+    assert not {"batching", "capacity", "method", "data-dir", "threads"} & set(reference_keys())
 
 
 def test_an_accuracy_is_computed_once_and_again_if_its_file_is_damaged(tmp_path: Path) -> None:

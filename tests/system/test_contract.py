@@ -1,7 +1,6 @@
 """What every registered method owes: one test file over all of them, so that a new one is covered at once."""
 
 import contextlib
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +28,6 @@ from fedkace_flwr.training.distillation import lower_half
 
 Make = Callable[..., Config]
 SHAPE = {"rounds": 3, "epochs": 2, "capacity": 12, "centralized_every": 2, "tfcl_server_epochs": 2}
-METHODS_PAGE = Path(__file__).resolve().parents[2] / "docs" / "methods.md"
 
 # Presets of another method run the same code; `make quick` leaves them out.
 EVERY_METHOD = [
@@ -350,8 +348,8 @@ def test_under_every_choice_a_run_in_pieces_ends_as_one(small: Make, choice: dic
 
 
 def assert_bytes_are_as_the_methods_page_says(run: Watched) -> None:
-    """Each round's bytes, in the record, are the page's formulas over its symbols, summed over the clients."""
-    down, up = formulas(run.config.method)
+    """Each round's bytes, in the record, are the registry's formulas, which the page shows, summed over the clients."""
+    traffic = METHODS[run.config.method].traffic
     config, experiment, records = run.config, Experiment(run.config), rounds_of(run.folder)
     longest = max(experiment.num_classes, config.training.epochs)
     image = torch.zeros(1, *experiment.dataset.images.shape[1:])
@@ -382,25 +380,10 @@ def assert_bytes_are_as_the_methods_page_says(run: Watched) -> None:
                 "r": max((rank_of(crossing.down) for crossing in own), default=0),
                 "R": sum(len(name) + 8 * np.size(value) for name, value in numbers),
             }
-            expected["down"] += eval(down, {"__builtins__": {}}, symbols)
-            expected["up"] += eval(up, {"__builtins__": {}}, symbols)
+            expected["down"] += eval(traffic.down, {"__builtins__": {}}, symbols)
+            expected["up"] += eval(traffic.up, {"__builtins__": {}}, symbols)
         assert record["bytes"] == expected
         held = [size or 0 for size in record["buffer_size"]]
-
-
-def formulas(method: str) -> tuple[str, str]:
-    """What the page's table says that a client receives and sends; a preset is as the method that it presets."""
-    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| `([^`]+)` \| `([^`]+)` \|$", METHODS_PAGE.read_text(), re.MULTILINE)
-    stated = {name: (down, up) for names, down, up in rows for name in re.findall(r"\w+", names)}
-    registered = METHODS[method]
-    alike = [
-        name
-        for name, other in METHODS.items()
-        if not other.preset and (other.strategy, other.client) == (registered.strategy, registered.client)
-    ]
-    known = [stated[name] for name in ([method] if not registered.preset else alike) if name in stated]
-    assert known, f"the table of bytes in docs/methods.md has no row for {method}"
-    return known[0]
 
 
 def rank_of(content: RecordDict) -> int:

@@ -14,9 +14,9 @@ from support.common import make_events_earlier, rounds_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from experiments.running.inline import run_inline
-from fedkace_flwr.config import Config
+from fedkace_flwr.config import Config, keys_affecting
 from fedkace_flwr.errors import ConfigError, RunError
-from fedkace_flwr.results.run_folder import RunFolder
+from fedkace_flwr.results.run_folder import RunFolder, differences
 from fedkace_flwr.storage.checkpoint import Checkpoint, Checkpoints
 
 Make = Callable[..., Config]
@@ -88,6 +88,20 @@ def test_another_configuration_is_refused_by_key(small: Make, monkeypatch: pytes
         run_inline(small(resume=True, epochs=2))
     assert (folder / "rounds.jsonl").read_text() == before
     run_inline(small(resume=True, deadline=500.0))
+
+
+@pytest.mark.parametrize("key", sorted(keys_affecting("place", "waiting")))
+def test_a_key_that_does_not_affect_the_numbers_may_differ(key: str) -> None:
+    default = Config().flat()[key]
+    assert differences(Config().flat() | {key: "other" if isinstance(default, str) else 9}, Config()) == []
+
+
+def test_a_run_is_resumed_with_other_waiting_times_threads_and_models_kept(
+    small: Make, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = cut_after_round(small(), 1, monkeypatch)
+    run_inline(small(resume=True, probe=5.0, threads=2, keep_models="always"))
+    assert [record["round"] for record in rounds_of(folder)] == [1, 2, 3]
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(
