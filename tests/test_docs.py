@@ -65,21 +65,25 @@ def test_every_file_that_a_page_links_to_exists() -> None:
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-# Paths that a page names without claiming that they are here: what a reader is to create.
-_TO_BE_CREATED = {"clients/recent.py", "experiments/studies/recent.yaml"}
+_TO_BE_CREATED = {"clients/recent.py", "experiments/studies/recent.yaml"}  # by the reader of docs/add-a-method.md
+_TESTS = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
 
 
 @pytest.mark.parametrize("page", sorted(path.relative_to(ROOT).as_posix() for path in _PAGES))
 def test_every_path_and_module_that_a_page_names_exists(page: str) -> None:
     text = (ROOT / page).read_text()
     paths = set(
-        re.findall(r"(?<![\w./-])(?:experiments|fedkace_flwr|clients|strategies|tests|deploy)/[\w/.-]*\.\w+", text)
+        re.findall(
+            r"(?<![\w./-])(?:experiments|fedkace_flwr|clients|strategies|tests|deploy)/(?!secrets/)[\w/.-]*\.\w+", text
+        )
     )
     missing = {path for path in paths - _TO_BE_CREATED if not (ROOT / path).exists()}
     modules = set(re.findall(r"python3? -m ((?:experiments|fedkace_flwr)[\w.]*)", text))
     missing |= {name for name in modules if importlib.util.find_spec(name) is None}
     studies = set(re.findall(r"python -m experiments run ([\w]+)(?=[\s`])", text))
     missing |= {name for name in studies if not (ROOT / "experiments" / "studies" / f"{name}.yaml").exists()}
+    tests = set(re.findall(r"`(test_\w+)`", text))
+    missing |= tests - set(re.findall(r"^def (test_\w+)", _TESTS, re.MULTILINE))
     assert not missing, f"{page} names what does not exist: {sorted(missing)}"
 
 
