@@ -209,9 +209,7 @@ def load_dataset(config: DataConfig, *, progress: bool = False) -> Dataset:
             with FileLock(cache / f"{folder.name}.lock"):
                 dataset = _open(folder, config.dataset) or _prepare(folder, config.dataset, origin.read(), progress)
     except OSError as fault:
-        raise DataError(
-            f"cache-dir = {cache}: cannot be used ({fault}); must be a writable folder with room"
-        ) from fault
+        raise DataError(f"cache-dir = {cache}: cannot be used ({fault}); must be writable and have room") from fault
     return replace(dataset, class_names=dataset.class_names[: config.num_classes or None])
 
 

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 MAX_PIXELS = 50_000_000
 """Most pixels that a picture from outside may have, before and after scaling: 150 MB as RGB."""
 
-_STARTS_PROGRAMS = frozenset(
-    {"EPS"}
-)  # Pillow runs Ghostscript for these; a picture from outside must not start programs
+_STARTS_PROGRAMS = frozenset({"EPS"})  # Pillow runs Ghostscript for these; no picture from outside may start a program
 
 
 @dataclass(frozen=True)

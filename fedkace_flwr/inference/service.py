@@ -35,9 +35,7 @@ logger = logging.getLogger(__name__)
 MAX_BYTES = 10_000_000
 """Maximum size of a request's body."""
 
-_DRAINED = (
-    10 * MAX_BYTES
-)  # bytes of a body that is too large which are read and discarded, so that its sender gets the answer
+_DRAINED = 10 * MAX_BYTES  # of a body that is too large: read and discarded, so that the sender gets the answer
 _BODY_SECONDS = 30.0
 _AT_A_TIME = 16  # requests whose bodies are in memory; others wait unread
 _WORKERS = 2  # pictures decoded at the same time, up to 150 MB each
@@ -150,10 +148,7 @@ def serve(folder: Path, host: str, port: int) -> int:
         timeout_graceful_shutdown=_LAST_REQUESTS_SECONDS,
     )
     server = uvicorn.Server(config)
-    for number in (
-        signal.SIGTERM,
-        signal.SIGINT,
-    ):  # uvicorn raises the signal again when it ends; then this is harmless
+    for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises the signal again when it ends; this absorbs it
         signal.signal(number, lambda *_: setattr(server, "should_exit", True))
     bound = listener.getsockname()
     if not ipaddress.ip_address(bound[0].partition("%")[0]).is_loopback:
