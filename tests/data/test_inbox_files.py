@@ -75,7 +75,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a table of labels": ({"images": images(), "labels": np.array([[0], [1]])}, "must be (n,)"),
     "nothing": ({"images": images(0), "labels": np.empty(0, dtype=np.int64)}, "with n at least 1"),
     "too high": ({"images": images(), "labels": np.array([0, 3])}, "label 3 is not one of the 3 agreed classes"),
-    "negative": ({"images": images(), "labels": np.array([-1, 1])}, "label -1 is none"),
+    "negative": ({"images": images(), "labels": np.array([-1, 1])}, "label -1 is not one of"),
     "unknown name": ({"images": images(), "labels": np.array(["cat", "cow"])}, "class 'cow' is not one of the 3"),
     "shares": ({"images": images(), "labels": np.array([0.5, 1.0])}, "must be whole numbers or class names"),
     "objects": ({"images": images(), "labels": np.array([0, None])}, "Python objects"),
