@@ -1,4 +1,4 @@
-"""Play a data set's streams into inboxes: what a camera or a sensor does on a real device."""
+"""Play a data set's streams into inboxes, as cameras or sensors would do on real devices."""
 
 import logging
 import os
@@ -16,16 +16,16 @@ logger = logging.getLogger(__name__)
 
 
 def feed(config: Config, folder: Path, *, every: float = 0.0) -> None:
-    """Drop each client's chunks into ``FOLDER/client-K/new``, one file a round, and its test images into ``test``.
+    """Write each client's chunks to ``FOLDER/client-K/new``, one file per round, and its test images to ``test``.
 
     Parameters
     ----------
     config : Config
         Data set and streams, with ``data-source`` as in simulation.
     folder : Path
-        Made if need be.
+        Created if necessary.
     every : float
-        Seconds between one round's files and the next one's.
+        Seconds between the files of consecutive rounds.
 
     Raises
     ------
@@ -41,13 +41,13 @@ def feed(config: Config, folder: Path, *, every: float = 0.0) -> None:
     for number in range(1, config.stream.rounds + 1):
         for client, home in enumerate(homes):
             drop(experiment, experiment.chunk(client, number), home / "new" / f"chunk-{number:06d}.npz")
-        logger.info("round %d of %d has arrived", number, config.stream.rounds)
+        logger.info("round %d of %d: chunks written for %d clients", number, config.stream.rounds, len(homes))
         if every and number < config.stream.rounds:
             time.sleep(every)
 
 
 def drop(experiment: Experiment, samples: Samples, path: Path) -> None:
-    """Write samples beside their place and rename them into it, so that the file is whole once it can be seen."""
+    """Write samples to a temporary file and rename it, so that the file never appears half-written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.part")
     with aside.open("wb") as file:

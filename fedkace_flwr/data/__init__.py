@@ -1,1 +1,1 @@
-"""Data sets, the stream that is drawn from them, and the inbox of a device."""
+"""Data sets, the stream drawn from them, and the inbox of a device."""

@@ -1,9 +1,8 @@
-"""Data sets as one memory-mapped uint8 array each.
+"""Data sets, each as one memory-mapped uint8 array.
 
-The images of a data set are read, resized and laid out once, into a folder of the cache; every process then maps
-that array instead of holding a copy. A cache folder is built aside and renamed into place, so it is complete or
-not there; one that was damaged later is built again. Where the images come from is in
-:mod:`fedkace_flwr.data.readers`.
+The images of a data set are read, resized and written to a cache folder once; every process then maps that array
+instead of holding a copy. A cache folder is built under a temporary name and then renamed, so it is either complete
+or absent; if it is damaged later, it is built again. :mod:`fedkace_flwr.data.readers` reads the original files.
 """
 
 import json
@@ -43,9 +42,9 @@ DATASETS: dict[str, Source] = {
     "imagenet100": Source(classes=100, image_size=224, find=find_imagenet100, framing=imagenet_framing),
     "folder": Source(classes=None, image_size=64, find=find_folder, framing=Framing.of_files),
 }
-"""The data sets by name: the one place to register another."""
+"""The data sets by name. Register new ones here."""
 
-_FORMAT = 1  # raise whenever the same files would be prepared differently
+_FORMAT = 1  # increase it whenever the same files would be prepared differently
 _IMAGES, _LABELS, _META = "images.npy", "labels.npy", "meta.json"
 
 _Triple = tuple[float, float, float]
@@ -66,9 +65,9 @@ class Dataset:
     train_size : int
         Rows [0, train_size) are the training split, the others the test split.
     class_names : tuple of str
-        The classes kept; labels from ``num_classes`` up belong to classes left out.
+        The classes kept; labels of ``num_classes`` and above belong to classes that are not used.
     mean, std : tuple of float
-        Per channel, of all prepared training images scaled to [0, 1].
+        Per channel, over all prepared training images scaled to [0, 1].
     """
 
     name: str
@@ -100,7 +99,13 @@ class Dataset:
         return self._ids(self._train_index, label)
 
     def test_ids(self, label: int) -> NDArray[np.int64]:
-        """Return the ids of a class in the test split, int64, ascending; raises like :meth:`train_ids`."""
+        """Return the ids of a class in the test split, int64, ascending.
+
+        Raises
+        ------
+        IndexError
+            ``label`` is not one of the classes kept.
+        """
         return self._ids(self._test_index, label)
 
     def fetch(self, ids: torch.Tensor) -> torch.Tensor:
@@ -139,7 +144,7 @@ def _by_class(labels: NDArray[np.int64], classes: int, first_id: int) -> list[ND
 
 
 def known_classes(name: str) -> int | None:
-    """Return the number of classes of a data set, None where its files decide.
+    """Return the number of classes of a data set, or None if it depends on the files.
 
     Raises
     ------
@@ -150,7 +155,7 @@ def known_classes(name: str) -> int | None:
 
 
 def framing_of(name: str, size: int) -> Framing:
-    """Return how a data set's pictures become squares of a size, in pixels.
+    """Return how a data set's pictures are turned into squares of ``size`` pixels.
 
     Raises
     ------
@@ -161,32 +166,32 @@ def framing_of(name: str, size: int) -> Framing:
 
 
 def load_dataset(config: DataConfig, *, progress: bool = False) -> Dataset:
-    """Open a data set, after preparing it if no usable copy is in the cache.
+    """Open a data set; prepare it first if the cache has no usable copy.
 
-    With ``data-source = inbox`` there is none to open: the result has the agreed classes, no images, and 0.5 and
-    0.25 for mean and standard deviation.
+    With ``data-source = inbox`` there is no data set to open: the result has the agreed classes, no images, mean 0.5
+    and standard deviation 0.25.
 
-    Any number of processes may call this at once: one prepares, the others wait for it. Files that changed are
-    prepared anew beside the old copy; removing the cache is always safe.
+    Any number of processes may call this at once: one prepares the data set, the others wait. If files change, they
+    are prepared again next to the old copy. The cache can be deleted at any time.
 
     Parameters
     ----------
     config : DataConfig
-        Which data set, where its files and the cache are, how many classes to keep and the image size.
+        Which data set, where its files and the cache are, the number of classes to keep and the image size.
     progress : bool
         Show a progress bar while preparing.
 
     Returns
     -------
     Dataset
-        With the first ``config.num_classes`` classes, or all where that is 0.
+        With the first ``config.num_classes`` classes, or all if that is 0.
 
     Raises
     ------
     ConfigError
-        An unknown name, or more classes than the data set has.
+        The name is unknown, or more classes are wanted than the data set has.
     DataError
-        Files missing or damaged, or a cache folder that cannot be used.
+        Files are missing or damaged, or the cache folder cannot be used.
     """
     if config.data_source == "inbox":
         return _agreed(config)
@@ -198,18 +203,18 @@ def load_dataset(config: DataConfig, *, progress: bool = False) -> Dataset:
     cache = cache_dir(config)
     folder = cache / f"{config.dataset}-{size}-{origin.fingerprint}"
     try:
-        dataset = _open(folder, config.dataset)  # without the lock: a finished cache may lie on a read-only disk
+        dataset = _open(folder, config.dataset)  # without the lock: a finished cache may be on a read-only disk
         if dataset is None:
             cache.mkdir(parents=True, exist_ok=True)
             with FileLock(cache / f"{folder.name}.lock"):
                 dataset = _open(folder, config.dataset) or _prepare(folder, config.dataset, origin.read(), progress)
     except OSError as fault:
-        raise DataError(f"cache-dir = {cache}: cannot be used ({fault}); name a folder with room to write") from fault
+        raise DataError(f"cache-dir = {cache}: cannot be used ({fault}); must be writable and have room") from fault
     return replace(dataset, class_names=dataset.class_names[: config.num_classes or None])
 
 
 def _agreed(config: DataConfig) -> Dataset:
-    """What server and devices agree on where data arrive by themselves: classes and image size, and no images."""
+    """A data set without images for data from inboxes: the classes and the image size that the configuration fixes."""
     none = np.empty((0, 3, config.image_size, config.image_size), dtype=np.uint8)
     return Dataset("inbox", none, np.empty(0, dtype=np.int64), 0, config.classes(), (0.5,) * 3, (0.25,) * 3)
 
@@ -221,13 +226,13 @@ def _source(name: str) -> Source:
 
 
 def cache_dir(config: DataConfig) -> Path:
-    """Where prepared data and cached references are kept: ``cache-dir``, its environment variable, or the user's cache."""
+    """Folder of prepared data and cached references: ``cache-dir``, else ``$FEDKACE_CACHE_DIR``, else the user's cache."""
     chosen = config.cache_dir or os.environ.get("FEDKACE_CACHE_DIR") or "~/.cache/fedkace_flwr"
     return Path(chosen).expanduser().resolve()
 
 
 def _open(folder: Path, name: str) -> Dataset | None:
-    """Map a prepared data set; None where there is none or it is damaged."""
+    """Map a prepared data set; None if it does not exist or is damaged."""
     if not folder.exists():
         return None
     try:
@@ -238,7 +243,7 @@ def _open(folder: Path, name: str) -> Dataset | None:
 
 
 class _DamagedError(Exception):
-    """A cache folder is not what was written."""
+    """A cache folder does not hold what was written to it."""
 
 
 def _read(folder: Path, name: str) -> Dataset:
@@ -257,9 +262,9 @@ def _read(folder: Path, name: str) -> Dataset:
             raise ValueError(f"{_LABELS}: labels {labels.min()} to {labels.max()}, expected 0 to {len(names) - 1}")
         mean, std = _triple(meta["mean"]), _triple(meta["std"])
         return Dataset(name, images, labels, int(meta["train_size"]), names, mean, std)
-    except OSError:  # no sign of damaged bytes, but of missing permissions or a failing disk: nothing to throw away
+    except OSError:  # a matter of permissions or of the disk, not of damaged bytes: keep the folder
         raise
-    except Exception as fault:  # damaged bytes make the parsers raise anything
+    except Exception as fault:  # parsers may raise anything on damaged bytes
         raise _DamagedError(str(fault)) from fault
 
 
@@ -269,8 +274,8 @@ def _triple(values: list[float]) -> _Triple:
 
 
 def _prepare(folder: Path, name: str, content: Content, progress: bool) -> Dataset:
-    """Build the cache folder aside and rename it; the caller holds the lock."""
-    aside = folder.with_name(f"{folder.name}.partial")  # a fixed name: what a killed process left is cleared away
+    """Build the cache folder under a temporary name and rename it; the caller holds the lock."""
+    aside = folder.with_name(f"{folder.name}.partial")  # a fixed name, so that a killed process's leftover is removed
     for stale in (aside, folder):
         if stale.exists():
             shutil.rmtree(stale)
@@ -300,10 +305,10 @@ def _write_images(
     path: Path, content: Content, blocks: Iterator[NDArray[np.uint8]]
 ) -> tuple[tuple[int, ...], list[float], list[float]]:
     """Stream the images into an .npy file; return its shape and the training images' mean and std."""
-    # Written as a plain file, not through a memory map: a full disk is then an error and not a bus error.
+    # Written as a plain file, not through a memory map: a full disk then raises an error instead of a bus error.
     shape: tuple[int, ...] = ()
     rows = 0
-    counts = np.zeros((3, 256), dtype=np.int64)  # a histogram: exact, whatever the number of images
+    counts = np.zeros((3, 256), dtype=np.int64)  # a histogram is exact for any number of images
     with path.open("wb") as file:
         for block in blocks:
             if not shape:
@@ -325,7 +330,7 @@ def _write_images(
 
 
 def _sync(*paths: Path) -> None:
-    # A rename can outlive a power cut that the bytes did not; after this it cannot.
+    # Without this, a rename could survive a power cut that the file's content does not survive.
     for path in paths:
         with path.open("rb") as file:
             os.fsync(file.fileno())

@@ -1,4 +1,4 @@
-"""How a picture becomes what a network was trained on: the one way for data sets and for inference.
+"""Turning pictures of any size into the squares that networks are trained on, for data sets and for inference alike.
 
 Shapes: S height and width of a data set's images.
 """
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 MAX_PIXELS = 50_000_000
-"""What a picture from outside may have, before and after it is scaled: 150 MB as RGB."""
+"""Most pixels that a picture from outside may have, before and after scaling: 150 MB as RGB."""
 
-_STARTS_PROGRAMS = frozenset({"EPS"})  # Pillow has Ghostscript draw these; a picture from outside shall start nothing
+_STARTS_PROGRAMS = frozenset({"EPS"})  # Pillow runs Ghostscript for these; no picture from outside may start a program
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class Framing:
     size : int
         S.
     shorter : int
-        The shorter side that a picture is scaled to before its middle is cut out.
+        Length to which the shorter side is scaled before the centre is cropped.
     scaling : {"pillow", "torch"}
-        Data sets of image files scale whole pictures by Pillow. Data sets of arrays scale squares by PyTorch; of
-        a picture that is none, the largest square in the middle.
+        Data sets of image files scale whole pictures with Pillow. Data sets of arrays scale squares with PyTorch; of a
+        picture that is not square they use the largest square in the centre.
     """
 
     size: int
@@ -46,16 +46,16 @@ class Framing:
 
     @classmethod
     def of_files(cls, size: int, shorter: int | None = None) -> "Framing":
-        """For a data set of image files; by default the square is as large as the picture allows."""
+        """Framing for a data set of image files; by default the square is as large as the picture allows."""
         return cls(size, shorter or size, "pillow")
 
     @classmethod
     def of_arrays(cls, size: int) -> "Framing":
-        """For a data set of square arrays."""
+        """Framing for a data set of square arrays."""
         return cls(size, size, "torch")
 
     def square(self, picture: "Image", max_pixels: int | None = None) -> NDArray[np.uint8]:
-        """Scale an RGB picture and cut out its middle: uint8 (3, S, S).
+        """Scale an RGB picture and crop its centre: uint8 (3, S, S).
 
         Raises
         ------
@@ -86,16 +86,16 @@ def scaled(images: Tensor, size: int) -> Tensor:
 
 
 def read_square(source: Path | bytes, framing: Framing, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
-    """Read a picture that anyone may have made: a file, or a file's bytes.
+    """Read a picture from an untrusted source: a file, or a file's bytes.
 
     Parameters
     ----------
     source : Path or bytes
-        In any format that Pillow reads by itself.
+        In any format that Pillow reads without external programs.
     framing : Framing
-        What to make of it.
+        How the picture becomes a square.
     max_pixels : int
-        A larger one is not decoded.
+        Larger pictures are not decoded.
 
     Returns
     -------
@@ -105,7 +105,8 @@ def read_square(source: Path | bytes, framing: Framing, max_pixels: int = MAX_PI
     Raises
     ------
     DataError
-        It cannot be read, is no picture, is damaged or too large. The message is one line and names no file.
+        The source cannot be read, is not a picture, is damaged or too large. The message is one line and does not name
+        the file.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -116,17 +117,17 @@ def read_square(source: Path | bytes, framing: Framing, max_pixels: int = MAX_PI
         with Image.open(file, formats=formats) as found:
             width, height = found.size
             if width * height > max_pixels:
-                raise DataError(f"it has {width} x {height} pixels: may have {max_pixels:,}")
+                raise DataError(f"it has {width} x {height} pixels; at most {max_pixels:,} are allowed")
             return framing.square(found.convert("RGB"), max_pixels)
     except DataError:
         raise
     except Image.DecompressionBombError as fault:
-        raise DataError(f"it has too many pixels: may have {max_pixels:,}") from fault
+        raise DataError(f"it has too many pixels; at most {max_pixels:,} are allowed") from fault
     except UnidentifiedImageError as fault:
-        raise DataError("it is not a picture of a format that is read here") from fault
+        raise DataError("it is not an image, or its format is not supported") from fault
     except (FileNotFoundError, IsADirectoryError, PermissionError) as fault:
         raise DataError(str(fault.strerror)) from fault
-    except Exception as fault:  # decoders raise anything from SyntaxError to struct.error on damaged files
+    except Exception as fault:  # on damaged files, decoders raise anything from SyntaxError to struct.error
         reason = " ".join(str(fault).split()) or type(fault).__name__
         raise DataError(f"it is damaged ({reason})") from fault
 
@@ -144,4 +145,4 @@ def _laid_out(picture: "Image") -> NDArray[np.uint8]:
 
 
 FramingOf = Callable[[int], Framing]
-"""A data set's framing for an image size."""
+"""Returns a data set's framing for an image size."""

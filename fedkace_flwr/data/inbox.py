@@ -1,19 +1,19 @@
-"""Data that arrives: a folder into which something drops files, and from which rounds take them.
+"""The inbox of a device: a folder into which other programs drop files, and from which rounds take them.
 
 ::
 
-    new/        files are dropped here, whole, by renaming them into place
-    taken/      those of the round under way, and of the last one that was learned
-    done/       those learned, where they are kept
-    rejected/   those that will not do, each with its reason beside it
+    new/        files arrive here complete, by being renamed into place
+    taken/      files of the current round, and of the last one that was learned
+    done/       files that were learned, if they are kept
+    rejected/   files that could not be used, each with a file that gives the reason
 
-A round first takes its files, that is, renames them into ``taken/<run>-<round>/``; then it trains; and only once
-what it has learned is on disk is that folder marked. So a crash at any moment leaves every file either to be
-learned, in ``new/`` or in a folder without the mark, or learned and marked. A client's state says which of the
-two holds where the crash came between the state and the mark.
+A round first takes its files by renaming them into ``taken/<run>-<round>/``; then it trains; and once what it has
+learned is on disk, it marks that folder. After a crash at any moment every file is therefore either still to be
+learned (in ``new/``, or in a folder without the mark) or learned and marked. If the crash came between writing the
+state and setting the mark, the client's state tells which.
 
-The last learned round's files stay in ``taken/`` until the next round is on disk: a client whose newest state is
-damaged goes on from the one before it, and needs them again.
+The files of the last learned round stay in ``taken/`` until the next round is on disk: a client whose newest state is
+damaged continues from the previous one, and needs them again.
 """
 
 import logging
@@ -35,7 +35,7 @@ from fedkace_flwr.storage.atomic import sync_folder
 logger = logging.getLogger(__name__)
 
 _PARTIAL, _LEARNED, _GONE = ".partial", ".learned", ".gone"
-_UNREADABLE = (PermissionError,)  # of one file's own; the disk's other errors concern them all
+_UNREADABLE = (PermissionError,)  # concerns a single file; other errors of the disk concern them all
 _CLAIM = re.compile(r"(?P<run>.*)-(?P<round>\d+)(?P<mark>|\.partial|\.learned|\.gone)", re.DOTALL)
 
 
@@ -55,17 +55,17 @@ class Inbox:
     Parameters
     ----------
     folder : Path
-        Holds the four folders, which are made if need be; all on one file system.
+        Holds the four folders, which are created if necessary, all on one file system.
     run : str
-        The run that takes. A round that another run took and did not learn is taken anew.
+        The run that takes files. Files that another run took but did not learn are taken again.
     class_names : sequence of str
         The agreed classes, in the order of their labels.
     image_size : int
         Height and width of images, in pixels.
     bound : int
-        Most samples that a round takes; a file is never split, and one that holds more is rejected.
+        Maximum number of samples that a round takes; files are never split, and one that holds more is rejected.
     keep : bool
-        Whether learned files go to ``done/``, or are deleted.
+        Whether learned files are moved to ``done/`` (true) or deleted.
 
     Raises
     ------
@@ -89,22 +89,22 @@ class Inbox:
             for path in (self._new, self._taken, self._done, self._rejected):
                 path.mkdir(parents=True, exist_ok=True)
         except OSError as fault:
-            raise DataError(f"inbox = {folder}: cannot be used ({fault}); must be a folder to write in") from fault
+            raise DataError(f"inbox = {folder}: cannot be used ({fault}); must be a writable folder") from fault
 
     def take(self, number: int, learned: int) -> Arrived:
-        """The samples of a round; the same ones however often it is asked, until the round is learned.
+        """Take the samples of a round; repeated calls return the same ones until the round is learned.
 
         Parameters
         ----------
         number : int
             The round, from 1.
         learned : int
-            The last round of this run whose outcome is on disk; files of it and of earlier ones are not learned
-            again, but by the same round.
+            The last round of this run whose outcome is on disk. Files of that round and of earlier ones are not
+            learned again by a later round.
 
         Returns
         -------
-        Images, uint8 (n, 3, S, S), and labels, int64 (n,); n = 0 where nothing has arrived.
+        Images, uint8 (n, 3, S, S), and labels, int64 (n,); n = 0 if nothing has arrived.
 
         Raises
         ------
@@ -121,7 +121,7 @@ class Inbox:
             raise self._unusable(fault) from fault
 
     def learned(self, number: int) -> None:
-        """Mark a round's files: what it has learned from them is on disk."""
+        """Mark a round's files as learned, once the round's outcome is on disk."""
         try:
             claim = self._claim_of(number)
             if claim is not None:
@@ -145,7 +145,7 @@ class Inbox:
         return next((claim for claim in own if claim.mark in ("", _LEARNED)), None)
 
     def _tidy(self, learned: int) -> None:
-        """Put away what is learned and will not be asked for again; set the mark that a crash has prevented."""
+        """Put away files that are learned and no longer needed; set the mark if a crash prevented it."""
         for claim in self._claims():
             own = claim.run == self._run
             if claim.mark == _GONE:
@@ -166,14 +166,14 @@ class Inbox:
             claim.path.rename(_free(self._done / name))
             sync_folder(self._done)
         else:
-            gone = claim.path.with_name(name + _GONE)  # a half-deleted folder must not look like one to be learned
+            gone = claim.path.with_name(name + _GONE)  # a half-deleted folder must not look as if it had to be learned
             claim.path.rename(gone)
             sync_folder(self._taken)
             shutil.rmtree(gone)
         sync_folder(self._taken)
 
     def _fill(self, number: int, learned: int) -> _Claim | None:
-        """Take files for a round: first those taken for a round that was never learned, then new ones."""
+        """Take files for a round: first those of a round that was taken but never learned, then new ones."""
         name = f"{self._run}-{number:06d}"
         partial = self._taken / (name + _PARTIAL)
         partial.mkdir(exist_ok=True)
@@ -213,17 +213,15 @@ class Inbox:
         return np.empty((0, 3, self._size, self._size), dtype=np.uint8), np.empty(0, dtype=np.int64)
 
     def _count(self, path: Path, class_name: str | None) -> int:
-        """Samples in a file; a file that will not do is rejected and counts 0."""
+        """Number of samples in a file; a file that cannot be used is rejected and counts as 0."""
         try:
             if not path.is_file() or path.is_symlink():
                 raise DataError(f"{path.name}: must be a plain file")
             samples = arrivals.count(path, class_name)
             if samples > self._bound:
-                raise DataError(
-                    f"{path.name}: holds {samples} samples; inbox-bound = {self._bound} allows no more a file"
-                )
+                raise DataError(f"{path.name}: holds {samples} samples; must be at most inbox-bound = {self._bound}")
             return samples
-        except FileNotFoundError:  # its producer has taken it back
+        except FileNotFoundError:  # its producer has removed it
             return 0
         except (DataError, *_UNREADABLE) as fault:
             self._reject(path, fault)
@@ -237,20 +235,20 @@ class Inbox:
         logger.warning("%s was rejected: %s", target, reason)
 
     def _move_all(self, files: Sequence[tuple[Path, str | None]], source: Path, target: Path) -> None:
-        """Move files from one folder into another, each in its class's folder; on disk before this returns."""
+        """Move files to another folder, keeping their class folders; the change is on disk when this returns."""
         touched = {source, target}
         for path, _ in files:
             place = target / path.relative_to(source)
             place.parent.mkdir(exist_ok=True)
             touched |= {path.parent, place.parent}
-            with suppress(FileNotFoundError):  # its producer has taken it back
+            with suppress(FileNotFoundError):  # its producer has removed it
                 path.rename(_free(place))
         for folder in touched:
             sync_folder(folder)
 
 
 def _free(path: Path) -> Path:
-    """The path, or one like it that is not there yet."""
+    """The path, or a numbered variant of it that does not exist yet."""
     number, free = 1, path
     while os.path.lexists(free):
         free = path.with_name(f"{path.stem}~{number}{path.suffix}")

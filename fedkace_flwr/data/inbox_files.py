@@ -1,6 +1,6 @@
-"""Reading files of labelled images that something else has written: one ``.npz``, or one picture in a class's folder.
+"""Reading labelled images that other programs have written: an ``.npz``, or a picture in the folder of its class.
 
-Nothing here trusts a file: sizes are checked before anything is allocated, and every fault is a
+No file is trusted: sizes are checked before memory is allocated, and every fault is raised as a
 :class:`~fedkace_flwr.errors.DataError` that says what would be right.
 """
 
@@ -18,19 +18,19 @@ from fedkace_flwr.data.readers import PICTURES
 from fedkace_flwr.errors import DataError
 
 LARGEST_FILE = 2**28
-"""Bytes that the arrays of one file may take, unpacked."""
+"""Largest size of the arrays of one file, unpacked, in bytes."""
 
 _UNFINISHED = (".part", ".partial", ".tmp")
 _ARCHIVE = ".npz"
 _IMAGES, _LABELS = "images", "labels"
-_WANTED = f"an .npz with {_IMAGES} and {_LABELS}, or a picture ({', '.join(PICTURES)}) in a class's folder"
+_WANTED = f"an .npz with {_IMAGES} and {_LABELS}, or a picture ({', '.join(PICTURES)}) in the folder of its class"
 
 Arrived = tuple[NDArray[np.uint8], NDArray[np.int64]]
 """Images, uint8 (n, 3, S, S), and labels, int64 (n,)."""
 
 
 def listing(folder: Path) -> list[tuple[Path, str | None]]:
-    """Files in a folder, and with the class's name those in classes' folders, by name; unfinished ones left out."""
+    """The finished files in a folder, and in its class folders with the name of the class; sorted by name."""
     found: list[tuple[Path, str | None]] = []
     for path in _finished(folder):
         if path.is_dir() and not path.is_symlink():
@@ -46,19 +46,19 @@ def _finished(folder: Path) -> list[Path]:
 
 
 def count(path: Path, class_name: str | None) -> int:
-    """How many samples a file claims to hold; of an archive only heads are parsed.
+    """How many samples a file claims to hold; of an archive, only array headers are read.
 
     Parameters
     ----------
     path : Path
         The file.
     class_name : str or None
-        The class's folder that it lies in, if it lies in one.
+        The class folder that holds the file, if any.
 
     Raises
     ------
     DataError
-        The file is of another kind, or its head is damaged.
+        The file is of another kind, or its header is damaged.
     """
     if class_name is not None:
         _check_kind(path, PICTURES)
@@ -70,18 +70,18 @@ def count(path: Path, class_name: str | None) -> int:
 
 
 def read(path: Path, class_name: str | None, class_names: Sequence[str], image_size: int) -> Arrived:
-    """Read a file whole.
+    """Read a whole file.
 
-    An archive holds ``images``, uint8 of shape (n, S, S, 3), (n, 3, S, S) or, in grey, (n, S, S), and ``labels``,
-    (n,): whole numbers from 0 in the order of the classes, or class names. A picture may be of any size: its
-    shorter side is scaled to S and the middle cut out.
+    An archive holds ``images``, uint8 of shape (n, S, S, 3), (n, 3, S, S) or, for greyscale, (n, S, S), and
+    ``labels``, (n,): whole numbers from 0 in the order of the classes, or class names. A picture may have any size:
+    its shorter side is scaled to S, and the centre is cropped.
 
     Parameters
     ----------
     path : Path
         The file.
     class_name : str or None
-        The class's folder that it lies in, if it lies in one.
+        The class folder that holds the file, if any.
     class_names : sequence of str
         The agreed classes, in the order of their labels.
     image_size : int
@@ -90,7 +90,7 @@ def read(path: Path, class_name: str | None, class_names: Sequence[str], image_s
     Raises
     ------
     DataError
-        The file is damaged or too large, or an image or a label is not what was agreed.
+        The file is damaged or too large, or an image or a label differs from what was agreed.
     """
     if class_name is not None:
         label = _label_of(class_name, class_names)
@@ -102,13 +102,13 @@ def read(path: Path, class_name: str | None, class_names: Sequence[str], image_s
     with _faults_of(path), zipfile.ZipFile(content) as archive:
         size = sum(member.file_size for member in archive.infolist())
         if size > LARGEST_FILE:
-            raise DataError(f"holds {size} bytes unpacked; at most {LARGEST_FILE}")
+            raise DataError(f"holds {size} bytes unpacked; must be at most {LARGEST_FILE}")
         images, labels = _array(archive, _IMAGES), _array(archive, _LABELS)
         return _images_as_agreed(images, _rows(labels.shape), image_size), _labels_as_agreed(labels, class_names)
 
 
 class _faults_of:
-    """Turn whatever a parser raises about a file's content into a DataError of one line."""
+    """Turn any error that a parser raises about a file's content into a one-line DataError."""
 
     def __init__(self, path: Path) -> None:
         self._name = path.name
@@ -125,10 +125,10 @@ class _faults_of:
 
 
 def _content(path: Path) -> io.BytesIO:
-    """A file's bytes: what the disk has to say is said here, and whatever comes later is about the content."""
+    """A file's bytes. Errors of the disk are raised here; later errors are about the content."""
     size = path.stat().st_size
     if size > LARGEST_FILE:
-        raise DataError(f"{path.name}: is of {size} bytes; at most {LARGEST_FILE}")
+        raise DataError(f"{path.name}: has {size} bytes; must be at most {LARGEST_FILE}")
     return io.BytesIO(path.read_bytes())
 
 
@@ -139,12 +139,12 @@ def _check_kind(path: Path, suffixes: tuple[str, ...]) -> None:
 
 def _label_of(class_name: str, class_names: Sequence[str]) -> int:
     if class_name not in class_names:
-        raise DataError(f"class {class_name!r} is none of the {len(class_names)} agreed ones")
+        raise DataError(f"class {class_name!r} is not one of the {len(class_names)} agreed classes")
     return class_names.index(class_name)
 
 
 def _array(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
-    shape = _shape(archive, name)  # reads the head alone, so that a lie about the size costs nothing
+    shape = _shape(archive, name)  # reads only the header, so that a false size costs nothing
     with archive.open(f"{name}.npy") as member:
         array = np.lib.format.read_array(member, allow_pickle=False)
     assert array.shape == shape
@@ -203,5 +203,5 @@ def _labels_as_agreed(labels: NDArray[Any], class_names: Sequence[str]) -> NDArr
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= len(class_names):
         odd = low if low < 0 else high
-        raise DataError(f"label {odd} is none of the {len(class_names)} agreed classes, 0 to {len(class_names) - 1}")
+        raise DataError(f"label {odd} is not one of the {len(class_names)} agreed classes, 0 to {len(class_names) - 1}")
     return labels.astype(np.int64)

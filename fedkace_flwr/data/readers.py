@@ -1,11 +1,11 @@
-"""Where images come from: the readers behind :mod:`fedkace_flwr.data.datasets`.
+"""Readers of original image files, used by :mod:`fedkace_flwr.data.datasets`.
 
 A reader works in two steps. Finding the files is cheap and happens on every load; it yields a fingerprint that
-names the prepared copy. Reading them happens only if there is no prepared copy yet.
+names the prepared copy. The files are read only if there is no prepared copy yet.
 
-The fingerprint of an image folder covers the resolved path and every image's name, size and modification time,
-one ``stat`` per file: on a local disk 0.9 s for the 130,000 images of ImageNet100. The contents
-are not read, so a file overwritten with one of equal size and equal time goes unnoticed.
+The fingerprint of an image folder covers the resolved path and every image's name, size and modification time. This
+takes one ``stat`` per file: on a local disk 0.9 s for the 130,000 images of ImageNet100. Contents are not read, so
+replacing a file by one of the same size and time goes unnoticed.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ _Listing = Mapping[str, Sequence[tuple[str, int, int]]]  # class -> (file name, 
 
 @dataclass(frozen=True)
 class Content:
-    """The images of a data set, about to be streamed.
+    """The images of a data set, ready to be streamed.
 
     Attributes
     ----------
@@ -56,7 +56,7 @@ class Content:
     train_size : int
         Length of the training split.
     blocks : iterator of ndarray
-        uint8, shape (n, 3, H, W): together the N images, in the order of ``labels``.
+        uint8, shape (n, 3, H, W) each; together the N images, in the order of ``labels``.
     """
 
     class_names: tuple[str, ...]
@@ -80,14 +80,14 @@ class Source:
     Attributes
     ----------
     classes : int or None
-        Number of classes; None where the files decide.
+        Number of classes; None if it depends on the files.
     image_size : int
         The data set's own image size, in pixels.
     find : callable
-        Called with the configuration and the image size wanted; raises :class:`DataError` where files are
-        missing or not what they should be.
+        Called with the configuration and the wanted image size; raises :class:`DataError` if files are missing or
+        not as expected.
     framing : callable
-        Called with the image size wanted: how its pictures become squares of it.
+        Called with the wanted image size; returns how pictures become squares of that size.
     """
 
     classes: int | None
@@ -97,7 +97,7 @@ class Source:
 
 
 def check_num_classes(config: DataConfig, classes: int) -> None:
-    """Raise :class:`ConfigError` where ``config`` keeps more classes than the data set has."""
+    """Raise :class:`ConfigError` if ``config`` keeps more classes than the data set has."""
     if config.num_classes > classes:
         raise ConfigError(f"num-classes = {config.num_classes}: data set {config.dataset} has {classes} classes")
 
@@ -106,9 +106,9 @@ def check_num_classes(config: DataConfig, classes: int) -> None:
 
 
 def find_digits(config: DataConfig, size: int) -> Origin:
-    """scikit-learn's 1797 scanned digits of 8x8 pixels, made of three equal channels.
+    """scikit-learn's 1797 scanned digits of 8x8 pixels, with three equal channels.
 
-    There is no official split: of every class, in the data set's order, each fifth image is a test image.
+    There is no official split: every fifth image of each class, in the data set's order, is a test image.
     """
     return Origin(_digest("bundled with scikit-learn"), partial(_read_digits, size))
 
@@ -136,7 +136,7 @@ def _read_digits(size: int) -> Content:
 
 
 def find_cifar100(config: DataConfig, size: int) -> Origin:
-    """The official CIFAR-100 files below ``data-dir``, downloaded if their folder is not there."""
+    """The official CIFAR-100 files in ``data-dir``, downloaded if their folder does not exist."""
     folder = _data_dir(config) / _CIFAR_FOLDER
     if not folder.exists():
         _download_cifar100(folder)
@@ -149,7 +149,7 @@ def find_cifar100(config: DataConfig, size: int) -> Origin:
 
 def _read_cifar100(folder: Path, size: int) -> Content:
     cifar100 = import_torchvision().datasets.CIFAR100
-    try:  # torchvision compares checksums with the official ones before it unpickles anything
+    try:  # torchvision verifies the official checksums before it unpickles anything
         train, test = (cifar100(folder.parent, train=split, download=False) for split in (True, False))
     except (OSError, RuntimeError) as fault:
         raise _damaged_cifar100(folder, fault) from fault
@@ -170,7 +170,7 @@ def _damaged_cifar100(folder: Path, fault: Exception) -> DataError:
 
 
 def _download_cifar100(folder: Path) -> None:
-    # Unpacked beside its place and moved as a whole, so that the folder is either absent or complete.
+    # Unpacked into a temporary folder and then moved, so that the folder is either absent or complete.
     cifar100 = import_torchvision().datasets.CIFAR100
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -183,8 +183,8 @@ def _download_cifar100(folder: Path) -> None:
                 os.replace(Path(aside, folder.name), folder)
     except (OSError, RuntimeError, HTTPException) as fault:
         raise DataError(
-            f"{folder}: CIFAR-100 is not there and could not be downloaded ({fault}); data-dir should be the folder "
-            f"that holds {folder.name}/ with the official files train, test and meta, or one that can be written"
+            f"{folder}: CIFAR-100 is missing and could not be downloaded ({fault}); data-dir should be the folder "
+            f"that holds {folder.name}/ with the official files train, test and meta, or a writable folder"
         ) from fault
 
 
@@ -192,10 +192,10 @@ def _download_cifar100(folder: Path) -> None:
 
 
 def find_imagenet100(config: DataConfig, size: int) -> Origin:
-    """The first 100 synsets of ILSVRC2012's training images; of each, 1000 for training and 300 for testing.
+    """The first 100 synsets of ILSVRC2012's training images, 1000 images of each for training and 300 for testing.
 
-    A synset with fewer than 1300 images is split in the same proportion, with a warning. With ``num-classes``
-    only so many synsets need to be there, and only they are prepared.
+    A synset with fewer than 1300 images is split in the same proportion, with a warning. With ``num-classes``, only
+    that many synsets must exist, and only those are prepared.
     """
     root = _data_dir(config)
     root = root / "train" if (root / "train").is_dir() else root
@@ -222,17 +222,17 @@ def _read_imagenet100(root: Path, listing: _Listing, size: int) -> Content:
         train += paths[:cut]
         test += paths[cut:]
     if small:
-        logger.warning("imagenet100: fewer than 1300 images, split 10 to 3 all the same: %s", ", ".join(small))
+        logger.warning("imagenet100: fewer than 1300 images, still split 10 to 3: %s", ", ".join(small))
     return _pictured(tuple(listing), train, test, imagenet_framing(size))
 
 
 def imagenet_framing(size: int) -> Framing:
-    """The usual one: 224 pixels out of the middle of 256."""
+    """The usual framing: a centre crop of 224 out of 256 pixels."""
     return Framing.of_files(size, round(size * 256 / 224))
 
 
 def find_folder(config: DataConfig, size: int) -> Origin:
-    """Any images sorted into ``train/<class>/`` and ``val/<class>/`` (or ``test/<class>/``) below ``data-dir``."""
+    """Any images sorted into ``train/<class>/`` and ``val/<class>/`` (or ``test/<class>/``) in ``data-dir``."""
     root = _data_dir(config)
     train = root / "train"
     held_out = root / "val" if (root / "val").is_dir() else root / "test"
@@ -265,7 +265,7 @@ def _pictured(
 
 
 def _decoded(paths: Sequence[Path], framing: Framing) -> Iterator[NDArray[np.uint8]]:
-    # Threads are enough: Pillow decodes and resizes without holding the interpreter lock.
+    # Threads suffice: Pillow decodes and resizes without holding the interpreter lock.
     with ThreadPoolExecutor() as pool:
         for start in range(0, len(paths), _BLOCK):
             decode = partial(_decode, framing=framing)
@@ -278,7 +278,7 @@ def _decode(path: Path, *, framing: Framing) -> NDArray[np.uint8]:
     try:
         with Image.open(path) as file:
             picture = file.convert("RGB")  # ImageNet also holds greyscale and CMYK files
-    except Exception as fault:  # decoders raise anything from SyntaxError to struct.error on damaged files
+    except Exception as fault:  # on damaged files, decoders raise anything from SyntaxError to struct.error
         raise DataError(f"{path}: damaged or not an image ({fault}); restore or remove it") from fault
     return framing.square(picture)
 
@@ -297,7 +297,7 @@ def _data_dir(config: DataConfig) -> Path:
 
 
 def _folders(root: Path, layout: str) -> list[str]:
-    """Sorted names of the folders in ``root``; ``layout`` is what ``data-dir`` should hold, for the error."""
+    """Sorted names of the folders in ``root``; errors say that ``data-dir`` should hold ``layout``."""
     try:
         with os.scandir(root) as entries:
             return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))

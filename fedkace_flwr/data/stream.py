@@ -1,7 +1,7 @@
-"""The stream: which classes a client meets in a round, and which samples (paper, sections 3, 5.1 and A.1).
+"""The stream: which classes and samples a client receives in each round (paper, sections 3, 5.1 and A.1).
 
-Pure and seeded. A client shuffles the classes once into a cyclic list and slides a window along it; a chunk
-holds the same number of samples of each class in the window, none of which the client has met before.
+Pure and seeded. A client shuffles the classes once into a cyclic list and slides a window along it. A chunk holds the
+same number of samples of each class in the window; the client has not received any of them before.
 """
 
 from collections import Counter
@@ -19,14 +19,14 @@ def class_windows(class_order: Sequence[int], window: int, overlap: int, rounds:
     """Slide a window along a cyclic list of classes (paper, section 5.1).
 
     With ``overlap < window`` the window advances by ``window - overlap`` classes every round. With
-    ``overlap == window`` it stands still for ``window`` rounds and then advances by ``window``.
+    ``overlap == window`` it stays in place for ``window`` rounds and then advances by ``window``.
 
     Parameters
     ----------
     class_order : sequence of int
-        The client's cyclic list; each class once.
+        The client's cyclic list, which holds each class once.
     window, overlap, rounds : int
-        Classes per round, classes shared by adjacent rounds, number of rounds.
+        Classes per round, classes shared by consecutive rounds, number of rounds.
 
     Returns
     -------
@@ -36,7 +36,7 @@ def class_windows(class_order: Sequence[int], window: int, overlap: int, rounds:
     Raises
     ------
     ConfigError
-        ``window`` not in 1..len(class_order), ``overlap`` not in 0..window, or ``rounds`` below 1.
+        ``window`` is not in 1..len(class_order), ``overlap`` is not in 0..window, or ``rounds`` is below 1.
     """
     if not 1 <= window <= len(class_order):
         raise ConfigError(f"window = {window}: must be between 1 and the number of classes, {len(class_order)}")
@@ -80,8 +80,7 @@ def client_stream(
 ) -> ClientStream:
     """Draw the stream of one client.
 
-    Clients draw independently of one another, so two clients may hold the same sample; a client never meets
-    a sample twice.
+    Clients draw independently, so two clients may hold the same sample; one client never receives a sample twice.
 
     Parameters
     ----------
@@ -90,12 +89,12 @@ def client_stream(
     ids_by_class : sequence of int64 arrays
         Training sample ids of each class.
     window, overlap, rounds, samples_per_class : int
-        See :class:`fedkace_flwr.config.StreamConfig`.
+        See :class:`fedkace_flwr.sections.StreamConfig`.
 
     Raises
     ------
     StreamError
-        A class has fewer samples than its appearances within ``rounds`` need.
+        A class has too few samples for the number of times it appears within ``rounds``.
     """
     order = np.random.default_rng(seed_for(seed, "class order", client)).permutation(len(ids_by_class))
     windows = class_windows([int(label) for label in order], window, overlap, rounds)
@@ -128,7 +127,7 @@ def client_stream(
 def _longest(
     windows: Sequence[tuple[int, ...]], ids_by_class: Sequence[npt.NDArray[np.int64]], samples_per_class: int
 ) -> int:
-    """Rounds until a class runs dry."""
+    """The number of rounds before a class runs out of samples."""
     used: Counter[int] = Counter()
     for index, classes in enumerate(windows):
         for label in classes:

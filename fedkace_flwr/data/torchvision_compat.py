@@ -1,9 +1,9 @@
-"""The one door to torchvision.
+"""Importing torchvision even if its compiled operators cannot be loaded.
 
-A CUDA build of torchvision beside a CPU build of PyTorch cannot load its compiled operators, and importing it
-fails with ``operator torchvision::nms does not exist``: its Python side describes operators that were never
-declared. Nothing in this project calls those operators, so declaring their signatures is cure enough. A
-torchvision that matches its PyTorch imports at once and nothing is changed.
+A CUDA build of torchvision cannot load its compiled operators with a CPU build of PyTorch, and importing it fails with
+``operator torchvision::nms does not exist``: its Python code refers to operators that were never declared. This
+project calls none of them, so it suffices to declare their signatures. If torchvision matches PyTorch, the first
+import succeeds and nothing is changed.
 """
 
 import importlib
@@ -14,7 +14,7 @@ from types import ModuleType
 import torch
 
 _SIGNATURE = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-_UNLOADED = ("nms", "qnms")  # what torchvision's Python side describes unconditionally
+_UNLOADED = ("nms", "qnms")  # operators that torchvision's Python code refers to unconditionally
 
 
 @cache
@@ -24,8 +24,8 @@ def import_torchvision() -> ModuleType:
     Returns
     -------
     module
-        ``torchvision``. Without compiled operators its data sets, models and transforms work; calling one of
-        the operators, as in ``torchvision.ops.nms``, raises.
+        ``torchvision``. Without compiled operators its data sets, models and transforms work; calling an operator such
+        as ``torchvision.ops.nms`` raises an error.
 
     Raises
     ------
@@ -37,7 +37,7 @@ def import_torchvision() -> ModuleType:
     except RuntimeError as fault:
         if "torchvision::" not in str(fault):
             raise
-    # The failed import took torchvision itself out of sys.modules but left its submodules, which must run again.
+    # The failed import removed torchvision itself from sys.modules but left its submodules, which must run again.
     for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
         del sys.modules[name]
     for operator in _UNLOADED:

@@ -1,1 +1,1 @@
-"""Answering with the models that clients keep."""
+"""Predictions from the models that clients keep."""

@@ -1,8 +1,8 @@
-"""What a client answers by, in a file that stands for itself: neither configuration nor data set are needed.
+"""The models that a client predicts with, in self-contained files: configuration and data set are not needed.
 
-A client's folder holds ``models-<round>.npz`` for its last two evaluated rounds, files of
-:mod:`fedkace_flwr.storage.atomic`. Others read them while the client goes on: a file is whole or not there, the new one is
-in place before an old one goes, and a reader takes the newest that it can read and leaves all of them alone.
+A client's folder holds ``models-<round>.npz`` for its last two evaluated rounds, written by
+:mod:`fedkace_flwr.storage.atomic`. Other processes read them while the client continues: a file is either complete or
+absent, a new one is in place before an old one is removed, and readers use the newest readable one and change nothing.
 
 Shapes: n images, S their height and width, C classes.
 """
@@ -28,25 +28,26 @@ from fedkace_flwr.training.model import ResNet18, load_weights, resnet18
 logger = logging.getLogger(__name__)
 
 GLOBAL, LOCAL, SUB_MODELS = "global", "local", "sub-models"
-"""Which model answers, in words."""
+"""Names of the models that can predict."""
 
 _KIND, _FORMAT, _GENERATIONS, _ATTEMPTS = "models", 1, 2, 20
 
-_WRITTEN_WHEN = "a client writes it at the end of a round, if its data come from an inbox or keep-models is always"
+_WRITTEN_WHEN = "clients keep one after each round if data-source = 'inbox' or keep-models = 'always'"
 
 _Triple = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
 class Answering:
-    """The networks that a client has at hand after an evaluation, and those among them that answer.
+    """The networks that a client has after an evaluation, and those that it predicts with.
 
     Attributes
     ----------
     weights : dict of str to dict of str to array
         Weights of each network, by the network's name.
     answers : dict of str to Tensor
-        bool (C,) of each network that answers: the classes it answers for. Of several the most confident counts.
+        For each network that predicts, the classes it predicts, bool (C,). If there are several networks, the most
+        confident one decides.
     """
 
     weights: Mapping[str, Mapping[str, Array]]
@@ -55,7 +56,7 @@ class Answering:
 
 @dataclass(frozen=True)
 class KeptModels:
-    """A file's content.
+    """The content of a file.
 
     Attributes
     ----------
@@ -64,25 +65,25 @@ class KeptModels:
     round : int
         The last round evaluated.
     trained : int
-        The last round trained, which the local model is of.
+        The last round trained, from which the local model comes.
     switched_at : int or None
         Round of the inference switch.
     seen : tuple of int
         The classes met.
     class_names : tuple of str
-        All C.
+        Names of all C classes.
     framing : Framing
         How a picture becomes the networks' input.
     mean, std : tuple of float
-        What that is normalised by, per channel, scaled to [0, 1].
+        Normalisation of the input per channel, for pixels scaled to [0, 1].
     width : int
         The networks' width.
     stem : str
         Their stem, ``cifar`` or ``imagenet``.
     precision : str
-        What they compute in, ``float32`` or ``bfloat16``.
+        Precision in which they compute, ``float32`` or ``bfloat16``.
     answers : dict of str to tuple of int
-        As in :class:`Answering`, classes by number.
+        As in :class:`Answering`, with classes by number.
     weights : dict of str to dict of str to array
         As in :class:`Answering`.
     """
@@ -105,12 +106,12 @@ class KeptModels:
 
     @property
     def answering(self) -> str:
-        """Which model answers, in a word."""
+        """Name of the model that predicts."""
         (first, *others) = self.answers
         return first if not others and first in (GLOBAL, LOCAL) else SUB_MODELS
 
     def described(self) -> dict[str, Any]:
-        """What it is, JSON-ready, without the weights."""
+        """A JSON-ready description, without the weights."""
         plain = ("round", "trained", "switched_at", "method", "run")
         return {
             "model": self.answering,
@@ -121,7 +122,7 @@ class KeptModels:
         }
 
     def to_record(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        """Split into arrays, ``NETWORK.WEIGHT``, and a JSON-ready record."""
+        """Split into arrays, named ``NETWORK.WEIGHT``, and a JSON-ready record."""
         arrays = {f"{name}.{key}": array for name, each in self.weights.items() for key, array in each.items()}
         framing = {"size": self.framing.size, "shorter": self.framing.shorter, "scaling": self.framing.scaling}
         others = [name for name in KeptModels.__dataclass_fields__ if name not in ("weights", "framing")]
@@ -134,11 +135,11 @@ class KeptModels:
         Raises
         ------
         StateError
-            It is not what that writes.
+            The arguments are not what :meth:`to_record` returns.
         """
         content = dict(record)
         if (found := content.pop("format", None)) != _FORMAT:
-            raise StateError(f"its models are of format {found}, this program reads {_FORMAT}")
+            raise StateError(f"its models have format {found}; this program reads format {_FORMAT}")
         try:
             content["framing"] = Framing(**content["framing"])
             for name in ("seen", "class_names", "mean", "std"):
@@ -152,12 +153,12 @@ class KeptModels:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise StateError(f"its record does not fit ({error})") from error
         if not kept.seen or not kept.answers or not set(kept.answers) <= set(weights):
-            raise StateError("it names no class or no model to answer by")
+            raise StateError("it names no class, or no model to predict with")
         return kept
 
 
 def write(folder: Path, kept: KeptModels) -> None:
-    """Put a generation in place, then drop older and later ones."""
+    """Write a generation, then remove later ones and all but the newest older one."""
     durable.write(_path(folder, kept.round), *kept.to_record())
     numbers = durable.numbered(folder, _KIND)
     stay = [number for number in numbers if number <= kept.round][:_GENERATIONS]
@@ -166,7 +167,7 @@ def write(folder: Path, kept: KeptModels) -> None:
 
 
 def listing(folder: Path) -> tuple[tuple[int, int, int, int], ...]:
-    """What changes whenever a generation comes or goes: number, inode, time and size of each, the newest first."""
+    """Number, inode, time and size of each generation, newest first; differs whenever a generation comes or goes."""
     found = []
     for number in durable.numbered(folder, _KIND):
         try:
@@ -178,14 +179,12 @@ def listing(folder: Path) -> tuple[tuple[int, int, int, int], ...]:
 
 
 class Predictor:
-    """The networks that answer, ready to.
-
-    Any number of threads may ask at once.
+    """The networks that predict, loaded and ready. Any number of threads may use it at once.
 
     Parameters
     ----------
     kept : KeptModels
-        What was read.
+        The content of a file.
 
     Raises
     ------
@@ -200,7 +199,7 @@ class Predictor:
         self._seen = self._mask(kept.seen)
 
     def probabilities(self, images: Tensor) -> Tensor:
-        """Probabilities of all classes, 0 for one that has not been met.
+        """Probabilities of all classes; classes that the client has not met have 0.
 
         Parameters
         ----------
@@ -210,20 +209,20 @@ class Predictor:
         Returns
         -------
         Tensor
-            float64 (n, C); the rows add up to 1. The largest is the class that the client's evaluation would say.
+            float64 (n, C); each row sums to 1. The largest entry is the class that the client's evaluation predicts.
         """
         found = [(predict(net, lambda block: block, images, self._preprocess), mask) for net, mask in self._networks]
         if len(found) == 1:
             ((logits, mask),) = found
             return logits.double().masked_fill(~(mask & self._seen), -torch.inf).softmax(dim=1)
         scores = torch.zeros(len(images), len(self.kept.class_names))
-        for logits, mask in found:  # in single precision, as clients evaluate: which of two equal ones wins is the same
+        for logits, mask in found:  # in single precision, as clients evaluate, so that ties are decided alike
             scores = torch.maximum(scores, logits.masked_fill(~mask, -torch.inf).softmax(dim=1))
         scores = scores.double().masked_fill(~self._seen, 0)
         return scores / scores.sum(dim=1, keepdim=True)
 
     def answer(self, image: NDArray[np.uint8], top: int) -> dict[str, Any]:
-        """The likeliest classes of one image, uint8 (3, S, S), JSON-ready; a class not met is not among them."""
+        """The ``top`` likeliest classes of one image, uint8 (3, S, S), JSON-ready; only classes that were met."""
         found = self.probabilities(torch.from_numpy(image.copy())[None])[0]
         ranked = [label for label in found.argsort(descending=True, stable=True).tolist() if label in self.kept.seen]
         classes = [
@@ -248,17 +247,17 @@ class Predictor:
 
 
 def load_newest(folder: Path) -> Predictor:
-    """A predictor by the newest generation that can be read, whatever its writer does meanwhile.
+    """Load the newest readable generation; a client may write to the folder at the same time.
 
     Raises
     ------
     StateError
-        There is no such folder, nothing in it yet, or nothing readable.
+        The folder does not exist, or holds no model yet, or none that is readable.
     """
     if not folder.is_dir():
-        raise StateError(f"{folder}: there is no such folder; name the state folder of a client")
+        raise StateError(f"{folder}: there is no such folder; must be the state folder of a client")
     faults: dict[Path, str] = {}
-    for _ in range(_ATTEMPTS):  # what is listed can be gone before it is read; then there is a newer one
+    for _ in range(_ATTEMPTS):  # a listed file may be gone before it is read; then there is a newer one
         vanished = False
         for number in durable.numbered(folder, _KIND):
             path = _path(folder, number)
@@ -272,7 +271,7 @@ def load_newest(folder: Path) -> Predictor:
                 faults[path] = " ".join(str(error).split())
                 continue
             for damaged, fault in faults.items():
-                logger.warning("%s: %s; round %d answers in its place", damaged, fault, number)
+                logger.warning("%s: %s; using the model of round %d instead", damaged, fault, number)
             return predictor
         if not vanished:
             break

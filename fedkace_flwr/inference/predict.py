@@ -1,6 +1,6 @@
-"""Inference on the edge, while rounds go on: ``python -m fedkace_flwr.inference.predict --state DIR IMAGE...``, or a service.
+"""Inference on the edge while rounds go on: ``python -m fedkace_flwr.inference.predict --state DIR IMAGE...``, or a service.
 
-Answers by the model that the client's switch has chosen, from what the client keeps of it
+Predicts with the model that the client's switch has chosen, from the files that the client keeps
 (:mod:`fedkace_flwr.inference.kept_models`).
 """
 
@@ -22,8 +22,8 @@ _FAILED = 2
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command; its exit status: 0, or 2 where something could not be answered."""
-    warnings.filterwarnings("ignore", module=r"PIL\b")  # of odd metadata; what cannot be read is said in one line
+    """Run the command and return its exit status: 0, or 2 if any prediction failed."""
+    warnings.filterwarnings("ignore", module=r"PIL\b")  # about odd metadata; unreadable pictures are reported anyway
     serves = arguments[:1] == ["serve"]
     options = _serving_options(arguments[1:]) if serves else _options(arguments)
     torch.set_num_threads(options.threads)
@@ -62,7 +62,7 @@ def _answer(predictor: Predictor, path: Path, top: int) -> dict[str, Any]:
 
 def _serve(options: argparse.Namespace) -> int:
     if not options.state.is_dir():
-        raise StateError(f"{options.state}: there is no such folder; name the state folder of a client")
+        raise StateError(f"{options.state}: there is no such folder; must be the state folder of a client")
     try:
         from fedkace_flwr.inference.service import serve
     except ImportError as error:
@@ -80,8 +80,8 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         prog="python -m fedkace_flwr.inference.predict", description=_DESCRIPTION, epilog=_EPILOG
     )
     _add_common(parser)
-    parser.add_argument("images", type=Path, nargs="+", metavar="IMAGE", help="a picture of any size and format")
-    parser.add_argument("--top", type=_positive, default=3, help="so many of the likeliest classes (default 3)")
+    parser.add_argument("images", type=Path, nargs="+", metavar="IMAGE", help="a picture of any size")
+    parser.add_argument("--top", type=_positive, default=3, help="number of likeliest classes to print (default 3)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser.parse_args(arguments)
 
@@ -89,14 +89,14 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 def _serving_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m fedkace_flwr.inference.predict serve", description=_SERVES)
     _add_common(parser)
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default 127.0.0.1)")
-    parser.add_argument("--port", type=_port, default=8080, help="port to listen at; 0 picks one (default 8080)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
+    parser.add_argument("--port", type=_port, default=8080, help="port to listen on; 0 picks one (default 8080)")
     return parser.parse_args(arguments)
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--state", type=Path, required=True, metavar="DIR", help="state folder of the client")
-    parser.add_argument("--threads", type=_positive, default=1, help="CPU threads of one answer (default 1)")
+    parser.add_argument("--threads", type=_positive, default=1, help="CPU threads per answer (default 1)")
 
 
 def _positive(text: str) -> int:
@@ -113,9 +113,9 @@ def _within(text: str, low: int, high: int) -> int:
     return int(text)
 
 
-_DESCRIPTION = "Name what pictures show, by the model that a client answers by."
+_DESCRIPTION = "Classify pictures with the model that a client currently predicts with."
 _EPILOG = "As a service: python -m fedkace_flwr.inference.predict serve --help"
-_SERVES = "Answer over HTTP: POST /predict with a picture, GET /model, GET /health."
+_SERVES = "Serve predictions over HTTP: POST /predict with a picture, GET /model, GET /health."
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

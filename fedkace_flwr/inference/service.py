@@ -1,7 +1,7 @@
 """A small HTTP service on the machine of one client: ``POST /predict``, ``GET /model``, ``GET /health``.
 
-A new model is loaded beside the one that answers, then takes its place at once; a request is answered by one model
-from beginning to end. There is no authentication.
+A new model is loaded while the present one still answers, and then replaces it; each request is answered by a single
+model. There is no authentication.
 """
 
 import asyncio
@@ -33,24 +33,24 @@ from fedkace_flwr.inference.kept_models import Predictor, listing, load_newest
 logger = logging.getLogger(__name__)
 
 MAX_BYTES = 10_000_000
-"""What a request's body may hold."""
+"""Maximum size of a request's body."""
 
-_DRAINED = 10 * MAX_BYTES  # of a body that is too large: read and thrown away, or its sender never sees the answer
+_DRAINED = 10 * MAX_BYTES  # of a body that is too large: read and discarded, so that the sender gets the answer
 _BODY_SECONDS = 30.0
-_AT_A_TIME = 16  # requests whose bodies are in memory; the others wait, unread
-_WORKERS = 2  # pictures being decoded: up to 150 MB each
+_AT_A_TIME = 16  # requests whose bodies are in memory; others wait unread
+_WORKERS = 2  # pictures decoded at the same time, up to 150 MB each
 _POLL_SECONDS = 0.5
 _LAST_REQUESTS_SECONDS = 20
 _DEFAULT_TOP = 3
 
 
 class Watched:
-    """The newest model of a folder, followed from generation to generation.
+    """The newest model of a folder, reloaded when a new generation appears.
 
     Attributes
     ----------
     predictor : Predictor or None
-        What answers now; None before the first model.
+        The present model; None before the first one exists.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -59,7 +59,7 @@ class Watched:
         self._known: object = None
 
     def look(self) -> None:
-        """Load the newest generation if the folder has changed; what cannot be read leaves the model as it is."""
+        """Load the newest generation if the folder has changed; keep the present model if that fails."""
         found = listing(self.folder)
         if found == self._known:
             return
@@ -69,23 +69,23 @@ class Watched:
         try:
             self.predictor = load_newest(self.folder)
         except StateError as error:
-            logger.warning("%s; the model stays as it is", error)
+            logger.warning("%s; keeping the present model", error)
         else:
             kept = self.predictor.kept
-            logger.info("round %d: the %s model answers", kept.round, kept.answering)
+            logger.info("now predicting with the %s model of round %d", kept.answering, kept.round)
 
     async def follow(self) -> None:
-        """Look again and again."""
+        """Check the folder at regular intervals."""
         while True:
             try:
                 await asyncio.to_thread(self.look)
-            except Exception:  # whatever it is, the model that is there goes on answering
-                logger.exception("%s could not be looked at", self.folder)
+            except Exception:  # the present model keeps answering, whatever went wrong
+                logger.exception("%s could not be read", self.folder)
             await asyncio.sleep(_POLL_SECONDS)
 
 
 def application(watched: Watched) -> Starlette:
-    """The service over a folder that is being watched."""
+    """Create the service for a folder that is being watched."""
     slots, workers = asyncio.Semaphore(_AT_A_TIME), ThreadPoolExecutor(_WORKERS, thread_name_prefix="predict")
 
     @asynccontextmanager
@@ -122,12 +122,12 @@ def application(watched: Watched) -> Starlette:
 
 
 def serve(folder: Path, host: str, port: int) -> int:
-    """Serve until SIGTERM or SIGINT, then finish what is being answered; the exit status.
+    """Serve until SIGTERM or SIGINT, finish the current requests, and return the exit status.
 
     Raises
     ------
     OSError
-        The address cannot be had.
+        The address is not available.
     """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
     logger.setLevel(logging.INFO)
@@ -140,7 +140,7 @@ def serve(folder: Path, host: str, port: int) -> int:
     watched.look()
     config = uvicorn.Config(
         application(watched),
-        http="h11",  # the one with a bound on the size of headers
+        http="h11",  # limits the size of headers
         ws="none",
         log_config=None,
         access_log=False,
@@ -148,11 +148,11 @@ def serve(folder: Path, host: str, port: int) -> int:
         timeout_graceful_shutdown=_LAST_REQUESTS_SECONDS,
     )
     server = uvicorn.Server(config)
-    for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises the signal again at its end; these end nothing
+    for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises the signal again when it ends; this absorbs it
         signal.signal(number, lambda *_: setattr(server, "should_exit", True))
     bound = listener.getsockname()
     if not ipaddress.ip_address(bound[0].partition("%")[0]).is_loopback:
-        logger.warning("%s can be reached from other machines, without authentication; use a reverse proxy", bound[0])
+        logger.warning("%s is reachable from other machines without authentication; use a reverse proxy", bound[0])
     shown = f"[{bound[0]}]" if family == socket.AF_INET6 else bound[0]
     print(f"serving {folder} at http://{shown}:{bound[1]}", flush=True)
     server.run(sockets=[listener])
@@ -203,7 +203,7 @@ async def _body(request: Request) -> bytes:
                 elif read > _DRAINED:
                     break
     except TimeoutError as error:
-        raise HTTPException(408, f"the body did not come within {_BODY_SECONDS:g} seconds") from error
+        raise HTTPException(408, f"the body did not arrive within {_BODY_SECONDS:g} seconds") from error
     except ClientDisconnect as error:
         raise HTTPException(400, "the body ended early") from error
     if read > MAX_BYTES:
@@ -214,7 +214,8 @@ async def _body(request: Request) -> bytes:
 
 
 def _too_large() -> HTTPException:
-    return HTTPException(413, f"the body is too large: may have {MAX_BYTES:,} bytes", {"Connection": "close"})
+    message = f"the body is too large: at most {MAX_BYTES:,} bytes are allowed"
+    return HTTPException(413, message, {"Connection": "close"})
 
 
 async def _uploaded(request: Request, body: bytes) -> bytes:

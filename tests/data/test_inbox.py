@@ -103,7 +103,9 @@ def test_a_bound_leaves_the_rest_for_later_and_splits_no_file(tmp_path: Path) ->
         taken.append(numbers_of(box.take(number, number - 1)))
         box.learned(number)
     assert taken == [[1, 2, 3, 4], [5, 6, 7], []]
-    assert "holds 5 samples; inbox-bound = 4" in (tmp_path / "rejected" / "4.npz.reason.txt").read_text()
+    assert (
+        "holds 5 samples; must be at most inbox-bound = 4" in (tmp_path / "rejected" / "4.npz.reason.txt").read_text()
+    )
 
 
 def test_pictures_lie_in_their_classes_folders(tmp_path: Path) -> None:
@@ -129,7 +131,7 @@ def test_what_will_not_do_is_put_aside_with_its_reason_and_the_rest_is_learned(t
     assert set(reasons) == {
         f"{name}.reason.txt" for name in ("text.npz", "notes.txt", "text.npz.png", "label.npz", "link.npz", "pipe.npz")
     }
-    assert "label 3 is none of the 3 agreed" in reasons["label.npz.reason.txt"]
+    assert "label 3 is not one of the 3 agreed" in reasons["label.npz.reason.txt"]
     assert "class 'cow'" in reasons["text.npz.png.reason.txt"]
     assert "plain file" in reasons["pipe.npz.reason.txt"]
     assert all(text.count("\n") == 1 for text in reasons.values())
