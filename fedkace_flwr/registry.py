@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from clients.base import ContinualClient
+from clients.base import ClientRule
 from clients.centralized import CentralizedClient
 from clients.dcfcl import DcfclClient
 from clients.er import ReplayClient
@@ -55,7 +55,7 @@ class Method:
     """
 
     strategy: type[ContinualStrategy]
-    client: type[ContinualClient]
+    client: type[ClientRule]
     preset: Mapping[str, Scalar] = field(default_factory=dict)
     actions: tuple[str, ...] = ()
     sends_labels: bool = False
@@ -74,7 +74,7 @@ METHODS: dict[str, Method] = {
     "as7": Method(FedKace, FedKaceClient, {"selection": "random"}, is_mean=True),
     "as8": Method(FedKace, FedKaceClient, {"replay-weight": "one", "selection": "random"}, is_mean=True),
     "lkc": Method(FedKace, FedKaceClient, {"aggregation": "none"}),
-    "fedavg": Method(FedAvg, ContinualClient, is_mean=True),
+    "fedavg": Method(FedAvg, ClientRule, is_mean=True),
     "centralized": Method(Centralized, CentralizedClient, needs_stream=True),
     "fedcbdr": Method(FedCbdr, FedCbdrClient, actions=("query.features", "query.scores"), sends_labels=True),
     "dcfcl": Method(Dcfcl, DcfclClient),

@@ -30,11 +30,14 @@ def restored(kind: str, tensors: Mapping[str, Tensor], like: ResNet18) -> ResNet
         Architecture, device and precision; left as it is.
     """
     weights = {name.removeprefix(f"{kind}."): t for name, t in tensors.items() if name.startswith(f"{kind}.")}
-    if not weights:
-        return None
-    net = copy.deepcopy(like)
-    load_weights(net, weights)
-    return net
+    return copied(like, weights) if weights else None
+
+
+def copied(net: ResNet18, weights: Mapping[str, Tensor]) -> ResNet18:
+    """A copy of ``net`` that holds these weights and statistics, named as in its ``state_dict``."""
+    copy_of = copy.deepcopy(net)
+    load_weights(copy_of, weights)
+    return copy_of
 
 
 @torch.no_grad()

@@ -13,7 +13,8 @@ from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.sources import StreamSource
-from fedkace_flwr.storage.client_store import ClientState, ClientStore
+from fedkace_flwr.storage.client_state import ClientState
+from fedkace_flwr.storage.client_store import ClientStore
 
 Make = Callable[..., Config]
 

@@ -33,7 +33,8 @@ from fedkace_flwr.methods.refed import RefedKeys
 from fedkace_flwr.registry import METHODS, Method
 from fedkace_flwr.rounds.aggregation import weighted_mean
 from fedkace_flwr.samples import Samples
-from fedkace_flwr.storage.client_store import ClientState, ClientStore
+from fedkace_flwr.storage.client_state import ClientState
+from fedkace_flwr.storage.client_store import ClientStore
 from fedkace_flwr.training.losses import masked_cross_entropy
 from fedkace_flwr.training.model import ResNet18, seeded_resnet18
 from strategies.base import ContinualStrategy

@@ -213,7 +213,8 @@ def _edit_state(path: Path, **changes: object) -> None:
     from dataclasses import replace
 
     from fedkace_flwr.samples import Samples
-    from fedkace_flwr.storage.client_store import ClientState, ClientStore
+    from fedkace_flwr.storage.client_state import ClientState
+    from fedkace_flwr.storage.client_store import ClientStore
 
     empty = ClientState(seen=torch.zeros(10, dtype=torch.bool), buffer=Samples.none())
     store = ClientStore(path.parent, empty)

@@ -27,7 +27,8 @@ from fedkace_flwr.registry import METHODS, Method
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.sections import TrainingConfig
 from fedkace_flwr.sources import StreamSource
-from fedkace_flwr.storage.client_store import ClientState, ClientStore
+from fedkace_flwr.storage.client_state import ClientState
+from fedkace_flwr.storage.client_store import ClientStore
 from fedkace_flwr.training.distillation import (
     DistilledLoss,
     lower_half,

@@ -29,7 +29,8 @@ from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.storage import atomic as durable
 from fedkace_flwr.storage.checkpoint import Checkpoints
-from fedkace_flwr.storage.client_store import Answer, ClientState, ClientStore
+from fedkace_flwr.storage.client_state import Answer, ClientState
+from fedkace_flwr.storage.client_store import ClientStore
 
 Make = Callable[..., Config]
 CLASSES = ("a", "b", "c")

@@ -25,7 +25,7 @@ from fedkace_flwr.inference.kept_models import Predictor, load_newest
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.registry import METHODS, configured
 from fedkace_flwr.storage import atomic as durable
-from fedkace_flwr.storage.client_store import read_state
+from fedkace_flwr.storage.client_state import read_state
 
 Make = Callable[..., Config]
 SHAPE = {"rounds": 3, "epochs": 2, "capacity": 12, "tfcl_server_epochs": 2, "keep_models": "always"}

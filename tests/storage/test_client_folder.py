@@ -25,7 +25,8 @@ from fedkace_flwr.results.run_folder import RunFolder
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.storage import atomic as durable
 from fedkace_flwr.storage import encryption as sealing
-from fedkace_flwr.storage.client_store import ClientState, ClientStore, read_state
+from fedkace_flwr.storage.client_state import ClientState, read_state
+from fedkace_flwr.storage.client_store import ClientStore
 from fedkace_flwr.storage.paths import client_folder
 
 ROOT = Path(__file__).parents[2]

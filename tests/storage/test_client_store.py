@@ -24,7 +24,8 @@ from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import StateError, UnreadableStateError
 from fedkace_flwr.storage import atomic as durable
-from fedkace_flwr.storage.client_store import Answer, ClientState, ClientStore, read_state
+from fedkace_flwr.storage.client_state import Answer, ClientState, read_state
+from fedkace_flwr.storage.client_store import ClientStore
 
 DIGEST = 32
 

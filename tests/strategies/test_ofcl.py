@@ -28,7 +28,8 @@ from fedkace_flwr.experiment import Experiment, as_arrays
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.rounds.aggregation import weighted_mean
 from fedkace_flwr.samples import Samples
-from fedkace_flwr.storage.client_store import ClientState, ClientStore
+from fedkace_flwr.storage.client_state import ClientState
+from fedkace_flwr.storage.client_store import ClientStore
 from fedkace_flwr.training.batches import EPOCHS, Epoch, random_replay_epoch
 from fedkace_flwr.training.model import ResNet18, seeded_resnet18
 from fedkace_flwr.training.snapshots import move_halfway, restored, snapshot

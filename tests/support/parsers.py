@@ -26,7 +26,8 @@ from fedkace_flwr.messaging.packing import fold, unfolded
 from fedkace_flwr.storage import atomic as durable
 from fedkace_flwr.storage import npz as archive
 from fedkace_flwr.storage.checkpoint import Checkpoint, Checkpoints
-from fedkace_flwr.storage.client_store import Answer, ClientState, ClientStore, read_state
+from fedkace_flwr.storage.client_state import Answer, ClientState, read_state
+from fedkace_flwr.storage.client_store import ClientStore
 from support.replies import ask_with
 from support.stored import CLASSES, empty, learned, reply
 

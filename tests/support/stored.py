@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedkace_flwr.samples import Samples
-from fedkace_flwr.storage.client_store import Answer, ClientState
+from fedkace_flwr.storage.client_state import Answer, ClientState
 
 CLASSES = 5
 
