@@ -5,7 +5,7 @@ The round itself is run by :class:`clients.round.StreamingClient`.
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -166,9 +166,18 @@ class Acted:
 
 
 class Stopwatch:
-    """Seconds by purpose."""
+    """Takes times.
+
+    Attributes
+    ----------
+    started : float
+        When it was made, seconds since the epoch.
+    seconds : dict of str to float
+        Seconds by purpose.
+    """
 
     def __init__(self) -> None:
+        self.started = time.time()
         self.seconds: dict[str, float] = {}
 
     @contextmanager
@@ -179,6 +188,11 @@ class Stopwatch:
             yield
         finally:
             self.seconds[purpose] = self.seconds.get(purpose, 0.0) + time.perf_counter() - begun
+
+    def times(self, wanted: Collection[str]) -> Metrics:
+        """Seconds by purpose, start and end up to now, as far as they are wanted."""
+        every = self.seconds | {keys.STARTED: self.started, keys.FINISHED: time.time()}
+        return {name: value for name, value in every.items() if name in wanted}
 
 
 class ClientRule:
@@ -202,9 +216,15 @@ class ClientRule:
     ----------
     training_action : str
         The message that starts a round's training: ``train``, or one of the method's own actions.
+    training_times, evaluation_times : frozenset of str
+        The times that the replies to training and evaluation report.
     """
 
     training_action: ClassVar[str] = "train"
+    training_times: ClassVar[frozenset[str]] = frozenset(
+        {keys.TRAINING_SECONDS, keys.SELECTION_SECONDS, keys.EVALUATION_SECONDS, keys.STARTED, keys.FINISHED}
+    )
+    evaluation_times: ClassVar[frozenset[str]] = frozenset({keys.EVALUATION_SECONDS, keys.STARTED, keys.FINISHED})
 
     def __init__(self, number: int, experiment: Experiment, source: Source, store: ClientStore) -> None:
         self.number = number

@@ -1,6 +1,5 @@
 """A client's round, the same for every method: from the chunk to the stored answer."""
 
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -84,7 +83,7 @@ class StreamingClient(NumPyClient):
         return self.rule.store.answer(round_number) or self._train_round(sent, round_number)
 
     def _train_round(self, sent: Mapping[str, Array], round_number: int) -> Answer:
-        rule, started, watch = self.rule, time.time(), Stopwatch()
+        rule, watch = self.rule, Stopwatch()
         state = self._caught_up(rule.store.before(round_number), round_number)
         chunk = rule.source.chunk(round_number, state.round)
         if not len(chunk):
@@ -102,7 +101,7 @@ class StreamingClient(NumPyClient):
             local = rule.test_accuracy(training.net, now.seen)[0] if rule.needs_local_accuracy(state) else None
         report = rule.report(now, training, kept)
         arrays = rule.reply(now, training)
-        report |= watch.seconds | {keys.STARTED: started, keys.FINISHED: time.time()}
+        report |= watch.times(rule.training_times)
         answer = Answer(arrays, len(chunk), report)
         learned = replace(
             state,
@@ -118,7 +117,7 @@ class StreamingClient(NumPyClient):
         return answer
 
     def _evaluate_round(self, sent: Mapping[str, Array], state: ClientState, round_number: int) -> ClientState:
-        rule, started, watch = self.rule, time.time(), Stopwatch()
+        rule, watch = self.rule, Stopwatch()
         net = rule.network(sent)
         with watch(keys.EVALUATION_SECONDS):
             state, report = rule.receive(net, state, round_number, self.content)
@@ -129,7 +128,7 @@ class StreamingClient(NumPyClient):
         if state.global_since is not None:
             report[keys.SWITCHED_AT] = state.global_since
         report |= {keys.SEEN_CLASSES: int(state.seen.sum()), keys.EXAMPLES: tested.examples}
-        report |= watch.seconds | {keys.STARTED: started, keys.FINISHED: time.time()}
+        report |= watch.times(rule.evaluation_times)
         return replace(state, evaluated=round_number, evaluation=report)
 
     def _caught_up(self, state: ClientState, round_number: int) -> ClientState:

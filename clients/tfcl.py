@@ -88,6 +88,7 @@ class TfclClient(ClientRule):
     """
 
     training_action = names.HEAD_ACTION
+    training_times = frozenset({keys.TRAINING_SECONDS, keys.STARTED, keys.FINISHED})
 
     # The first half of a round
 
