@@ -116,7 +116,7 @@ def held(state: ClientState, classes: int, rounds: int, dataset: Dataset | None,
 
 
 def _strips(buffer: Samples, dataset: Dataset | None, budget: Budget) -> list[Strip]:
-    by_pixel = buffer.content.dtype == torch.uint8
+    by_pixel = not buffer.by_id
     if not len(buffer) or (dataset is None and not by_pixel):
         return []
     strips = []
