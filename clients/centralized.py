@@ -1,52 +1,62 @@
-"""The client of Centralized: the upper bound that regret is measured against (paper, section 5.1)."""
+"""The client of Centralized: the upper bound against which regret is measured (paper, section 5.1)."""
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
-import numpy as np
 import torch
+from flwr.app import RecordDict
+from torch import Tensor
 
-from clients.base import ContinualClient, Metrics, Stopwatch
+from clients.base import Array, ClientRule, Evaluation, Metrics, Stopwatch, Training
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.methods.centralized import CentralizedKeys
 from fedkace_flwr.results.reference_cache import anchors, cached_accuracy
 from fedkace_flwr.samples import Samples
-from fedkace_flwr.seeding import generator_for, seed_for
-from fedkace_flwr.training.loop import train
+from fedkace_flwr.seeding import seed_for
+from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.training.losses import TaskLoss
+from fedkace_flwr.training.model import ResNet18
+
+_REFERENCE = "centralized.reference"
+"""Stored tensor, float64 (2,): whether the last accuracy is interpolated, and the seconds that it took."""
 
 
-class CentralizedClient(ContinualClient):
-    """After every round a new model, trained on all of the client's samples so far, that it would not have kept.
+class CentralizedClient(ClientRule):
+    """Trains a new model after every round, on all samples of the client so far.
 
-    No model travels. Each round stands for itself: its weights depend on seed, client and round alone. With
-    ``centralized-every`` above 1 only some rounds are trained, and the ones between are interpolated linearly and
-    marked so. Only simulation can do this: on a device the earlier chunks are gone.
+    No model travels. Rounds are independent: a round's weights depend on seed, client and round alone. With
+    ``centralized-every`` above 1 only some rounds are trained; those between them are interpolated linearly and
+    marked. Only a simulation can do this: a real device no longer has its earlier chunks.
     """
 
-    def evaluate(self, parameters: list[np.ndarray[Any, Any]], config: dict[str, Any]) -> tuple[float, int, Metrics]:
-        """Train, or take from the cache, and test; a round already answered is answered again."""
-        number = int(config[keys.ROUND])
-        state = self.store.before(number + 1)
-        if state.evaluated != number:
-            watch = Stopwatch()
-            with watch(keys.TRAINING_SECONDS):
-                accuracy, interpolated = self._accuracy(number)
-            seen = self._met(number)
-            report: Metrics = {
-                keys.ACCURACY: accuracy,
-                keys.SEEN_CLASSES: int(seen.sum()),
-                keys.EXAMPLES: len(self.source.test_set(seen)),
-                keys.INTERPOLATED: int(interpolated),
-                **watch.seconds,
-            }
-            state = replace(state, round=number, seen=seen, evaluated=number, evaluation=report)
-            self.store.save(state)
-        metrics = dict(state.evaluation)
-        return 1.0 - metrics[keys.ACCURACY], metrics.pop(keys.EXAMPLES), metrics
+    evaluation_times = frozenset()  # the report holds the training's seconds
+
+    def catch_up(self, state: ClientState, round_number: int) -> ClientState:
+        """Train and test the round's model, or take its accuracy from the cache."""
+        watch = Stopwatch()
+        with watch(keys.TRAINING_SECONDS):
+            accuracy, interpolated = self._accuracy(round_number)
+        facts = torch.tensor([float(interpolated), watch.seconds[keys.TRAINING_SECONDS]], dtype=torch.float64)
+        seen, extra = self._seen(round_number), {**state.extra, _REFERENCE: facts}
+        return replace(state, round=round_number, seen=seen, local_accuracy=accuracy, extra=extra)
+
+    def receive(
+        self, net: ResNet18, state: ClientState, round_number: int, content: RecordDict
+    ) -> tuple[ClientState, Metrics]:
+        """Leave the state as it is: there is no global model."""
+        return state, {}
+
+    def evaluate(self, net: ResNet18, state: ClientState) -> Evaluation:
+        """The accuracy found by :meth:`catch_up`."""
+        interpolated, seconds = state.extra[_REFERENCE].tolist()
+        report = {keys.INTERPOLATED: int(interpolated), keys.TRAINING_SECONDS: seconds}
+        return Evaluation(state.local_accuracy, len(self.source.test_set(state.seen)), report)
+
+    def answering(self, sent: Mapping[str, Array], state: ClientState) -> None:
+        """Nothing: no model outlives its test."""
 
     def _accuracy(self, number: int) -> tuple[float, bool]:
-        """The reference of a round, and whether it was interpolated."""
+        """The accuracy of a round, and whether it is interpolated."""
         settings = self.config
         below, above = anchors(number, settings.of(CentralizedKeys).centralized_every, settings.stream.rounds)
         left, right = (
@@ -57,23 +67,17 @@ class CentralizedClient(ContinualClient):
         return left + share * (right - left), above > below
 
     def _train_and_test(self, number: int) -> float:
-        seed, experiment = self.config.run.seed, self.experiment
-        samples = self._samples(number)
-        seen = self._met(number)
-        net = experiment.fresh_network(seed_for(seed, "centralized weights", self.number, number))
-        none = Samples.none()
-        fetch = experiment.dataset.fetch
-        train(
-            net,
-            (samples.images(fetch), samples.labels),
-            (none.images(fetch), none.labels),
-            TaskLoss(seen.to(experiment.device), seen.to(experiment.device)),
+        seen = self._seen(number)
+        mask = seen.to(self.experiment.device)
+        training = Training(
+            self.experiment.fresh_network(seed_for(self.config.run.seed, "centralized weights", self.number, number)),
+            TaskLoss(mask, mask),
             self.config.training,
-            experiment.preprocess,
-            generator_for(seed, "centralized batches", self.number, number),
+            self.generator("centralized batches", number),
             captured=self.config.run.step == "captured",
         )
-        accuracy, _ = self._test(net, seen)
+        self.train(training, self._samples(number), Samples.none())
+        accuracy, _ = self.test_accuracy(training.net, seen)
         assert accuracy is not None  # a data set has test images of every class
         return accuracy
 
@@ -84,5 +88,5 @@ class CentralizedClient(ContinualClient):
             samples = samples.followed_by(self.experiment.chunk(self.number, earlier))
         return samples
 
-    def _met(self, number: int) -> torch.Tensor:
+    def _seen(self, number: int) -> Tensor:
         return self._samples(number).class_counts(self.experiment.num_classes) > 0

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from clients.base import ClientRound, ContinualClient
+from clients.base import ClientRound, ClientRule
 from fedkace_flwr.methods.dcfcl import DcfclKeys
 from fedkace_flwr.training.distillation import soft_cross_entropy
 from fedkace_flwr.training.losses import Batch, Objective, TaskLoss
@@ -16,16 +16,14 @@ class DistillationLoss(TaskLoss):
     Parameters
     ----------
     seen, distilled : Tensor
-        bool (C,): C_<=t, and the classes over which the teacher speaks, at least one.
+        bool (C,): C_<=t, and the classes that are distilled, at least one.
     teacher : Tensor
-        Float (n, C): the teacher's logits of the chunk's samples, in their order. They never change.
+        Float (n, C): the teacher's logits of the chunk's samples, in their order; constant.
     weight : float
         lambda.
     temperature : float
-        Softens both sides.
+        Divides the logits of both sides.
     """
-
-    capturable = False  # the distilled classes are cut out, by which the device has to be waited for
 
     def __init__(self, seen: Tensor, distilled: Tensor, teacher: Tensor, weight: float, temperature: float) -> None:
         super().__init__(seen, seen)
@@ -41,20 +39,20 @@ class DistillationLoss(TaskLoss):
         return super().loss(logits, features, batch) + self._weight * forgotten
 
 
-class DcfclClient(ContinualClient):
-    """Trains from the model of its coalition, which is also its teacher, and answers by that of its new coalition.
+class DcfclClient(ClientRule):
+    """Trains from its coalition's model, which is also its teacher, and answers with its new coalition's model.
 
-    A round is a task here, so that the past model, the teacher, is the one received after the last aggregation
-    and again at the beginning of this round: what the network holds before training.
+    A round is a task here, so the past model, the teacher, is the one that the client received after the last
+    aggregation and again at the start of this round: the network before training.
 
-    Inferred: lambda (``dcfcl-lambda``; the paper varies it and its code has another default); distillation over
-    the classes met before alone (``dcfcl-distil-classes``; ``all``: over all outputs, as in the published code,
-    which then moves also those of classes not met yet); each client by its own count of classes met before, so that
-    one without any, as in round 1, trains by plain cross-entropy.
+    Inferred: lambda (``dcfcl-lambda``; the paper varies it, and its code has another default); distillation over
+    the classes seen in earlier rounds only (``dcfcl-distil-classes``; ``all``: over all outputs, as in the published
+    code, which also moves those of classes not seen yet); each client by its own earlier classes, so that a client
+    without any, as in round 1, trains with plain cross-entropy.
     """
 
     def objective(self, net: ResNet18, now: ClientRound) -> Objective:
-        """Cross-entropy, with distillation from ``net`` as it was received."""
+        """Cross-entropy plus distillation from ``net`` as received."""
         settings, device = self.config.of(DcfclKeys), self.experiment.device
         if settings.dcfcl_lambda == 0 or not bool(now.old.any()):
             return super().objective(net, now)

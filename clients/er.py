@@ -1,20 +1,18 @@
-"""The client of experience replay: a reservoir of past samples, trained on beside the chunk.
+"""The client of experience replay: trains on the chunk and on a reservoir of past samples.
 
-The smallest honest baseline, and the example that ``docs/add-a-method.md`` walks through.
+The simplest baseline with a buffer, and the example of ``docs/add-a-method.md``.
 """
 
 import torch
 
-from clients.base import ClientRound, ContinualClient
-from fedkace_flwr.samples import Samples
-from fedkace_flwr.training.model import ResNet18
+from clients.base import ClientRound, ClientRule, Kept, Training
 
 
-class ReplayClient(ContinualClient):
-    """Plain cross-entropy over all classes met, on chunk and buffer alike; a uniform buffer (Vitter, 1985)."""
+class ReplayClient(ClientRule):
+    """Plain cross-entropy over all classes seen; a uniform sample of the stream as buffer (Vitter, 1985)."""
 
-    def maintain(self, net: ResNet18, now: ClientRound) -> Samples:
-        """Every sample met so far is in the buffer with the same probability."""
+    def maintain(self, now: ClientRound, training: Training) -> Kept:
+        """Keep every sample of the stream so far with the same probability (reservoir sampling)."""
         buffer, chunk = now.state.buffer, now.chunk
         met = int(now.state.extra["met"]) if "met" in now.state.extra else 0
         slots = list(range(len(buffer)))
@@ -25,5 +23,5 @@ class ReplayClient(ContinualClient):
                 slots.append(len(buffer) + index)
             elif (place := int(torch.randint(met, (), generator=generator))) < capacity:
                 slots[place] = len(buffer) + index
-        self.extra = {"met": torch.tensor(met)}
-        return buffer.followed_by(chunk).take(torch.tensor(sorted(slots), dtype=torch.int64))
+        kept = buffer.followed_by(chunk).take(torch.tensor(sorted(slots), dtype=torch.int64))
+        return Kept(kept, {"met": torch.tensor(met)})

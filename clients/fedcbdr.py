@@ -6,7 +6,7 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
-from clients.base import ClientRound, ContinualClient, Metrics
+from clients.base import Acted, Array, ClientRound, ClientRule, Kept, Metrics, Training
 from fedkace_flwr.algorithms import fedcbdr_leverage as cbdr
 from fedkace_flwr.algorithms.fedcbdr_loss import TemperatureLoss, TwiceScaledLoss
 from fedkace_flwr.errors import MessageError, RunError
@@ -15,33 +15,34 @@ from fedkace_flwr.methods import fedcbdr as names
 from fedkace_flwr.methods.fedcbdr import FedcbdrKeys
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.seeding import generator_for
-from fedkace_flwr.storage.client_store import ClientState
+from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.training.losses import Objective
 from fedkace_flwr.training.model import ResNet18
 
 _BLOCK = 128
 
 
-class FedCbdrClient(ContinualClient):
-    """Train; show masked features of the global model; unmask and score; keep what the server draws.
+class FedCbdrClient(ClientRule):
+    """Trains, sends masked features of the global model, unmasks and scores, and keeps the samples the server draws.
 
-    The paper selects once per task, from disjoint tasks, for a budget over all clients. Inferred for the stream:
+    The paper selects once per task, from disjoint tasks, with one budget for all clients. Inferred for the stream:
 
-    - every round is a task, and the candidates are buffer and chunk together, M of which stay;
-    - new classes are those of the chunk, old ones the other classes met (``fedcbdr-new-columns``);
-    - logits are scaled once, by class, and old and new samples averaged apart, as the paper has it; the published
-      code scales each row a second time, by the sample's origin, and averages once (``fedcbdr-temperatures``);
-    - the draw is class by class (``fedcbdr-balanced``), for which the client sends the candidates' labels beside
-      their scores: the paper's messages hold none. ``report-classes`` does not cover them; with
+    - every round is a task, and the candidates are buffer and chunk together, of which M are kept;
+    - new classes are those of the chunk, old ones the other classes seen (``fedcbdr-new-columns``);
+    - logits are scaled once, by class, and old and new samples are averaged separately, as in the paper; the
+      published code scales each row again, by the sample's origin, and averages once (``fedcbdr-temperatures``);
+    - the draw is class by class (``fedcbdr-balanced``), so the client sends the candidates' labels beside their
+      scores, which the paper's messages do not contain. ``report-classes`` does not cover them; with
       ``fedcbdr-balanced = false`` no labels leave the client;
-    - the draw is without replacement; the paper's is with it (``fedcbdr-replacement``). A buffer holds distinct
-      samples, so one that is drawn twice is kept once and leaves a place empty;
-    - P is taken off the returned rows, without which they belong to no sample; the published code, which also
-      factorises each client's features alone, leaves it on, so that its draw is nearly uniform (``fedcbdr-scores``);
-    - the global model answers, and logits are scaled in training alone (``inference``).
+    - the draw is without replacement; the paper's is with replacement (``fedcbdr-replacement``). A buffer holds
+      distinct samples, so a sample drawn twice is kept once and a place stays empty;
+    - P is removed from the returned rows, as otherwise they belong to no sample; the published code, which also
+      factorises each client's features separately, does not remove it, so its draw is nearly uniform
+      (``fedcbdr-scores``);
+    - the global model answers, and logits are scaled during training only (``inference``).
 
-    Q comes from the run's seed, which the server of a simulation knows too. Anyone who holds Q sees the Gram
-    matrix of a client's features, though not which row is whose.
+    Q is derived from the run's seed, which the server of a simulation knows too. Anyone who holds Q sees the Gram
+    matrix of a client's features, but not which row belongs to which sample.
     """
 
     def objective(self, net: ResNet18, now: ClientRound) -> Objective:
@@ -60,20 +61,19 @@ class FedCbdrClient(ContinualClient):
             weight_new=settings.fedcbdr_weight_new,
         )
 
-    def maintain(self, net: ResNet18, now: ClientRound) -> Samples:
-        """A class-balanced random choice, which stands until the server's arrives; everything, where it fits."""
+    def maintain(self, now: ClientRound, training: Training) -> Kept:
+        """All samples while they fit; then a class-balanced random choice, until the server's choice arrives."""
         pool = now.state.buffer.followed_by(now.chunk)
-        self._pool_size = len(pool)
         alike = torch.ones(len(pool), dtype=torch.float64)
         draws = self.generator("fedcbdr-draw", now.number)
-        return pool.take(cbdr.draw(alike, pool.labels, self.config.buffer.capacity, draws))
+        return Kept(pool.take(cbdr.draw(alike, pool.labels, self.config.buffer.capacity, draws)))
 
-    def report(self, objective: Objective, now: ClientRound) -> Metrics:
-        """How many samples there are to choose from."""
-        return {names.POOL_SIZE: self._pool_size}
+    def report(self, now: ClientRound, training: Training, kept: Kept) -> Metrics:
+        """Also the number of samples to choose from."""
+        return super().report(now, training, kept) | {names.POOL_SIZE: len(now.state.buffer) + len(now.chunk)}
 
-    def act(self, action: str, content: RecordDict, round_number: int) -> RecordDict:
-        """Masked features for a global model, or scores and labels for rows of U.
+    def act(self, action: str, content: RecordDict, round_number: int) -> Acted:
+        """Return masked features by a global model, or scores and labels for rows of U.
 
         Raises
         ------
@@ -90,12 +90,11 @@ class FedCbdrClient(ContinualClient):
         left = cbdr.random_orthogonal(len(pool), self.generator("fedcbdr-p", round_number))
 
         if action == names.FEATURES_QUERY:
-            features = self._features(self._network([received[name] for name in self.experiment.weight_names]), pool)
+            net = self.network({name: received[name] for name in self.experiment.weight_names})
+            features = self._features(net, pool)
             shared = generator_for(self.config.run.seed, "fedcbdr-q", round_number)
             right = cbdr.random_orthogonal(features.shape[1], shared)
-            return RecordDict(
-                {keys.ARRAYS: keys.array_record({names.FEATURES: cbdr.mask(features, left, right).numpy()})}
-            )
+            return _acted({names.FEATURES: cbdr.mask(features, left, right).numpy()})
 
         rows = torch.from_numpy(received[names.ROWS])
         if rows.ndim != 2 or len(rows) != len(pool) or rows.dtype != torch.float64:
@@ -106,7 +105,7 @@ class FedCbdrClient(ContinualClient):
         answer = {names.SCORES: cbdr.leverage(own).numpy()}
         if self.config.of(FedcbdrKeys).fedcbdr_balanced:
             answer[names.LABELS] = pool.labels.numpy()
-        return RecordDict({keys.ARRAYS: keys.array_record(answer)})
+        return _acted(answer)
 
     def receive(
         self, net: ResNet18, state: ClientState, round_number: int, content: RecordDict
@@ -124,22 +123,19 @@ class FedCbdrClient(ContinualClient):
         buffer = pool.take(kept)
         if self.config.of(FedcbdrKeys).fedcbdr_replacement:
             report[keys.BUFFER_SIZE] = len(buffer)
-        if self.config.run.report_classes:
-            report[keys.BUFFER_CLASSES] = buffer.class_counts(self.experiment.num_classes).tolist()
-        return replace(state, buffer=buffer), report | {names.SELECTED: 1}
+        return replace(state, buffer=buffer), report | self.class_histogram(buffer) | {names.SELECTED: 1}
 
     def _pool(self, round_number: int) -> Samples:
-        """M_{t-1} followed by D_t, the same for every message of the round."""
+        """M_{t-1} followed by D_t; the same for all messages of the round."""
         before = self.store.before(round_number)
         return before.buffer.followed_by(self.source.chunk(round_number, before.round))
 
     def _features(self, net: ResNet18, samples: Samples) -> Tensor:
         """Features in evaluation mode, float64 (n, F) on the CPU."""
-        fetch, preprocess = self.experiment.dataset.fetch, self.experiment.preprocess
         net.eval()
         with torch.no_grad():
             blocks = [
-                net.features(preprocess(samples.take(positions).images(fetch))).cpu().double()
+                net.features(self.experiment.preprocess(self.images(samples.take(positions)))).cpu().double()
                 for positions in torch.split(torch.arange(len(samples)), _BLOCK)
             ]
         features = torch.cat(blocks)
@@ -149,7 +145,7 @@ class FedCbdrClient(ContinualClient):
         return features
 
     def _kept(self, content: RecordDict, size: int) -> Tensor | None:
-        """The selected positions, if they came and fit the pool."""
+        """The selected positions, if the message holds them and they fit the pool."""
         record = content.array_records.get(names.SELECTION)
         if record is None or names.POSITIONS not in record:
             return None
@@ -159,3 +155,7 @@ class FedCbdrClient(ContinualClient):
         whole = kept.dtype == torch.int64 and kept.ndim == 1 and fewest <= len(kept) <= capacity
         fits = whole and len(set(kept.tolist())) == len(kept) and int(kept.min()) >= 0 and int(kept.max()) < size
         return kept if fits else None
+
+
+def _acted(arrays: dict[str, Array]) -> Acted:
+    return Acted(RecordDict({keys.ARRAYS: keys.array_record(arrays)}))

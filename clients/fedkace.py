@@ -3,9 +3,10 @@
 import math
 from dataclasses import replace
 
+import torch
 from flwr.app import RecordDict
 
-from clients.base import ClientRound, ContinualClient, Metrics
+from clients.base import ClientRound, ClientRule, Kept, Metrics, Training
 from fedkace_flwr.algorithms.fedkace_buffer import kernel_beta, kernel_condition_number, score_candidates, select
 from fedkace_flwr.algorithms.fedkace_loss import BalancedReplayLoss, FullGradientReplayLoss
 from fedkace_flwr.algorithms.fedkace_replay import GradientBalance
@@ -13,19 +14,21 @@ from fedkace_flwr.algorithms.fedkace_switch import InferenceSwitch
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.methods.fedkace import FedKaceKeys
 from fedkace_flwr.metrics import accuracy, true_class_probability
-from fedkace_flwr.samples import Samples
-from fedkace_flwr.storage.client_store import ClientState
+from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.training.losses import Objective, TaskLoss
 from fedkace_flwr.training.model import ResNet18
+
+GAPS = "fedkace.gaps"
+"""Stored tensor, float64 (n,): the gap of each evaluated round until the switch."""
 
 _LARGEST_DIAGNOSED_BUFFER = 2000
 
 
-class FedKaceClient(ContinualClient):
-    """Figure 1 of the paper, top to bottom."""
+class FedKaceClient(ClientRule):
+    """The client side of the paper's Figure 1, from top to bottom."""
 
     def objective(self, net: ResNet18, now: ClientRound) -> Objective:
-        """Replay weighted by the ratio of output-layer gradient norms (section 4.2)."""
+        """Task loss plus replay loss, weighted by the ratio of output-layer gradient norms (section 4.2)."""
         settings, device = self.config.of(FedKaceKeys), self.experiment.device
         current, old = now.current.to(device), now.old.to(device)
         if settings.replay_weight == "one":
@@ -36,11 +39,11 @@ class FedKaceClient(ContinualClient):
             return FullGradientReplayLoss(current, old, balance, list(net.parameters()))
         return BalancedReplayLoss(current, old, balance, gradient_bias=settings.gradient_bias)
 
-    def maintain(self, net: ResNet18, now: ClientRound) -> Samples:
-        """Score old buffer and chunk by the local model, and select class by class (section 4.3)."""
+    def maintain(self, now: ClientRound, training: Training) -> Kept:
+        """Score the old buffer and the chunk with the local model, and select class by class (section 4.3)."""
         settings, capacity = self.config.of(FedKaceKeys), self.config.buffer.capacity
         candidates = now.state.buffer.followed_by(now.chunk)
-        logits = self.logits(net, candidates)
+        logits = self.logits(training.net, candidates)
         scores = score_candidates(
             logits,
             candidates.labels,
@@ -61,18 +64,19 @@ class FedKaceClient(ContinualClient):
             leftover=settings.leftover,
             rule=settings.selection,
         )
-        self._buffer_logits = logits[kept]
-        return candidates.take(kept)
+        return Kept(candidates.take(kept), logits=logits[kept])
 
-    def report(self, objective: Objective, now: ClientRound) -> Metrics:
-        """The replay weight of each epoch, and the condition number of the new buffer's kernel matrix (Table 3)."""
-        report: Metrics = {keys.REPLAY_WEIGHTS: [1.0] * self.config.training.epochs}
+    def report(self, now: ClientRound, training: Training, kept: Kept) -> Metrics:
+        """Each epoch's replay weight, and the condition number of the new buffer's kernel matrix (Table 3)."""
+        report = super().report(now, training, kept)
+        objective, logits = training.objective, kept.logits
         if isinstance(objective, BalancedReplayLoss):
-            report = {keys.REPLAY_WEIGHTS: objective.weights, keys.REPLAY_SKIPPED: objective.balance.skipped}
-        size = len(self._buffer_logits)
-        if self.config.run.diagnostics and size <= _LARGEST_DIAGNOSED_BUFFER:
+            report |= {keys.REPLAY_WEIGHTS: objective.weights, keys.REPLAY_SKIPPED: objective.balance.skipped}
+        else:
+            report[keys.REPLAY_WEIGHTS] = [1.0] * self.config.training.epochs
+        if self.config.run.diagnostics and logits is not None and len(logits) <= _LARGEST_DIAGNOSED_BUFFER:
             beta = kernel_beta(len(now.state.buffer), int(now.seen.sum()))
-            number = kernel_condition_number(self._buffer_logits, now.seen, beta)
+            number = kernel_condition_number(logits, now.seen, beta)
             if math.isfinite(number):
                 report[keys.CONDITION_NUMBER] = number
         return report
@@ -83,11 +87,13 @@ class FedKaceClient(ContinualClient):
         """Compare the global model's accuracy and confidence on the buffer, until the switch (section 4.1)."""
         if self.config.run.inference != "auto":
             return super().receive(net, state, round_number, content)
-        if state.switched_at is not None or len(state.buffer) == 0:
+        if state.global_since is not None or len(state.buffer) == 0:
             return state, {}
         logits, labels = self.logits(net, state.buffer), state.buffer.labels
         correct, confident = (measure(logits, labels, state.seen) for measure in (accuracy, true_class_probability))
-        switch = InferenceSwitch(self.config.of(FedKaceKeys).patience, gaps=state.gaps)
+        gaps = state.extra[GAPS].tolist() if GAPS in state.extra else []
+        switch = InferenceSwitch(self.config.of(FedKaceKeys).patience, gaps=gaps)
         switch.observe(correct, confident, round_number=round_number)
         report = {keys.BUFFER_ACCURACY: correct, keys.BUFFER_PROBABILITY: confident, keys.GAP: switch.gaps[-1]}
-        return replace(state, gaps=tuple(switch.gaps), switched_at=switch.switched_at), report
+        extra = {**state.extra, GAPS: torch.tensor(switch.gaps, dtype=torch.float64)}
+        return replace(state, global_since=switch.switched_at, extra=extra), report

@@ -1,8 +1,9 @@
-"""Flower ClientApp: a message becomes a call of the chosen method's NumPyClient, its result a reply."""
+"""Flower ClientApp: hands each message to the chosen method's client, and its result back as the reply."""
 
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -10,7 +11,7 @@ from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
-from clients.base import ContinualClient
+from clients.round import StreamingClient
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import MessageError
 from fedkace_flwr.experiment import Experiment, shared_experiment
@@ -19,15 +20,28 @@ from fedkace_flwr.logs import join_flower_log
 from fedkace_flwr.messaging import packing as folding
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.privacy.client_mods import guarded
-from fedkace_flwr.registry import METHODS, configured
+from fedkace_flwr.registry import METHODS, Method, configured
 from fedkace_flwr.sources import InboxSource, Source, StreamSource
-from fedkace_flwr.storage.client_store import ClientState, ClientStore, is_locked
+from fedkace_flwr.storage.client_state import ClientState
+from fedkace_flwr.storage.client_store import ClientStore, is_locked
 from fedkace_flwr.storage.paths import client_folder
 from fedkace_flwr.training.devices import limit_memory
 
 
+def _configured(context: Context) -> tuple[Method, Config]:
+    """The method and the configuration of the run that a message belongs to."""
+    values = context.run_config
+    # With the types, since 1 == 1.0 == True.
+    return _parsed(tuple((name, type(values[name]).__name__, values[name]) for name in sorted(values)))
+
+
+@lru_cache(maxsize=8)
+def _parsed(entries: tuple[tuple[str, str, Scalar], ...]) -> tuple[Method, Config]:
+    return configured(Config.parse({name: value for name, _, value in entries}))
+
+
 def _unfold(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """A modifier: what came folded is unfolded, and its reply folded."""
+    """Unfold a message that arrives folded, and fold its reply (a modifier)."""
     told = message.content.config_records.get(keys.CONFIG)
     if told is None or not told.get(folding.FOLDED, False):
         return call_next(message, context)
@@ -44,7 +58,7 @@ join_flower_log()
 
 @app.query()
 def identify(message: Message, context: Context) -> Message:
-    """Name the partition of the data that lies at this node."""
+    """Name the partition of the data at this node."""
     partition, partitions = _place(context.node_config)
     record = ConfigRecord({keys.PARTITION: partition, keys.PARTITIONS: partitions})
     return Message(RecordDict({keys.CONFIG: record}), reply_to=message)
@@ -52,8 +66,8 @@ def identify(message: Message, context: Context) -> Message:
 
 @app.query(keys.WORKING)
 def working(message: Message, context: Context) -> Message:
-    """Say whether a process of this machine is at work on a client."""
-    _, config = configured(Config.parse(context.run_config))
+    """Say whether a process on this machine is at work on a client."""
+    _, config = _configured(context)
     number = message.content.config_records[keys.CONFIG][keys.CLIENT]
     assert isinstance(number, int)
     folder = client_folder(config, context.run_id, number, context.node_config)
@@ -61,8 +75,8 @@ def working(message: Message, context: Context) -> Message:
 
 
 def _guard(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """A modifier: those that the configuration asks for."""
-    _, config = configured(Config.parse(context.run_config))
+    """Apply the modifiers of privacy that the configuration asks for (a modifier)."""
+    _, config = _configured(context)
     if not _is_guarded(config):
         return call_next(message, context)
     return guarded(call_next, config, shared_experiment(config).parameter_names)(message, context)
@@ -77,13 +91,13 @@ def train(message: Message, context: Context) -> Message:
     """Train one round and return the local model."""
     with _client(message, context) as (client, config):
         weights, examples, metrics = client.fit(_parameters(message, client), config)
-    named = dict(zip(client.experiment.weight_names, weights, strict=True)) if weights else None
+    named = dict(zip(client.rule.experiment.weight_names, weights, strict=True)) if weights else None
     return Message(keys.reply_content(named, examples, metrics), reply_to=message)
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """Take the new global model and test the inference model."""
+    """Take the new global model and test the model that answers."""
     with _client(message, context) as (client, config):
         _, examples, metrics = client.evaluate(_parameters(message, client), config)
     return Message(keys.reply_content(None, examples, metrics), reply_to=message)
@@ -104,9 +118,9 @@ for _action in sorted({action for method in METHODS.values() for action in metho
 
 
 @contextmanager
-def _client(message: Message, context: Context) -> Iterator[tuple[ContinualClient, dict[str, int]]]:
-    """The client that a message is for, its folder closed to other processes until the message is handled."""
-    method, config = configured(Config.parse(context.run_config))
+def _client(message: Message, context: Context) -> Iterator[tuple[StreamingClient, dict[str, int]]]:
+    """The client that a message is for; its folder stays locked until the message is handled."""
+    method, config = _configured(context)
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
     told = message.content.config_records[keys.CONFIG]
@@ -122,11 +136,12 @@ def _client(message: Message, context: Context) -> Iterator[tuple[ContinualClien
     empty = ClientState(unmet, source.none(), run=run, client=number)
     store = ClientStore(client_folder(config, context.run_id, number, context.node_config), empty)
     with store.locked():
-        yield method.client(number, experiment, source, store, message.content), {keys.ROUND: round_number}
+        rule = method.client(number, experiment, source, store)
+        yield StreamingClient(rule, message.content), {keys.ROUND: round_number}
 
 
 def _share_of_gpu() -> float:
-    """What Ray has given this process of a GPU, if it is one of Ray's."""
+    """The share of a GPU that Ray has assigned to this process; 0 outside Ray."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return 0.0
@@ -144,27 +159,28 @@ def _source(experiment: Experiment, number: int, run: str, node_config: Mapping[
         )
     if number != node_config[keys.PARTITION]:
         raise MessageError(
-            f"--node-config: {keys.PARTITIONS} = {node_config[keys.PARTITIONS]}: an inbox is one client's alone; with "
+            f"--node-config: {keys.PARTITIONS} = {node_config[keys.PARTITIONS]}: an inbox belongs to one client; with "
             f"data-source = 'inbox', clients = {experiment.config.stream.clients} need as many SuperNodes"
         )
     return InboxSource(experiment, Path(inbox), run, Path(test) if test else None)
 
 
-def _parameters(message: Message, client: ContinualClient) -> list[keys.NumpyArray]:
+def _parameters(message: Message, client: StreamingClient) -> list[keys.NumpyArray]:
     weights = keys.unpack(message.content.array_records[keys.ARRAYS])
-    if client.config.privacy.statistics == "local":
+    if client.rule.config.privacy.statistics == "local":
         weights |= _own_statistics(client, message)
-    return [weights[name] for name in client.experiment.weight_names if name in weights]
+    return [weights[name] for name in client.rule.experiment.weight_names if name in weights]
 
 
-def _own_statistics(client: ContinualClient, message: Message) -> dict[str, keys.NumpyArray]:
-    """Batch-norm statistics of the client's last local model; none before its first."""
+def _own_statistics(client: StreamingClient, message: Message) -> dict[str, keys.NumpyArray]:
+    """Batch-norm statistics of the client's last local model; none before its first training."""
+    store, parameters = client.rule.store, client.rule.experiment.parameter_names
     number = message.content.config_records[keys.CONFIG][keys.ROUND]
     assert isinstance(number, int)
     before = number + 1 if message.metadata.message_type == MessageType.EVALUATE else number
-    last = client.store.answer(client.store.before(before).round)
+    last = store.answer(store.before(before).round)
     held = last.arrays if last else {}
-    return {name: array for name, array in held.items() if name not in client.experiment.parameter_names}
+    return {name: array for name, array in held.items() if name not in parameters}
 
 
 def _place(node_config: Mapping[str, Scalar]) -> tuple[int, int]:

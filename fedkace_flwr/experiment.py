@@ -1,6 +1,6 @@
-"""What a configuration and its data set make together: streams, test sets, networks.
+"""A configuration with its data set: streams, test sets and networks.
 
-Checked as a whole before any round runs. One instance serves all clients of a worker process.
+It is checked as a whole before the first round. One instance serves all clients of a worker process.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ class Experiment:
     config : Config
         The configuration.
     progress : bool
-        Show a progress bar where the data set has to be prepared first.
+        Show a progress bar while the data set is prepared.
 
     Raises
     ------
@@ -83,7 +83,7 @@ class Experiment:
         return Samples.arrived(torch.from_numpy(ids), self.labels_of(ids), round_number)
 
     def test_set(self, client: int, seen: Tensor) -> Samples:
-        """The client's test images of the classes it has met; ``seen`` is bool (C,)."""
+        """The client's test images of the classes it has seen, bool (C,)."""
         sets = self._test_sets(client)
         ids = np.concatenate([sets[int(label)] for label in seen.nonzero()])
         return Samples.arrived(torch.from_numpy(ids), self.labels_of(ids), 0)
@@ -94,17 +94,17 @@ class Experiment:
 
     @cached_property
     def device(self) -> torch.device:
-        """Where this process computes."""
+        """The device of this process."""
         return choose_device(self.config.run.device)
 
     @cached_property
     def preprocess(self) -> Preprocess:
-        """Normalisation by the data set's statistics, or to [0, 1] alone."""
+        """Normalisation by the data set's statistics, or to [0, 1] only."""
         return Preprocess.by_statistics(*self.normalisation, self.device)
 
     @property
     def normalisation(self) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
-        """Mean and standard deviation per channel; 0 and 1 where images are not normalised."""
+        """Mean and standard deviation per channel; 0 and 1 if images are not normalised."""
         return (self.dataset.mean, self.dataset.std) if self.config.data.normalise else ((0.0,) * 3, (1.0,) * 3)
 
     @property
@@ -117,7 +117,7 @@ class Experiment:
         return dict(self._blank_network(seed_for(self.config.run.seed, "weights")).state_dict())
 
     def network(self, weights: Mapping[str, Tensor]) -> ResNet18:
-        """The one network of this process, on its device, with the given weights."""
+        """The single network of this process, on its device, with the given weights."""
         load_weights(self._network, weights)
         return self._network
 
@@ -128,12 +128,12 @@ class Experiment:
 
     @cached_property
     def weight_names(self) -> list[str]:
-        """Names of parameters and batch-norm statistics, in the order in which they travel."""
+        """Names of parameters and batch-norm statistics, in the order of messages."""
         return list(self._network.state_dict())
 
     @cached_property
     def parameter_names(self) -> frozenset[str]:
-        """Names of what training changes by gradient."""
+        """Names of the parameters, which gradients change."""
         return frozenset(name for name, _ in self._network.named_parameters())
 
     @cached_property
@@ -141,7 +141,7 @@ class Experiment:
         return self.fresh_network(seed_for(self.config.run.seed, "weights"))
 
     def fresh_network(self, seed: int) -> ResNet18:
-        """A network of its own, on this process's device, its initial weights drawn from ``seed``."""
+        """A new network on this process's device, with initial weights drawn from ``seed``."""
         return self._placed(self._blank_network(seed))
 
     def _placed(self, net: ResNet18) -> ResNet18:
@@ -182,10 +182,10 @@ class Experiment:
 
 @lru_cache(maxsize=1)
 def shared_experiment(config: Config) -> Experiment:
-    """The experiment of this process, kept from message to message."""
+    """The experiment of this process, which is kept between messages."""
     return Experiment(config)
 
 
 def as_arrays(weights: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
-    """Weights as NumPy arrays of their own."""
+    """Copies of weights as NumPy arrays."""
     return {name: tensor.detach().cpu().numpy().copy() for name, tensor in weights.items()}

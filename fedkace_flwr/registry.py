@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from clients.base import ContinualClient
+from clients.base import ClientRule
 from clients.centralized import CentralizedClient
 from clients.dcfcl import DcfclClient
 from clients.er import ReplayClient
@@ -102,7 +102,7 @@ class Method:
     """
 
     strategy: type[ServerRule]
-    client: type[ContinualClient]
+    client: type[ClientRule]
     label: str = ""
     role: Role = "rival"
     preset: Mapping[str, Scalar] = field(default_factory=dict)
@@ -127,7 +127,7 @@ def _ablation(label: str, **changed: Any) -> Method:
 
 METHODS: dict[str, Method] = {
     "fedkace": _FEDKACE,
-    "fedavg": Method(FedAvg, ContinualClient, "FedAVG", is_mean=True, samples=chunk_alone),
+    "fedavg": Method(FedAvg, ClientRule, "FedAVG", is_mean=True, samples=chunk_alone),
     "fedcbdr": Method(
         FedCbdr,
         FedCbdrClient,

@@ -1,7 +1,7 @@
 """Labelled samples: a chunk, a buffer, or the candidates for the next buffer.
 
-Samples are held by id into a shared array (simulation: eight bytes each) or by pixel (elsewhere). Everything
-above this module is written once for both.
+Samples are held either by id into a shared array (in a simulation, eight bytes each) or by pixel (on a device). Code
+above this module works with both.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ class Samples:
 
     @classmethod
     def none(cls, pixels_of: tuple[int, int, int] | None = None) -> Self:
-        """No samples; by id, or by pixel where the image shape (3, H, W) is given."""
+        """No samples, by id; by pixel if the image shape (3, H, W) is given."""
         empty = torch.empty(0, dtype=torch.int64)
         content = empty if pixels_of is None else torch.empty((0, *pixels_of), dtype=torch.uint8)
         return cls(content, empty, empty)
@@ -44,6 +44,11 @@ class Samples:
     def arrived(cls, content: Tensor, labels: Tensor, round_number: int) -> Self:
         """Samples that all arrived in one round."""
         return cls(content, labels, torch.full_like(labels, round_number))
+
+    @property
+    def by_id(self) -> bool:
+        """Whether the content is ids rather than pixels."""
+        return self.content.dtype == torch.int64
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -61,9 +66,9 @@ class Samples:
         )
 
     def images(self, fetch: Fetch) -> Tensor:
-        """Pixels, uint8 (n, 3, H, W); ``fetch`` is asked only where samples are held by id."""
-        return self.content if self.content.dtype == torch.uint8 else fetch(self.content)
+        """Pixels, uint8 (n, 3, H, W); ``fetch`` is called only for samples held by id."""
+        return fetch(self.content) if self.by_id else self.content
 
     def class_counts(self, num_classes: int) -> Tensor:
-        """How many samples there are of each class, int64 (C,)."""
+        """Number of samples of each class, int64 (C,)."""
         return torch.bincount(self.labels, minlength=num_classes)

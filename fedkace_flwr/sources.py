@@ -1,4 +1,4 @@
-"""Where a client's samples come from: its stream of a data set (simulation), or its inbox (a device)."""
+"""Sources of a client's samples: a stream of a data set (simulation), or an inbox (device)."""
 
 from pathlib import Path
 from typing import Protocol
@@ -15,22 +15,22 @@ from fedkace_flwr.samples import Samples
 
 
 class Source(Protocol):
-    """What one client learns from and is tested on."""
+    """Training and test samples of one client."""
 
     def none(self) -> Samples:
-        """No samples, held as this source's are."""
+        """No samples, held in the same way as this source's."""
         ...
 
     def chunk(self, number: int, learned: int) -> Samples:
-        """The chunk D_t of a round, from 1; ``learned`` is the last round that the client's state knows of."""
+        """The chunk D_t of a round, from 1; ``learned`` is the last round in the client's state."""
         ...
 
     def learned(self, number: int) -> None:
-        """Take notice that a round's outcome is on disk."""
+        """Acknowledge that a round's outcome is on disk."""
         ...
 
     def test_set(self, seen: Tensor) -> Samples:
-        """Test samples of the classes met, bool (C,); none where there is no test set."""
+        """Test samples of the classes seen, bool (C,); none without a test set."""
         ...
 
 
@@ -54,14 +54,14 @@ class StreamSource:
         return Samples.none()
 
     def chunk(self, number: int, learned: int) -> Samples:
-        """The chunk of a round; the stream has it whenever it is asked."""
+        """The chunk of a round; a stream can give every chunk again."""
         return self._experiment.chunk(self._client, number)
 
     def learned(self, number: int) -> None:
-        """Nothing to do: a stream has nothing to put away."""
+        """Do nothing: a stream has no files to put away."""
 
     def test_set(self, seen: Tensor) -> Samples:
-        """The client's test images of the classes met."""
+        """The client's test images of the classes seen."""
         return self._experiment.test_set(self._client, seen)
 
 
@@ -71,18 +71,18 @@ class InboxSource:
     Parameters
     ----------
     experiment : Experiment
-        Agreed classes, image size, and how much a round takes.
+        Agreed classes, image size, and limits of the inbox.
     folder : Path
         The inbox.
     run : str
         The run that learns.
     test_folder : Path, optional
-        Labelled images to test on, files like those that arrive; without it there is no accuracy to report.
+        Labelled test images, in files like those of the inbox; without it no accuracy is reported.
 
     Raises
     ------
     DataError
-        A folder cannot be used, or a test file will not do.
+        A folder cannot be used, or a test file is not valid.
     """
 
     def __init__(self, experiment: Experiment, folder: Path, run: str, test_folder: Path | None = None) -> None:
@@ -97,7 +97,7 @@ class InboxSource:
         return Samples.none((3, self._size, self._size))
 
     def chunk(self, number: int, learned: int) -> Samples:
-        """What has arrived; see :meth:`Inbox.take`."""
+        """The samples that have arrived; see :meth:`Inbox.take`."""
         images, labels = self._inbox.take(number, learned)
         return Samples.arrived(torch.from_numpy(images), torch.from_numpy(labels), number)
 
@@ -106,7 +106,7 @@ class InboxSource:
         self._inbox.learned(number)
 
     def test_set(self, seen: Tensor) -> Samples:
-        """The test folder's images of the classes met."""
+        """The test folder's images of the classes seen."""
         if self._test_folder is None:
             return self.none()
         images, labels = read_folder(self._test_folder, self._names, self._size)
@@ -115,12 +115,12 @@ class InboxSource:
 
 
 def read_folder(folder: Path, class_names: tuple[str, ...], image_size: int) -> arrivals.Arrived:
-    """All samples of a folder of files like those that arrive; uint8 (n, 3, S, S) and int64 (n,).
+    """All samples of a folder with files like those of an inbox; uint8 (n, 3, S, S) and int64 (n,).
 
     Raises
     ------
     DataError
-        The folder cannot be read, or a file in it will not do.
+        The folder cannot be read, or a file in it is not valid.
     """
     images, labels = [np.empty((0, 3, image_size, image_size), dtype=np.uint8)], [np.empty(0, dtype=np.int64)]
     try:

@@ -1,7 +1,7 @@
 """Training on a GPU: the captured step against the eager one, and a complete run.
 
-The setting is that of :mod:`experiments.bench.training`, a client's round of 20 epochs at batch 32; what capturing
-costs is part of it. Without CUDA every figure is there and says that it was not measured.
+The setting is that of :mod:`experiments.bench.training`, a client's round of 20 epochs at batch 32, including the
+cost of capturing. Without CUDA every figure is reported as not measured.
 """
 
 import copy
@@ -56,7 +56,7 @@ def gpu(repeats: int) -> Figures:
 
 
 def gpu_run(repeats: int) -> Figures:
-    """A complete FedKACE run with the paper's settings, once; the images are looked for in ``data``."""
+    """One complete FedKACE run with the paper's settings; the images are read from ``data``."""
     if not torch.cuda.is_available():
         return {_MINUTES: unmeasured("< 20"), _ACCURACY: unmeasured()}
     with tempfile.TemporaryDirectory(prefix="fedkace-bench-") as folder:

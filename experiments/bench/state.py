@@ -12,7 +12,8 @@ from experiments.bench.training import BUFFER, CHUNK, CLASSES, SIZE, Setting
 from fedkace_flwr.experiment import as_arrays
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.seeding import generator_for
-from fedkace_flwr.storage.client_store import Answer, ClientState, ClientStore
+from fedkace_flwr.storage.client_state import Answer, ClientState
+from fedkace_flwr.storage.client_store import ClientStore
 from fedkace_flwr.training.logits_cache import SharedLogits
 from fedkace_flwr.training.loop import predict
 

@@ -1,7 +1,7 @@
-"""Local training on one thread: against the bare loop, the customary one and the thread's own matrix product.
+"""Local training on one thread, compared with a bare loop, a customary loop and a plain matrix product.
 
-The setting is the paper's on CIFAR-100 (section A.3): width 16, batches of 32, 500 new samples, a buffer of
-1000, 100 classes; the images are random, which costs the same.
+The setting is the paper's for CIFAR-100 (section A.3): width 16, batches of 32, 500 new samples, a buffer of 1000
+and 100 classes; the images are random, which costs the same.
 """
 
 import statistics
@@ -41,13 +41,13 @@ class Setting:
     images, labels : Tensor
         uint8 (1500, 3, 32, 32) and int64 (1500,): the chunk's 500, then the buffer's 1000.
     chunk : int
-        How many of them are the chunk's.
+        Number of samples in the chunk.
     net : ResNet18
         Channels-last.
     preprocess : Preprocess
         Normalisation.
     old, current : Tensor
-        bool (100,): half of the classes are met, the chunk holds five.
+        bool (100,): earlier classes, and the five of the chunk; half of all classes have been seen.
     """
 
     images: Tensor
@@ -134,9 +134,9 @@ def training(repeats: int) -> Figures:
 
 
 def _losses(setting: Setting, repeats: int) -> list[list[float]]:
-    """Seconds that an epoch's losses take with and without the weight's gradients, from given outputs; no network.
+    """Seconds of an epoch's losses with and without the weight's gradients, from given outputs, without a network.
 
-    The difference of two epochs would be lost in what the machine does meanwhile.
+    The difference between two whole epochs would be lost in the noise of the machine.
     """
     steps = -(-(CHUNK + BUFFER) // BATCH)
     generator = generator_for(0, "outputs")
@@ -156,14 +156,14 @@ def _losses(setting: Setting, repeats: int) -> list[list[float]]:
 
 
 def bare_steps(net: nn.Module, forward: Callable[[Tensor], Tensor], inputs: Tensor, labels: Tensor) -> None:
-    """Forward, backward and step on tensors that lie ready, batch by batch.
+    """Forward, backward and step on prepared tensors, batch by batch.
 
     Parameters
     ----------
     net : Module
-        Whose parameters are trained.
+        The module to train.
     forward : callable
-        The network, or what computes the same.
+        The network, or a function that computes the same.
     inputs, labels : Tensor
         Float (n, 3, H, W) and int64 (n,).
     """
@@ -176,7 +176,7 @@ def bare_steps(net: nn.Module, forward: Callable[[Tensor], Tensor], inputs: Tens
 
 
 class Pictures(Dataset[tuple[Tensor, int]]):
-    """Images as PIL pictures behind torchvision's transforms, as tutorials load them.
+    """Images as PIL pictures with torchvision's transforms, as tutorials load them.
 
     Parameters
     ----------
@@ -218,7 +218,7 @@ def step_operations(setting: Setting) -> int:
 
 
 def _bare_epoch(setting: Setting) -> None:
-    """The least that training can cost: the same images, already normalised."""
+    """The minimal cost of training: the same images, already normalised."""
     setting.net.precision = torch.float32
     setting.net.train()
     bare_steps(setting.net, setting.net, setting.preprocess(setting.images), setting.labels)

@@ -19,7 +19,7 @@ from fedkace_flwr.config import Config
 from fedkace_flwr.data.datasets import Dataset, load_dataset
 from fedkace_flwr.errors import DataError, FedkaceError
 from fedkace_flwr.samples import Samples
-from fedkace_flwr.storage.client_store import ClientState, read_state
+from fedkace_flwr.storage.client_state import ClientState, read_state
 
 PER_CLASS = 8
 _EDGE = 32  # pixels of a thumbnail
@@ -116,7 +116,7 @@ def held(state: ClientState, classes: int, rounds: int, dataset: Dataset | None,
 
 
 def _strips(buffer: Samples, dataset: Dataset | None, budget: Budget) -> list[Strip]:
-    by_pixel = buffer.content.dtype == torch.uint8
+    by_pixel = not buffer.by_id
     if not len(buffer) or (dataset is None and not by_pixel):
         return []
     strips = []

@@ -1,6 +1,6 @@
-"""The inline engine: Flower's Grid over the same ServerApp and ClientApp, in one process and in order.
+"""The inline engine: Flower's Grid over the same ServerApp and ClientApp, in one process, one message at a time.
 
-No Ray and no SuperLink: for tests, for a debugger, and for machines without Ray.
+It needs neither Ray nor a SuperLink: for tests, for debuggers, and for machines without Ray.
 """
 
 import json
@@ -27,20 +27,20 @@ _SERVER_NODE = 1
 
 
 class InlineGrid(Grid):
-    """A grid whose nodes answer as soon as they are asked.
+    """A grid whose nodes answer each message immediately.
 
     Parameters
     ----------
     app : ClientApp
-        What runs at each node.
+        The app that runs at each node.
     nodes : int
         Number of nodes; node i + 2 holds partition i.
     run_config : mapping
-        What Flower would hand to the apps.
+        The run config that Flower would pass to the apps.
     run_id : int
         The run's number.
     node_config : callable, optional
-        From a partition to what its SuperNode is started with, beside the partition.
+        Maps a partition to the node config of its SuperNode, without the partition itself.
     """
 
     def __init__(
@@ -64,11 +64,11 @@ class InlineGrid(Grid):
             for number in range(nodes)
         }
         self._replies: dict[str, Message] = {}
-        # Flower's Message constructor asks the process who it is.
+        # Flower's Message constructor reads the identity of the process.
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, _SERVER_NODE, 0
 
     def set_run(self, run: Run) -> None:
-        """Take over another run's description."""
+        """Set the run's description."""
         self._run = run
 
     @property
@@ -83,11 +83,11 @@ class InlineGrid(Grid):
         return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
 
     def get_node_ids(self) -> Iterable[int]:
-        """All nodes; they neither come nor go."""
+        """All nodes; they never change."""
         return list(self._contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Run each message at its node, at once."""
+        """Handle each message at its node immediately."""
         numbers = []
         for message in messages:
             numbers.append(str(uuid4()))
@@ -96,7 +96,7 @@ class InlineGrid(Grid):
         return numbers
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """The replies to the messages of these numbers."""
+        """The replies to the messages with these numbers."""
         return [self._replies.pop(number) for number in message_ids if number in self._replies]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
@@ -114,7 +114,7 @@ class InlineGrid(Grid):
 
 
 def _failure(message: Message, error: Exception) -> Message:
-    """Flower, too, turns whatever a client raises into an error reply."""
+    """An error reply, as Flower makes of any exception of a client."""
     return Message(Error(_CLIENT_FAILED, "".join(traceback.format_exception(error))), reply_to=message)
 
 
@@ -131,7 +131,7 @@ def run_inline(
     config : Config
         With ``run-name`` set.
     nodes : int, optional
-        SuperNodes to play; by default one per client.
+        Number of SuperNodes; by default one per client.
     node_config : callable, optional
         As in :class:`InlineGrid`.
 

@@ -1,1 +1,1 @@
-"""The mathematics of the papers, as pure functions on tensors; each module's name says whose it is."""
+"""The mathematics of the papers, as pure functions on tensors; each module's name starts with its method."""

@@ -1,10 +1,11 @@
-"""Who averages with whom: the coalition game of DCFCL (Yang et al., NeurIPS 2025, arXiv:2509.23683).
+"""The coalition game of DCFCL, which decides which clients average their models (Yang et al., NeurIPS 2025, arXiv:2509.23683).
 
 Pure NumPy. Shapes: m players, n coalitions under consideration; a coalition is a boolean mask over the players.
 
-A player's benefit in a coalition is how much the others' average resembles it, in its update and in its model.
-It needs no vectors, only two Gram matrices (m, m). Coalitions that would benefit all their members form in turn
-(the paper's Algorithm 2); what has lasted longest is settled, and the game goes on among the rest (Algorithm 1).
+A player's benefit from a coalition is the similarity of its update and its model to the others' averages. It is
+computed from two Gram matrices (m, m), without the vectors. Coalitions that would benefit all their members form in
+turn (the paper's Algorithm 2); the one that has lasted longest is settled, and the game continues among the rest
+(Algorithm 1).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,14 +37,14 @@ def gram_matrix(
     names: Iterable[str],
     origins: Sequence[Mapping[str, Array]] | None = None,
 ) -> Floats:
-    """Inner products of models, or of their differences from where they began, summed in float64.
+    """Inner products of models, or of their differences from their origins, summed in float64.
 
     Parameters
     ----------
     models : sequence of mapping
         m models by array name.
     names : iterable of str
-        The arrays that count.
+        The arrays to include.
     origins : sequence of mapping, optional
         m models, subtracted from ``models`` one by one.
 
@@ -67,14 +68,14 @@ def gram_matrix(
 
 @dataclass(frozen=True)
 class CoalitionGame:
-    """What each player gains from each coalition.
+    """The benefit of each player from each coalition.
 
     Attributes
     ----------
     updates, models : array
         Gram matrices float64 (m, m) of g and of theta.
     sizes : array
-        float64 (m,), positive: n_p, the samples by which a coalition weighs its members.
+        float64 (m,), positive: n_p, the numbers of samples by which a coalition weights its members.
     epsilon : float
         Weight of model similarity beside update similarity.
     """
@@ -87,8 +88,8 @@ class CoalitionGame:
     def benefit(self, player: int, members: Masks) -> Floats:
         """u_i(S) = cos(g_i, mean of the others' g) + epsilon cos(theta_i, mean of the others' theta).
 
-        Means are weighted by ``sizes``. The benefit of being alone is 0, and so is a term whose player or whose
-        others' mean has no length: nobody is told apart by a vector that points nowhere.
+        Means are weighted by ``sizes``. The benefit of being alone is 0; a term is 0 if the player's vector or the
+        others' mean is zero.
 
         Parameters
         ----------
@@ -126,7 +127,7 @@ def _cosine(gram: Floats, player: int, others: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class Formation:
-    """How a game ended.
+    """The outcome of a game.
 
     Attributes
     ----------
@@ -135,7 +136,7 @@ class Formation:
     passes : int
         Rounds of Algorithm 1, at most m + 1.
     benefits : array
-        float64 (m,): what each player gains in its coalition.
+        float64 (m,): each player's benefit from its coalition.
     """
 
     partition: tuple[tuple[int, ...], ...]
@@ -160,9 +161,9 @@ def form_coalitions(benefit: Benefit, start: Iterable[Iterable[int]], candidates
 
     Notes
     -----
-    Inferred: coalitions of equal size take turns in lexicographic order; of two that lasted equally long the
-    larger one is settled, then the one with the smallest members; nearby coalitions are taken afresh up to m times
-    a pass, as they depend on the partition.
+    Inferred: coalitions of equal size take turns in lexicographic order; of two that lasted equally long, the
+    larger one is settled, then the one with the smallest members; nearby coalitions depend on the partition and are
+    enumerated again up to m times per pass.
     """
     remaining = [frozenset(coalition) for coalition in start]
     players = sum(len(coalition) for coalition in remaining)
@@ -185,7 +186,7 @@ def form_coalitions(benefit: Benefit, start: Iterable[Iterable[int]], candidates
 def _evolve(
     benefit: Benefit, partition: list[Coalition], players: int, *, exact: bool
 ) -> tuple[list[Coalition], dict[Coalition, int]]:
-    """Algorithm 2: let blocking coalitions form; the partition then, and how many formations each part outlasted."""
+    """Algorithm 2: let blocking coalitions form; return the partition and the formations that each part outlasted."""
     lasted: dict[Coalition, int] = {}
     for _ in range(1 if exact else players):
         before = partition
@@ -205,21 +206,21 @@ def _evolve(
 
 
 def _first_blocking(benefit: Benefit, members: Masks, current: Floats, begin: int) -> int | None:
-    """The first coalition from ``begin`` on that no member loses by and some member gains by."""
+    """The first coalition from ``begin`` on by which no member loses and some member gains."""
     left = np.arange(begin, len(members))
     gains = np.zeros(len(left), dtype=np.bool_)
     for player in range(members.shape[1]):
         inside = members[left, player]
         change = np.zeros(len(left))
         change[inside] = benefit(player, members[left[inside]]) - current[player]
-        willing = change >= -_TOLERANCE  # one who loses is enough; the others need not be asked
+        willing = change >= -_TOLERANCE  # one member who loses is enough to reject the coalition
         left, gains = left[willing], (gains | (change > _TOLERANCE))[willing]
     blocking = left[gains]
     return int(blocking[0]) if len(blocking) else None
 
 
 def _held(benefit: Benefit, partition: Sequence[Coalition], players: int) -> Floats:
-    """What each player gains at present; 0 for players outside the partition."""
+    """Each player's current benefit; 0 for players outside the partition."""
     held = np.zeros(players)
     for members in _masks(partition, players):
         for player in np.flatnonzero(members):

@@ -4,9 +4,9 @@ Pure tensor mathematics in float64. Shapes: n samples of a client, N samples of 
 rank of the stacked features.
 
 The leverage of row j of a matrix X is ||row j of U||^2, U the left singular vectors of X; equally
-x_j (X^T X)^+ x_j^T. It says how much of X only that row can explain, and does not change when X is multiplied
-from the right by anything invertible. A rotation P of a client's rows does change it, so the client takes P off
-again before it reads its scores.
+x_j (X^T X)^+ x_j^T. It measures how much of X only that row can explain, and does not change when X is multiplied
+by an invertible matrix from the right. A rotation P of a client's rows does change it, so the client removes P before
+it computes its scores.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedkace_flwr.algorithms.quotas import water_filling_quotas
 
-_FLOOR = 1e-12  # a sample without leverage is drawn last, not never
+_FLOOR = 1e-12  # so that a sample without leverage is drawn last rather than never
 
 
 def random_orthogonal(size: int, generator: torch.Generator) -> Tensor:
@@ -35,7 +35,7 @@ def random_orthogonal(size: int, generator: torch.Generator) -> Tensor:
         float64 (size, size).
     """
     q, r = torch.linalg.qr(torch.randn(size, size, dtype=torch.float64, generator=generator))
-    signed: Tensor = q * r.diagonal().sign()  # without the signs, QR's own convention would show in the distribution
+    signed: Tensor = q * r.diagonal().sign()  # without the signs, QR's convention would bias the distribution
     return signed
 
 
@@ -57,8 +57,8 @@ def mask(features: Tensor, left: Tensor, right: Tensor) -> Tensor:
 def left_factor(stacked: Tensor) -> Tensor:
     """Left singular vectors of nonzero singular values, float64 (N, r).
 
-    r counts the singular values above max(N, F) * eps * the largest. The vectors beyond are arbitrary, and with
-    all N of them every leverage would be 1.
+    r counts the singular values above max(N, F) * eps * the largest. The remaining vectors are arbitrary;
+    with all N vectors, every leverage would be 1.
 
     Parameters
     ----------
@@ -76,34 +76,34 @@ def left_factor(stacked: Tensor) -> Tensor:
 
 
 def unmask(rows: Tensor, left: Tensor) -> Tensor:
-    """Take a client's own rotation off its rows of U: P^T U, float64 (n, r)."""
+    """Remove a client's rotation from its rows of U: P^T U, float64 (n, r)."""
     return left.T @ rows
 
 
 def leverage(rows: Tensor) -> Tensor:
-    """Squared lengths of the rows of U: float64 (n,), in [0, 1], over all clients summing to r."""
+    """Squared lengths of the rows of U: float64 (n,), in [0, 1]; their sum over all clients is r."""
     return rows.square().sum(dim=1)
 
 
 def draw(
     scores: Tensor, labels: Tensor, capacity: int, generator: torch.Generator, *, replacement: bool = False
 ) -> Tensor:
-    """Draw inside each class, with probability proportional to the score.
+    """Draw within each class, with probability proportional to the score.
 
-    Places are shared among the classes as evenly as their samples allow; those that cannot be split go to
-    classes in random order. The order is drawn first, so the places per class depend on labels and generator
-    alone. Dividing weights by independent exponential variables and keeping the largest is sequential weighted
-    drawing without replacement (Efraimidis and Spirakis, 2006). With replacement a class is drawn from as often as
-    it has places; what comes up again is kept once, and its place stays empty.
+    Places are distributed over the classes as evenly as their samples allow; places that cannot be divided go to
+    classes in random order. This order is drawn first, so the places per class depend on labels and generator only.
+    Dividing weights by independent exponential variables and keeping the largest is sequential weighted
+    drawing without replacement (Efraimidis and Spirakis, 2006). With replacement, the number of draws from a class is
+    its number of places; a sample drawn again is kept once, and a place stays empty.
 
     Parameters
     ----------
     scores : Tensor
         float64 (n,), not negative.
     labels : Tensor
-        int64 (n,); all equal to draw without regard to classes.
+        int64 (n,); equal for all samples to ignore classes.
     capacity : int
-        Places in all, M.
+        Total number of places, M.
     generator : torch.Generator
         CPU generator.
     replacement : bool
@@ -112,7 +112,7 @@ def draw(
     Returns
     -------
     Tensor
-        int64 (min(M, n),), with replacement perhaps fewer: distinct positions, ascending.
+        int64 (min(M, n),), possibly fewer with replacement: distinct positions, ascending.
     """
     classes = torch.bincount(labels).nonzero().squeeze(1)
     classes = classes[torch.randperm(len(classes), generator=generator)]

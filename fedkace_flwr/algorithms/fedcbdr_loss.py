@@ -12,13 +12,13 @@ from fedkace_flwr.training.losses import Batch, TaskLoss, masked_cross_entropy
 class TemperatureLoss(TaskLoss):
     """Weighted sum of two mean cross-entropies, of replayed and of new samples, over logits scaled class by class.
 
-    A sample's origin decides its weight, a class's group its temperature. The paper's tasks share no class, so
-    there both groupings are one; here a buffered sample may belong to a class of the present chunk.
+    A sample's origin decides its weight, a class's group its temperature. The paper's tasks have no class in common,
+    so both groupings agree there; here a buffered sample may belong to a class of the current chunk.
 
     Parameters
     ----------
     seen : Tensor
-        bool (C,): classes that take part in the softmax.
+        bool (C,): classes that the softmax includes.
     new : Tensor
         bool (C,): classes whose logits are divided by ``tau_new``, the others' by ``tau_old``.
     tau_old, tau_new : float
@@ -26,8 +26,6 @@ class TemperatureLoss(TaskLoss):
     weight_old, weight_new : float
         Weights of the replayed and of the new samples' mean.
     """
-
-    capturable = True
 
     def __init__(
         self, seen: Tensor, new: Tensor, *, tau_old: float, tau_new: float, weight_old: float, weight_new: float
@@ -38,7 +36,7 @@ class TemperatureLoss(TaskLoss):
         self._weight_old, self._weight_new = weight_old, weight_new
 
     def loss(self, logits: Tensor, features: Tensor, batch: Batch) -> Tensor:
-        """The weighted sum; a side without samples in the batch adds nothing."""
+        """The weighted sum; a side without samples in the batch contributes 0."""
         losses, _ = masked_cross_entropy(self.scaled(logits), batch.labels, self.masks_of(batch))
         old = batch.replayed.to(losses.dtype)
         return self._weight_old * _mean(losses, old) + self._weight_new * _mean(losses, 1 - old)
@@ -51,13 +49,11 @@ class TemperatureLoss(TaskLoss):
 class TwiceScaledLoss(TemperatureLoss):
     """Mean over the batch of weighted cross-entropies, over logits scaled by class and again by the sample's origin.
 
-    The authors' published code, where it departs from their paper. Parameters as in :class:`TemperatureLoss`.
+    As in the authors' published code, which departs from the paper here. Parameters as in :class:`TemperatureLoss`.
     """
 
-    capturable = True
-
     def loss(self, logits: Tensor, features: Tensor, batch: Batch) -> Tensor:
-        """The mean; how many samples of each side the batch holds does count."""
+        """The mean; it depends on the number of samples of each side."""
         old = batch.replayed.to(logits.dtype)
         origin = old * self._tau_old + (1 - old) * self._tau_new
         twice = self.scaled(logits) / origin.unsqueeze(1)

@@ -1,6 +1,6 @@
 """Holistic buffer maintenance (paper, section 4.3 and appendix B.4).
 
-Pure tensor mathematics, in float64 and log space, so that no score is ever NaN. Shapes: N candidates (the
+Pure tensor mathematics, in float64 and log space, so that no score is NaN. Shapes: N candidates (the
 m samples of the old buffer first, then the chunk), C classes, d active classes, r centres (the old buffer,
 or landmarks drawn from it).
 """
@@ -26,9 +26,9 @@ class Scores:
     diversity : Tensor
         DS: squared distance to the nearest sample of the old buffer.
     information : Tensor
-        IDV: how little the old buffer tells about the sample, plus weighted diversity.
+        IDV: information of the sample given the old buffer, plus weighted diversity.
     consistency : Tensor
-        CDV: how well the sample agrees with its neighbourhood, plus weighted diversity; 0 for new classes.
+        CDV: agreement of the sample with its neighbourhood, plus weighted diversity; 0 for new classes.
     """
 
     diversity: Tensor
@@ -59,15 +59,15 @@ def score_candidates(
     buffer_size : int
         m, samples in the old buffer; 0 in the first round.
     old, active : Tensor
-        bool (C,): classes of earlier chunks, and those together with the present chunk's.
+        bool (C,): classes of earlier chunks, and of all chunks including the current one.
     self_distance : {"include", "exclude"}
         Whether a buffered sample counts as its own nearest neighbour.
     landmarks : int, optional
-        Compare with so many buffer samples, drawn uniformly, where the buffer is larger; None or 0: with all.
+        Compare with this many uniformly drawn buffer samples if the buffer is larger; None or 0: with all.
     generator : torch.Generator, optional
         Draws the landmarks; a fixed stream if None.
     block_elements : int
-        Distances held at once; bounds the memory and does not change the scores.
+        Distances held at once; limits the memory and does not change the scores.
 
     Returns
     -------
@@ -123,9 +123,9 @@ def select(
 ) -> Tensor:
     """Choose the new buffer from the candidates, class by class, in two stages.
 
-    Of a class met before, the 2q candidates of highest information and of those the q of highest
-    consistency; of a new class, q drawn without replacement with probability proportional to
-    exp(information). A class with no more than q candidates keeps them all. Ties go to the lower position.
+    A class seen before keeps the q candidates of highest consistency among the 2q of highest information. A new
+    class keeps q candidates drawn without replacement with probability proportional to exp(information). A class with
+    at most q candidates keeps them all. Ties go to the lower position.
 
     Parameters
     ----------
@@ -140,9 +140,9 @@ def select(
     generator : torch.Generator
         CPU generator for the draws of new classes.
     leftover : {"drop", "fill"}
-        Leave the places that floor(M / classes) does not cover empty, or share them out.
+        Leave places that floor(M / classes) does not cover empty, or distribute them.
     rule : {"hbms", "information", "random"}
-        Both stages; or, for every class, drawn by information as new classes are (ablation AS6), or uniformly
+        Both stages; or every class drawn by information, like new classes (ablation AS6), or uniformly
         (ablation AS7).
 
     Returns
@@ -171,8 +171,8 @@ def select(
 def sample_by_information(positions: Tensor, information: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """Draw ``count`` positions without replacement, with probability proportional to exp(information).
 
-    Adding independent Gumbel noise and taking the highest draws exactly this, and needs no exponential of
-    the scores.
+    Taking the highest scores after adding independent Gumbel noise draws from exactly this distribution, without
+    any exponential of the scores.
     """
     exponential = torch.empty(len(positions), dtype=torch.float64).exponential_(generator=generator)
     keys = information[positions] - exponential.log()
@@ -199,10 +199,10 @@ def kernel_condition_number(logits: Tensor, active: Tensor, beta: float) -> floa
     Returns
     -------
     float
-        Ratio of the largest to the smallest eigenvalue; infinite where the matrix is singular to float64.
+        Ratio of the largest to the smallest eigenvalue; infinite if the matrix is singular in float64.
     """
     direction = _directions(logits.detach().to("cpu", torch.float64)[:, active.cpu()])
-    # Unlike _squared_distances this is exactly 0 between duplicates, which a large beta needs.
+    # Unlike _squared_distances, exactly 0 between duplicates, which a large beta requires.
     distance = torch.cdist(direction, direction, compute_mode="donot_use_mm_for_euclid_dist").square()
     eigenvalues = torch.linalg.eigvalsh(torch.exp(-beta * distance))
     smallest, largest = float(eigenvalues[0]), float(eigenvalues[-1])
@@ -212,7 +212,7 @@ def kernel_condition_number(logits: Tensor, active: Tensor, beta: float) -> floa
 
 
 def _directions(x: Tensor) -> Tensor:
-    """Rows scaled to unit length; a row of zeros stays. Scaling by the largest entry first avoids overflow."""
+    """Rows scaled to unit length; rows of zeros stay. Scaling by the largest entry first avoids overflow."""
     tiny = torch.finfo(torch.float64).tiny
     x = x / x.abs().amax(dim=1, keepdim=True).clamp_min(tiny)
     length: Tensor = torch.linalg.vector_norm(x, dim=1, keepdim=True)

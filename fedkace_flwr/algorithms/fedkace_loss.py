@@ -17,9 +17,9 @@ class BalancedReplayLoss(TaskLoss):
     current, old : Tensor
         As in :class:`TaskLoss`.
     balance : GradientBalance
-        Observes the output layer's gradients and gives each epoch's weight.
+        Observes the output layer's gradients and determines each epoch's weight.
     gradient_bias : bool
-        Whether the output layer's bias takes part.
+        Whether to include the output layer's bias.
 
     Attributes
     ----------
@@ -31,24 +31,14 @@ class BalancedReplayLoss(TaskLoss):
         The one given.
     """
 
-    capturable = True
-
     def __init__(self, current: Tensor, old: Tensor, balance: GradientBalance, *, gradient_bias: bool = False) -> None:
         super().__init__(current, old)
         self.balance = balance
         self.gradient_bias = gradient_bias
         self.weights: list[float] = []
         self._replays = False
-        # Weight less 1, draws of chunk and buffer: in a tensor, so that a recorded step reads the epoch's own.
+        # Weight minus 1, draws of chunk and buffer; changed in place from epoch to epoch.
         self._terms = torch.tensor([0.0, 1.0, 1.0], dtype=torch.float64, device=current.device)
-
-    def hold(self) -> None:
-        """The balance keeps its sums in place."""
-        self.balance.hold()
-
-    def held(self) -> list[Tensor]:
-        """The balance's sums."""
-        return self.balance.sums()
 
     def begin_epoch(self, task_draws: float, replay_draws: float) -> None:
         """Fix the epoch's weight."""
@@ -58,7 +48,7 @@ class BalancedReplayLoss(TaskLoss):
             self._terms[place].fill_(term)
 
     def loss(self, logits: Tensor, features: Tensor, batch: Batch) -> Tensor:
-        """Weighted mean over the batch; the gradients for the balance come from the same softmax."""
+        """Weighted mean over the batch; the balance observes gradients from the same softmax."""
         losses, residual = masked_cross_entropy(logits, batch.labels, self.masks_of(batch))
         replayed = batch.replayed.to(losses.dtype)
         excess, task_draws, replay_draws = self._terms.to(losses.dtype)
@@ -70,7 +60,7 @@ class BalancedReplayLoss(TaskLoss):
     def _observe(
         self, residual: Tensor, features: Tensor, replayed: Tensor, task_draws: Tensor, replay_draws: Tensor
     ) -> None:
-        # Dividing by the draws makes an epoch's total the sum over the set, however often its samples came up.
+        # Divided by the draws, an epoch's total is the sum over the set, however often samples were drawn.
         known = with_bias_column(features) if self.gradient_bias else features
         task = (residual * ((1 - replayed) / task_draws).unsqueeze(1)).T @ known
         replay = (residual * (replayed / replay_draws).unsqueeze(1)).T @ known
@@ -84,24 +74,22 @@ class BalancedReplayLoss(TaskLoss):
 class FullGradientReplayLoss(BalancedReplayLoss):
     """As :class:`BalancedReplayLoss`, with lambda from the gradient of the whole model (ablation AS5, section 5.3).
 
-    Every step with samples of a side costs one more backward pass for that side.
+    Each step takes two more backward passes, one for each side.
 
     Parameters
     ----------
     current, old, balance
         As in :class:`BalancedReplayLoss`.
     parameters : sequence of Tensor
-        What the gradient is taken by: all trainable parameters of the network.
+        All trainable parameters of the network.
     """
-
-    capturable = True
 
     def __init__(self, current: Tensor, old: Tensor, balance: GradientBalance, parameters: Sequence[Tensor]) -> None:
         super().__init__(current, old, balance)
         self._parameters = list(parameters)
 
     def loss(self, logits: Tensor, features: Tensor, batch: Batch) -> Tensor:
-        """Weighted mean over the batch; the two sides' gradients are taken on their own before it is returned."""
+        """Weighted mean over the batch; the balance observes the gradient of each side separately."""
         losses, _ = masked_cross_entropy(logits, batch.labels, self.masks_of(batch))
         replayed = batch.replayed.to(losses.dtype)
         excess, task_draws, replay_draws = self._terms.to(losses.dtype)

@@ -2,9 +2,9 @@
 
 Pure tensor mathematics. Shapes: B samples of a batch, C classes, F features.
 
-The weight of the replay loss in an epoch is the ratio of two squared gradient norms at the output layer h
-measured in the epoch before. The gradient of the cross-entropy with respect to h needs no backward pass:
-it is the residual (softmax - one-hot), transposed, times the features.
+The weight of the replay loss in an epoch is the ratio of two squared gradient norms at the output layer h, measured
+in the previous epoch. The gradient of the cross-entropy with respect to h needs no backward pass: it is the
+transposed residual (softmax - one-hot) times the features.
 """
 
 import math
@@ -21,8 +21,8 @@ def output_layer_gradient(logits: Tensor, features: Tensor, labels: Tensor, mask
     Parameters
     ----------
     logits, features : Tensor
-        Float (B, C) and (B, F). With a column of ones appended to ``features`` the last column of the
-        result is the gradient of the bias.
+        Float (B, C) and (B, F). If a column of ones is appended to ``features``, the last column of the result is
+        the gradient of the bias.
     labels : Tensor
         int64 (B,).
     mask : Tensor
@@ -40,23 +40,23 @@ def output_layer_gradient(logits: Tensor, features: Tensor, labels: Tensor, mask
 class GradientBalance:
     """The replay weight lambda, epoch by epoch (paper, section 4.2).
 
-    Sums stay on the gradients' device; reading them once an epoch is the only synchronisation.
+    Sums stay on the gradients' device and are changed in place; they are read once an epoch.
 
     Parameters
     ----------
     gradient_norm : {"sum", "mean"}
-        Compare gradients of the losses summed over each set, or averaged per sample.
+        Compare gradients of losses summed over each set, or averaged per sample.
     lambda_max : float
         The ratio is clipped to [0, lambda_max].
     task_size, replay_size : int
-        Samples of chunk and buffer, by which ``"mean"`` divides.
+        Number of samples of chunk and buffer, for ``"mean"``.
 
     Attributes
     ----------
     weight : float
-        The present weight; 1 before the first epoch.
+        The current weight; 1 before the first epoch.
     skipped : int
-        Epochs whose ratio was not finite, so that the weight stayed as it was.
+        Epochs whose ratio was not finite, which left the weight unchanged.
     """
 
     def __init__(
@@ -66,60 +66,66 @@ class GradientBalance:
         self.weight = 1.0
         self.skipped = 0
         self._scale = (task_size / replay_size) ** 2 if gradient_norm == "mean" else 1.0
-        self._task: Tensor | None = None
-        self._replay: Tensor | None = None
-        self._held = False
-
-    def hold(self) -> None:
-        """Keep the sums in place when an epoch closes.
-
-        A recorded step adds to them without :meth:`observe` being called; from now on every epoch is taken to have
-        observed what the first one has.
-        """
-        self._held = True
-
-    def sums(self) -> list[Tensor]:
-        """The running sums, those that there are."""
-        return [total for total in (self._task, self._replay) if total is not None]
+        self._task, self._replay = _Total(), _Total()
 
     def observe(self, task: Tensor | None = None, replay: Tensor | None = None) -> None:
-        """Take in one batch's gradients, each of the loss summed over the batch's samples of that side.
+        """Add one batch's gradients, each of the loss summed over the batch's samples of that side.
 
         Parameters
         ----------
         task, replay : Tensor, optional
-            Of any one shape; None where the batch holds no sample of that side.
+            All of one shape; None if the batch has no sample of that side.
         """
-        self._task = _added(self._task, task)
-        self._replay = _added(self._replay, replay)
+        for total, gradient in ((self._task, task), (self._replay, replay)):
+            if gradient is not None:
+                total.add(gradient.detach())
 
     def next_weight(self) -> float:
         """Close the epoch and return the weight of the next one.
 
-        Average first, norm after. Both running averages cover the same batches, so the ratio of their norms
-        is the ratio of the totals' norms. An epoch without one of the sides leaves the weight as it was.
+        Gradients are averaged before norms are taken. Both running averages cover the same batches, so the ratio of
+        their norms is the ratio of the totals' norms. An epoch without samples of a side leaves the weight unchanged.
         """
-        if self._task is not None and self._replay is not None:
-            task, replay = (float(total.double().square().sum()) for total in (self._task, self._replay))
+        if self._task.is_observed and self._replay.is_observed:
+            task, replay = self._task.squared_norm(), self._replay.squared_norm()
             ratio = self._scale * replay / task if task > 0 else math.inf
             if math.isfinite(ratio):
                 self.weight = min(ratio, self.lambda_max)
             else:
                 self.skipped += 1
-        if self._held:
-            for total in self.sums():
-                total.zero_()
-        else:
-            self._task = self._replay = None
+        self._task.clear()
+        self._replay.clear()
         return self.weight
 
 
-def _added(total: Tensor | None, gradient: Tensor | None) -> Tensor | None:
-    if gradient is None:
-        return total
-    return gradient.detach().clone() if total is None else total.add_(gradient.detach())
+class _Total:
+    """A sum of gradients over an epoch, in tensors that stay in place from the first gradient on."""
+
+    def __init__(self) -> None:
+        self._sum: Tensor | None = None
+        self._count: Tensor | None = None
+
+    def add(self, gradient: Tensor) -> None:
+        if self._sum is None or self._count is None:
+            self._sum = torch.zeros_like(gradient)
+            self._count = torch.zeros((), dtype=torch.int64, device=gradient.device)
+        self._sum.add_(gradient)
+        self._count.add_(1)
+
+    @property
+    def is_observed(self) -> bool:
+        return self._count is not None and int(self._count) > 0
+
+    def squared_norm(self) -> float:
+        assert self._sum is not None
+        return float(self._sum.double().square().sum())
+
+    def clear(self) -> None:
+        if self._sum is not None and self._count is not None:
+            self._sum.zero_()
+            self._count.zero_()
 
 
 def with_bias_column(features: Tensor) -> Tensor:
-    """Append a column of ones to features (..., F), so that the bias takes part in the output layer's gradient."""
+    """Append a column of ones to features (..., F); the output layer's gradient then includes the bias."""
     return torch.cat([features, features.new_ones(*features.shape[:-1], 1)], dim=-1)

@@ -5,18 +5,18 @@ from itertools import pairwise
 
 
 class InferenceSwitch:
-    """Decide when a client's answers come from the global model.
+    """Decides from when on the global model answers for a client.
 
-    The gap is max(0, ACC - PROB): the global model's accuracy on the buffer less its mean probability of the
-    true class. The client switches, for good, at the first round at whose end the gap has shrunk ``patience``
-    times in a row.
+    The gap is max(0, ACC - PROB): the global model's accuracy on the buffer minus its mean probability of the true
+    class. The client switches permanently at the first round at whose end the gap has shrunk ``patience`` times in a
+    row.
 
     Parameters
     ----------
     patience : int
-        Consecutive shrinks needed; the paper's is 2, so round 3 is the earliest.
+        Consecutive decreases needed; 2 in the paper, so round 3 is the earliest.
     gaps : iterable of float
-        Gaps seen so far, to go on from a stored state.
+        Earlier gaps, to continue from a stored state.
     switched_at : int, optional
         The round of the switch, if it has happened.
 
@@ -34,7 +34,7 @@ class InferenceSwitch:
         self.switched_at = switched_at
 
     def observe(self, accuracy: float, probability: float, *, round_number: int | None = None) -> bool:
-        """Take in one round's ACC and PROB, each in [0, 1]; do nothing after the switch.
+        """Process one round's ACC and PROB, each in [0, 1]; do nothing after the switch.
 
         Parameters
         ----------
@@ -46,7 +46,7 @@ class InferenceSwitch:
         Returns
         -------
         bool
-            Whether inference is by the global model from this round on.
+            Whether the global model answers from this round on.
         """
         if self.switched_at is None:
             self.gaps.append(max(0.0, accuracy - probability))

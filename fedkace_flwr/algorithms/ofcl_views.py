@@ -1,9 +1,9 @@
 """OFCL's twelve perturbed views of an image (Serra and Buettner, ICLR 2025, arXiv 2405.18925).
 
-A view is a pure function of images and of numbers drawn for them beforehand, so what a sample looks like does
-not depend on the block it is computed in. Rotations, shifts, crops and perspectives are all one projective
-map of image coordinates, carried out for a whole block at once with one matrix per image; coordinates run
-from -1 to 1 across the image, x to the right and y down.
+A view is a pure function of images and of numbers drawn for them beforehand, so a sample's views do not depend on the
+block that it is computed in. Rotations, shifts, crops and perspectives are all projective maps of image coordinates,
+applied to a whole block at once with one matrix per image; coordinates run from -1 to 1 across the image, x to the
+right and y downwards.
 
 Shapes: B images, H and W height and width. Images are float (B, 3, H, W) in [0, 1], not normalised; numbers
 are float (B, NUMBERS) in [0, 1).
@@ -19,13 +19,13 @@ from torch.nn import functional
 View = Callable[[Tensor, Tensor], Tensor]
 
 NUMBERS = 24
-"""Numbers drawn for each image, over all views."""
+"""Numbers drawn for each image, for all views together."""
 
 _CIFAR_SIDE = 32  # the published sizes of the cut-outs are pixels of such images
 
 
 def draw(count: int, generator: torch.Generator, *, per_sample: bool = True) -> Tensor:
-    """Draw the numbers that fix the views of ``count`` images, float32 (count, NUMBERS), uniform in [0, 1).
+    """Draw the numbers that determine the views of ``count`` images, float32 (count, NUMBERS), uniform in [0, 1).
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ def draw(count: int, generator: torch.Generator, *, per_sample: bool = True) -> 
     generator : torch.Generator
         CPU generator.
     per_sample : bool
-        Draw for each image; else once, for all of them alike.
+        Draw for each image; otherwise once for all images.
     """
     if per_sample:
         return torch.rand((count, NUMBERS), generator=generator)
@@ -44,7 +44,7 @@ def draw(count: int, generator: torch.Generator, *, per_sample: bool = True) -> 
 def rotation_and_scale(degrees: Tensor, scale: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """Matrices (B, 3, 3) that turn by ``degrees`` clockwise, scale about the centre, then shift; all (B,).
 
-    Like all matrices here they map places of the result to places of the source.
+    Like all matrices in this module, they map positions of the result to positions of the source.
     """
     angle = torch.deg2rad(degrees)
     cos, sin, zero, one = angle.cos() / scale, angle.sin() / scale, torch.zeros_like(x), torch.ones_like(x)
@@ -71,7 +71,7 @@ def projection(corners: Tensor) -> Tensor:
 
 
 def warp(images: Tensor, matrices: Tensor, mode: str) -> Tensor:
-    """Carry out projective maps (B, 3, 3), by ``bilinear`` or ``nearest``; what lies outside the source is 0."""
+    """Apply projective maps (B, 3, 3), ``bilinear`` or ``nearest``; pixels from outside the source are 0."""
     height, width = images.shape[2:]
     x, y = (
         (2 * torch.arange(size, dtype=images.dtype, device=images.device) + 1) / size - 1 for size in (width, height)
@@ -87,7 +87,7 @@ def _between(numbers: Tensor, low: float, high: float) -> Tensor:
 
 
 def _cutout(side: int, first: int) -> View:
-    """Black out a square around a uniformly drawn pixel; parts outside the image do not count."""
+    """Black out a square around a uniformly drawn pixel; parts outside the image are ignored."""
 
     def view(images: Tensor, numbers: Tensor) -> Tensor:
         covered = []

@@ -1,18 +1,18 @@
-"""How many places of a buffer each class gets."""
+"""Number of places of each class in a buffer."""
 
 from collections.abc import Sequence
 
 
 def floor_quotas(available: Sequence[int], capacity: int) -> list[int]:
-    """Give every class floor(capacity / classes) places (paper, section 4.3); what is left over stays empty."""
+    """Give every class floor(capacity / classes) places (paper, section 4.3); the rest stays empty."""
     return [capacity // len(available)] * len(available) if available else []
 
 
 def water_filling_quotas(available: Sequence[int], capacity: int) -> list[int]:
-    """Share all places as evenly as the candidates allow.
+    """Distribute all places as evenly as the candidates allow.
 
-    A class with fewer candidates than its share gives the rest to the others; places that cannot be split
-    evenly go to the first classes in order.
+    A class with fewer candidates than its share leaves the rest to the others; places that cannot be divided evenly
+    go to the first classes in order.
 
     Parameters
     ----------
@@ -24,7 +24,7 @@ def water_filling_quotas(available: Sequence[int], capacity: int) -> list[int]:
     Returns
     -------
     list of int
-        Places of each class: at most its candidates, in all min(capacity, sum(available)).
+        Places of each class: at most its candidates, and min(capacity, sum(available)) in total.
     """
     quotas = [0] * len(available)
     left = capacity

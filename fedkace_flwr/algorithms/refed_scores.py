@@ -1,12 +1,12 @@
-"""Re-Fed's informative model and the score it gives each sample (Li et al., CVPR 2024, arXiv 2403.05890).
+"""Re-Fed's informative model and its score for each sample (Li et al., CVPR 2024, arXiv 2403.05890).
 
 A personalised model v, by default a copy of the global model w, takes s steps on the client's samples while a
-spring pulls it to w:
+proximal term pulls it towards w:
 
     v_p = v_(p-1) - eta * (G + (1 - lambda) / (2 lambda) * (v_(p-1) - w)),
 
 G being the samples' gradients, summed or averaged. A sample scores I = sum over p of ||g_p|| / p, with g_p the
-gradient of its own loss at v_(p-1): samples that are badly learnt early on count most.
+gradient of its own loss at v_(p-1): samples that are hard in early steps score highest.
 
 Pure tensor mathematics. Shapes: n samples in blocks of B, C classes, F features.
 """
@@ -34,12 +34,12 @@ _BLOCK = 64  # samples at a time
 
 @dataclass(frozen=True)
 class Informative:
-    """What the informative model leaves behind.
+    """The outcome of the informative model.
 
     Attributes
     ----------
     scores : Tensor
-        I, float64 (n,) on the CPU, at least 0; -inf where a gradient was not finite.
+        I, float64 (n,) on the CPU, at least 0; -inf if a gradient was not finite.
     parameters : dict of str to Tensor
         v after its last finite step.
     drift : float
@@ -63,17 +63,17 @@ def informative_scores(
     power: int = 1,
     start: Parameters | None = None,
 ) -> Informative:
-    """Move v from its start, and add up each sample's gradient norms on the way.
+    """Move v from its start, and sum each sample's gradient norms along the way.
 
-    All norms of a step are taken at the same v, before it moves. Should a step leave the finite numbers, the
-    scores up to then stand.
+    All norms of a step are taken at the same v, before it moves. If a step leads to non-finite weights, it is not
+    taken, and the scores so far are final.
 
     Parameters
     ----------
     measure : callable
         Gradients of the samples of a block, see :data:`Measure`.
     blocks : callable
-        Each call passes once over the samples, in the same order; not empty.
+        Each call passes once over the samples, in the same order; at least one sample.
     anchor : dict of str to Tensor
         w; left as it is.
     steps : int
@@ -81,9 +81,9 @@ def informative_scores(
     learning_rate : float
         eta.
     locality : float
-        lambda, in (0, 1]; at 1 the anchor does not pull.
+        lambda, in (0, 1]; at 1 the anchor has no effect.
     reduction : {"mean", "sum"}
-        How the gradients make up G.
+        How gradients are combined into G.
     power : {1, 2}
         Norms as they are, or squared.
     start : dict of str to Tensor, optional
@@ -154,7 +154,7 @@ def last_layer_squared_norms(residual: Tensor, features: Tensor) -> Tensor:
 
 
 def last_layer_gradients(net: ResNet18, seen: Tensor) -> Measure:
-    """Measure the output layer alone, in closed form; the summed gradient is that of all parameters."""
+    """Measure the output layer only, in closed form; the summed gradient is that of all parameters."""
     both = _FeaturesAndLogits(net)
 
     def measure(parameters: Parameters, block: Block) -> tuple[Tensor, Parameters]:
@@ -196,9 +196,9 @@ def network_scores(
 ) -> Informative:
     """Score samples by an informative model that starts at ``net``.
 
-    Batch normalisation uses the running statistics of ``net``, without which a single sample would have no gradient
-    of its own. The networks, their statistics, their mode and the global generators are left as they were. Gradients
-    are taken in float32, whatever the network trains in.
+    Batch normalisation uses the running statistics of ``net``; otherwise a single sample would have no gradient of its
+    own. The networks, their statistics and modes and the global generators are left unchanged. Gradients are taken in
+    float32, whatever the training precision.
 
     Parameters
     ----------
@@ -208,7 +208,7 @@ def network_scores(
         Given a number of samples, passes once over all of them in blocks no larger: preprocessed images,
         float (B, 3, H, W), and labels, int64 (B,), on the network's device.
     seen : Tensor
-        bool (C,), on the network's device: the classes that take part.
+        bool (C,), on the network's device: the classes to include.
     settings : RefedKeys
         Steps, step size, lambda and readings.
     anchor : ResNet18, optional
@@ -239,12 +239,12 @@ def network_scores(
 
 
 def most_informative(scores: Tensor, capacity: int) -> Tensor:
-    """Positions of the highest scores, whatever their classes.
+    """Positions of the highest scores, regardless of class.
 
     Parameters
     ----------
     scores : Tensor
-        Float (n,); of equal ones the lower position goes first.
+        Float (n,); ties go to the lower position.
     capacity : int
         M.
 

@@ -1,11 +1,11 @@
-"""The sub-models of a TFCL client, as its state holds them between messages.
+"""The sub-models of a TFCL client, as stored in its state between messages.
 
-Pure tensor bookkeeping over a dictionary of named tensors. All tasks share one array of tagged weights; each task
-has a pick mask, what is not tagged (batch normalisation and output layer), and its classes. A task is named by the
-round that opened it. N weights, R untagged values, C classes.
+Pure functions on a dictionary of named tensors. All tasks share one array of tagged weights; each task has a pick
+mask, its untagged values (batch normalisation and output layer) and its classes. A task is named by the round that
+opened it. N weights, R untagged values, C classes.
 
-A task that comes back after later ones were opened trains a copy of its own weights, the augmented one. Later tasks
-go on picking from the weights as they found them, so that no task changes another.
+A task that returns after later ones were opened trains a copy of its own weights, the augmented copy. Later tasks
+continue to pick from the original weights, so no task changes another.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from fedkace_flwr.algorithms import tfcl_tags as tags
 Extra = Mapping[str, Tensor]
 
 WEIGHTS, TAGS, AUGMENTED, TASK = "weights", "tags", "augmented", "task"
-"""Float (N,), int16 (N,), float (N,) once an older task has come back, and the task trained last."""
+"""Float (N,); int16 (N,); float (N,) after an older task has returned; and the task trained last."""
 
 _PICK, _REST, _CLASSES = "pick.", "rest.", "classes."
 
@@ -29,7 +29,7 @@ def pick_of(task: int) -> str:
 
 
 def rest_of(task: int) -> str:
-    """Name of what is not tagged, float (R,)."""
+    """Name of a task's untagged values, float (R,)."""
     return f"{_REST}{task}"
 
 
@@ -44,7 +44,7 @@ def opened(extra: Extra) -> list[int]:
 
 
 def finished(extra: Extra) -> list[int]:
-    """Tasks with a mask, so with a sub-model that can answer."""
+    """Tasks with a mask, whose sub-models can answer."""
     return sorted(int(name.removeprefix(_PICK)) for name in extra if name.startswith(_PICK))
 
 
@@ -54,34 +54,34 @@ def is_newest(extra: Extra, task: int) -> bool:
 
 
 def task_with(extra: Extra, classes: Tensor) -> int | None:
-    """The task of exactly these classes, bool (C,), if there is one."""
+    """The task with exactly these classes, bool (C,), if there is one."""
     return next((task for task in opened(extra) if torch.equal(extra[classes_of(task)], classes)), None)
 
 
 def weights_of(extra: Extra, task: int) -> Tensor:
-    """Weights (N,) as a task sees them: its own from the augmented copy, where there is one."""
+    """Weights (N,) as a task sees them: its own from the augmented copy, if there is one."""
     weights = extra[WEIGHTS]
     return torch.where(extra[TAGS] == task, extra.get(AUGMENTED, weights), weights)
 
 
 def effective_of(extra: Extra, task: int) -> Tensor:
-    """What a finished task's sub-model computes with, (N,)."""
+    """The effective weights of a finished task's sub-model, (N,)."""
     weights = weights_of(extra, task)
     picked = tags.unpack_bits(extra[pick_of(task)], len(weights)).float()
     return tags.effective_weights(weights, extra[TAGS], task, picked)
 
 
 def with_learned(extra: Extra, task: int, weights: Tensor, others: Tensor, owners: Tensor) -> dict[str, Tensor]:
-    """Put in place what a task has learned; nothing that another task computes with changes.
+    """Store what a task has learned, without changing the effective weights of any other task.
 
     Parameters
     ----------
     extra : mapping
-        What is known so far; the task's classes among it.
+        The tensors so far, including the task's classes.
     task : int
         The task.
     weights, others : Tensor
-        Float (N,) and (R,). Of the weights those count that the task owns, and those that it has freed.
+        Float (N,) and (R,). Only weights that the task owns or has freed are used.
     owners : Tensor
         int16 (N,): the tags.
     """

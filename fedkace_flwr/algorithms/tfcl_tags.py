@@ -1,8 +1,8 @@
-"""Weights that belong to rounds: the tags of TFCL (TagFed; Wang, Liu and Li, CVPR 2024).
+"""Weights owned by rounds: the tags of TFCL (TagFed; Wang, Liu and Li, CVPR 2024).
 
-Pure tensor mathematics. Every convolution weight carries a tag: 0 it is free, s > 0 it belongs to round s. The
-sub-model of round t computes with its own weights and with those of earlier rounds that its pick mask lets
-through; free and later weights count as 0. Shapes: N weights of a layer, or of all layers one after another.
+Pure tensor mathematics. Every convolution weight has a tag: 0 if it is free, s > 0 if round s owns it. The sub-model
+of round t computes with its own weights and with those of earlier rounds that its pick mask selects; free and later
+weights count as 0. Shapes: N weights of a layer, or of all layers concatenated.
 """
 
 import copy
@@ -32,15 +32,15 @@ class _Binarise(torch.autograd.Function):
 
 
 def binarise(pick: Tensor) -> Tensor:
-    """1 where the real-valued mask exceeds the threshold, else 0; backwards the identity (straight-through)."""
+    """1 where the real-valued mask exceeds the threshold, else 0; the backward pass is the identity (straight-through)."""
     picked: Tensor = _Binarise.apply(pick)  # type: ignore[no-untyped-call]
     return picked
 
 
 def effective_weights(weights: Tensor, tags: Tensor, task: int, picked: Tensor) -> Tensor:
-    """What the sub-model of a round computes with.
+    """The effective weights of a round's sub-model.
 
-    Gradients reach ``weights`` where the tag is ``task``, and ``picked`` where it is in between 0 and ``task``.
+    Gradients reach ``weights`` where the tag is ``task``, and ``picked`` where it is between 0 and ``task``.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ def effective_weights(weights: Tensor, tags: Tensor, task: int, picked: Tensor) 
     task : int
         The round.
     picked : Tensor
-        Float 0 or 1, same shape; counts only for weights of earlier rounds.
+        Float 0 or 1, same shape; used for weights of earlier rounds only.
     """
     older = (tags > FREE) & (tags < task)
     reused = torch.where(older, weights.detach() * picked, 0.0)
@@ -59,27 +59,27 @@ def effective_weights(weights: Tensor, tags: Tensor, task: int, picked: Tensor) 
 
 
 def quotas(sizes: Sequence[int], rounds: int) -> list[int]:
-    """Weights that each layer gives to each round: floor(N / rounds), at least 1."""
+    """Number of weights of each layer per round: floor(N / rounds), at least 1."""
     return [max(1, size // rounds) for size in sizes]
 
 
 def ramp(claimed: int, quota: int, share: float) -> int:
-    """Weights still owned after a share in [0, 1] of the pruning epoch: a cubic fall from all to the quota."""
+    """Number of weights owned after a share in [0, 1] of the pruning epoch: a cubic decay from all to the quota."""
     excess = max(0, claimed - quota)
     return claimed - excess + round(excess * (1 - share) ** 3)
 
 
 def largest(weights: Tensor, owned: Tensor, count: int) -> Tensor:
-    """Keep the ``count`` owned weights of largest magnitude, of equals the first; exact.
+    """Keep exactly the ``count`` owned weights of largest magnitude; of equal ones, the first.
 
     Parameters
     ----------
     weights : Tensor
         Float, any shape.
     owned : Tensor
-        bool, same shape; where no more than ``count`` are owned, all are kept.
+        bool, same shape; if no more than ``count`` are owned, all are kept.
     count : int
-        How many to keep.
+        Number to keep.
 
     Returns
     -------
@@ -94,7 +94,7 @@ def largest(weights: Tensor, owned: Tensor, count: int) -> Tensor:
 
 
 def mask_of(picked: Tensor) -> Tensor:
-    """A real-valued mask (N,) that lets through what ``picked``, bool (N,), does; as far from the threshold as new."""
+    """A real-valued mask (N,) that selects the same as ``picked``, bool (N,), as far from the threshold as a new mask."""
     return torch.where(picked, PICK_START, 2 * PICK_THRESHOLD - PICK_START)
 
 
@@ -109,7 +109,7 @@ def unpack_bits(packed: Tensor, count: int) -> Tensor:
 
 
 def convolutions(net: nn.Module) -> list[nn.Conv2d]:
-    """The layers whose weights are tagged, in the order in which they are laid out."""
+    """The layers whose weights are tagged, in the order of concatenation."""
     return [module for module in net.modules() if isinstance(module, nn.Conv2d)]
 
 
@@ -120,7 +120,7 @@ def _others(net: nn.Module) -> list[Tensor]:
 
 
 def read_weights(net: nn.Module) -> tuple[Tensor, Tensor]:
-    """Tagged weights (N,) and all else, batch normalisation and output layer, (R,); float32 copies on the CPU."""
+    """Tagged weights (N,) and untagged values (R,), of normalisation and output layer; float32 copies on the CPU."""
     tagged = [layer.weight for layer in convolutions(net)]
     return _joined(tagged), _joined(_others(net))
 
@@ -132,7 +132,7 @@ def write_weights(net: nn.Module, weights: Tensor, others: Tensor) -> None:
 
 
 class _ClaimedWeight(nn.Module):
-    """One layer's weights while a round trains; stands between the stored tensor and the convolution."""
+    """One layer's weights during training: maps the stored tensor to the weights of the convolution."""
 
     def __init__(self, weight: Tensor, tags: Tensor, task: int, pick: Tensor) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class _ClaimedWeight(nn.Module):
         return effective_weights(weight, self.tags, self.task, binarise(self.pick))
 
     def restore(self, weight: Tensor) -> None:
-        """Undo what an optimiser's decay and momentum did to weights that are not this round's."""
+        """Undo an optimiser's decay and momentum on weights that this round does not own."""
         weight.copy_(torch.where(self.tags == self.task, weight, self._frozen))
 
     def prune(self, weight: Tensor, count: int) -> None:
@@ -155,7 +155,7 @@ class _ClaimedWeight(nn.Module):
 
 
 class Claim:
-    """A network of its own in which one round trains its weights and picks among earlier ones.
+    """A copy of a network in which a round trains its own weights and picks among earlier ones.
 
     Parameters
     ----------
@@ -164,22 +164,22 @@ class Claim:
     weights, others : Tensor
         As from :func:`read_weights`.
     tags : Tensor
-        int16 (N,), with what the round has claimed already tagged ``task``.
+        int16 (N,); weights claimed by the round are already tagged ``task``.
     task : int
         The round, from 1.
     pick : Tensor
         Float (N,), the real-valued mask.
     rounds : int
-        Rounds among which each layer is shared out.
+        Number of rounds that share each layer.
     pick_rate : float
         Adam's learning rate for the mask.
 
     Attributes
     ----------
     net : ResNet18
-        The copy. The mask is not among its parameters.
+        The copy. Its parameters do not include the mask.
     pick_optimiser : torch.optim.Adam
-        Moves the mask.
+        Updates the mask.
     steps : int
         Steps taken so far.
     """
@@ -211,12 +211,12 @@ class Claim:
 
     @torch.no_grad()
     def after_step(self, share: float | None) -> None:
-        """Finish an optimiser's step on ``net``: move the mask, or prune, and put back what is not the round's.
+        """Finish an optimiser's step on ``net``: update the mask or prune, and restore weights that the round does not own.
 
         Parameters
         ----------
         share : float, optional
-            Share of the pruning epoch that is over; None before it. The mask rests while weights are pruned.
+            Share of the pruning epoch that is done; None before it. The mask is fixed while weights are pruned.
         """
         if share is None:
             self.pick_optimiser.step()
@@ -230,13 +230,13 @@ class Claim:
 
     @torch.no_grad()
     def prune(self, share: float = 1.0) -> None:
-        """Free the smallest weights of each layer, down to where the ramp stands."""
+        """Free the smallest weights of each layer, down to the ramp's number."""
         counts = [ramp(claimed, quota, share) for claimed, quota in zip(self._claimed, self._quotas, strict=True)]
         for (claim, weight), count in zip(self._with_weights(), counts, strict=True):
             claim.prune(weight, count)
 
     def read(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Weights (N,), all else (R,), tags int16 (N,), and mask (N,), on the CPU."""
+        """Weights (N,), untagged values (R,), tags int16 (N,) and mask (N,), on the CPU."""
         tags = torch.cat([claim.tags.flatten() for claim in self._claims]).cpu()
         weights = _joined([weight for _, weight in self._with_weights()])
         return weights, _joined(_others(self.net)), tags, _joined([claim.pick for claim in self._claims])
@@ -247,7 +247,7 @@ class Claim:
 
 
 def read_moments(optimiser: torch.optim.Adam) -> Tensor:
-    """Adam's memory between two halves of a training, float32 (2, P): its two moments, parameter after parameter."""
+    """Adam's two moments, float32 (2, P), parameter after parameter, to keep between two halves of a training."""
     states = [optimiser.state[parameter] for parameter in _parameters(optimiser)]
     return torch.stack([_joined([state[name] for state in states]) for name in ("exp_avg", "exp_avg_sq")])
 
@@ -256,7 +256,7 @@ def write_moments(optimiser: torch.optim.Adam, moments: Tensor, steps: int) -> N
     """Undo :func:`read_moments`; ``steps`` have been taken so far."""
     content = optimiser.state_dict()
     for index, parameter in enumerate(_parameters(optimiser)):
-        # Fused kernels want parameter and moments laid out alike.
+        # Fused kernels require parameters and moments with the same strides.
         first, second = torch.empty_like(parameter.detach()), torch.empty_like(parameter.detach())
         content["state"][index] = {"step": torch.tensor(float(steps)), "exp_avg": first, "exp_avg_sq": second}
     for name, values in zip(("exp_avg", "exp_avg_sq"), moments, strict=True):

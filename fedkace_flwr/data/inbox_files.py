@@ -8,7 +8,7 @@ import io
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fedkace_flwr.data.images import Framing, read_square
 from fedkace_flwr.data.readers import PICTURES
 from fedkace_flwr.errors import DataError
+from fedkace_flwr.npy import HeaderError, read_header
 
 LARGEST_FILE = 2**28
 """Largest size of the arrays of one file, unpacked, in bytes."""
@@ -157,24 +158,15 @@ def _shape(archive: zipfile.ZipFile, name: str) -> tuple[int, ...]:
     except KeyError as fault:
         raise DataError(f"holds no array {name!r}; must be {_WANTED}") from fault
     with archive.open(facts) as member:
-        shape, dtype = _head(member)
-    if dtype.hasobject:
+        try:
+            header = read_header(member)
+        except HeaderError as fault:
+            raise DataError(f"{name} cannot be read ({fault}); must be in NumPy's format 1.0 or 2.0") from fault
+    if header.dtype.hasobject:
         raise DataError(f"{name} holds Python objects; must be numbers or names")
-    promised = dtype.itemsize
-    for length in shape:
-        promised *= length
-    if not 0 <= promised <= min(facts.file_size, LARGEST_FILE):
-        raise DataError(f"{name} promises {promised} bytes in {facts.file_size}; at most {LARGEST_FILE}")
-    return shape
-
-
-def _head(member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    version = np.lib.format.read_magic(member)
-    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-    if version not in readers:
-        raise DataError(f"is of NumPy's format {version}; must be 1.0 or 2.0")
-    shape, _, dtype = readers[version](member)
-    return shape, dtype
+    if not 0 <= header.size <= min(facts.file_size, LARGEST_FILE):
+        raise DataError(f"{name} promises {header.size} bytes in {facts.file_size}; at most {LARGEST_FILE}")
+    return header.shape
 
 
 def _rows(shape: tuple[int, ...]) -> int:

@@ -22,6 +22,7 @@ from fedkace_flwr.methods.fedkace import GAP as GAP
 from fedkace_flwr.methods.fedkace import REPLAY_SKIPPED as REPLAY_SKIPPED
 from fedkace_flwr.methods.fedkace import REPLAY_WEIGHTS as REPLAY_WEIGHTS
 from fedkace_flwr.methods.ofcl import CHUNK_CLASSES as CHUNK_CLASSES
+from fedkace_flwr.npy import HeaderError, read_header
 
 ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
 ROUND, CLIENT, RUN = "round", "client", "run"
@@ -216,18 +217,16 @@ def checked_arrays(record: ArrayRecord, shapes: Shapes) -> Weights:
 
 
 def _checked_array(name: str, data: bytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NumpyArray:
-    size = math.prod(shape) * dtype.itemsize
+    stream = io.BytesIO(data)
     try:
-        stream = io.BytesIO(data)
-        version = np.lib.format.read_magic(stream)
-        if version != (1, 0):
-            raise ValueError(f"version {version}")
-        found = np.lib.format.read_array_header_1_0(stream, max_header_size=_LARGEST_HEADER)
-    except Exception as error:  # the bytes are the client's, and NumPy raises whatever its parsers raise
-        raise MessageError(f"array {name!r} cannot be read ({type(error).__name__})", "arrays") from error
-    if found[0] != shape or found[2] != dtype:
-        raise MessageError(f"array {name!r} is {shown(found[2])} {shown(found[0])}, not {dtype} {shape}", "arrays")
-    if len(data) - stream.tell() != size:
+        found = read_header(stream, longest=_LARGEST_HEADER, versions=[(1, 0)])
+    except HeaderError as error:
+        raise MessageError(f"array {name!r} cannot be read ({error})", "arrays") from error
+    if found.shape != shape or found.dtype != dtype:
+        raise MessageError(
+            f"array {name!r} is {shown(found.dtype)} {shown(found.shape)}, not {dtype} {shape}", "arrays"
+        )
+    if len(data) - stream.tell() != found.size:
         raise MessageError(f"array {name!r} cannot be read (its content has not the length of {shape})", "arrays")
     stream.seek(0)
     array: NumpyArray = np.lib.format.read_array(stream, allow_pickle=False, max_header_size=_LARGEST_HEADER)

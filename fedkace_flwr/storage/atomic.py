@@ -1,7 +1,8 @@
-"""Files that are whole or not there: arrays and one JSON record, versioned, checksummed, atomically replaced.
+"""Files that are either whole or absent: arrays and one JSON record, versioned, checksummed, atomically replaced.
 
-A file is a SHA-256 of what follows, then NumPy's archive format, nothing pickled; or, where the environment holds
-a key, the archive encrypted (:mod:`fedkace_flwr.storage.encryption`). Files are readable by their owner only.
+A file is a SHA-256 of the rest, followed by an archive in NumPy's format without pickled content; or, if the
+environment holds a key, the archive encrypted (:mod:`fedkace_flwr.storage.encryption`). Files are readable by their
+owner only. :func:`write_text` and :func:`write_bytes` replace any other file in the same way.
 """
 
 import contextlib
@@ -12,46 +13,79 @@ import json
 import logging
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedkace_flwr.errors import StateError, UnreadableStateError
-from fedkace_flwr.storage import encryption as sealing
-from fedkace_flwr.storage import npz as archive
+from fedkace_flwr.storage import encryption, npz
 from fedkace_flwr.storage.npz import Array
 
 logger = logging.getLogger(__name__)
 
 VERSION = 1
+"""Version of files of which nothing else is said."""
+
+Migrate = Callable[[dict[str, Array], dict[str, Any], int], tuple[dict[str, Array], dict[str, Any]]]
+"""Map arrays, record and version of an older file to what the present version would hold."""
+
 _DIGEST_BYTES = 32
 
 
-def write(path: Path, arrays: Mapping[str, Array], record: Mapping[str, Any]) -> None:
-    """Replace a file; on disk before this returns.
+def write(path: Path, arrays: Mapping[str, Array], record: Mapping[str, Any], *, version: int = VERSION) -> None:
+    """Replace a file; it is on disk before this returns.
 
     Parameters
     ----------
     path : Path
-        Its folder is made if need be.
+        Its folder is made if necessary.
     arrays : mapping
         By any name but ``record``.
     record : mapping
         JSON-ready; without a key ``version``.
+    version : int
+        Version of the content.
     """
-    text = json.dumps({"version": VERSION, **record}, allow_nan=False).encode()
-    body = archive.pack({"record": np.frombuffer(text, dtype=np.uint8), **arrays})
-    secret = sealing.key()
-    parts: list[bytes | memoryview] = (
-        [hashlib.sha256(body).digest(), body] if secret is None else [sealing.seal(body, secret)]
-    )
+    text = json.dumps({"version": version, **record}, allow_nan=False).encode()
+    body = npz.pack({"record": np.frombuffer(text, dtype=np.uint8), **arrays})
+    secret = encryption.key()
     make_folder(path.parent)
-    partial = path.with_suffix(".partial")
-    # What an earlier process left there may be open to others, or a link to elsewhere.
+    if secret is None:
+        write_bytes(path, hashlib.sha256(body).digest(), body, mode=0o600)
+    else:
+        write_bytes(path, encryption.seal(body, secret), mode=0o600)
+
+
+def write_text(path: Path, text: str, *, mode: int = 0o666) -> None:
+    """Replace a text file, in UTF-8; see :func:`write_bytes`."""
+    write_bytes(path, text.encode(), mode=mode)
+
+
+def write_bytes(path: Path, *parts: bytes | memoryview, mode: int = 0o666) -> None:
+    """Replace a file: write beside it, synchronise, rename, synchronise the folder.
+
+    At any moment the file is the old one or the new one; the new one is on disk before this returns.
+
+    Parameters
+    ----------
+    path : Path
+        In an existing folder. The file beside it is ``NAME.partial``.
+    parts : bytes-like
+        The content, one part after the other.
+    mode : int
+        Permissions, less the umask.
+
+    Raises
+    ------
+    OSError
+        The system refuses; the old file is left as it was.
+    """
+    partial = path.with_name(f"{path.name}.partial")
+    # A file that an earlier process left there may be open to others, or a link to elsewhere.
     partial.unlink(missing_ok=True)
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         try:
             for part in parts:
@@ -67,14 +101,25 @@ def write(path: Path, arrays: Mapping[str, Array], record: Mapping[str, Any]) ->
     sync_folder(path.parent)
 
 
-def read(path: Path) -> tuple[dict[str, Array], dict[str, Any]] | None:
-    """Arrays and record of a file; None where there is none.
+def read(
+    path: Path, newest: int = VERSION, migrate: Migrate | None = None
+) -> tuple[dict[str, Array], dict[str, Any]] | None:
+    """Arrays and record of a file; None if there is none.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    newest : int
+        The newest version that the caller knows.
+    migrate : callable, optional
+        Brings the content of older versions to the newest.
 
     Raises
     ------
     UnreadableStateError
-        The file may well be whole, and this process cannot read it: it is of a younger version, encrypted with
-        another key, or the system refuses it.
+        The file may be intact, but this process cannot read it: it has a newer version, is encrypted with another
+        key, or the system refuses.
     StateError
         The file is damaged.
     """
@@ -83,14 +128,18 @@ def read(path: Path) -> tuple[dict[str, Array], dict[str, Any]] | None:
         if content is None:
             return None
         body = _body(path, content)
-        record = _record(archive.unpack(io.BytesIO(body), len(body), only="record"))
-        arrays = archive.unpack(io.BytesIO(body), len(body))
+        record, version = _record(npz.unpack(io.BytesIO(body), len(body), only="record"), newest)
+        arrays = npz.unpack(io.BytesIO(body), len(body))
         del arrays["record"]
+        if version < newest and migrate is not None:
+            return migrate(arrays, record, version)
         return arrays, record
 
 
-def read_record(path: Path) -> dict[str, Any] | None:
-    """A file's record alone, its arrays not looked at, the plain file's checksum neither; None where there is none.
+def read_record(path: Path, newest: int = VERSION) -> dict[str, Any] | None:
+    """A file's record alone, as it was written; None if there is no file.
+
+    Neither the arrays nor a plain file's checksum are checked.
 
     Raises
     ------
@@ -103,29 +152,30 @@ def read_record(path: Path) -> dict[str, Any] | None:
         except FileNotFoundError:
             return None
         with file:
-            if sealing.is_sealed(file.read(_DIGEST_BYTES)):
+            if encryption.is_sealed(file.read(_DIGEST_BYTES)):
                 file.seek(0)
-                body = sealing.unseal(file.read())
-                return _record(archive.unpack(io.BytesIO(body), len(body), only="record"))
-            return _record(archive.unpack(file, os.fstat(file.fileno()).st_size, only="record"))
+                body = encryption.unseal(file.read())
+                return _record(npz.unpack(io.BytesIO(body), len(body), only="record"), newest)[0]
+            size = os.fstat(file.fileno()).st_size
+            return _record(npz.unpack(file, size, only="record"), newest)[0]
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, for its owner only, and those above it; on disk before this returns."""
+    """Make a folder and those above it, for their owner only; on disk before this returns."""
     if not folder.is_dir():
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         sync_above(folder)
 
 
 def sync_above(folder: Path) -> None:
-    """Have a folder itself on disk: its entry above it, and so on upwards, as far as this user may look."""
+    """Synchronise all folders above a folder, as far as this user may read them."""
     for above in folder.parents:
         with contextlib.suppress(PermissionError):
             sync_folder(above)
 
 
 def sync_folder(folder: Path) -> None:
-    """Have a folder's entries on disk."""
+    """Synchronise a folder's entries to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -133,16 +183,21 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def path_of(folder: Path, kind: str, number: int) -> Path:
+    """A folder's file ``KIND-NUMBER.npz``."""
+    return folder / f"{kind}-{number:06d}.npz"
+
+
 def numbered(folder: Path, kind: str) -> list[int]:
     """Numbers of a folder's files ``KIND-NUMBER.npz``, descending."""
     numbers = [path.stem.removeprefix(f"{kind}-") for path in folder.glob(f"{kind}-*.npz")]
-    # Only as this package writes them: of two files of one number, one would be taken for the other.
+    # Only numbers as this package writes them: otherwise two files could have the same number.
     ours = [text for text in numbers if text.isascii() and text.isdecimal() and text == f"{int(text):06d}"]
     return sorted((int(text) for text in ours), reverse=True)
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a damaged file so that it is not read again, to a name that nothing has; the new name."""
+    """Rename a damaged file, to an unused name, so that it is not read again; return the new name."""
     aside, number = path.with_suffix(".corrupt"), 1
     while os.path.lexists(aside):
         number += 1
@@ -159,7 +214,7 @@ def _write_all(descriptor: int, content: memoryview) -> None:
 
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
-    """Tell a damaged file from one that cannot be read just now."""
+    """Distinguish a damaged file from one that cannot be read at the moment."""
     try:
         yield
     except OSError as error:
@@ -169,11 +224,11 @@ def _explained() -> Iterator[None]:
 
 
 def _open(path: Path) -> int:
-    """Open a file, and only a file: a pipe of its name would hold the reader up for ever."""
+    """Open a regular file only: a pipe of that name would block the reader for ever."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise StateError("it is no file")
+        raise StateError("it is not a regular file")
     return descriptor
 
 
@@ -186,29 +241,29 @@ def _content(path: Path) -> bytes | None:
 
 
 def _body(path: Path, content: bytes) -> bytes | memoryview:
-    if sealing.is_sealed(content):
-        return sealing.unseal(content)
+    if encryption.is_sealed(content):
+        return encryption.unseal(content)
     body = memoryview(content)[_DIGEST_BYTES:]
     if hashlib.sha256(body).digest() != content[:_DIGEST_BYTES]:
         raise StateError("its checksum does not match")
-    if sealing.key() is not None:
+    if encryption.key() is not None:
         _tell_of_plain_files(path.parent)
     return body
 
 
-def _record(arrays: Mapping[str, Array]) -> dict[str, Any]:
-    """The record, once its version is known to be ours."""
+def _record(arrays: Mapping[str, Array], newest: int) -> tuple[dict[str, Any], int]:
+    """The record and its version, which this program must know."""
     try:
         record = json.loads(arrays["record"].tobytes(), parse_constant=_refuse)
         version = record.pop("version")
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise StateError(f"its record cannot be read ({type(error).__name__})") from error
-    if type(version) is not int or version < VERSION:
-        raise StateError(f"it is of version {version!r}, which there never was")
-    if version > VERSION:
-        raise UnreadableStateError(f"it is of version {version}, this program reads {VERSION}; update the program")
+    if type(version) is not int or version < 1:
+        raise StateError(f"it has version {version!r}, which does not exist")
+    if version > newest:
+        raise UnreadableStateError(f"it has version {version}, this program reads up to {newest}; update the program")
     assert isinstance(record, dict)
-    return record
+    return record, version
 
 
 def _refuse(name: str) -> None:
@@ -218,7 +273,7 @@ def _refuse(name: str) -> None:
 @functools.cache
 def _tell_of_plain_files(folder: Path) -> None:
     logger.warning(
-        "%s holds files that are not encrypted, though %s is set; each is encrypted when it is next written",
+        "%s holds files that are not encrypted although %s is set; each is encrypted when it is next written",
         folder,
-        sealing.VARIABLE,
+        encryption.VARIABLE,
     )

@@ -1,7 +1,7 @@
-"""What the server keeps after each round, so that a run can go on where it was cut off.
+"""The server's state after each round, from which an interrupted run is resumed.
 
-Clients keep their own state (:mod:`fedkace_flwr.storage.client_store`). With both, a resumed run repeats the round that was
-under way: a client that had done its part answers from its store, the others do it now.
+Clients keep their own state (:mod:`fedkace_flwr.storage.client_store`). With both, a resumed run repeats the round that
+was interrupted: clients that had done their part answer from their stores, the others train now.
 """
 
 import logging
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkace_flwr.errors import RunError, StateError, UnreadableStateError
-from fedkace_flwr.storage import atomic as durable
+from fedkace_flwr.storage import atomic
 from fedkace_flwr.storage.npz import Array
 
 logger = logging.getLogger(__name__)
@@ -26,13 +26,13 @@ class Checkpoint:
     Attributes
     ----------
     round : int
-        The last round that is done.
+        The last completed round.
     run : str
-        The token by which clients know that their state belongs to this run.
+        The token by which clients recognise state of this run.
     weights : dict of str to array
         The global model by name, in the model's order.
     arrays, record : dict
-        What the strategy needs beside it; the record is JSON-ready.
+        What the strategy needs beside the model; the record is JSON-ready.
     """
 
     round: int
@@ -55,49 +55,49 @@ class Checkpoints:
         self.folder = folder
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Store a checkpoint; on disk before this returns. Drop the ones that it makes needless."""
+        """Store a checkpoint, on disk before this returns; drop all but the last two."""
         weights = {f"weights.{name}": array for name, array in checkpoint.weights.items()}
         arrays = {f"strategy.{name}": array for name, array in checkpoint.arrays.items()}
         record = {"round": checkpoint.round, "run": checkpoint.run, "strategy": dict(checkpoint.record)}
-        durable.write(self._path(checkpoint.round), {**weights, **arrays}, record)
+        atomic.write(self._path(checkpoint.round), {**weights, **arrays}, record)
         self.thin(_GENERATIONS)
 
     def newest(self) -> Checkpoint | None:
-        """The last readable checkpoint; None where none was ever made.
+        """The last readable checkpoint; None if none was ever made.
 
         Raises
         ------
         RunError
-            There are checkpoints, and none can be read; or the last one is whole and of a younger version of the
-            program, or encrypted with another key.
+            There are checkpoints, and none can be read; or the last one is intact but has a newer version, or is
+            encrypted with another key.
         """
-        numbers = durable.numbered(self.folder, "checkpoint")
+        numbers = atomic.numbered(self.folder, "checkpoint")
         reason = ""
         for number in numbers:
             path = self._path(number)
             try:
-                content = durable.read(path)
+                content = atomic.read(path)
                 assert content is not None
                 return _parse(number, *content)
             except UnreadableStateError as error:
                 raise RunError(f"{path}: {error}") from error
             except StateError as error:
                 reason = str(error)
-                logger.warning("%s cannot be read: %s; going on with the checkpoint before it", path, reason)
+                logger.warning("%s cannot be read: %s; falling back to the previous checkpoint", path, reason)
         if numbers:
             raise RunError(
-                f"{self._path(numbers[0])} cannot be read ({reason}), nor any before it; the run cannot go on: "
+                f"{self._path(numbers[0])} cannot be read ({reason}), nor can any earlier one; the run cannot be resumed: "
                 "move its folder away and start anew"
             )
         return None
 
     def thin(self, kept: int) -> None:
-        """Keep the newest ones alone."""
-        for number in durable.numbered(self.folder, "checkpoint")[kept:]:
+        """Keep the newest checkpoints only."""
+        for number in atomic.numbered(self.folder, "checkpoint")[kept:]:
             self._path(number).unlink()
 
     def _path(self, number: int) -> Path:
-        return self.folder / f"checkpoint-{number:06d}.npz"
+        return atomic.path_of(self.folder, "checkpoint", number)
 
 
 def _parse(number: int, arrays: Mapping[str, Array], record: Mapping[str, Any]) -> Checkpoint:
@@ -105,7 +105,7 @@ def _parse(number: int, arrays: Mapping[str, Array], record: Mapping[str, Any]) 
         if record["round"] != number:
             raise StateError(f"it holds round {record['round']!r:.40}")
         if not isinstance(record["run"], str) or not isinstance(record["strategy"], dict):
-            raise StateError("it holds no run, or no strategy")
+            raise StateError("it does not hold a run and a strategy")
         parts: dict[str, dict[str, Array]] = {"weights": {}, "strategy": {}}
         for name, array in arrays.items():
             kind, _, rest = name.partition(".")

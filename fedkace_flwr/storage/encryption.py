@@ -1,8 +1,8 @@
-"""Encryption at rest, by a key that the environment holds; without one, files are stored as they are.
+"""Encryption at rest, with a key from the environment; without a key, files are stored in plain form.
 
-A sealed file is a mark of 16 bytes, a SHA-256 of what follows, a version, the first bytes of a hash of the key, a
-nonce that no other write uses, and the content under AES-256 in Galois/counter mode. Mark and checksum stand at
-the same place in every version; with them, damage, another key and a younger version are told apart.
+A sealed file is a mark of 16 bytes, a SHA-256 of the rest, a version, the first bytes of a hash of the key, a nonce
+that no other write uses, and the content encrypted with AES-256 in Galois/counter mode. Mark and checksum are at the
+same place in every version, so damage, another key and a newer version can be distinguished.
 """
 
 import base64
@@ -29,12 +29,12 @@ _HEAD_BYTES = 1 + _NAME_BYTES + _NONCE_BYTES
 
 
 def key(environment: Mapping[str, str] = os.environ) -> bytes | None:
-    """The key in the environment; None where there is none.
+    """The key in the environment; None if there is none.
 
     Raises
     ------
     ConfigError
-        The variable holds something else. The message does not repeat it.
+        The variable does not hold a key. The message does not repeat its content.
     """
     text = environment.get(VARIABLE, "").strip()
     if not text:
@@ -53,17 +53,17 @@ def key(environment: Mapping[str, str] = os.environ) -> bytes | None:
 
 
 def is_sealed(content: bytes) -> bool:
-    """Whether a file's content, or its first bytes, are those of a sealed file."""
+    """Whether a file's content, or its beginning, is that of a sealed file."""
     return content[: len(_MARK)] == _MARK
 
 
 def seal(body: bytes | memoryview, secret: bytes) -> bytes:
-    """A file's content, encrypted.
+    """Encrypt a file's content.
 
     Parameters
     ----------
     body : bytes-like
-        What :func:`unseal` gives back.
+        The content to encrypt.
     secret : bytes
         The key.
     """
@@ -73,16 +73,16 @@ def seal(body: bytes | memoryview, secret: bytes) -> bytes:
 
 
 def unseal(content: bytes) -> bytes:
-    """What was sealed, by the key in the environment.
+    """Undo :func:`seal`, with the key in the environment.
 
     Raises
     ------
     UnreadableStateError
-        The file is whole; the key is missing or another, or the file is of a younger version.
+        The file is intact; the key is missing or a different one, or the file has a newer version.
     StateError
         The file is damaged.
     ConfigError
-        What the environment holds is no key.
+        The environment does not hold a key.
     """
     start = len(_MARK) + _DIGEST_BYTES
     sealed = memoryview(content)[start:]
@@ -96,7 +96,7 @@ def unseal(content: bytes) -> bytes:
             f"it is encrypted in version {head[0]}, this program reads {VERSION}; update the program"
         )
     if head[0] != VERSION:
-        raise StateError(f"it is encrypted in version {head[0]}, which there never was")
+        raise StateError(f"it is encrypted in version {head[0]}, which does not exist")
     secret = key()
     if secret is None:
         raise UnreadableStateError(f"it is encrypted and {VARIABLE} is not set; set it to the key that wrote the file")
@@ -107,9 +107,9 @@ def unseal(content: bytes) -> bytes:
     try:
         return AESGCM(secret).decrypt(head[-_NONCE_BYTES:], bytes(sealed[_HEAD_BYTES:]), _MARK + head)
     except InvalidTag:
-        raise StateError("it was changed by someone who does not have the key") from None
+        raise StateError("it was changed by someone without the key") from None
 
 
 def _name(secret: bytes) -> bytes:
-    """What tells keys apart and betrays nothing of them."""
+    """A name that identifies a key and reveals nothing about it."""
     return hashlib.sha256(b"fedkace_flwr name of a key\0" + secret).digest()[:_NAME_BYTES]

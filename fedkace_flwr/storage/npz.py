@@ -1,11 +1,10 @@
-"""Named arrays in NumPy's archive format, read with mistrust.
+"""Named arrays in NumPy's archive format, read from files that are not trusted.
 
-Only what :func:`pack` writes is read: uncompressed members of plain numbers. Each array's size is held against
-the bytes that are there before anything is allocated, so a small file cannot ask for much memory.
+Only archives as written by :func:`pack` are accepted: uncompressed members of plain numbers. The size of each array
+is compared with the bytes present before memory is allocated, so a small file cannot claim much memory.
 """
 
 import io
-import math
 import zipfile
 from collections.abc import Mapping
 from typing import IO, Any
@@ -14,15 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from fedkace_flwr.errors import StateError
+from fedkace_flwr.npy import HeaderError, read_header
 
 Array = npt.NDArray[Any]
 
-_KINDS = "biufc"  # truth values and numbers
-_LONGEST_HEADER = 10_000
+_KINDS = "biufc"  # booleans and numbers
 
 
 def pack(arrays: Mapping[str, Array]) -> memoryview:
-    """An archive's bytes."""
+    """Return an archive's bytes."""
     payload = io.BytesIO()
     columns: dict[str, Any] = dict(arrays)
     np.savez(payload, **columns)
@@ -35,16 +34,16 @@ def unpack(file: IO[bytes], size: int, only: str | None = None) -> dict[str, Arr
     Parameters
     ----------
     file : binary file
-        The archive; bytes before it do not matter.
+        The archive; bytes before it are ignored.
     size : int
-        Its bytes.
+        The archive's bytes.
     only : str, optional
-        The one array that is wanted, if it is there.
+        Read this array alone, if it is there.
 
     Raises
     ------
     StateError
-        It is not such an archive.
+        The bytes are not such an archive.
     """
     arrays: dict[str, Array] = {}
     try:
@@ -61,31 +60,21 @@ def unpack(file: IO[bytes], size: int, only: str | None = None) -> dict[str, Arr
                 arrays[name] = _array(archive.read(member))
     except (StateError, OSError, MemoryError):
         raise
-    except Exception as error:  # the bytes may be anyone's, and the parsers below raise whatever they like
+    except Exception as error:  # the bytes are not trusted, and the parsers raise errors of any kind
         raise StateError(f"it is no archive of arrays ({' '.join(str(error).split())})") from error
     return arrays
 
 
 def _array(content: bytes) -> Array:
     file = io.BytesIO(content)
-    shape, fortran_order, dtype = _header(file)
-    if dtype.kind not in _KINDS:
-        raise StateError(f"it holds an array of {dtype}")
-    body = memoryview(content)[file.tell() :]
-    # Python's whole numbers: a product of NumPy's could overflow to the right size.
-    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != len(body):
-        raise StateError(f"it holds {len(body)} bytes for an array of {dtype} {shape}")
-    flat = np.frombuffer(body, dtype=dtype).copy()
-    return flat.reshape(shape, order="F" if fortran_order else "C")
-
-
-def _header(file: io.BytesIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     try:
-        version = np.lib.format.read_magic(file)
-        if version == (1, 0):
-            return np.lib.format.read_array_header_1_0(file, max_header_size=_LONGEST_HEADER)
-        if version == (2, 0):
-            return np.lib.format.read_array_header_2_0(file, max_header_size=_LONGEST_HEADER)
-    except Exception as error:  # it is read as a Python literal: nesting alone ends in four kinds of error
-        raise StateError(f"an array's header cannot be read ({type(error).__name__})") from error
-    raise StateError(f"an array is of format {version}")
+        header = read_header(file)
+    except HeaderError as error:
+        raise StateError(f"an array cannot be read ({error})") from error
+    if header.dtype.kind not in _KINDS:
+        raise StateError(f"it holds an array of {header.dtype}")
+    body = memoryview(content)[file.tell() :]
+    if min(header.shape, default=0) < 0 or header.size != len(body):
+        raise StateError(f"it holds {len(body)} bytes for an array of {header.dtype} {header.shape}")
+    flat = np.frombuffer(body, dtype=header.dtype).copy()
+    return flat.reshape(header.shape, order="F" if header.fortran_order else "C")

@@ -1,12 +1,16 @@
-"""Which samples make up each step of an epoch (Reading ``batching``, or the method's own way).
+"""The samples of each step of an epoch (Reading ``batching``, or a method's own way).
 
-Positions count through the chunk first and the buffer after it.
+Positions number the chunk's samples first, then the buffer's.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
+
+Batching = Literal["union", "paired", "random-replay"]
 
 
 @dataclass(frozen=True)
@@ -16,9 +20,9 @@ class Epoch:
     Attributes
     ----------
     batches : list of Tensor
-        int64 positions of each step; none holds a single sample, which batch normalisation could not take.
+        int64 positions of each step; at least two, since batch normalisation needs more than one sample.
     task_draws, replay_draws : float
-        How often each sample of chunk and buffer is drawn, on average; 0 for an empty buffer.
+        Mean number of draws of each sample of chunk and buffer; 0 for an empty buffer.
     """
 
     batches: list[Tensor]
@@ -27,13 +31,13 @@ class Epoch:
 
 
 def union_epoch(chunk: int, buffer: int, batch_size: int, generator: torch.Generator) -> Epoch:
-    """One shuffled pass over chunk and buffer together, ``batch_size`` samples a step."""
+    """One shuffled pass over chunk and buffer together, with ``batch_size`` samples per step."""
     batches = _split(torch.randperm(chunk + buffer, generator=generator), batch_size)
     return Epoch(batches, 1.0, 1.0 if buffer else 0.0)
 
 
 def paired_epoch(chunk: int, buffer: int, batch_size: int, generator: torch.Generator) -> Epoch:
-    """``batch_size`` samples of each side a step; the longer side is passed once, the shorter one cycled."""
+    """``batch_size`` samples of each side per step; one pass over the longer side, the shorter one is cycled."""
     if buffer == 0:
         return union_epoch(chunk, 0, batch_size, generator)
     steps_over = max(chunk, buffer)
@@ -44,9 +48,9 @@ def paired_epoch(chunk: int, buffer: int, batch_size: int, generator: torch.Gene
 
 
 def random_replay_epoch(chunk: int, buffer: int, batch_size: int, generator: torch.Generator) -> Epoch:
-    """One shuffled pass over the chunk, each step with as many draws from the buffer, uniform and distinct.
+    """One shuffled pass over the chunk; each step adds as many uniform, distinct draws from the buffer.
 
-    A step takes at most the whole buffer.
+    A step draws at most the whole buffer.
     """
     new = _split(torch.randperm(chunk, generator=generator), batch_size)
     batches = [torch.cat([part, chunk + torch.randperm(buffer, generator=generator)[: len(part)]]) for part in new]
@@ -54,7 +58,12 @@ def random_replay_epoch(chunk: int, buffer: int, batch_size: int, generator: tor
     return Epoch(batches, 1.0, drawn / buffer if buffer else 0.0)
 
 
-EPOCHS = {"union": union_epoch, "paired": paired_epoch, "random-replay": random_replay_epoch}
+EPOCHS: Mapping[Batching, Callable[[int, int, int, torch.Generator], Epoch]] = {
+    "union": union_epoch,
+    "paired": paired_epoch,
+    "random-replay": random_replay_epoch,
+}
+"""An epoch's steps from the sizes of chunk and buffer, the batch size and a CPU generator."""
 
 
 def _split(order: Tensor, batch_size: int) -> list[Tensor]:

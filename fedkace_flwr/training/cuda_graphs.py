@@ -1,13 +1,19 @@
-"""A training step over tensors that stay where they are, so that CUDA can record it once and play it back.
+"""Training steps over tensors that stay in place, which CUDA can record once and replay.
 
-At batch 32 a network of width 16 is done with a step long before Python has asked for it: what costs time is
-launching its few hundred kernels. A step that reads and writes the same memory each time, and never waits for the
-device, can be recorded in a CUDA graph and launched as a whole. Elsewhere the same step over the same tensors is
-called as it is. Shapes: n samples of a pool, B samples of a batch, H and W image height and width.
+At batch 32 a network of width 16 computes a step faster than Python can request it: most of the time goes into
+launching a few hundred kernels. A step that reads and writes the same memory each time, and never waits for the device,
+can be recorded in a CUDA graph and launched as a whole. On a CPU the same step over the same tensors is simply called.
+
+Losses need to know nothing of this. The tensors that a step changes are found by walking through the attributes of
+network, optimiser and loss; a loss only has to keep in tensors what changes from step to step or from epoch to epoch,
+and to change them in place. A step that cannot be recorded, for instance because it waits for the device, is taken
+eagerly. Shapes: n samples of a pool, B samples of a batch, H and W image height and width.
 """
 
+import logging
+import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -17,7 +23,9 @@ from torch import Tensor
 from fedkace_flwr.training.losses import Batch, Objective
 from fedkace_flwr.training.model import ResNet18
 
-_WARM_UP_STEPS = 3  # cuDNN and cuBLAS choose and allocate in the first ones, which a recording must not see
+logger = logging.getLogger(__name__)
+
+_WARM_UP_STEPS = 3  # cuDNN and cuBLAS choose algorithms and allocate in the first steps, which must not be recorded
 
 
 @dataclass(frozen=True)
@@ -31,7 +39,7 @@ class Pool:
     labels : Tensor
         int64 (n,).
     replayed : Tensor
-        bool (n,): from the buffer.
+        bool (n,): whether the sample is from the buffer.
     preprocess : callable
         Maps uint8 (B, 3, H, W) to normalised float (B, 3, H, W).
     """
@@ -42,7 +50,7 @@ class Pool:
     preprocess: Callable[[Tensor], Tensor]
 
     def batch(self, positions: Tensor) -> Batch:
-        """Gather samples by position, int64 on the device, of any shape; images always come as (B, 3, H, W)."""
+        """Gather samples by position, int64 on the device, of any shape; images always have shape (B, 3, H, W)."""
         images = self.preprocess(self.images.index_select(0, positions.flatten()).permute(0, 3, 1, 2))
         return Batch(images, self.labels[positions], self.replayed[positions], positions)
 
@@ -50,7 +58,7 @@ class Pool:
 def take_step(
     net: ResNet18, pool: Pool, objective: Objective, optimiser: torch.optim.Optimizer, positions: Tensor
 ) -> Tensor:
-    """Forward, backward, update on the samples at ``positions``, int64 (B,); returns the detached scalar loss."""
+    """Forward, backward and update on the samples at ``positions``, int64 (B,); return the detached scalar loss."""
     batch = pool.batch(positions)
     features = net.features(batch.images)
     loss = objective.loss(net.output(features), features, batch)
@@ -60,23 +68,29 @@ def take_step(
     return loss.detach()
 
 
+def can_record(device: torch.device) -> bool:
+    """Whether steps on a device can be recorded."""
+    return device.type == "cuda"
+
+
 class StaticSteps:
-    """Steps whose every tensor keeps its place from step to step.
+    """Steps whose tensors all keep their place from step to step.
 
-    On CUDA the step is recorded once for each shape of batch (a ragged last batch has a recording of its own) and
-    played back from then on; within an epoch nothing waits for the device. On a CPU the step is called.
+    On CUDA the step is recorded once for each shape of batch (a ragged last batch has its own recording) and replayed
+    from then on; within an epoch nothing waits for the device. If a recording fails, all further steps are taken
+    eagerly, with one warning. On a CPU the step is called.
 
-    Recording has been written to PyTorch's rules but has not been run on a GPU yet.
+    Recording follows PyTorch's rules but has not been run on a GPU yet.
 
     Parameters
     ----------
     take : callable
-        A step: from positions, int64 on the device, to a detached loss. What it changes it changes in place.
+        A step: from positions, int64 on the device, to a detached loss. It changes tensors in place.
     changed : callable
-        Lists all that a step changes and that outlives it: weights, statistics, the optimiser's and the objective's
-        memory. What first appears in a step starts from zero.
+        Lists the tensors that a step may change and that outlive it: weights, statistics, the optimiser's and the
+        loss's memory. A tensor that first appears during a step is taken to start from zero.
     total : Tensor
-        Float on the device, of the loss's shape: an epoch's losses are added up here.
+        Float on the device, of the loss's shape: the sum of an epoch's losses.
     """
 
     def __init__(
@@ -86,9 +100,13 @@ class StaticSteps:
         self._changed = changed
         self._total = total
         self._steps: dict[torch.Size, tuple[Tensor, Callable[[], None]]] = {}
+        self._records = can_record(total.device)
 
     def epoch(self, batches: Sequence[Tensor]) -> Tensor:
-        """Take a step for each batch of positions, int64 on the CPU; returns the sum of the losses, not to be kept."""
+        """Take a step for each batch of positions, int64 on the CPU; return the sum of the losses.
+
+        The next epoch overwrites the returned tensor.
+        """
         self._total.zero_()
         for order in self._placed(batches):
             if order.shape not in self._steps:
@@ -100,7 +118,7 @@ class StaticSteps:
         return self._total
 
     def _placed(self, batches: Sequence[Tensor]) -> list[Tensor]:
-        """All of an epoch's positions on the device, by one transfer."""
+        """Move all positions of an epoch to the device in one transfer."""
         device = self._total.device
         flat = torch.cat([order.flatten() for order in batches])
         if device.type == "cuda":
@@ -109,35 +127,45 @@ class StaticSteps:
         return [part.view(order.shape) for part, order in zip(parts, batches, strict=True)]
 
     def _step(self, positions: Tensor) -> None:
-        # Autocast keeps the weights that it has converted; a recording must convert them anew each time.
+        # Autocast caches converted weights; a recording must convert them each time.
         with torch.autocast(positions.device.type, enabled=False, cache_enabled=False):
             self._total.add_(self._take(positions))
 
     def _prepared(self, positions: Tensor) -> Callable[[], None]:
-        """What takes the step over whatever ``positions`` then holds."""
-        if positions.device.type != "cuda":
-            return lambda: self._step(positions)
-        with torch.cuda.device(positions.device):
-            return self._recorded(positions)
+        """Prepare the step over whatever ``positions`` holds when it is taken."""
+        if self._records:
+            try:
+                with torch.cuda.device(positions.device):
+                    return self._recorded(positions)
+            except RuntimeError as error:
+                self._records = False
+                (reason, *_) = [*str(error).splitlines(), ""]
+                logger.warning("the training step cannot be recorded (%s); steps are taken eagerly", reason)
+        return lambda: self._step(positions)
 
     def _recorded(self, positions: Tensor) -> Callable[[], None]:
+        present = torch.cuda.current_stream()
         side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
+        side.wait_stream(present)
         with torch.cuda.stream(side), undone(lambda: [self._total, *self._changed()]), warnings.catch_warnings():
-            # An optimiser made for recordings warns of each step outside of one.
+            # An optimiser made for recordings warns of its first step outside of one.
             warnings.filterwarnings("ignore", message=".*capturable=True")
             for _ in range(_WARM_UP_STEPS):
                 self._step(positions)
-        torch.cuda.current_stream().wait_stream(side)
-        # Only this thread's mistakes may spoil a recording: Flower and Ray have threads of their own.
-        with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
-            self._step(positions)
+        present.wait_stream(side)
+        try:
+            # Only this thread's mistakes may spoil a recording: Flower and Ray have threads of their own.
+            with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+                self._step(positions)
+        except RuntimeError:
+            torch.cuda.set_stream(present)  # a recording that fails may leave its own stream as the current one
+            raise
         return graph.replay
 
 
 @contextmanager
 def undone(tensors: Callable[[], Iterable[Tensor]]) -> Iterator[None]:
-    """Put tensors back in place to what they held before the block; those that appeared in it become zero."""
+    """Restore tensors in place to their values from before the block, and set those that appeared in it to zero."""
     before = [(tensor, tensor.detach().clone()) for tensor in tensors()]
     yield
     known = {id(tensor) for tensor, _ in before}
@@ -149,6 +177,40 @@ def undone(tensors: Callable[[], Iterable[Tensor]]) -> Iterator[None]:
                 tensor.zero_()
 
 
-def memory_of(optimiser: torch.optim.Optimizer) -> list[Tensor]:
-    """The tensors that an optimiser remembers from step to step."""
-    return [value for state in optimiser.state.values() for value in state.values() if isinstance(value, Tensor)]
+def tensors_in(net: torch.nn.Module, optimiser: torch.optim.Optimizer, *others: object) -> list[Tensor]:
+    """All tensors that a training step may change in place and that outlive it, each once.
+
+    Parameters
+    ----------
+    net : Module
+        Parameters and buffers count.
+    optimiser : Optimizer
+        Its state counts.
+    others : object
+        Tensors count that are reachable through attributes, mappings and sequences, such as those of a loss.
+    """
+    memory = [value for state in optimiser.state.values() for value in state.values()]
+    found: dict[int, Tensor] = {}
+    visited: set[int] = set()
+    open_ends: list[object] = [*net.parameters(), *net.buffers(), *memory, *others]
+    while open_ends:
+        each = open_ends.pop()
+        if id(each) in visited:
+            continue
+        visited.add(id(each))
+        if isinstance(each, Tensor):
+            if _is_writable(each):
+                found[id(each)] = each
+        elif isinstance(each, Mapping):
+            open_ends += each.values()
+        elif isinstance(each, list | tuple | set | frozenset):
+            open_ends += each
+        elif not isinstance(each, type | types.ModuleType | types.FunctionType | types.BuiltinFunctionType):
+            open_ends += getattr(each, "__dict__", {}).values()
+    return list(found.values())
+
+
+def _is_writable(tensor: Tensor) -> bool:
+    """Whether a step can change the tensor in place: no inference tensor, and no element stands for several."""
+    is_expanded = any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+    return not tensor.is_inference() and not is_expanded

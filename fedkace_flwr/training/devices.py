@@ -1,4 +1,4 @@
-"""Where tensors live, and in what precision networks compute."""
+"""Device and numerical precision."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ def choose_device(name: str) -> torch.device:
     Raises
     ------
     ConfigError
-        An unknown name, or a GPU that this process cannot see.
+        An unknown name, or a GPU that is not visible to this process.
     """
     kind, _, index = name.partition(":")
     if name not in ("auto", "cpu") and (kind != "cuda" or not (index.isdecimal() or name == "cuda")):
@@ -27,21 +27,21 @@ def choose_device(name: str) -> torch.device:
 
 
 def limit_memory(device: torch.device, share: float) -> None:
-    """Let this process have no more of a GPU's memory than its share, so that it fails before it crowds out others.
+    """Limit this process to its share of a GPU's memory, so that it fails before it affects others.
 
     Parameters
     ----------
     device : torch.device
-        Nothing happens on a CPU.
+        On a CPU nothing happens.
     share : float
-        Of the whole; nothing happens at 0, where it is not known, and from 1 up.
+        Share of the whole; 0 (unknown) or 1 and more set no limit.
     """
     if device.type == "cuda" and 0 < share < 1:
         torch.cuda.set_per_process_memory_fraction(share, device)
 
 
 def choose_precision(name: str, device: torch.device) -> torch.dtype:
-    """Resolve the configuration key ``precision`` for a device; ``auto`` is bf16 where the hardware multiplies it.
+    """Resolve the configuration key ``precision`` for a device; ``auto`` is bf16 if the hardware multiplies it.
 
     Raises
     ------
@@ -58,6 +58,6 @@ def choose_precision(name: str, device: torch.device) -> torch.dtype:
 def _multiplies_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    # PyTorch tells a processor's instructions from 2.10 on; older ones are taken to have none for bf16.
+    # PyTorch reports a processor's instructions from 2.10 on; with older versions none are assumed for bf16.
     found: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     return any(found.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))

@@ -1,20 +1,15 @@
-"""Losses between a student's and a teacher's logits, and a network cut in two for them.
+"""Losses between a student's and a teacher's logits, and networks cut in two for them.
 
-Pure tensor mathematics. Shapes: B samples of a batch, n samples in all, C classes. The teacher is a constant. Both
-sides see the same classes; the others are left out by a probability of exactly 0, never by infinity less infinity.
+Pure tensor mathematics. Shapes: B samples of a batch, n samples in all, C classes. The teacher is constant. Both
+sides use the same classes; excluded classes have a probability of exactly 0 (no infinity is subtracted from infinity).
 """
-
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedkace_flwr.training.losses import masked_cross_entropy
+from fedkace_flwr.training.losses import Batch, masked_cross_entropy
 from fedkace_flwr.training.model import ResNet18
-
-if TYPE_CHECKING:
-    from fedkace_flwr.training.losses import Batch
 
 _LOWER_BLOCKS = 4
 
@@ -27,7 +22,7 @@ def soft_cross_entropy(student: Tensor, teacher: Tensor, mask: Tensor, temperatu
     student, teacher : Tensor
         Float logits (B, C).
     mask : Tensor
-        bool (C,): the classes that take part; at least one.
+        bool (C,): the included classes; at least one.
     temperature : float
         T; the result is not multiplied by T^2.
 
@@ -48,32 +43,32 @@ def softened_divergence(student: Tensor, teacher: Tensor, mask: Tensor, temperat
     student, teacher : Tensor
         Float logits (B, C).
     mask : Tensor
-        bool (C,) or (B, C): the classes that take part; at least one per sample.
+        bool (C,) or (B, C): the included classes; at least one per sample.
     temperature : float
         T.
 
     Returns
     -------
     Tensor
-        (B,), at least 0; 0 where student and teacher agree up to a constant.
+        (B,), at least 0; 0 if student and teacher agree up to a constant.
     """
     lowest = torch.finfo(student.dtype).min
     target = (teacher.detach() / temperature).masked_fill(~mask, lowest).log_softmax(dim=1)
     given = (student / temperature).masked_fill(~mask, lowest).log_softmax(dim=1)
-    # Outside the mask both logarithms are huge and finite; the target's probability there is exactly 0.
+    # Outside the mask both logarithms are large but finite, and the target's probability is exactly 0.
     difference = (target - given).masked_fill(~mask, 0.0)
     return temperature**2 * (target.exp() * difference).sum(dim=1)
 
 
 def mean_bce(logits: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
-    """Binary cross-entropy against one-hot labels, averaged over the classes of the mask, (B, C), and the batch."""
+    """Binary cross-entropy against one-hot labels, averaged over the mask's classes, (B, C), and the batch."""
     one_hot = functional.one_hot(labels, logits.shape[1]).to(logits.dtype)
     losses = functional.binary_cross_entropy_with_logits(logits, one_hot, reduction="none")
     return ((losses * mask).sum(dim=1) / mask.sum(dim=1)).mean()
 
 
 class DistilledLoss:
-    """Label loss, and where there is a teacher, weight * label loss + (1 - weight) * softened divergence.
+    """Label loss; with a teacher, weight * label loss + (1 - weight) * softened divergence.
 
     Parameters
     ----------
@@ -86,10 +81,8 @@ class DistilledLoss:
     temperature : float
         T.
     kind : {"cross-entropy", "bce"}
-        The label loss. With ``bce`` both terms are averaged over the classes too.
+        The label loss. With ``bce`` both terms are also averaged over the classes.
     """
-
-    capturable = False  # TFCL acts between the steps
 
     def __init__(
         self, masks: Tensor, teacher: Tensor | None, *, weight: float, temperature: float, kind: str = "cross-entropy"
@@ -101,7 +94,7 @@ class DistilledLoss:
     def begin_epoch(self, task_draws: float, replay_draws: float) -> None:
         """Nothing to prepare."""
 
-    def loss(self, logits: Tensor, features: Tensor, batch: "Batch") -> Tensor:
+    def loss(self, logits: Tensor, features: Tensor, batch: Batch) -> Tensor:
         """Mean over the batch; each sample over its own classes."""
         mask = self._masks[batch.positions]
         by_class = self._kind == "bce"
@@ -121,11 +114,11 @@ class DistilledLoss:
 
 
 def lower_half(net: ResNet18) -> nn.Sequential:
-    """Stem and the first two residual stages, sharing ``net``'s weights: images to maps (B, 2 x width, h, w)."""
+    """Stem and first two residual stages, which share ``net``'s weights: images to maps (B, 2 x width, h, w)."""
     return nn.Sequential(net.stem, *list(net.blocks)[:_LOWER_BLOCKS])
 
 
 def upper_half(net: ResNet18) -> ResNet18:
-    """Take stem and the first two stages off ``net``: what is left maps (B, 2 x width, h, w) to logits (B, C)."""
+    """Remove stem and first two stages from ``net``, in place; it then maps (B, 2 x width, h, w) to logits (B, C)."""
     net.stem, net.blocks = nn.Sequential(), nn.Sequential(*list(net.blocks)[_LOWER_BLOCKS:])
     return net

@@ -1,4 +1,4 @@
-"""Test logits, computed once for all clients of a process that answer by the same model."""
+"""Test logits, computed once for all clients of a process that answer with the same model."""
 
 import hashlib
 from collections.abc import Callable
@@ -10,11 +10,10 @@ from fedkace_flwr.samples import Samples
 
 
 class SharedLogits:
-    """Logits of the last network asked about, class by class.
+    """Logits of the last network that was used, class by class.
 
-    After the switch all clients answer by one global model, and what differs is which classes each has met. A class's
-    images always pass through the network by themselves, in the same blocks whoever asks, so that no logit depends on
-    who asked first.
+    After the switch all clients answer with one global model, and only their classes differ. Each class's images pass
+    through the network separately, in the same blocks for every client, so no logit depends on which client came first.
     """
 
     def __init__(self) -> None:
@@ -27,9 +26,9 @@ class SharedLogits:
         Parameters
         ----------
         net : Module
-            The network; its weights decide whether earlier logits still hold.
+            The network; earlier logits are used while its weights are the same.
         samples : Samples
-            By id; those of a class next to each other.
+            By id, grouped by class.
         logits_of : callable
             Maps samples to their logits by ``net``, float32 (n, C).
 

@@ -1,7 +1,7 @@
-"""The one local training loop and the one prediction loop.
+"""The local training loop and the prediction loop.
 
-Images are gathered from a resident uint8 array and normalised batch by batch in channels-last order; there
-are no loader processes. Shapes: n images, B batch, H and W height and width, C classes, F features.
+Images are gathered from a resident uint8 array and normalised batch by batch in channels-last order, without loader
+processes. Shapes: n images, B batch, H and W height and width, C classes, F features.
 """
 
 import math
@@ -14,18 +14,18 @@ from torch import Tensor
 
 from fedkace_flwr.errors import RunError
 from fedkace_flwr.sections import TrainingConfig
-from fedkace_flwr.training.batches import EPOCHS
-from fedkace_flwr.training.cuda_graphs import Pool, StaticSteps, memory_of, take_step
-from fedkace_flwr.training.losses import CapturableObjective, Objective, is_capturable
+from fedkace_flwr.training.batches import EPOCHS, Batching
+from fedkace_flwr.training.cuda_graphs import Pool, StaticSteps, take_step, tensors_in
+from fedkace_flwr.training.losses import Objective
 from fedkace_flwr.training.model import ResNet18
 
 _FETCHED = 128  # images at a time
-_CACHED_PIXELS, _FEWEST = 1 << 15, 16  # what a processor's cache holds the activations of; images to a pass at least
+_CACHED_PIXELS, _FEWEST = 1 << 15, 16  # pixels whose activations fit a processor's cache; fewest images per pass
 
 
 @dataclass(frozen=True)
 class Preprocess:
-    """Turn uint8 images into normalised floats on a device, channels-last.
+    """Turns uint8 images into normalised floats on a device, channels-last.
 
     Attributes
     ----------
@@ -40,7 +40,7 @@ class Preprocess:
     def by_statistics(
         cls, mean: tuple[float, float, float], std: tuple[float, float, float], device: torch.device
     ) -> "Preprocess":
-        """Subtract ``mean`` and divide by ``std``, both of images scaled to [0, 1]."""
+        """Subtract ``mean`` and divide by ``std``, both for images scaled to [0, 1]."""
         centre, spread = (torch.tensor(values, dtype=torch.float64).view(1, 3, 1, 1) for values in (mean, std))
         spread = spread.clamp_min(1 / 255)
         return cls((1 / (255 * spread)).float().to(device), (-centre / spread).float().to(device))
@@ -60,6 +60,7 @@ def train(
     preprocess: Preprocess,
     generator: torch.Generator,
     *,
+    batching: Batching | None = None,
     optimiser: torch.optim.Optimizer | None = None,
     epochs: range | None = None,
     after_step: Callable[[int, float], None] | None = None,
@@ -67,7 +68,7 @@ def train(
 ) -> None:
     """Train ``net`` in place on chunk and buffer for one round (paper, section A.3).
 
-    A fresh AdamW; its learning rate falls from the first epoch's to 0 along a cosine over the epochs.
+    By default with a new AdamW, whose learning rate falls from the first epoch's to 0 along a cosine over the epochs.
 
     Parameters
     ----------
@@ -83,15 +84,17 @@ def train(
         Normalisation and device.
     generator : torch.Generator
         CPU generator that orders the samples.
+    batching : str, optional
+        A key of :data:`fedkace_flwr.training.batches.EPOCHS`, in place of the settings'.
     optimiser : Optimizer, optional
-        What to go on with, made by :func:`adamw`, where training happens in parts.
+        An optimiser of :func:`adamw` to continue with, for training in parts.
     epochs : range, optional
-        Which of the epochs to run, from 0; the learning rate is the one that they have among all. By default all.
+        The epochs to run, from 0, at the learning rates that they have among all epochs. By default all.
     after_step : callable, optional
         Called after each step with the epoch's number, from 1, and the share of its steps that are done.
     captured : bool
-        Take :class:`~fedkace_flwr.training.cuda_graphs.StaticSteps` where the objective can be captured and neither ``optimiser``
-        nor ``after_step`` is given; else the plain loop. The results are the same, on a GPU up to rounding.
+        Use :class:`~fedkace_flwr.training.cuda_graphs.StaticSteps`, unless ``optimiser`` or ``after_step`` is given.
+        The results are those of the plain loop, on a GPU up to rounding.
 
     Raises
     ------
@@ -100,18 +103,18 @@ def train(
     """
     device = preprocess.scale.device
     pool = pool_of(chunk, buffer, preprocess)
-    static = captured and optimiser is None and after_step is None and is_capturable(objective)
+    static = captured and optimiser is None and after_step is None
     optimiser = optimiser or adamw(net, settings, capturable=static)
     take = partial(take_step, net, pool, objective, optimiser)
     steps = None
-    if static and is_capturable(objective):  # said twice for the type checker
-        objective.hold()
-        steps = StaticSteps(take, partial(_changed, net, optimiser, objective), torch.zeros((), device=device))
+    if static:
+        changed = partial(tensors_in, net, optimiser, objective)
+        steps = StaticSteps(take, changed, torch.zeros((), device=device))
     epochs = range(settings.epochs) if epochs is None else epochs
     net.train()
     for number, rate in enumerate(learning_rates(settings, epochs), start=epochs.start + 1):
         set_learning_rate(optimiser, rate)
-        epoch = EPOCHS[settings.batching](len(chunk[1]), len(buffer[1]), settings.batch_size, generator)
+        epoch = EPOCHS[batching or settings.batching](len(chunk[1]), len(buffer[1]), settings.batch_size, generator)
         objective.begin_epoch(epoch.task_draws, epoch.replay_draws)
         if steps is not None:
             total = steps.epoch(epoch.batches)
@@ -127,7 +130,7 @@ def train(
 
 
 def pool_of(chunk: tuple[Tensor, Tensor], buffer: tuple[Tensor, Tensor], preprocess: Preprocess) -> Pool:
-    """A round's samples, the chunk's before the buffer's, brought to the device of ``preprocess``."""
+    """A round's samples, the chunk's before the buffer's, on the device of ``preprocess``."""
     device = preprocess.scale.device
     images = torch.cat([chunk[0], buffer[0]]).permute(0, 2, 3, 1).contiguous().to(device)
     labels = torch.cat([chunk[1], buffer[1]]).to(device)
@@ -137,17 +140,17 @@ def pool_of(chunk: tuple[Tensor, Tensor], buffer: tuple[Tensor, Tensor], preproc
 def adamw(net: ResNet18, settings: TrainingConfig, *, capturable: bool = False) -> torch.optim.AdamW:
     """The optimiser of local training, at the first epoch's learning rate.
 
-    With ``capturable`` all that changes is in tensors on the device, the learning rate too.
+    With ``capturable`` its whole state is in tensors on the device, including the learning rate.
     """
     return optimiser_of(list(net.parameters()), settings, capturable=capturable)
 
 
 def optimiser_of(parameters: list[Tensor], settings: TrainingConfig, *, capturable: bool = False) -> torch.optim.AdamW:
-    """As :func:`adamw`, for parameters that belong to no single network."""
+    """As :func:`adamw`, for any parameters."""
     rate: float | Tensor = settings.learning_rate
     recorded = capturable and parameters[0].device.type == "cuda"
     if capturable:
-        # CUDA's fused kernel takes the rate in float32 alone, the CPU's reads it as the double that it would be.
+        # CUDA's fused kernel accepts the rate in float32 only; the CPU's reads a Python number as float64.
         precision = torch.float32 if recorded else torch.float64
         rate = torch.tensor(rate, dtype=precision, device=parameters[0].device)
     decay = settings.weight_decay
@@ -155,9 +158,9 @@ def optimiser_of(parameters: list[Tensor], settings: TrainingConfig, *, capturab
 
 
 def learning_rates(settings: TrainingConfig, epochs: range) -> list[float]:
-    """The learning rate of each of some of a round's epochs: a cosine over all of them, from the full rate to 0.
+    """Learning rates of some of a round's epochs: a cosine over all epochs, from the full rate to 0.
 
-    Each follows from the one before, as PyTorch's ``CosineAnnealingLR`` has it, to the last bit.
+    Each is computed from the previous one, so that it equals PyTorch's ``CosineAnnealingLR`` to the last bit.
     """
     heights = [1 + math.cos(math.pi * epoch / settings.epochs) for epoch in range(settings.epochs)]
     rates = [settings.learning_rate * heights[epoch] / 2 for epoch in epochs[:1]]
@@ -167,7 +170,7 @@ def learning_rates(settings: TrainingConfig, epochs: range) -> list[float]:
 
 
 def set_learning_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
-    """From now on step by this rate; a rate that lies in a tensor is written there."""
+    """Set the learning rate, in place if it is a tensor."""
     for group in optimiser.param_groups:
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(rate)
@@ -176,21 +179,17 @@ def set_learning_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
 
 
 def diverged(epoch: int, settings: TrainingConfig) -> RunError:
-    """What is raised when the loss of an epoch, from 1, is not finite."""
+    """The error for an epoch, from 1, whose loss is not finite."""
     return RunError(
         f"epoch {epoch}: the training loss is not finite; try a learning-rate below {settings.learning_rate:g}"
     )
-
-
-def _changed(net: ResNet18, optimiser: torch.optim.Optimizer, objective: CapturableObjective) -> list[Tensor]:
-    return [*net.parameters(), *net.buffers(), *memory_of(optimiser), *objective.held()]
 
 
 @torch.inference_mode()
 def predict(net: ResNet18, images_of: Callable[[Tensor], Tensor], content: Tensor, preprocess: Preprocess) -> Tensor:
     """Logits of images in evaluation mode, fetched block by block.
 
-    On a CPU a block passes in parts, so that activations stay in its cache.
+    On a CPU, blocks are processed in parts whose activations fit its cache.
 
     Parameters
     ----------
@@ -199,7 +198,7 @@ def predict(net: ResNet18, images_of: Callable[[Tensor], Tensor], content: Tenso
     images_of : callable
         Maps a slice of ``content`` to uint8 (n, 3, H, W).
     content : Tensor
-        What to fetch, (n, ...).
+        Ids or images, (n, ...).
     preprocess : Preprocess
         Normalisation and device.
 
@@ -218,6 +217,6 @@ def predict(net: ResNet18, images_of: Callable[[Tensor], Tensor], content: Tenso
 
 
 def _cached(images: Tensor) -> Sequence[Tensor]:
-    """Images in nearly equal parts that a processor's cache can hold."""
+    """Split images into nearly equal parts that fit a processor's cache."""
     pixels = images[:, 0].numel()
     return images.tensor_split(max(1, min(-(-pixels // _CACHED_PIXELS), len(images) // _FEWEST)))

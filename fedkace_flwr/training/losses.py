@@ -1,24 +1,24 @@
-"""What local training minimises: one class per loss, all driven by the one loop in ``training.py``."""
+"""The losses of local training: the protocol that :mod:`fedkace_flwr.training.loop` drives, and the plain loss."""
 
 import math
 from dataclasses import dataclass
-from typing import Protocol, TypeGuard
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 
 def masked_cross_entropy(logits: Tensor, labels: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross-entropy over the classes that the mask leaves, and its derivative by the logits.
+    """Cross-entropy over the classes of a mask, and its derivative with respect to the logits.
 
     Parameters
     ----------
     logits : Tensor
-        Float (B, C), or (..., B, C) for several networks at once, and so with the others.
+        Float (B, C), or (..., B, C) for several networks at once; likewise below.
     labels : Tensor
         int64 (B,); each label must be allowed by the mask.
     mask : Tensor
-        bool (C,) or (B, C): the classes that take part in softmax and gradient.
+        bool (C,) or (B, C): the classes that softmax and gradient include.
 
     Returns
     -------
@@ -46,9 +46,9 @@ class Batch:
     labels : Tensor
         int64 (B,).
     replayed : Tensor
-        bool (B,): from the buffer rather than from the chunk.
+        bool (B,): whether the sample is from the buffer rather than the chunk.
     positions : Tensor
-        int64 (B,): place among the chunk's samples followed by the buffer's.
+        int64 (B,): position among the chunk's samples followed by the buffer's.
     """
 
     images: Tensor
@@ -58,45 +58,20 @@ class Batch:
 
 
 class Objective(Protocol):
-    """A training loss that may learn from an epoch for the next one.
-
-    One that says so by a true ``capturable`` is a :class:`CapturableObjective`.
-    """
+    """A training loss that may adapt from one epoch to the next."""
 
     def begin_epoch(self, task_draws: float, replay_draws: float) -> None:
-        """Hear how often each sample of chunk and buffer will be drawn in the coming epoch; 0: the buffer is empty."""
+        """Prepare an epoch that draws each sample of chunk and buffer so often on average; 0 for an empty buffer."""
 
     def loss(self, logits: Tensor, features: Tensor, batch: Batch) -> Tensor:
         """Return the scalar loss of a batch; logits (B, C), features (B, F)."""
 
     def end_epoch(self) -> None:
-        """Draw the epoch's conclusions."""
-
-
-class CapturableObjective(Objective, Protocol):
-    """An objective whose loss can be recorded once and played back.
-
-    Each call is the same sequence of tensor operations, which neither wait for the device nor make a tensor of a
-    size that only the values tell; whatever changes from epoch to epoch is read from tensors that stay in place. A
-    class that overrides ``loss`` says for itself whether it is so.
-    """
-
-    capturable: bool
-
-    def hold(self) -> None:
-        """From now on keep what steps add up in the same tensors from epoch to epoch."""
-
-    def held(self) -> list[Tensor]:
-        """The tensors that steps add to; none before the first step."""
-
-
-def is_capturable(objective: Objective) -> TypeGuard[CapturableObjective]:
-    """Whether an objective says of itself that its loss can be recorded."""
-    return bool(getattr(objective, "capturable", False))
+        """Conclude the epoch."""
 
 
 class TaskLoss:
-    """Mean cross-entropy over allowed classes, one mask for new samples and one for replayed ones.
+    """Mean cross-entropy with one mask of classes for new samples and one for replayed samples.
 
     Parameters
     ----------
@@ -106,22 +81,11 @@ class TaskLoss:
     Attributes
     ----------
     masks : Tensor
-        bool (2, C): the two.
-    capturable : bool
-        See :class:`CapturableObjective`.
+        bool (2, C): both masks.
     """
-
-    capturable = True
 
     def __init__(self, current: Tensor, old: Tensor) -> None:
         self.masks = torch.stack([current, old])
-
-    def hold(self) -> None:
-        """Steps add nothing up."""
-
-    def held(self) -> list[Tensor]:
-        """Nothing."""
-        return []
 
     def masks_of(self, batch: Batch) -> Tensor:
         """The mask of each sample, bool (B, C)."""

@@ -1,11 +1,11 @@
-"""How long the gradient of each sample's own loss is, from one backward pass for all samples.
+"""Norm of the gradient of each sample's own loss, from one backward pass for all samples.
 
-Where no sample's output depends on another's, which asks of batch normalisation that it use its running statistics,
-the gradient of a layer's parameters by one sample's loss follows from what the layer took in for this sample and from
-the loss's gradient by what it gave out. A single backward pass has both at hand for all samples, and the norms need
-no gradient to be kept (Goodfellow, arXiv 1510.01799; for convolutions Bu, Mao and Xu, arXiv 2205.10683).
+If no sample's output depends on another's, which requires that batch normalisation use its running statistics, the
+gradient of one sample's loss with respect to a layer's parameters follows from the layer's input for this sample and
+from the loss's gradient with respect to the layer's output. A single backward pass provides both for all samples, and
+the norms do not require any gradient to be kept (Goodfellow, arXiv 1510.01799; for convolutions Bu, Mao and Xu, arXiv 2205.10683).
 
-Pure tensor mathematics. Shapes: B samples, L places of a convolution's output, K inputs that meet at a place, C
+Pure tensor mathematics. Shapes: B samples, L positions of a convolution's output, K inputs of a position, C
 channels, O outputs, F features.
 """
 
@@ -17,13 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-_UNFOLDED = (
-    1 << 20
-)  # elements of unfolded input at a time on a CPU, whose cache they stay in; elsewhere 32 times as many
+# Elements of unfolded input at a time on a CPU, so that they stay in its cache; elsewhere 32 times as many.
+_UNFOLDED = 1 << 20
 
 
 class SquaredNorms:
-    """Squared norms of the samples' gradients, added up layer by layer.
+    """Squared norms of the samples' gradients, summed over layers.
 
     Attributes
     ----------
@@ -35,25 +34,25 @@ class SquaredNorms:
         self.total = torch.zeros((), dtype=torch.float64)
 
     def add(self, part: Tensor) -> None:
-        """Take in one layer's squared norms, (B,)."""
+        """Add one layer's squared norms, (B,)."""
         self.total = self.total + part.double()
 
 
 @contextmanager
 def squared_norms_of(net: nn.Module) -> Iterator[SquaredNorms]:
-    """Within the block, a backward pass through what ``net`` computed there adds up its samples' squared norms.
+    """Collect the samples' squared norms in backward passes through what ``net`` computes within the block.
 
-    Each sample's loss must have entered the sum that is differentiated with weight 1, and each layer be used once.
+    Each sample's loss must have weight 1 in the sum that is differentiated, and each layer must be used once.
 
     Parameters
     ----------
     net : Module
-        Its parameters all belong to layers that :func:`squared_norms` knows.
+        All its parameters belong to layers that :func:`squared_norms` supports.
 
     Raises
     ------
     TypeError
-        They do not.
+        A layer is not supported.
     """
     norms = SquaredNorms()
     with ExitStack() as hooks:
@@ -65,7 +64,7 @@ def squared_norms_of(net: nn.Module) -> Iterator[SquaredNorms]:
 
 def _observe(norms: SquaredNorms, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
     (taken,) = inputs
-    # The hook stays with this output's gradient where the output itself is changed in place later.
+    # The hook is on this output's gradient even if the output itself is changed in place later.
     output.register_hook(  # type: ignore[no-untyped-call]
         lambda gradient: norms.add(squared_norms(layer, taken.detach(), gradient))
     )
@@ -73,7 +72,7 @@ def _observe(norms: SquaredNorms, layer: nn.Module, inputs: tuple[Tensor, ...], 
 
 @singledispatch
 def squared_norms(layer: nn.Module, taken: Tensor, gradient: Tensor) -> Tensor:
-    """Squared norm of the gradient of a layer's parameters by each sample's loss.
+    """Squared norm of the gradient of each sample's loss with respect to a layer's parameters.
 
     Parameters
     ----------
@@ -82,7 +81,7 @@ def squared_norms(layer: nn.Module, taken: Tensor, gradient: Tensor) -> Tensor:
     taken : Tensor
         Float (B, ...): its input.
     gradient : Tensor
-        Float (B, ...): the gradient by its output.
+        Float (B, ...): the gradient with respect to its output.
 
     Returns
     -------

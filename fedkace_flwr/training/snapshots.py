@@ -1,6 +1,6 @@
-"""Whole networks among the tensors that a client's state holds beside its buffer.
+"""Whole networks among the tensors of a client's state.
 
-A network travels between rounds as one tensor for each of its weights and statistics, ``KIND.NAME``.
+A network is stored as one tensor for each of its weights and statistics, ``KIND.NAME``.
 """
 
 import copy
@@ -18,28 +18,31 @@ def snapshot(kind: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def restored(kind: str, tensors: Mapping[str, Tensor], like: ResNet18) -> ResNet18 | None:
-    """A network of its own with the weights of a :func:`snapshot`, if there is one among the tensors.
+    """A new network with the weights of a :func:`snapshot`; None if the tensors hold none of that kind.
 
     Parameters
     ----------
     kind : str
-        The snapshot's.
+        The snapshot's kind.
     tensors : mapping of str to Tensor
-        What was stored; other names do not matter.
+        The stored tensors; other names are ignored.
     like : ResNet18
-        Architecture, device and precision; left as it is.
+        Gives architecture, device and precision; left as it is.
     """
     weights = {name.removeprefix(f"{kind}."): t for name, t in tensors.items() if name.startswith(f"{kind}.")}
-    if not weights:
-        return None
-    net = copy.deepcopy(like)
-    load_weights(net, weights)
-    return net
+    return copied(like, weights) if weights else None
+
+
+def copied(net: ResNet18, weights: Mapping[str, Tensor]) -> ResNet18:
+    """A copy of ``net`` that holds these weights and statistics, named as in its ``state_dict``."""
+    copy_of = copy.deepcopy(net)
+    load_weights(copy_of, weights)
+    return copy_of
 
 
 @torch.no_grad()
 def move_halfway(net: ResNet18, other: ResNet18) -> None:
-    """Make every weight and batch-norm statistic of ``net`` the mean of both networks'; counters stay as they are."""
+    """Replace each weight and batch-norm statistic of ``net`` by the mean of both networks; keep its counters."""
     for mine, its in zip(net.state_dict().values(), other.state_dict().values(), strict=True):
         if mine.is_floating_point():
             mine.lerp_(its, 0.5)

@@ -7,26 +7,33 @@ from pathlib import Path
 
 import torch
 
-from clients.base import ClientRound
+from clients.base import ClientRound, Training
 from clients.er import ReplayClient
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.sources import StreamSource
-from fedkace_flwr.storage.client_store import ClientState, ClientStore
+from fedkace_flwr.storage.client_state import ClientState
+from fedkace_flwr.storage.client_store import ClientStore
+from fedkace_flwr.training.losses import TaskLoss
 
 Make = Callable[..., Config]
+
+
+def training_of(client: ReplayClient, number: int) -> Training:
+    classes = torch.ones(10, dtype=torch.bool)
+    net = client.network({})
+    return Training(net, TaskLoss(classes, classes), client.config.training, client.generator("batches", number))
 
 
 def stream_through(client: ReplayClient, chunks: int, size: int) -> Samples:
     classes = torch.zeros(10, dtype=torch.bool)
     state = ClientState(seen=classes, buffer=Samples.none())
-    net = client.experiment.network(client.experiment.initial_weights())
     for number in range(1, chunks + 1):
         ids = torch.arange((number - 1) * size, number * size)
         now = ClientRound(number, Samples.arrived(ids, ids % 10, number), state, classes)
-        buffer = client.maintain(net, now)
-        state = replace(state, round=number, buffer=buffer, extra=client.extra)
+        kept = client.maintain(now, training_of(client, number))
+        buffer, state = kept.buffer, replace(state, round=number, buffer=kept.buffer, extra=kept.extra)
         assert len(buffer) == min(20, number * size)
         assert len(set(buffer.content.tolist())) == len(buffer)
         assert (buffer.rounds == buffer.content // size + 1).all() and (buffer.labels == buffer.content % 10).all()

@@ -16,7 +16,6 @@ from support.in_process import Federation
 from torch import Tensor
 from torch.nn import functional
 
-from clients.refed import RefedClient
 from experiments.running.inline import run_inline
 from fedkace_flwr.algorithms.refed_scores import (
     Informative,
@@ -30,21 +29,15 @@ from fedkace_flwr.algorithms.refed_scores import (
 from fedkace_flwr.config import Config
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.methods.refed import RefedKeys
-from fedkace_flwr.registry import METHODS, Method
 from fedkace_flwr.rounds.aggregation import weighted_mean
 from fedkace_flwr.samples import Samples
-from fedkace_flwr.storage.client_store import ClientState, ClientStore
+from fedkace_flwr.storage.client_state import ClientState
+from fedkace_flwr.storage.client_store import ClientStore
 from fedkace_flwr.training.losses import masked_cross_entropy
 from fedkace_flwr.training.model import ResNet18, seeded_resnet18
-from strategies.base import ServerRule
 
 Make = Callable[..., Config]
 SEEN = torch.tensor([True, True, False, True, False])
-
-
-@pytest.fixture(autouse=True)
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(METHODS, "refed", Method(ServerRule, RefedClient))
 
 
 # A convex toy: sample i wants v to be at its target.

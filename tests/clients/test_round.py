@@ -1,8 +1,9 @@
 """The client half, driven by messages as Flower drives it."""
 
-import json
+import io
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,12 @@ import torch
 from flwr.app import Message, MessageType
 from support.in_process import Federation
 
+from clients.fedkace import GAPS
 from fedkace_flwr.config import Config
 from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.samples import Samples
+from fedkace_flwr.storage.client_state import ClientState, read_state
+from fedkace_flwr.storage.client_store import ClientStore
 
 Make = Callable[..., Config]
 
@@ -59,7 +64,7 @@ def test_a_repeated_evaluation_is_answered_and_observes_the_gap_once(small: Make
     federation.train(0, 1)
     first, second = federation.evaluate(0, 1), federation.evaluate(0, 1)
     assert first == second
-    assert len(_record(federation.state(0, 1))["gaps"]) == 1
+    assert len(gaps_of(federation, 0, 1)) == 1
 
 
 def test_two_clients_learn_different_things_from_the_same_message(small: Make) -> None:
@@ -82,7 +87,7 @@ def test_before_the_switch_the_local_model_answers(small: Make) -> None:
 def test_after_the_switch_the_global_model_answers_and_the_gap_is_no_longer_taken(small: Make) -> None:
     federation = Federation(small(rounds=5))
     federation.train(0, 1)
-    _edit_state(federation.state(0, 1), switched_at=1)
+    _edit_state(federation.state(0, 1), global_since=1)
     reply = federation.evaluate(0, 1)
     assert reply.metrics[keys.SWITCHED_AT] == 1
     assert reply.metrics[keys.ACCURACY] == reply.metrics[keys.GLOBAL_ACCURACY]
@@ -124,7 +129,7 @@ def test_a_missed_round_leaves_the_client_with_its_last_answer(small: Make) -> N
     federation.train(0, 1)
     first, second = federation.evaluate(0, 1), federation.evaluate(0, 2)
     assert second.metrics[keys.ACCURACY] == first.metrics[keys.ACCURACY]
-    assert len(_record(federation.state(0, 1))["gaps"]) == 2
+    assert len(gaps_of(federation, 0, 1)) == 2
 
 
 def test_a_damaged_state_is_set_aside_and_the_generation_before_it_is_used(
@@ -197,24 +202,16 @@ def test_every_reading_makes_a_difference(small: Make, changes: dict[str, object
     assert not (same_weights and usual[1] == other[1])
 
 
-def _body(path: Path):  # type: ignore[no-untyped-def]
-    import io
-
+def _body(path: Path) -> io.BytesIO:
     return io.BytesIO(path.read_bytes()[32:])
 
 
-def _record(path: Path) -> dict[str, object]:
-    with np.load(_body(path)) as archive:
-        return json.loads(archive["record"].tobytes())
+def gaps_of(federation: Federation, client: int, round_number: int) -> list[float]:
+    return read_state(federation.state(client, round_number)).extra[GAPS].tolist()
 
 
 def _edit_state(path: Path, **changes: object) -> None:
     """Change fields of a stored state through the store itself."""
-    from dataclasses import replace
-
-    from fedkace_flwr.samples import Samples
-    from fedkace_flwr.storage.client_store import ClientState, ClientStore
-
     empty = ClientState(seen=torch.zeros(10, dtype=torch.bool), buffer=Samples.none())
     store = ClientStore(path.parent, empty)
     number = int(path.stem.removeprefix("state-"))

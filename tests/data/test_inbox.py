@@ -29,7 +29,8 @@ from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.storage import atomic as durable
 from fedkace_flwr.storage.checkpoint import Checkpoints
-from fedkace_flwr.storage.client_store import Answer, ClientState, ClientStore
+from fedkace_flwr.storage.client_state import Answer, ClientState, read_state
+from fedkace_flwr.storage.client_store import ClientStore
 
 Make = Callable[..., Config]
 CLASSES = ("a", "b", "c")
@@ -375,9 +376,8 @@ def test_buffers_on_a_device_hold_pixels(device: Callable[[str, int], Message], 
     arrive(tmp_path, 1)
     device(MessageType.TRAIN, 2)
     (path,) = (tmp_path / "run" / "clients" / "client-000").glob("state-*.npz")
-    content = durable.read(path)
-    assert content is not None
-    assert content[0]["buffer.content"].dtype == np.uint8 and content[0]["buffer.content"].shape[1:] == (3, 8, 8)
+    buffer = read_state(path).buffer
+    assert not buffer.by_id and buffer.content.shape[1:] == (3, 8, 8)
 
 
 def test_without_a_test_folder_no_accuracy_is_reported(small: Make, tmp_path: Path) -> None:

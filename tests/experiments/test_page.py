@@ -12,7 +12,8 @@ from support.made_results import made_round, write_run, write_study
 
 from experiments.report.write import write_report
 from fedkace_flwr.samples import Samples
-from fedkace_flwr.storage.client_store import Answer, ClientState, ClientStore
+from fedkace_flwr.storage.client_state import Answer, ClientState
+from fedkace_flwr.storage.client_store import ClientStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 _PATIENCE = 30

@@ -26,7 +26,8 @@ from experiments.results.loading import load_results
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import StateError
 from fedkace_flwr.samples import Samples
-from fedkace_flwr.storage.client_store import Answer, ClientState, ClientStore
+from fedkace_flwr.storage.client_state import Answer, ClientState
+from fedkace_flwr.storage.client_store import ClientStore
 
 
 def tables_of(folder: Path) -> dict[str, ResultTable]:

@@ -25,7 +25,7 @@ from fedkace_flwr.inference.kept_models import Predictor, load_newest
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.registry import METHODS, configured
 from fedkace_flwr.storage import atomic as durable
-from fedkace_flwr.storage.client_store import read_state
+from fedkace_flwr.storage.client_state import read_state
 
 Make = Callable[..., Config]
 SHAPE = {"rounds": 3, "epochs": 2, "capacity": 12, "tfcl_server_epochs": 2, "keep_models": "always"}
@@ -61,9 +61,9 @@ def test_what_is_served_is_what_was_evaluated(small: Make, tmp_path: Path, chang
         assert found[:, ~state.seen].eq(0).all() and found.sum(1).allclose(torch.ones(len(test), dtype=torch.float64))
         assert (kept.round, kept.trained, kept.run, kept.method) == (3, 3, state.run, config.method)
         assert kept.seen == tuple(state.seen.nonzero().squeeze(1).tolist())
-        assert kept.switched_at == state.switched_at
+        assert kept.switched_at == state.global_since
         assert kept.answering == (
-            "sub-models" if config.method == "tfcl" else "local" if state.switched_at is None else "global"
+            "sub-models" if config.method == "tfcl" else "local" if state.global_since is None else "global"
         )
         assert kept.class_names == experiment.dataset.class_names
 

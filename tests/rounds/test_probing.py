@@ -14,7 +14,8 @@ from fedkace_flwr import client_app
 from fedkace_flwr.config import Config
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.rounds.exchange import by_client, exchange
-from fedkace_flwr.storage.client_store import ClientState, ClientStore, is_locked
+from fedkace_flwr.storage.client_state import ClientState
+from fedkace_flwr.storage.client_store import ClientStore, is_locked
 
 Make = Callable[..., Config]
 HOUR = 3600.0

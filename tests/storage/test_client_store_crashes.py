@@ -19,7 +19,8 @@ from support.stored import assert_bit_identical, assert_same, empty, learned, re
 
 from fedkace_flwr.errors import RunError, StateError
 from fedkace_flwr.storage.checkpoint import Checkpoint, Checkpoints
-from fedkace_flwr.storage.client_store import ClientState, ClientStore
+from fedkace_flwr.storage.client_state import ClientState
+from fedkace_flwr.storage.client_store import ClientStore
 
 ROUNDS = 4
 COMBINATIONS = int(os.environ.get("FEDKACE_FUZZ_EXAMPLES", "60"))

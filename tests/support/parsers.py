@@ -24,9 +24,11 @@ from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.messaging import validation as plausibility
 from fedkace_flwr.messaging.packing import fold, unfolded
 from fedkace_flwr.storage import atomic as durable
+from fedkace_flwr.storage import client_state
 from fedkace_flwr.storage import npz as archive
 from fedkace_flwr.storage.checkpoint import Checkpoint, Checkpoints
-from fedkace_flwr.storage.client_store import Answer, ClientState, ClientStore, read_state
+from fedkace_flwr.storage.client_state import Answer, ClientState, read_state
+from fedkace_flwr.storage.client_store import ClientStore
 from support.replies import ask_with
 from support.stored import CLASSES, empty, learned, reply
 
@@ -120,7 +122,7 @@ class Parsers:
             (self.folder / name).write_bytes(content)
         for reader in (durable.read, durable.read_record):
             try:
-                reader(self.folder / NAMES[0])
+                reader(self.folder / NAMES[0], client_state.VERSION)
             except StateError as error:
                 _assert_line(error)
         try:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fedkace_flwr.training.cuda_graphs import StaticSteps
+from fedkace_flwr.training import cuda_graphs
 
 _WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2")
 
@@ -78,9 +78,11 @@ class _Stream:
 
 @contextmanager
 def _graph(recording: Recording, *, stream: object, capture_error_mode: str) -> Iterator[None]:
-    with recording:
-        yield
-    recording.undo()
+    try:
+        with recording:
+            yield
+    finally:
+        recording.undo()
 
 
 @pytest.fixture
@@ -97,5 +99,7 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
     monkeypatch.setattr(torch.cuda, "stream", nullcontext)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", new)
     monkeypatch.setattr(torch.cuda, "graph", _graph)
-    monkeypatch.setattr(StaticSteps, "_prepared", StaticSteps._recorded)
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: None)
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    monkeypatch.setattr(cuda_graphs, "can_record", lambda device: True)
     return made

@@ -1,18 +1,25 @@
-"""Client states to store, and how to compare them."""
+"""Client states to store, their files, and how to compare them."""
 
+import hashlib
+import io
+import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedkace_flwr.samples import Samples
-from fedkace_flwr.storage.client_store import Answer, ClientState
+from fedkace_flwr.storage.client_state import Answer, ClientState
+from fedkace_flwr.storage.client_store import ClientStore
 
 CLASSES = 5
+_DIGEST = 32
 
 
 def empty(classes: int = CLASSES, pixels_of: tuple[int, int, int] | None = None) -> ClientState:
@@ -32,8 +39,7 @@ def learned(round_number: int, pixels: bool = False, size: int = 4) -> ClientSta
         seen=torch.arange(CLASSES) < min(round_number, CLASSES),
         buffer=Samples(content, labels, torch.randint(1, round_number + 1, (size,), generator=generator)),
         round=round_number,
-        gaps=(0.1 * round_number, 1 / 3, -0.0),
-        switched_at=round_number,
+        global_since=round_number,
         local_accuracy=0.1 + round_number / 7,
         evaluated=round_number,
         evaluation={"accuracy": 2 / 3, "num-examples": 9, "list": [1, 2.5]},
@@ -41,6 +47,7 @@ def learned(round_number: int, pixels: bool = False, size: int = 4) -> ClientSta
             "anchor.weight": torch.randn(2, 3, generator=generator),
             "steps": torch.tensor(round_number),
             "mask": torch.tensor([True, False]),
+            "numbers": torch.tensor([0.1 * round_number, 1 / 3, -0.0], dtype=torch.float64),
         },
     )
 
@@ -56,8 +63,51 @@ def reply(round_number: int) -> Answer:
     return Answer(arrays, 10 + round_number, {"buffer-size": 3, "weights": [0.1, 1 / 3], "seconds": 1e-17})
 
 
+def train(store: ClientStore, *rounds: int) -> None:
+    for number in rounds:
+        store.save_trained(learned(number), reply(number))
+
+
+def of_run(run: str, number: int = 0, client: int | None = 3) -> ClientState:
+    return replace(learned(number) if number else empty(), run=run, client=client)
+
+
+def trained(folder: Path, run: str, *rounds: int, client: int | None = 3) -> None:
+    """Store rounds of a run, each by a store of its own."""
+    for number in rounds:
+        ClientStore(folder, of_run(run, client=client)).save_trained(of_run(run, number, client), reply(number))
+
+
+def sealed(body: bytes) -> bytes:
+    """A file's content with the right checksum."""
+    return hashlib.sha256(body).digest() + body
+
+
+def body_of(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """A file's arrays and record, read without this project's code."""
+    content = path.read_bytes()
+    assert hashlib.sha256(content[_DIGEST:]).digest() == content[:_DIGEST]
+    with np.load(io.BytesIO(content[_DIGEST:]), allow_pickle=False) as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    return arrays, json.loads(arrays.pop("record").tobytes())
+
+
+def put(path: Path, arrays: dict[str, np.ndarray], record: dict[str, Any]) -> None:
+    """Write a file with the right checksum, without this project's code."""
+    packed = io.BytesIO()
+    np.savez(packed, record=np.frombuffer(json.dumps(record).encode(), dtype=np.uint8), **arrays)
+    path.write_bytes(sealed(packed.getvalue()))
+
+
+def rewrite(path: Path, change: Callable[[dict[str, np.ndarray], dict[str, Any]], None]) -> None:
+    """Change a file's content."""
+    arrays, record = body_of(path)
+    change(arrays, record)
+    put(path, arrays, record)
+
+
 def names(folder: Path) -> list[str]:
-    """What lies in a folder, beside the lock."""
+    """The files in a folder, without the lock."""
     return sorted(path.name for path in folder.iterdir() if path.name != ".lock")
 
 
@@ -66,7 +116,7 @@ def same_tensor(one: Tensor, other: Tensor) -> bool:
 
 
 def assert_same(state: ClientState, other: ClientState) -> None:
-    plain = ("round", "gaps", "switched_at", "local_accuracy", "evaluated", "evaluation")
+    plain = ("round", "global_since", "local_accuracy", "evaluated", "evaluation")
     assert {name: getattr(state, name) for name in plain} == {name: getattr(other, name) for name in plain}
     assert same_tensor(state.seen, other.seen)
     for column in ("content", "labels", "rounds"):
@@ -86,7 +136,7 @@ def assert_bit_identical(answer: Answer | None, other: Answer) -> None:
 
 @contextmanager
 def heard() -> Iterator[list[str]]:
-    """What the store warns of, wherever its log goes."""
+    """Collect the store's warnings, wherever its log goes."""
     lines: list[str] = []
 
     class Ear(logging.Handler):

@@ -23,7 +23,8 @@ from fedkace_flwr.methods.fedcbdr import FedcbdrKeys
 from fedkace_flwr.registry import METHODS
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.storage.checkpoint import Checkpoints
-from fedkace_flwr.storage.client_store import ClientState, ClientStore
+from fedkace_flwr.storage.client_state import ClientState
+from fedkace_flwr.storage.client_store import ClientStore
 from fedkace_flwr.training.distillation import lower_half
 
 Make = Callable[..., Config]

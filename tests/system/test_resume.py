@@ -193,7 +193,7 @@ def test_a_client_asked_for_a_round_that_it_no_longer_knows_says_so(
     for path in (folder / "server").glob("*.npz"):
         path.unlink()
     (folder / "server" / "checkpoint-000001.npz").write_bytes(kept)
-    with pytest.raises(RunError, match="what was known before round 2 is gone"):
+    with pytest.raises(RunError, match="the state before round 2 is gone"):
         run_inline(small(rounds=4, resume=True))
 
 

@@ -1,17 +1,12 @@
-"""Steps over static tensors: on a CPU bit for bit what the plain loop does, whatever the loss, batching and precision."""
+"""Steps over static tensors: on a CPU bit for bit what the plain loop does, for all losses, batchings and precisions."""
 
-import importlib
-import inspect
-import pkgutil
+import logging
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
-import clients
-import fedkace_flwr
-import strategies
 from clients.dcfcl import DistillationLoss
 from fedkace_flwr.algorithms.fedcbdr_loss import TemperatureLoss, TwiceScaledLoss
 from fedkace_flwr.algorithms.fedkace_loss import BalancedReplayLoss, FullGradientReplayLoss
@@ -20,9 +15,9 @@ from fedkace_flwr.errors import RunError
 from fedkace_flwr.sections import TrainingConfig
 from fedkace_flwr.training import loop as training
 from fedkace_flwr.training.batches import EPOCHS
-from fedkace_flwr.training.cuda_graphs import StaticSteps, memory_of, undone
+from fedkace_flwr.training.cuda_graphs import StaticSteps, tensors_in, undone
 from fedkace_flwr.training.loop import Preprocess, adamw, train
-from fedkace_flwr.training.losses import Objective, TaskLoss, is_capturable
+from fedkace_flwr.training.losses import Batch, Objective, TaskLoss
 from fedkace_flwr.training.model import ResNet18, seeded_resnet18
 
 CLASSES = 5
@@ -116,13 +111,36 @@ def test_a_recorded_step_ends_where_the_plain_loop_ends(name, batching, precisio
         assert one.weights == other.weights and len(set(one.weights)) == 3
 
 
-def test_a_loss_that_waits_for_the_device_cannot_be_recorded(recordings):
-    """What DCFCL's loss says of itself is so; the stand-in would tell of any other."""
+def distilled(net: ResNet18) -> Objective:
+    """DCFCL's loss, which cuts classes out and so waits for the device."""
     teacher = torch.randn(10, CLASSES, generator=torch.Generator().manual_seed(5))
-    loss = DistillationLoss(CURRENT | OLD, OLD, teacher, 0.2, 2.0)
-    loss.capturable = True
-    with pytest.raises(RuntimeError, match="waits for the device"):
-        trained(lambda net: loss, captured=True, held=0)
+    return DistillationLoss(CURRENT | OLD, OLD, teacher, 0.2, 2.0)
+
+
+def test_a_step_that_cannot_be_recorded_is_taken_eagerly_with_one_warning(recordings, caplog):
+    logging.getLogger("fedkace_flwr").propagate = True
+    try:
+        played, _ = trained(distilled, captured=True, held=0)
+    finally:
+        logging.getLogger("fedkace_flwr").propagate = False
+    (warning,) = (record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
+    assert "cannot be recorded" in warning and "waits for the device" in warning and "\n" not in warning
+    assert [recording.played for recording in recordings] == [0]  # after one failure nothing more is tried
+    plain, _ = trained(distilled, captured=False, held=0)
+    assert all(torch.equal(plain[key], played[key]) for key in plain)
+
+
+def test_a_recording_that_fails_later_keeps_the_ones_before(recordings):
+    """The ragged last batch of the first epoch fails; whole batches go on being played."""
+
+    class Ragged(TaskLoss):
+        def loss(self, logits: Tensor, features: Tensor, batch: Batch) -> Tensor:
+            loss = super().loss(logits, features, batch)
+            return loss if len(batch.labels) == 4 else loss * float(loss.detach() > 0)
+
+    outcomes = [trained(lambda net: Ragged(CURRENT, OLD), captured=captured)[0] for captured in (False, True)]
+    assert [recording.played for recording in recordings] == [9, 0]
+    assert all(torch.equal(outcomes[0][key], outcomes[1][key]) for key in outcomes[0])
 
 
 @pytest.mark.parametrize(("new", "held", "size"), [(2, 0, 4), (9, 0, 4), (3, 5, 4), (1, 1, 2), (6, 3, 32)])
@@ -142,16 +160,7 @@ def test_a_loss_that_is_no_number_is_the_same_error():
         trained(OBJECTIVES["balanced"], captured=True, learning_rate=1e30)
 
 
-def test_what_cannot_be_captured_trains_as_ever(shapes):
-    """DCFCL's loss says so itself; a hook between steps, or an optimiser to go on with, rules it out as well."""
-    teacher = torch.randn(10, CLASSES, generator=torch.Generator().manual_seed(5))
-
-    def distilled(net: ResNet18) -> Objective:
-        return DistillationLoss(CURRENT | OLD, OLD, teacher, 0.2, 2.0)
-
-    plain, static = (trained(distilled, captured=captured, held=0)[0] for captured in (False, True))
-    assert all(torch.equal(plain[key], static[key]) for key in plain)
-
+def test_a_hook_between_steps_or_an_optimiser_to_continue_with_takes_the_plain_loop(shapes):
     settings, called = TrainingConfig(epochs=1, batch_size=4), []
     for more in ("hook", "optimiser"):
         net = seeded_resnet18(CLASSES, 2, "cifar", 0)
@@ -171,29 +180,27 @@ def test_what_cannot_be_captured_trains_as_ever(shapes):
     assert shapes == []
 
 
-def test_every_loss_says_for_itself_whether_it_can_be_captured():
-    """Inherited, the word of the loss that was overridden would stand for another."""
-    silent, losses = [], 0
-    for package in (fedkace_flwr, clients, strategies):
-        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-            if module.name == "fedkace_flwr.inference.service":  # needs the extra `serve`
-                continue
-            for name, kind in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
-                own = kind.__dict__
-                if kind.__module__ == module.name and "loss" in own and not getattr(kind, "_is_protocol", False):
-                    losses += 1
-                    if "capturable" not in own:
-                        silent.append(name)
-    assert losses >= 7
-    assert silent == []
+def test_all_tensors_that_a_loss_can_reach_are_found_once():
+    class Nested:
+        def __init__(self) -> None:
+            self.itself = self
+            self.deep = {"a": [torch.zeros(2), (torch.ones(3),)], "b": "text"}
 
+    class Loss(TaskLoss):
+        def __init__(self) -> None:
+            super().__init__(CURRENT, OLD)
+            self.inner = Nested()
+            self.again = self.inner.deep["a"][0]
+            self.method = self.begin_epoch
+            with torch.inference_mode():
+                self.teacher = torch.zeros(4)
+            self.expanded = torch.zeros(1).expand(5)
 
-def test_losses_of_others_that_say_nothing_are_not_captured():
-    class Foreign:
-        def loss(self, logits, features, batch):
-            return logits.sum()
-
-    assert not is_capturable(Foreign())
+    net, loss = seeded_resnet18(CLASSES, 2, "cifar", 0), Loss()
+    optimiser = adamw(net, TrainingConfig(), capturable=True)
+    found = tensors_in(net, optimiser, loss)
+    wanted = [*net.parameters(), *net.buffers(), loss.masks, loss.again, loss.inner.deep["a"][1][0]]
+    assert sorted(map(id, found)) == sorted(map(id, wanted))  # what a step cannot change in place is not restored
 
 
 def test_warm_up_steps_leave_no_trace():
@@ -202,35 +209,32 @@ def test_warm_up_steps_leave_no_trace():
     objective = BalancedReplayLoss(CURRENT, OLD, GradientBalance())
     optimiser = adamw(net, TrainingConfig(), capturable=True)
     pool = training.pool_of(samples(6, CURRENT, 1), samples(4, OLD, 2), PREPROCESS)
-    objective.hold()
     objective.begin_epoch(1.0, 1.0)
 
     def changed() -> list[Tensor]:
-        return [*net.parameters(), *net.buffers(), *memory_of(optimiser), *objective.held()]
+        return tensors_in(net, optimiser, objective)
 
-    before = [tensor.detach().clone() for tensor in changed()]
-    places = [tensor.data_ptr() for tensor in changed()]
+    before = {id(tensor): (tensor, tensor.data_ptr(), tensor.detach().clone()) for tensor in changed()}
     for _ in range(2):  # the second time the optimiser and the balance have something to remember
         with undone(changed):
             training.take_step(net, pool, objective, optimiser, torch.arange(10))
-            assert not torch.equal(net.output.weight, before[places.index(net.output.weight.data_ptr())])
+            assert not torch.equal(net.output.weight, before[id(net.output.weight)][2])
             assert len(changed()) > len(before)
-        after = changed()
-        assert [tensor.data_ptr() for tensor in after[: len(before)]] == places
-        assert all(torch.equal(one, other) for one, other in zip(before, after, strict=False))
-        assert all(not bool(tensor.any()) for tensor in after[len(before) :])
+        assert all(tensor.data_ptr() == place for tensor, place, _ in before.values())
+        assert all(torch.equal(tensor, value) for tensor, _, value in before.values())
+        assert all(not bool(tensor.any()) for tensor in changed() if id(tensor) not in before)
 
 
-def test_sums_stay_in_place_over_epochs_once_held():
+def test_sums_stay_in_place_over_epochs():
     balance = GradientBalance()
-    balance.hold()
     balance.observe(task=torch.ones(2, 3), replay=torch.full((2, 3), 2.0))
-    places = [total.data_ptr() for total in balance.sums()]
+    net = torch.nn.Linear(1, 1)
+    optimiser = torch.optim.SGD(net.parameters())
+    places = [tensor.data_ptr() for tensor in tensors_in(net, optimiser, balance)]
+    assert len(places) == 2 + 4  # weight and bias; the sum and the count of both sides
     assert balance.next_weight() == 4.0
-    task, replay = balance.sums()
-    assert [task.data_ptr(), replay.data_ptr()] == places
-    task.add_(1.0)  # as a recorded step does
-    replay.add_(3.0)
+    balance.observe(task=torch.full((2, 3), 1.0), replay=torch.full((2, 3), 3.0))
+    assert [tensor.data_ptr() for tensor in tensors_in(net, optimiser, balance)] == places
     assert balance.next_weight() == 9.0
 
 

@@ -1,0 +1,171 @@
+"""A client's round, the same for every method: from the chunk to the stored answer."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from flwr.app import RecordDict
+from flwr.client import NumPyClient
+from torch import Tensor
+
+from clients.base import Array, ClientRound, ClientRule, Metrics, Stopwatch
+from fedkace_flwr.data.datasets import framing_of
+from fedkace_flwr.inference import kept_models as serving
+from fedkace_flwr.inference.kept_models import KeptModels
+from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.storage.client_state import Answer, ClientState
+from fedkace_flwr.training.devices import choose_precision
+
+Parameters = list[np.ndarray[Any, Any]]
+
+
+class StreamingClient(NumPyClient):
+    """One client of a streaming federation: runs a round, with a method's rule where methods differ.
+
+    Parameters
+    ----------
+    rule : ClientRule
+        The method's client half.
+    content : RecordDict, optional
+        The whole message, for methods that send more than a model.
+    """
+
+    def __init__(self, rule: ClientRule, content: RecordDict | None = None) -> None:
+        self.rule = rule
+        self.content = content if content is not None else RecordDict()
+
+    def fit(self, parameters: Parameters, config: dict[str, Any]) -> tuple[list[Any], int, Metrics]:
+        """Train on this round's chunk and buffer, choose the new buffer, and return the local model.
+
+        A round that is already done is answered from the store. A client without a new chunk returns no model and no
+        samples, and goes on answering as before.
+        """
+        answer = self._trained(self._named(parameters), int(config[keys.ROUND]))
+        return list(answer.arrays.values()), answer.examples, dict(answer.metrics)
+
+    def evaluate(self, parameters: Parameters, config: dict[str, Any]) -> tuple[float, int, Metrics]:
+        """Take the new global model, decide which model answers, and report that model's test accuracy.
+
+        Returns the share of wrong answers as Flower's loss. A client that has met no class yet tests nothing; one
+        without test images reports no accuracy.
+        """
+        rule, sent, round_number = self.rule, self._named(parameters), int(config[keys.ROUND])
+        state = rule.store.before(round_number + 1)
+        if state.evaluated != round_number:
+            state = self._caught_up(state, round_number)
+            if not bool(state.seen.any()):
+                return 1.0, 0, {}
+            state = self._evaluate_round(sent, state, round_number)
+            if rule.config.keeps_models:  # before the state is stored: if this fails, the evaluation is repeated
+                self._keep_models(sent, state)
+            rule.store.save(state)
+        metrics = dict(state.evaluation)
+        return 1.0 - metrics.get(keys.ACCURACY, 0.0), metrics.pop(keys.EXAMPLES), metrics
+
+    def act(self, action: str, content: RecordDict, round_number: int) -> RecordDict:
+        """Answer a message of the method's own.
+
+        Raises
+        ------
+        MessageError
+            The method has no such action, or the content does not fit it.
+        """
+        if action == self.rule.training_action:
+            answer = self._trained({}, round_number)
+            return keys.reply_content(answer.arrays or None, answer.examples, answer.metrics)
+        acted = self.rule.act(action, content, round_number)
+        if acted.state is not None:
+            self.rule.store.save(acted.state)
+        return acted.reply
+
+    def _trained(self, sent: Mapping[str, Array], round_number: int) -> Answer:
+        return self.rule.store.answer(round_number) or self._train_round(sent, round_number)
+
+    def _train_round(self, sent: Mapping[str, Array], round_number: int) -> Answer:
+        rule, watch = self.rule, Stopwatch()
+        state = self._caught_up(rule.store.before(round_number), round_number)
+        chunk = rule.source.chunk(round_number, state.round)
+        if not len(chunk):
+            return Answer({}, 0, {keys.SAT_OUT: 1})
+        current = chunk.class_counts(rule.experiment.num_classes) > 0
+        now = ClientRound(round_number, chunk, state, current, sent)
+        net = rule.network(sent)
+        with watch(keys.TRAINING_SECONDS):
+            rule.begin(net, now)
+            training = rule.training(net, now)
+            rule.train(training, chunk, state.buffer)
+        with watch(keys.SELECTION_SECONDS):
+            kept = rule.maintain(now, training)
+        with watch(keys.EVALUATION_SECONDS):
+            local = rule.test_accuracy(training.net, now.seen)[0] if rule.needs_local_accuracy(state) else None
+        report = rule.report(now, training, kept)
+        arrays = rule.reply(now, training)
+        report |= watch.times(rule.training_times)
+        answer = Answer(arrays, len(chunk), report)
+        learned = replace(
+            state,
+            round=round_number,
+            follows=state.round,
+            seen=now.seen,
+            buffer=kept.buffer,
+            local_accuracy=local,
+            extra={**state.extra, **kept.extra},
+        )
+        rule.store.save_trained(learned, answer)
+        rule.source.learned(round_number)  # the chunk is put away only when its outcome is on disk
+        return answer
+
+    def _evaluate_round(self, sent: Mapping[str, Array], state: ClientState, round_number: int) -> ClientState:
+        rule, watch = self.rule, Stopwatch()
+        net = rule.network(sent)
+        with watch(keys.EVALUATION_SECONDS):
+            state, report = rule.receive(net, state, round_number, self.content)
+            tested = rule.evaluate(net, state)
+        report |= tested.report
+        if tested.accuracy is not None:
+            report[keys.ACCURACY] = tested.accuracy
+        if state.global_since is not None:
+            report[keys.SWITCHED_AT] = state.global_since
+        report |= {keys.SEEN_CLASSES: int(state.seen.sum()), keys.EXAMPLES: tested.examples}
+        report |= watch.times(rule.evaluation_times)
+        return replace(state, evaluated=round_number, evaluation=report)
+
+    def _caught_up(self, state: ClientState, round_number: int) -> ClientState:
+        finished = self.rule.catch_up(state, round_number)
+        if finished is not state:
+            self.rule.store.save(finished)
+        return finished
+
+    def _keep_models(self, sent: Mapping[str, Array], state: ClientState) -> None:
+        rule, experiment = self.rule, self.rule.experiment
+        answering = rule.answering(sent, state)
+        if answering is None:
+            return
+        mean, std = experiment.normalisation
+        precision = choose_precision(rule.config.run.precision, experiment.device)
+        kept = KeptModels(
+            method=rule.config.method,
+            run=state.run,
+            round=state.evaluated,
+            trained=state.round,
+            switched_at=state.global_since,
+            seen=_labels(state.seen),
+            class_names=experiment.dataset.class_names,
+            framing=framing_of(rule.config.data.dataset, experiment.dataset.image_size),
+            mean=mean,
+            std=std,
+            width=rule.config.model.width,
+            stem=experiment.stem,
+            precision=str(precision).removeprefix("torch."),
+            answers={name: _labels(classes) for name, classes in answering.answers.items()},
+            weights=answering.weights,
+        )
+        serving.write(rule.store.folder, kept)
+
+    def _named(self, parameters: Parameters) -> dict[str, Array]:
+        return dict(zip(self.rule.experiment.weight_names, parameters, strict=True)) if parameters else {}
+
+
+def _labels(classes: Tensor) -> tuple[int, ...]:
+    return tuple(int(label) for label in classes.nonzero())

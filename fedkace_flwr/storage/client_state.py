@@ -1,0 +1,241 @@
+"""What a client knows between rounds, its stored answer, and the records that they are stored as."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkace_flwr.errors import StateError, UnreadableStateError
+from fedkace_flwr.samples import Samples
+from fedkace_flwr.storage import atomic
+from fedkace_flwr.storage.npz import Array
+
+VERSION = 2
+"""Version of state files. Version 1 had the fields ``gaps`` and ``switched_at`` instead of ``global_since``."""
+
+_LARGEST = 2**63
+_BUFFER = {"content": "buffer.content", "labels": "buffer.labels", "rounds": "buffer.rounds"}
+_GAPS = "extra.fedkace.gaps"  # where FedKACE, the only method with gaps, keeps them from version 2 on
+
+Content = tuple[dict[str, Array], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class ClientState:
+    """What a client knows between rounds.
+
+    Attributes
+    ----------
+    seen : Tensor
+        bool (C,): classes of all chunks so far, C_<=t.
+    buffer : Samples
+        M_t.
+    run : str
+        The run that the state belongs to.
+    round : int
+        The last round trained; 0 before the first.
+    follows : int
+        The round trained before it; 0 if there was none.
+    global_since : int or None
+        The round since which the global model has answered; None while the local model answers.
+    local_accuracy : float or None
+        Test accuracy of the local model at the end of its training, if it was tested.
+    evaluated : int
+        The last round evaluated.
+    evaluation : dict
+        The reply to that evaluation.
+    extra : dict of str to Tensor
+        What the method stores beside this, under names of its own; on the CPU.
+    client : int or None
+        The client's number; None in files of early versions of the program, which did not store it.
+    """
+
+    seen: Tensor
+    buffer: Samples
+    run: str = ""
+    round: int = 0
+    follows: int = 0
+    global_since: int | None = None
+    local_accuracy: float | None = None
+    evaluated: int = 0
+    evaluation: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
+    client: int | None = None
+
+    def to_record(self) -> Content:
+        """Split into arrays and a JSON-ready record."""
+        arrays = {
+            "seen": self.seen.numpy(),
+            **{stored: getattr(self.buffer, name).numpy() for name, stored in _BUFFER.items()},
+            **{f"extra.{name}": tensor.numpy() for name, tensor in self.extra.items()},
+        }
+        names = ("run", "client", "round", "follows", "global_since", "local_accuracy", "evaluated", "evaluation")
+        return arrays, {name: getattr(self, name) for name in names}
+
+    @classmethod
+    def from_record(cls, arrays: Mapping[str, Array], record: Mapping[str, Any]) -> Self:
+        """Undo :meth:`to_record`.
+
+        Raises
+        ------
+        StateError, KeyError, TypeError, ValueError
+            The content is not a state.
+        """
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        state = cls(
+            seen=tensors["seen"],
+            buffer=Samples(**{name: tensors[stored] for name, stored in _BUFFER.items()}),
+            extra={
+                name.removeprefix("extra."): tensor for name, tensor in tensors.items() if name.startswith("extra.")
+            },
+            **record,
+        )
+        state._check()
+        return state
+
+    def _check(self) -> None:
+        whole = {"round": self.round, "follows": self.follows, "evaluated": self.evaluated}
+        optional = {"global_since": self.global_since, "client": self.client}
+        whole |= {name: value for name, value in optional.items() if value is not None}
+        for name, value in whole.items():
+            if type(value) is not int or not 0 <= value < _LARGEST:
+                raise StateError(f"holds {name} = {value!r:.40}")
+        if not isinstance(self.run, str):
+            raise StateError(f"holds run = {self.run!r:.40}")
+        accuracy = 0.0 if self.local_accuracy is None else self.local_accuracy
+        if not _is_number(accuracy) or not _are_metrics(self.evaluation):
+            raise StateError("holds an accuracy or an evaluation that is not a number")
+        if self.seen.dtype != torch.bool or self.seen.ndim != 1:
+            raise StateError(f"holds classes of {self.seen.dtype} {tuple(self.seen.shape)}")
+        self._check_buffer()
+
+    def _check_buffer(self) -> None:
+        buffer = self.buffer
+        is_right = buffer.content.ndim == 1 if buffer.by_id else _is_pixels(buffer.content)
+        if not is_right:
+            raise StateError(f"holds a buffer of {buffer.content.dtype} {tuple(buffer.content.shape)}")
+        columns = (buffer.labels, buffer.rounds)
+        if any((column.dtype, column.ndim) != (torch.int64, 1) for column in columns):
+            raise StateError("holds labels or rounds that are not a list of whole numbers")
+        if not len(buffer.content) == len(buffer.labels) == len(buffer.rounds):
+            raise StateError("holds a buffer of unequal columns")
+        if len(buffer) and not 0 <= int(buffer.labels.min()) <= int(buffer.labels.max()) < len(self.seen):
+            raise StateError(f"holds a label outside its {len(self.seen)} classes")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A client's reply to a training message.
+
+    Attributes
+    ----------
+    arrays : dict of str to array
+        The local model's weights by name.
+    examples : int
+        Samples trained on.
+    metrics : dict
+        Numbers and lists of numbers.
+    """
+
+    arrays: Mapping[str, Array]
+    examples: int
+    metrics: Mapping[str, Any]
+
+    def to_record(self, run: str) -> Content:
+        """Split into arrays and a JSON-ready record that names the run."""
+        return dict(self.arrays), {"run": run, "examples": self.examples, "metrics": dict(self.metrics)}
+
+    @classmethod
+    def from_record(cls, arrays: Mapping[str, Array], record: Mapping[str, Any]) -> tuple[str | None, Self]:
+        """Undo :meth:`to_record`: the run, None if the file does not name it, and the answer.
+
+        Raises
+        ------
+        StateError, TypeError
+            The content is not an answer.
+        """
+        fields = dict(record)
+        run = fields.pop("run", None)
+        answer = cls(arrays, **fields)
+        if run is not None and not isinstance(run, str):
+            raise StateError(f"holds run = {run!r:.40}")
+        if type(answer.examples) is not int or not 0 <= answer.examples < _LARGEST or not _are_metrics(answer.metrics):
+            raise StateError("holds examples or metrics that are not numbers")
+        return run, answer
+
+
+def migrated(arrays: dict[str, Array], record: dict[str, Any], version: int) -> Content:
+    """Bring the content of a state file of an earlier version to :data:`VERSION`.
+
+    Parameters
+    ----------
+    arrays, record : dict
+        The file's content; left as it is.
+    version : int
+        The file's version, below the present one.
+
+    Raises
+    ------
+    StateError
+        The content does not fit its version.
+    """
+    known = dict(record)
+    if version == 1:
+        gaps = known.pop("gaps", None)
+        if not isinstance(gaps, list) or not all(map(_is_number, gaps)):
+            raise StateError(f"holds gaps = {gaps!r:.40}")
+        if "switched_at" not in known:
+            raise StateError("lacks 'switched_at'")
+        known["global_since"] = known.pop("switched_at")
+        if gaps:
+            arrays = {**arrays, _GAPS: np.array(gaps, dtype=np.float64)}
+    return arrays, known
+
+
+def read_state(path: Path) -> ClientState:
+    """Read a stored state and leave the file alone, for inspection from outside.
+
+    Raises
+    ------
+    UnreadableStateError
+        The file has a newer version, is encrypted with another key, or the system refuses to read it.
+    StateError
+        There is no such file, or it is damaged.
+    """
+    try:
+        content = atomic.read(path, VERSION, migrated)
+        if content is None:
+            raise StateError("there is no such file")
+        return ClientState.from_record(*content)
+    except UnreadableStateError as error:
+        raise UnreadableStateError(f"{path}: {error}") from error
+    except (KeyError, TypeError, ValueError, StateError) as error:
+        raise StateError(f"{path}: {reason_of(error)}") from error
+
+
+def reason_of(error: Exception) -> str:
+    """A reason on one line; the error's type is named where its text alone would say too little."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, StateError) else f"{type(error).__name__}: {text}"
+
+
+def _is_pixels(content: Tensor) -> bool:
+    return content.dtype == torch.uint8 and content.ndim == 4
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and -_LARGEST <= value < _LARGEST
+
+
+def _are_metrics(value: object) -> bool:
+    """Whether a message can carry the value: numbers and lists of numbers by name."""
+    return isinstance(value, dict) and all(
+        all(map(_is_number, entry)) if isinstance(entry, list) else _is_number(entry) for entry in value.values()
+    )

@@ -1,0 +1,101 @@
+"""TFCL's tags, pick masks, pruning, and the sub-models made of them."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedkace_flwr.algorithms import tfcl_submodels as submodels
+from fedkace_flwr.algorithms import tfcl_tags as tags
+from fedkace_flwr.training.model import seeded_resnet18
+
+
+def test_the_binariser_gives_zeros_and_ones_and_lets_gradients_through():
+    pick = torch.tensor([0.01, 0.005, 0.0051, -1.0], requires_grad=True)
+    upstream = torch.tensor([1.0, -2.0, 3.0, 4.0])
+    picked = tags.binarise(pick)
+    assert picked.tolist() == [1.0, 0.0, 1.0, 0.0]
+    picked.backward(upstream)
+    assert torch.equal(pick.grad, upstream)
+
+
+def test_a_sub_model_computes_with_its_own_and_with_picked_earlier_weights_and_trains_no_others():
+    owners = torch.tensor([0, 1, 1, 2, 3], dtype=torch.int16)
+    weights = torch.tensor([5.0, 2.0, 3.0, 4.0, 6.0], requires_grad=True)
+    pick = torch.tensor([0.01, 0.01, 0.0, 0.01, 0.01], requires_grad=True)
+    effective = tags.effective_weights(weights, owners, 2, tags.binarise(pick))
+    assert effective.tolist() == [0.0, 2.0, 0.0, 4.0, 0.0]
+    effective.backward(torch.full((5,), 10.0))
+    assert weights.grad.tolist() == [0.0, 0.0, 0.0, 10.0, 0.0]
+    assert pick.grad.tolist() == [0.0, 20.0, 30.0, 0.0, 0.0]  # upstream times the frozen weight, of earlier rounds
+
+
+@given(st.lists(st.sampled_from([-1.0, -0.5, 0.0, 0.5, 2.0]), min_size=1, max_size=40), st.data())
+def test_pruning_keeps_exactly_so_many_and_none_smaller_than_what_it_frees(values, data):
+    weights = torch.tensor(values)
+    owned = torch.tensor(data.draw(st.lists(st.booleans(), min_size=len(values), max_size=len(values))))
+    count = data.draw(st.integers(0, len(values)))
+    kept = tags.largest(weights, owned, count)
+    assert int(kept.sum()) == min(count, int(owned.sum()))
+    assert not bool((kept & ~owned).any())
+    freed = owned & ~kept
+    if bool(kept.any()) and bool(freed.any()):
+        assert float(weights[kept].abs().min()) >= float(weights[freed].abs().max())
+
+
+@given(st.integers(0, 1000), st.integers(1, 1000), st.floats(0, 1), st.floats(0, 1))
+def test_the_ramp_falls_from_all_to_the_quota(claimed, quota, one, other):
+    assert tags.ramp(claimed, quota, 0.0) == claimed
+    assert tags.ramp(claimed, quota, 1.0) == min(claimed, quota)
+    early, late = sorted([one, other])
+    assert tags.ramp(claimed, quota, early) >= tags.ramp(claimed, quota, late)
+
+
+def test_the_ramp_is_cubic():
+    assert tags.ramp(1000, 200, 0.5) == 200 + 800 // 8
+
+
+def test_quotas_share_a_layer_out_and_leave_none_empty():
+    assert tags.quotas([100, 432, 7], 10) == [10, 43, 1]
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=30))
+def test_packed_bits_come_back(bits):
+    mask = torch.tensor(bits)
+    packed = tags.pack_bits(mask)
+    assert len(packed) == -(-len(bits) // 8)
+    assert torch.equal(tags.unpack_bits(packed, len(bits)), mask)
+
+
+def test_weights_read_and_written_make_the_same_network():
+    one, other = seeded_resnet18(5, 2, "cifar", 1), seeded_resnet18(5, 2, "cifar", 2)
+    one = one.to(memory_format=torch.channels_last)
+    tags.write_weights(other, *tags.read_weights(one))
+    images = torch.randn(3, 3, 8, 8)
+    assert torch.equal(one.eval()(images), other.eval()(images))
+    assert sum(len(part) for part in tags.read_weights(one)) == sum(
+        tensor.numel() for tensor in one.state_dict().values() if tensor.is_floating_point()
+    )
+
+
+def test_an_older_task_learns_in_a_copy_that_no_other_task_sees():
+    owners, empty = torch.tensor([1, 1, 2, 0], dtype=torch.int16), torch.empty(0)
+    known = {f"classes.{task}": torch.tensor([task == 1]) for task in (1, 2)}
+    known |= {"weights": torch.tensor([1.0, 2.0, 3.0, 0.0]), "tags": owners}
+    kept = submodels.with_learned(known, 1, torch.tensor([10.0, 20.0, 3.0, 0.0]), empty, owners)
+    assert submodels.weights_of(kept, 1).tolist() == [10.0, 20.0, 3.0, 0.0]
+    assert submodels.weights_of(kept, 2).tolist() == [1.0, 2.0, 3.0, 0.0]
+
+    later = torch.tensor([1, 1, 2, 3], dtype=torch.int16)
+    grown = {**kept, "classes.3": torch.tensor([False])}
+    kept = submodels.with_learned(grown, 3, torch.tensor([1.0, 2.0, 3.0, 7.0]), empty, later)
+    assert submodels.weights_of(kept, 1).tolist() == [10.0, 20.0, 3.0, 7.0]
+    assert submodels.weights_of(kept, 3).tolist() == [1.0, 2.0, 3.0, 7.0]
+    assert kept["weights"].tolist() == [1.0, 2.0, 3.0, 7.0]
+    assert submodels.task_with(kept, torch.tensor([True])) == 1
+
+
+def test_a_mask_that_comes_back_lets_through_what_it_did():
+    picked = torch.tensor([True, False, True])
+    mask = tags.mask_of(picked)
+    assert torch.equal(tags.binarise(mask).bool(), picked)
+    assert torch.allclose((mask - tags.PICK_THRESHOLD).abs(), torch.tensor(0.005))

@@ -1,0 +1,253 @@
+"""The server of TFCL: the networks that it teaches, and whole runs with bad and lost replies."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, Message, MessageType
+from support.common import rounds_of
+
+from experiments.running.inline import InlineGrid, run_inline
+from fedkace_flwr import client_app, server_app
+from fedkace_flwr.config import Config
+from fedkace_flwr.errors import RunError
+from fedkace_flwr.experiment import Experiment
+from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging.records import Reply
+from strategies.tfcl import linked, teach
+
+Make = Callable[..., Config]
+SHAPE = {"method": "tfcl", "epochs": 2, "tfcl_server_epochs": 2, "weight_decay": 1e-3}
+
+
+def lesson(client: int, size: int) -> Reply:
+    rng = np.random.default_rng(client)
+    seen = np.isin(np.arange(10), [client, client + 1])
+    weights = {
+        "features": rng.normal(size=(size, 8, 4, 4)).astype(np.float32),
+        "logits": rng.normal(size=(size, 10)).astype(np.float32),
+        "labels": rng.choice([client, client + 1], size),
+        "seen": seen,
+    }
+    return Reply(client, weights, size, {})
+
+
+def test_each_client_gets_its_own_samples_logits_in_its_own_order_whoever_answered_first(small: Make) -> None:
+    config = small(**SHAPE)
+    lessons = {client: lesson(client, size) for client, size in ((0, 5), (1, 9), (2, 3))}
+    taught = teach(lessons, 10, config, 1)
+    other = teach(dict(reversed(lessons.items())), 10, config, 1)
+    assert {client: logits.shape for client, logits in taught.items()} == {0: (5, 10), 1: (9, 10), 2: (3, 10)}
+    assert all(np.array_equal(taught[client], other[client]) for client in taught)
+    assert not np.array_equal(taught[0], teach(lessons, 10, config, 2)[0])
+
+
+def test_the_servers_network_learns_the_labels(small: Make) -> None:
+    lessons = {client: lesson(client, 12) for client in (0, 5)}
+    taught = teach(lessons, 10, small(**{**SHAPE, "tfcl_server_epochs": 15}), 1)
+    for client, logits in taught.items():
+        told = lessons[client].weights
+        predicted = np.where(told["seen"], logits, -np.inf).argmax(1)
+        assert (predicted == told["labels"]).mean() > 0.9
+        swapped = taught[client][::-1]
+        assert (np.where(told["seen"], swapped, -np.inf).argmax(1) == told["labels"]).mean() < 0.9
+
+
+def test_nobody_to_teach_is_no_error(small: Make) -> None:
+    assert teach({}, 10, small(**SHAPE), 1) == {}
+
+
+def test_a_diverging_network_is_an_error_of_its_own(small: Make) -> None:
+    with pytest.raises(RunError):
+        teach({0: lesson(0, 8)}, 10, small(**{**SHAPE, "learning_rate": 1e30}), 1)
+
+
+@pytest.mark.parametrize(
+    ("threshold", "expected"),
+    [
+        (0.0, [[0, 1, 2, 3, 4]]),
+        (0.2, [[0, 1, 2, 4], [3]]),  # 0 and 2 share nothing, but 1 and 4 link them
+        (1 / 3, [[0, 1, 2, 4], [3]]),
+        (0.34, [[0, 4], [1], [2], [3]]),
+        (1.0, [[0, 4], [1], [2], [3]]),
+    ],
+)
+def test_groups_are_those_linked_by_common_classes(threshold: float, expected: list[list[int]]) -> None:
+    sets = {0: {1, 2}, 1: {2, 3}, 2: {3, 4}, 3: {7, 8}, 4: {1, 2}}
+    held = {client: frozenset(classes) for client, classes in sets.items()}
+    assert linked(held, threshold) == expected
+    assert linked(dict(reversed(held.items())), threshold) == expected
+
+
+def test_a_threshold_is_met_by_the_share_that_it_names() -> None:
+    ten, seven = frozenset(range(10)), frozenset(range(7))
+    assert linked({0: ten, 1: seven}, 0.7) == [[0, 1]]
+    assert linked({}, 0.5) == []
+
+
+# Whole runs
+
+
+class Meddler(InlineGrid):
+    """An inline grid that may change or lose replies, and keeps which messages were sent."""
+
+    def __init__(self, config: Config, meddle: Callable[[str, int, int, Message], Message | None]) -> None:
+        super().__init__(client_app.app, config.stream.clients, config.flat(), run_id=1)
+        self._meddle = meddle
+        self.sent: list[tuple[str, int, int]] = []
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        numbers = []
+        for message in messages:
+            kind, told = message.metadata.message_type, message.content.config_records[keys.CONFIG]
+            (number,) = super().push_messages([message])
+            numbers.append(number)
+            if kind == MessageType.QUERY:
+                continue
+            place = kind, int(told[keys.ROUND]), int(told[keys.CLIENT])
+            self.sent.append(place)
+            reply = self._meddle(*place, self._replies.pop(number))
+            if reply is not None:
+                self._replies[number] = reply
+        return numbers
+
+
+def as_it_is(kind: str, number: int, client: int, reply: Message) -> Message:
+    return reply
+
+
+def run(config: Config, meddle: Callable[[str, int, int, Message], Message | None] = as_it_is) -> tuple[Path, Meddler]:
+    grid = Meddler(config, meddle)
+    server_app.run(grid, config, run_id=1)
+    return Path(config.run.results_dir) / config.run.run_name, grid
+
+
+def test_three_rounds_give_the_same_numbers_twice(small: Make) -> None:
+    for name in ("first", "again"):
+        run_inline(small(**SHAPE, run_name=name))  # three rounds, as in ``SMALL``
+    root = Path(small().run.results_dir)
+    first = rounds_of(root / "first")
+    assert first == rounds_of(root / "again")
+    assert [record["failures"] for record in first] == [[], [], []]
+    assert all(value is not None for record in first for value in record["client_accuracy"])
+    assert all(record["client_drift"] is None for record in first)
+
+
+def spoilt(name: str, array: np.ndarray) -> Callable[[Message], Message]:
+    def act(reply: Message) -> Message:
+        reply.content.array_records[keys.ARRAYS][name] = Array(array)
+        return reply
+
+    return act
+
+
+FAULTS = {
+    "nan": (spoilt("features", np.full((16, 8, 4, 4), np.nan, dtype=np.float32)), "'features' holds values that are"),
+    "order": (spoilt("features", np.zeros((8, 16, 4, 4), dtype=np.float32)), "not float32"),
+    "size": (spoilt("features", np.zeros((16, 8, 2, 2), dtype=np.float32)), "others'"),
+    "flat": (spoilt("features", np.zeros((16, 8), dtype=np.float32)), "not float32 (0, 8, 0, 0)"),
+    "labels": (spoilt("labels", np.full(16, 10)), "a class that the client has not met"),
+    "silence": (lambda reply: None, "no reply"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_bad_reply_is_left_out_and_named_and_its_sender_comes_back(small: Make, fault: str) -> None:
+    act, words = FAULTS[fault]
+
+    def meddle(kind: str, number: int, client: int, reply: Message) -> Message | None:
+        return act(reply) if (kind, number, client) == ("train.head", 1, 1) else reply
+
+    config = small(**SHAPE, rounds=2, deadline=2.0 if fault == "silence" else 60.0)
+    folder, grid = run(config, meddle)
+    first, second = rounds_of(folder)
+    (failure,) = first["failures"]
+    assert (failure["client"], failure["phase"]) == (1, "training") and words in failure["reason"]
+    assert second["failures"] == []
+    assert ("train.tail", 1, 1) not in grid.sent
+    assert ("train.tail", 2, 1) in grid.sent
+    assert first["client_accuracy"][1] is not None  # it ends its round by labels alone
+
+
+def test_a_client_whose_answer_gets_lost_ends_its_round_all_the_same(small: Make) -> None:
+    def meddle(kind: str, number: int, client: int, reply: Message) -> Message | None:
+        return None if (kind, number, client) == ("train.tail", 1, 0) else reply
+
+    folder, _ = run(small(**SHAPE, rounds=2, deadline=2.0), meddle)
+    first, second = rounds_of(folder)
+    assert [(f["client"], f["phase"]) for f in first["failures"]] == [(0, "tail")]
+    assert second["failures"] == [] and None not in first["client_accuracy"]
+
+
+def test_too_few_good_replies_stop_the_run(small: Make) -> None:
+    def meddle(kind: str, number: int, client: int, reply: Message) -> Message | None:
+        return FAULTS["nan"][0](reply) if kind == "train.head" and client < 2 else reply
+
+    with pytest.raises(RunError, match=r"round 1, training: 1 of 3 clients gave a valid reply.*client 0"):
+        run(small(**SHAPE), meddle)
+
+
+def test_a_diverging_server_leaves_the_clients_to_themselves(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    from strategies import tfcl
+
+    def diverge(*args: object) -> None:
+        raise RunError("epoch 1: the training loss is not finite")
+
+    monkeypatch.setattr(tfcl, "teach", diverge)
+    folder, grid = run(small(**SHAPE, rounds=1))
+    assert "train.tail" not in {kind for kind, _, _ in grid.sent}
+    assert None not in rounds_of(folder)[0]["client_accuracy"]
+
+
+def test_a_group_learns_from_its_own_members_alone(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    from strategies import tfcl
+
+    asked: list[list[int]] = []
+
+    def noted(lessons: Any, *told: Any) -> Any:
+        asked.append(sorted(lessons))
+        return teach(lessons, *told)
+
+    monkeypatch.setattr(tfcl, "teach", noted)
+    config = small(**SHAPE, rounds=2, clients=6, window=3, tfcl_group="class-overlap", tfcl_group_jaccard=0.5)
+
+    def lose(kind: str, number: int, client: int, reply: Message) -> Message | None:
+        return FAULTS["nan"][0](reply) if (kind, number, client) == ("train.head", 2, 1) else reply
+
+    folder, _ = run(config, lose)
+    records, experiment = rounds_of(folder), Experiment(config)
+    assert asked == [group for record in records for group in record["groups"]]
+    for record, present in zip(records, ({0, 1, 2, 3, 4, 5}, {0, 2, 3, 4, 5}), strict=True):
+        windows = {k: frozenset(experiment.stream(k).windows[record["round"] - 1]) for k in present}
+        assert record["groups"] == linked(windows, 0.5)
+    assert any(1 < len(group) < 6 for record in records for group in record["groups"])
+
+
+def test_one_group_of_all_is_the_round(small: Make) -> None:
+    folders = [
+        run(small(**SHAPE, run_name=name, **changes))[0]
+        for name, changes in (("round", {}), ("linked", {"tfcl_group": "class-overlap", "tfcl_group_jaccard": 0.0}))
+    ]
+    plain, grouped = (rounds_of(folder) for folder in folders)
+    assert [record.pop("groups") for record in grouped] == [[[0, 1, 2]]] * 3
+    assert grouped == plain
+
+
+def test_a_group_whose_network_diverges_leaves_the_others_their_logits(
+    small: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from strategies import tfcl
+
+    def diverge(lessons: Any, *told: Any) -> Any:
+        if 0 in lessons:
+            raise RunError("epoch 1: the training loss is not finite")
+        return teach(lessons, *told)
+
+    monkeypatch.setattr(tfcl, "teach", diverge)
+    config = small(**SHAPE, rounds=1, tfcl_group="class-overlap", tfcl_group_jaccard=1.0)
+    folder, grid = run(config)
+    (record,) = rounds_of(folder)
+    assert record["groups"] == [[0], [1], [2]] and None not in record["client_accuracy"]
+    assert {client for kind, _, client in grid.sent if kind == "train.tail"} == {1, 2}
