@@ -18,7 +18,7 @@ help:
 	@echo 'make clean   remove the virtual environment, caches and build leftovers; results stay'
 
 run: $(READY)
-	$(BIN)/python -m experiments run experiments/studies/quickstart.yaml
+	$(BIN)/python -m experiments run quickstart
 
 test: $(READY)
 	$(BIN)/python -m pytest -n auto

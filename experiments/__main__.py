@@ -1,4 +1,4 @@
-"""Command line: ``python -m experiments run STUDY.yaml``; ``table``, ``report``, ``keep``, ``bench``, ``gradient-cost``, ``feed``."""
+"""Command line: ``python -m experiments run STUDY``; ``table``, ``report``, ``keep``, ``bench``, ``gradient-cost``, ``feed``."""
 
 import argparse
 import signal
@@ -7,7 +7,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments.running.study import ENGINES, FULL, load_study, parse_setting
+from experiments.studies.inheritance import FULL
+from experiments.studies.names import find_study, study_names
+from experiments.studies.study import ENGINES, load_study
+from experiments.studies.yaml_file import parse_setting
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError, FedkaceError, ResultsError
 
@@ -76,7 +79,7 @@ def _run(options: argparse.Namespace, console: Console) -> int:
 
     overrides = dict(parse_setting(text) for text in options.set)
     study = load_study(
-        options.study,
+        find_study(options.study),
         overrides,
         options.results,
         scale=options.scale,
@@ -119,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m experiments", description="Run studies and benchmarks.")
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="run a study")
-    run.add_argument("study", type=Path, help="YAML file, see experiments/")
+    run.add_argument("study", help=f"a YAML file, or one of the project's studies: {', '.join(study_names())}")
     run.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="a configuration key, see docs/configuration.md"
     )

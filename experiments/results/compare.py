@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from experiments.running.study import Study
+from experiments.studies.study import Study
 from fedkace_flwr.errors import RunError
 from fedkace_flwr.metrics import average_regret
 

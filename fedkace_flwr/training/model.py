@@ -14,15 +14,17 @@ from torch.nn import functional
 from fedkace_flwr.errors import ConfigError
 
 _IMAGENET_STEM_FROM = 112
-_SAFE_CHANNELS, _SAFE_PIXELS = 16, 32
+_FEWEST_CHANNELS, _SAFE_CHANNELS, _SAFE_PIXELS = 8, 16, 32
 
 
 class PointwiseConv2d(nn.Conv2d):
     """A 1x1 convolution with a stride and no bias.
 
-    On a CPU, the backward pass of a strided one of fewer than 16 channels, channels-last, writes past its buffers in
-    oneDNN where images are large (PyTorch 2.13; seen from 48 pixels on): processes crash, or go on with damaged memory.
-    There the pixels that the stride leaves out are left out before the convolution, which is the same by definition.
+    On a CPU, oneDNN's backward pass of a strided 1x1 convolution in channels-last order writes past its buffers where
+    there are fewer channels than a vector register holds (PyTorch 2.13): fewer than 8 with AVX2, whatever the image's
+    size, and fewer than 16 with AVX-512 on images of 48 pixels and more. Processes then crash, or continue with damaged
+    memory. In these cases the forward pass drops the pixels that the stride skips before it convolves, which gives the
+    same result by definition.
 
     Parameters
     ----------
@@ -37,8 +39,8 @@ class PointwiseConv2d(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Map (B, inputs, H, W) to (B, outputs, ceil(H / stride), ceil(W / stride))."""
-        narrow = self.in_channels < _SAFE_CHANNELS and max(input.shape[-2:]) > _SAFE_PIXELS
-        if narrow and input.device.type == "cpu":
+        large = max(input.shape[-2:]) > _SAFE_PIXELS
+        if self.in_channels < (_SAFE_CHANNELS if large else _FEWEST_CHANNELS) and input.device.type == "cpu":
             down, across = self.stride
             return functional.conv2d(input[..., ::down, ::across], self.weight)
         return super().forward(input)

@@ -147,8 +147,11 @@ for _ in range(8):
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("width", "stem", "size"), [(4, "cifar", 64), (8, "cifar", 112), (4, "imagenet", 448)])
-def test_narrow_networks_on_large_images_keep_to_their_memory(width, stem, size, precision):
+@pytest.mark.parametrize(
+    ("width", "stem", "size"),
+    [(4, "cifar", 8), (2, "cifar", 32), (4, "cifar", 64), (8, "cifar", 112), (4, "imagenet", 448)],
+)
+def test_narrow_networks_keep_to_their_memory(width, stem, size, precision):
     command = [sys.executable, "-c", _SEVERAL_STEPS, str(width), stem, str(size), precision]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
