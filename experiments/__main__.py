@@ -9,12 +9,13 @@ from rich.console import Console
 
 from experiments.studies.inheritance import FULL
 from experiments.studies.names import find_study, study_names
-from experiments.studies.study import ENGINES, load_study
+from experiments.studies.study import ENGINES, Study, load_study
 from experiments.studies.yaml_file import parse_setting
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError, FedkaceError, ResultsError
 
 _USER_ERROR, _INTERRUPTED, _TERMINATED = 2, 130, 143
+_RESULTS = Path("results")
 _PLAIN_WIDTH = 120  # where the output is a file, tables keep one line a row
 
 
@@ -54,6 +55,8 @@ def main(arguments: list[str] | None = None) -> int:
             feed(Config.parse(dict(parse_setting(text) for text in options.set)), options.folder, every=options.every)
         elif options.command == "report":
             _report(options, console)
+        elif options.command == "background":
+            _background(options, console)
         else:
             return _run(options, console)
     except FedkaceError as error:
@@ -73,15 +76,12 @@ def _terminate(*_: object) -> None:
     raise _Terminated
 
 
-def _run(options: argparse.Namespace, console: Console) -> int:
-    from experiments.results.compare import average_regrets, draw_comparisons, summary_table
-    from experiments.running.runner import run_study
-
-    overrides = dict(parse_setting(text) for text in options.set)
-    study = load_study(
-        find_study(options.study),
-        overrides,
-        options.results,
+def _study(options: argparse.Namespace, path: Path, results: Path) -> Study:
+    """The study that the options of ``run`` ask for."""
+    return load_study(
+        path,
+        dict(parse_setting(text) for text in options.set),
+        results,
         scale=options.scale,
         only=options.only,
         seeds=options.seeds,
@@ -89,6 +89,13 @@ def _run(options: argparse.Namespace, console: Console) -> int:
         workers=options.workers,
         gpu_fraction=options.gpu_fraction,
     )
+
+
+def _run(options: argparse.Namespace, console: Console) -> int:
+    from experiments.results.compare import average_regrets, draw_comparisons, summary_table
+    from experiments.running.runner import run_study
+
+    study = _study(options, find_study(options.study), options.results)
     if options.dry_run:
         from experiments.running.plan import show_plan
 
@@ -105,6 +112,37 @@ def _run(options: argparse.Namespace, console: Console) -> int:
     for error in outcome.failures.values():
         Console(stderr=True).print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
     return _USER_ERROR if outcome.failures else 0
+
+
+def _background(options: argparse.Namespace, console: Console) -> None:
+    from experiments.background import control
+    from experiments.background.folder import Command, Folder
+    from experiments.background.status import show_status
+
+    def study_of(command: Command, folder: Folder) -> Study:
+        asked = _parser().parse_args(["run", *command.arguments])
+        path = find_study(asked.study, folder.source / "experiments" / "studies")
+        return _study(asked, Path(command.directory) / path, folder.results)
+
+    folder = Folder(options.folder)
+    if options.action == "status":
+        show_status(folder, study_of, console)
+    elif options.action == "pause":
+        paused = control.pause(folder)
+        console.print("paused; start goes on from here" if paused else "nothing is running", highlight=False)
+    else:
+        if options.arguments:
+            _check_background(options.arguments)
+        process = control.start(folder, options.arguments, options.commit, options.python)
+        console.print(f"process {process}; log: {folder.log}", highlight=False, soft_wrap=True)
+
+
+def _check_background(arguments: list[str]) -> None:
+    """Refuse early what would fail only in the background."""
+    asked = _parser().parse_args(["run", *arguments])
+    if asked.dry_run or asked.results != _RESULTS:
+        raise ConfigError("background: --results and --dry-run cannot be used; the results go below the folder")
+    _study(asked, find_study(asked.study), _RESULTS)
 
 
 def _report(options: argparse.Namespace, console: Console) -> None:
@@ -143,7 +181,22 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--only", nargs="+", default=[], metavar="PATTERN", help="names of runs, * for anything")
     run.add_argument("--seeds", type=int, nargs="+", default=[], help="in place of the file's seeds")
     run.add_argument("--dry-run", action="store_true", help="print the plan and an estimate of its time; run nothing")
-    run.add_argument("--results", type=Path, default=Path("results"), help="folder above the studies' folders")
+    run.add_argument("--results", type=Path, default=_RESULTS, help="folder above the studies' folders")
+    background = commands.add_parser("background", help="run a study in the background, see docs/long-runs.md")
+    actions = background.add_subparsers(dest="action", required=True)
+    for action, text in (
+        ("start", "start a study, or continue it"),
+        ("pause", "end its processes; start continues it"),
+        ("status", "print its progress and the time left"),
+    ):
+        parts = actions.add_parser(action, help=text)
+        parts.add_argument("folder", type=Path, help="holds checkout, environment and results; not in a checkout")
+        if action == "start":
+            parts.add_argument("--commit", help="the commit to run (default: HEAD)")
+            parts.add_argument(
+                "--python", type=Path, help="an interpreter with the dependencies (default: a new environment's)"
+            )
+            parts.add_argument("arguments", nargs="*", help="after --: the arguments of run; kept in the folder")
     bench = commands.add_parser("bench", help="measure training, selection, evaluation, state and whole rounds")
     bench.add_argument(
         "parts",

@@ -9,12 +9,12 @@ _FOLDER = Path(__file__).parent
 _SUFFIXES = (".yaml", ".yml")
 
 
-def study_names() -> list[str]:
+def study_names(folder: Path = _FOLDER) -> list[str]:
     """The names of the project's own studies, sorted."""
-    return sorted(path.stem for path in _FOLDER.glob("*.yaml"))
+    return sorted(path.stem for path in folder.glob("*.yaml"))
 
 
-def find_study(text: str) -> Path:
+def find_study(text: str, folder: Path = _FOLDER) -> Path:
     """Find a study's file.
 
     Parameters
@@ -22,6 +22,8 @@ def find_study(text: str) -> Path:
     text : str
         The name of one of the project's own studies, such as ``table1``, or the path of a YAML file. A text with a
         folder or a YAML suffix in it is a path; otherwise a study of that name takes precedence over a file.
+    folder : Path
+        Holds the project's own studies; by default those of this checkout.
 
     Raises
     ------
@@ -31,9 +33,9 @@ def find_study(text: str) -> Path:
     path = Path(text)
     if path.name != text or path.suffix in _SUFFIXES:
         return path
-    names = study_names()
+    names = study_names(folder)
     if text in names:
-        return _FOLDER / f"{text}.yaml"
+        return folder / f"{text}.yaml"
     if path.is_file():
         return path
     close = get_close_matches(text, names, n=1)
