@@ -21,7 +21,13 @@ _PLAIN_WIDTH = 120  # where the output is a file, tables keep one line a row
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit status."""
-    options = _parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    # argparse does not take positional arguments after an option; those of a study in the background are set apart.
+    own, study = (given[: given.index("--")], given[given.index("--") + 1 :]) if "--" in given else (given, [])
+    parser = _parser()
+    options = parser.parse_args(own)
+    if study and (options.command, getattr(options, "action", "")) != ("background", "start"):
+        parser.error("only background start takes arguments after --")
     console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
     try:
         if options.command == "bench":
@@ -56,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
         elif options.command == "report":
             _report(options, console)
         elif options.command == "background":
-            _background(options, console)
+            _background(options, study, console)
         else:
             return _run(options, console)
     except FedkaceError as error:
@@ -114,7 +120,7 @@ def _run(options: argparse.Namespace, console: Console) -> int:
     return _USER_ERROR if outcome.failures else 0
 
 
-def _background(options: argparse.Namespace, console: Console) -> None:
+def _background(options: argparse.Namespace, arguments: list[str], console: Console) -> None:
     from experiments.background import control
     from experiments.background.folder import Command, Folder
     from experiments.background.status import show_status
@@ -131,9 +137,9 @@ def _background(options: argparse.Namespace, console: Console) -> None:
         paused = control.pause(folder)
         console.print("paused; start goes on from here" if paused else "nothing is running", highlight=False)
     else:
-        if options.arguments:
-            _check_background(options.arguments)
-        process = control.start(folder, options.arguments, options.commit, options.python)
+        if arguments:
+            _check_background(arguments)
+        process = control.start(folder, arguments, options.commit, options.python)
         console.print(f"process {process}; log: {folder.log}", highlight=False, soft_wrap=True)
 
 
@@ -196,7 +202,7 @@ def _parser() -> argparse.ArgumentParser:
             parts.add_argument(
                 "--python", type=Path, help="an interpreter with the dependencies (default: a new environment's)"
             )
-            parts.add_argument("arguments", nargs="*", help="after --: the arguments of run; kept in the folder")
+            parts.usage = f"{parts.prog} [--commit COMMIT] [--python PYTHON] folder [-- ARGUMENTS of run, kept there]"
     bench = commands.add_parser("bench", help="measure training, selection, evaluation, state and whole rounds")
     bench.add_argument(
         "parts",

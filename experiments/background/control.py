@@ -116,7 +116,7 @@ def _launch(folder: Folder, command: Command, lock: int) -> int:
         supervisor = subprocess.Popen(
             [sys.executable, "-m", "experiments.background.supervisor", json.dumps(told)],
             cwd=CHECKOUT,
-            env=environment | {"PYTHONPATH": str(folder.source)},
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
