@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.common import SMALL, rounds_of
 from support.federation import until
+from support.tools import need_tools
 
 from experiments.background.folder import Command, Folder
 from experiments.background.status import Progress, seconds_left, span
@@ -44,6 +45,7 @@ def refused(*arguments: object) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Folder]:
+    need_tools("git")
     made = Folder(tmp_path / "long")
     yield made
     end_all_of("FEDKACE_BACKGROUND", str(made.path))
@@ -102,6 +104,7 @@ def test_after_a_crash_of_everything_a_start_without_arguments_goes_on(started: 
 
 
 def test_what_cannot_be_started_is_refused_in_one_line(tmp_path: Path) -> None:
+    need_tools("git")
     assert "lies in the checkout" in refused("start", ROOT / "results" / "long", "--", "quickstart")
     assert "has no command yet" in refused("start", tmp_path / "a")
     assert "did you mean table1?" in refused("start", tmp_path / "b", "--", "tabel1")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.tools import need_tools
 
 from experiments.studies.inheritance import merged
 from experiments.studies.names import find_study, study_names
@@ -61,6 +62,7 @@ def test_the_command_line_runs_a_study_by_its_name_anywhere(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_a_wheel_holds_the_studies_and_their_bases(tmp_path: Path) -> None:
+    need_tools("git")
     copy = tmp_path / "copy"
     subprocess.run(["git", "clone", "--quiet", "--local", str(ROOT), str(copy)], check=True)
     build = "import setuptools.build_meta as build, sys; build.build_wheel(sys.argv[1])"
