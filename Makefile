@@ -11,14 +11,14 @@ help:
 	@echo 'make run     ten clients learn a stream of digits; prints a table and the path of a picture'
 	@echo 'make test    all tests'
 	@echo 'make quick   the tests without the slow ones'
-	@echo 'make check   lint, format, types, direction of imports'
+	@echo 'make check   lint, format, types, direction of imports, dead code, dependencies'
 	@echo 'make bench   speed of local training, selection and the rest of a round'
 	@echo 'make docs    docs/configuration.md and defaults in pyproject.toml, from the code'
 	@echo 'make setup   the virtual environment alone'
 	@echo 'make clean   remove the virtual environment, caches and build leftovers; results stay'
 
 run: $(READY)
-	$(BIN)/python -m experiments run experiments/studies/quickstart.yaml
+	$(BIN)/python -m experiments run quickstart
 
 test: $(READY)
 	$(BIN)/python -m pytest -n auto
@@ -31,6 +31,8 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/vulture
+	$(BIN)/deptry .
 
 bench: $(READY)
 	$(BIN)/python -m experiments bench

@@ -1,4 +1,4 @@
-"""Command line: ``python -m experiments run STUDY.yaml``; ``table``, ``report``, ``keep``, ``bench``, ``gradient-cost``, ``feed``."""
+"""Command line: ``python -m experiments run STUDY``; ``table``, ``report``, ``keep``, ``bench``, ``gradient-cost``, ``feed``."""
 
 import argparse
 import signal
@@ -7,17 +7,27 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments.running.study import ENGINES, FULL, load_study, parse_setting
+from experiments.studies.inheritance import FULL
+from experiments.studies.names import find_study, study_names
+from experiments.studies.study import ENGINES, Study, load_study
+from experiments.studies.yaml_file import parse_setting
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError, FedkaceError, ResultsError
 
 _USER_ERROR, _INTERRUPTED, _TERMINATED = 2, 130, 143
+_RESULTS = Path("results")
 _PLAIN_WIDTH = 120  # where the output is a file, tables keep one line a row
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit status."""
-    options = _parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    # argparse does not take positional arguments after an option; those of a study in the background are set apart.
+    own, study = (given[: given.index("--")], given[given.index("--") + 1 :]) if "--" in given else (given, [])
+    parser = _parser()
+    options = parser.parse_args(own)
+    if study and (options.command, getattr(options, "action", "")) != ("background", "start"):
+        parser.error("only background start takes arguments after --")
     console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
     try:
         if options.command == "bench":
@@ -51,6 +61,8 @@ def main(arguments: list[str] | None = None) -> int:
             feed(Config.parse(dict(parse_setting(text) for text in options.set)), options.folder, every=options.every)
         elif options.command == "report":
             _report(options, console)
+        elif options.command == "background":
+            _background(options, study, console)
         else:
             return _run(options, console)
     except FedkaceError as error:
@@ -70,15 +82,12 @@ def _terminate(*_: object) -> None:
     raise _Terminated
 
 
-def _run(options: argparse.Namespace, console: Console) -> int:
-    from experiments.results.compare import average_regrets, draw_comparisons, summary_table
-    from experiments.running.runner import run_study
-
-    overrides = dict(parse_setting(text) for text in options.set)
-    study = load_study(
-        options.study,
-        overrides,
-        options.results,
+def _study(options: argparse.Namespace, path: Path, results: Path) -> Study:
+    """The study that the options of ``run`` ask for."""
+    return load_study(
+        path,
+        dict(parse_setting(text) for text in options.set),
+        results,
         scale=options.scale,
         only=options.only,
         seeds=options.seeds,
@@ -86,6 +95,13 @@ def _run(options: argparse.Namespace, console: Console) -> int:
         workers=options.workers,
         gpu_fraction=options.gpu_fraction,
     )
+
+
+def _run(options: argparse.Namespace, console: Console) -> int:
+    from experiments.results.compare import average_regrets, draw_comparisons, summary_table
+    from experiments.running.runner import run_study
+
+    study = _study(options, find_study(options.study), options.results)
     if options.dry_run:
         from experiments.running.plan import show_plan
 
@@ -104,6 +120,37 @@ def _run(options: argparse.Namespace, console: Console) -> int:
     return _USER_ERROR if outcome.failures else 0
 
 
+def _background(options: argparse.Namespace, arguments: list[str], console: Console) -> None:
+    from experiments.background import control
+    from experiments.background.folder import Command, Folder
+    from experiments.background.status import show_status
+
+    def study_of(command: Command, folder: Folder) -> Study:
+        asked = _parser().parse_args(["run", *command.arguments])
+        path = find_study(asked.study, folder.source / "experiments" / "studies")
+        return _study(asked, Path(command.directory) / path, folder.results)
+
+    folder = Folder(options.folder)
+    if options.action == "status":
+        show_status(folder, study_of, console)
+    elif options.action == "pause":
+        paused = control.pause(folder)
+        console.print("paused; start goes on from here" if paused else "nothing is running", highlight=False)
+    else:
+        if arguments:
+            _check_background(arguments)
+        process = control.start(folder, arguments, options.commit, options.python)
+        console.print(f"process {process}; log: {folder.log}", highlight=False, soft_wrap=True)
+
+
+def _check_background(arguments: list[str]) -> None:
+    """Refuse early what would fail only in the background."""
+    asked = _parser().parse_args(["run", *arguments])
+    if asked.dry_run or asked.results != _RESULTS:
+        raise ConfigError("background: --results and --dry-run cannot be used; the results go below the folder")
+    _study(asked, find_study(asked.study), _RESULTS)
+
+
 def _report(options: argparse.Namespace, console: Console) -> None:
     try:
         from experiments.report.write import write_report
@@ -119,7 +166,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m experiments", description="Run studies and benchmarks.")
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="run a study")
-    run.add_argument("study", type=Path, help="YAML file, see experiments/")
+    run.add_argument("study", help=f"a YAML file, or one of the project's studies: {', '.join(study_names())}")
     run.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="a configuration key, see docs/configuration.md"
     )
@@ -140,7 +187,22 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--only", nargs="+", default=[], metavar="PATTERN", help="names of runs, * for anything")
     run.add_argument("--seeds", type=int, nargs="+", default=[], help="in place of the file's seeds")
     run.add_argument("--dry-run", action="store_true", help="print the plan and an estimate of its time; run nothing")
-    run.add_argument("--results", type=Path, default=Path("results"), help="folder above the studies' folders")
+    run.add_argument("--results", type=Path, default=_RESULTS, help="folder above the studies' folders")
+    background = commands.add_parser("background", help="run a study in the background, see docs/long-runs.md")
+    actions = background.add_subparsers(dest="action", required=True)
+    for action, text in (
+        ("start", "start a study, or continue it"),
+        ("pause", "end its processes; start continues it"),
+        ("status", "print its progress and the time left"),
+    ):
+        parts = actions.add_parser(action, help=text)
+        parts.add_argument("folder", type=Path, help="holds checkout, environment and results; not in a checkout")
+        if action == "start":
+            parts.add_argument("--commit", help="the commit to run (default: HEAD)")
+            parts.add_argument(
+                "--python", type=Path, help="an interpreter with the dependencies (default: a new environment's)"
+            )
+            parts.usage = f"{parts.prog} [--commit COMMIT] [--python PYTHON] folder [-- ARGUMENTS of run, kept there]"
     bench = commands.add_parser("bench", help="measure training, selection, evaluation, state and whole rounds")
     bench.add_argument(
         "parts",

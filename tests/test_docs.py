@@ -14,7 +14,7 @@ from experiments.bench.measure import kept
 from experiments.report.tables import markdown, study_tables
 from experiments.results.loading import load_results
 from experiments.running.cells import Cell
-from experiments.running.study import load_study
+from experiments.studies.study import load_study
 
 ROOT = Path(__file__).resolve().parents[1]
 

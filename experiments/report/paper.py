@@ -45,14 +45,11 @@ class Paper:
         The setting that they were measured in, by configuration key.
     slips : tuple of mapping
         Printed numbers that contradict the paper's others: table, row, column, metric, printed, derived.
-    gradient_counts : mapping
-        Data set to ``output-layer`` and ``full-model``: gradient numbers per sample (section 5.3).
     """
 
     tables: Mapping[str, Mapping[str, Mapping[str, Mapping[str, float]]]]
     setting: Mapping[str, int]
     slips: tuple[Mapping[str, Any], ...]
-    gradient_counts: Mapping[str, Mapping[str, int]]
 
     def value(self, table: str, row: str | None, column: str, metric: str) -> float | None:
         """One number, or None where the paper has no such cell."""
@@ -68,7 +65,7 @@ def load_paper() -> Paper:
         row: {column: {CONDITION: number} for column, number in columns.items()}
         for row, columns in content["table3"].items()
     }
-    return Paper(tables, content["setting"], tuple(content["slips"]), content["gradient-counts"])
+    return Paper(tables, content["setting"], tuple(content["slips"]))
 
 
 def paper_row(table: str, method: str, clients: int, capacity: int) -> str | None:

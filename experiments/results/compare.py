@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from experiments.results.regret import is_reference, regret, stream_of
-from experiments.running.study import Study
+from experiments.studies.study import Study
 from fedkace_flwr.errors import RunError
 from fedkace_flwr.registry import METHODS
 

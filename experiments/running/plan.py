@@ -9,7 +9,7 @@ from rich.table import Table
 
 from experiments.running.cells import Cell
 from experiments.running.runner import check_study, show_workers
-from experiments.running.study import Study
+from experiments.studies.study import Study
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.registry import METHODS, configured

@@ -19,8 +19,8 @@ from experiments.running.cells import Cell, naming
 from experiments.running.display import Display, display
 from experiments.running.engines import CLUSTER, Engine, FlowerEngine, InlineEngine, Job
 from experiments.running.guard import Guard
-from experiments.running.study import Study
 from experiments.running.workers import Workers, plan_workers
+from experiments.studies.study import Study
 from fedkace_flwr.errors import ConfigError, FedkaceError, RunError
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.registry import configured

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from experiments.running.study import Study
+from experiments.studies.study import Study
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.experiment import Experiment

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.made_results import made_round, write_run, write_study
+from support.tools import need_tools
 
 from experiments.report.write import write_report
 from fedkace_flwr.samples import Samples
@@ -49,13 +50,10 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Headless Chromium; a machine without one fails here rather than pass over these tests in silence."""
-    binary, driver = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
-    if not binary or not driver:
-        pytest.fail(
-            "these tests need Chromium and its driver: apt-get install chromium chromium-driver (Debian), "
-            "or leave them out with -m 'not slow'"
-        )
+    """Headless Chromium, or Chrome."""
+    chrome = shutil.which("google-chrome")
+    need_tools("chromedriver", *([] if chrome else ["chromium"]))
+    binary, driver = shutil.which("chromium") or chrome, shutil.which("chromedriver")
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from experiments.report.write import write_report
 from experiments.running.runner import run_study
-from experiments.running.study import load_study
+from experiments.studies.study import load_study
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from experiments.running.study import load_study, parse_setting
+from experiments.studies.study import load_study
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError
 
@@ -156,6 +156,7 @@ def test_engine_workers_and_gpu_come_from_options_before_the_file_before_default
         ("grid: {overlap: 1}", ["grid: overlap = 1", "a list of different values"]),
         ("grid: {overlap: []}", ["grid: overlap = []", "a list of different values"]),
         ("grid: {seed: [0, 1, 0]}", ["grid: seed = [0, 1, 0]", "a list of different values"]),
+        ("grid: {seed: [1, 1.0]}", ["grid: seed = [1, 1.0]", "a list of different values"]),
         ("grid: {overlap: [0, 3]}", ["overlap = 3", "window = 2"]),
         ("grid: {overlp: [0]}", ["overlp", "did you mean overlap?"]),
         ("grid: {seed: [[0], 1]}", ["seed = [0]", "a whole number"]),
@@ -200,75 +201,6 @@ def test_overrides_that_will_not_do_are_refused_by_name(
 @pytest.mark.parametrize(("options", "part"), [({"workers": 0}, "workers = 0"), ({"gpu_fraction": -1.0}, "-1.0")])
 def test_options_that_will_not_do_are_refused(tmp_path: Path, options: dict[str, Any], part: str) -> None:
     assert part in refusal(tmp_path, "config: {}", **options)
-
-
-def test_a_file_that_is_missing_or_a_folder_is_refused_by_name(tmp_path: Path) -> None:
-    for path, reason in ((tmp_path / "none.yaml", "No such file"), (tmp_path, "Is a directory")):
-        with pytest.raises(ConfigError) as caught:
-            load_study(path, {}, tmp_path)
-        message = str(caught.value)
-        assert len(message.splitlines()) == 1
-        assert message.startswith(f"{path}: cannot be read ({reason}")
-
-
-@pytest.mark.parametrize("content", [b"\xff\xfe\xff", b"config: {}\n\x00", b"a: \x80"])
-def test_a_file_that_is_no_text_is_refused_as_no_yaml(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "trial.yaml"
-    path.write_bytes(content)
-    with pytest.raises(ConfigError) as caught:
-        load_study(path, {}, tmp_path)
-    assert len(str(caught.value).splitlines()) == 1
-    assert str(path) in str(caught.value)
-    assert "is not YAML" in str(caught.value)
-
-
-def test_a_study_cannot_make_objects_of_python(tmp_path: Path) -> None:
-    message = refusal(tmp_path, f"config: !!python/object/apply:os.mkdir ['{tmp_path}/made']")
-    assert "is not YAML" in message
-    assert not (tmp_path / "made").exists()
-
-
-# --set
-
-
-@pytest.mark.parametrize(
-    ("text", "key", "value"),
-    [
-        ("overlap=0", "overlap", 0),
-        ("learning-rate=0.5", "learning-rate", 0.5),
-        ("learning-rate=1e-3", "learning-rate", 0.001),
-        ("lambda-max=1E4", "lambda-max", 10000.0),
-        ("normalise=false", "normalise", False),
-        ("normalise=true", "normalise", True),
-        ("device=cuda:1", "device", "cuda:1"),
-        ("data-dir=/a/b=c", "data-dir", "/a/b=c"),
-        ("run-name=", "run-name", ""),
-        ("seed = 3", "seed", 3),
-        ("data-dir='0'", "data-dir", "0"),
-        ("seed=-1", "seed", -1),
-    ],
-)
-def test_a_setting_is_read_with_its_type(text: str, key: str, value: Any) -> None:
-    got = parse_setting(text)
-    assert got == (key, value)
-    assert type(got[1]) is type(value)
-
-
-@pytest.mark.parametrize(
-    "text", ["overlap", "=1", "", "overlap=[0, 1]", "overlap={a: 1}", "overlap=null", "a='", "a=2024-01-01"]
-)
-def test_a_setting_that_is_none_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        parse_setting(text)
-    assert f"--set {text}: must be key=value" in str(caught.value)
-    assert "--set overlap=0" in str(caught.value)
-
-
-def test_a_key_that_stands_twice_is_refused_where_it_stands(tmp_path: Path) -> None:
-    path = tmp_path / "twice.yaml"
-    path.write_text("config:\n  rounds: 2\n  rounds: 3\n")
-    with pytest.raises(ConfigError, match=r"twice\.yaml, line 3: .*'rounds' stands twice"):
-        load_study(path, {}, tmp_path)
 
 
 def write(folder: Path, name: str, text: str) -> Path:
@@ -348,7 +280,7 @@ def test_a_study_of_anothers_runs_is_that_study(tmp_path: Path) -> None:
     ("text", "part"),
     [
         ("scales: {smoke: {rounds: 2}}", "scales: smoke: unknown key 'rounds'; the keys are config, grid"),
-        ("grid: {size: {a: {capacity: 20}}, capacity: [30]}", "capacity stands on two axes"),
+        ("grid: {size: {a: {capacity: 20}}, capacity: [30]}", "capacity is on two axes"),
         ("grid: {size: {a: 3}}", "must be a list of different values, or named groups of keys"),
         ("grid: {size: {a: {capactiy: 3}}}", "capactiy"),
         ("base: nowhere.yaml", "nowhere.yaml: cannot be read"),

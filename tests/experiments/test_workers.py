@@ -7,8 +7,8 @@ import pytest
 import ray
 import torch
 
-from experiments.running.study import Study, load_study
 from experiments.running.workers import Machine, Need, Workers, activations, plan_workers
+from experiments.studies.study import Study, load_study
 from fedkace_flwr import client_app
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.training import devices

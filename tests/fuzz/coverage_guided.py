@@ -16,7 +16,7 @@ import atheris
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 
-with atheris.instrument_imports(include=["fedkace_flwr", "experiments.running.study", "zipfile", "yaml", "json"]):
+with atheris.instrument_imports(include=["fedkace_flwr", "experiments.studies", "zipfile", "yaml", "json"]):
     from support.parsers import CORPUS, Parsers, dropped, folded_weights, pristine, sealed
 
     from fedkace_flwr.config import Config

@@ -14,6 +14,7 @@ import psutil
 
 from experiments.running.processes import finish, flower_environment, staged_app
 from fedkace_flwr.storage.checkpoint import Checkpoints
+from support.tools import need_tools
 
 T = TypeVar("T")
 
@@ -67,6 +68,7 @@ class Federation:
     """
 
     def __init__(self, folder: Path, *setup: str, env: dict[str, str] | None = None) -> None:
+        need_tools("openssl", "ssh-keygen")
         self.folder = folder / "federation"
         self._app = staged_app(folder / "app")
         self.results = folder / "results"

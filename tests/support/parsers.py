@@ -16,7 +16,8 @@ import torch
 from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
 from PIL import Image
 
-from experiments.running.study import load_study, parse_setting
+from experiments.studies.study import load_study
+from experiments.studies.yaml_file import parse_setting
 from fedkace_flwr.config import Config
 from fedkace_flwr.data import inbox_files as arrivals
 from fedkace_flwr.errors import ConfigError, DataError, MessageError, RunError, StateError

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from cryptography import x509
 from support.federation import DEPLOY, ROOT, environment, script
+from support.tools import need_tools
 
 
 @pytest.fixture
@@ -38,6 +39,7 @@ def mode(path: Path) -> int:
 
 @pytest.fixture
 def certificates(tmp_path: Path, env: dict[str, str]) -> Path:
+    need_tools("openssl")
     folder = tmp_path / "certificates"
     good("certificates.sh", "ca", folder, env=env)
     good("certificates.sh", "superlink", folder, "fed.example.org", "10.0.0.5", "fd00::5", env=env)
@@ -83,6 +85,7 @@ def test_the_certificate_stands_up_to_the_strictest_check_of_python(certificates
 def test_nothing_is_overwritten_and_a_renewed_certificate_keeps_its_key(
     certificates: Path, env: dict[str, str], tmp_path: Path
 ) -> None:
+    need_tools("ssh-keygen")
     before = {path: path.read_bytes() for path in certificates.iterdir()}
     assert "is there already" in refused("certificates.sh", "ca", certificates, env=env)
     assert "--renew" in refused("certificates.sh", "superlink", certificates, "10.0.0.6", env=env)
@@ -104,6 +107,7 @@ def test_a_name_that_is_none_is_refused(name: str, certificates: Path, env: dict
 
 
 def settings_of(certificates: Path, tmp_path: Path, env: dict[str, str]) -> dict[str, str]:
+    need_tools("ssh-keygen")
     good("node-key.sh", tmp_path / "key", "edge-1", env=env)
     return {
         "FEDKACE_SUPERLINK": "127.0.0.1:1",
@@ -260,6 +264,8 @@ def test_the_units_call_scripts_that_exist_and_restart_them() -> None:
 
 
 def test_systemd_understands_every_line_of_the_units(tmp_path: Path) -> None:
+    need_tools("systemd-analyze")
+
     def complaints(*units: Path) -> list[str]:
         done = subprocess.run(["systemd-analyze", "verify", *units], capture_output=True, text=True, check=False)
         # The programs lie where docs/deployment.md puts them, on another machine.

@@ -20,6 +20,7 @@ from support.federation import (
     script,
     until,
 )
+from support.tools import need_tools
 
 from experiments.running.inline import run_inline
 from experiments.running.processes import finish
@@ -200,6 +201,7 @@ def test_a_stranger_who_reaches_the_superlink_gets_no_task(running: Federation) 
 
 
 def test_the_scripts_pass_shellcheck() -> None:
+    need_tools("shellcheck")
     scripts = sorted(map(str, DEPLOY.glob("*.sh")))
     done = subprocess.run(
         ["shellcheck", "-x", "-P", str(DEPLOY.parent), *scripts], capture_output=True, text=True, check=False

@@ -1,0 +1,1 @@
+"""The project's studies, and the language in which a study is written."""

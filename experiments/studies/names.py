@@ -1,0 +1,43 @@
+"""The project's own studies, found by name."""
+
+from difflib import get_close_matches
+from pathlib import Path
+
+from fedkace_flwr.errors import ConfigError
+
+_FOLDER = Path(__file__).parent
+_SUFFIXES = (".yaml", ".yml")
+
+
+def study_names(folder: Path = _FOLDER) -> list[str]:
+    """The names of the project's own studies, sorted."""
+    return sorted(path.stem for path in folder.glob("*.yaml"))
+
+
+def find_study(text: str, folder: Path = _FOLDER) -> Path:
+    """Find a study's file.
+
+    Parameters
+    ----------
+    text : str
+        The name of one of the project's own studies, such as ``table1``, or the path of a YAML file. A text with a
+        folder or a YAML suffix in it is a path; otherwise a study of that name takes precedence over a file.
+    folder : Path
+        Holds the project's own studies; by default those of this checkout.
+
+    Raises
+    ------
+    ConfigError
+        There is neither a study nor a file of this name.
+    """
+    path = Path(text)
+    if path.name != text or path.suffix in _SUFFIXES:
+        return path
+    names = study_names(folder)
+    if text in names:
+        return folder / f"{text}.yaml"
+    if path.is_file():
+        return path
+    close = get_close_matches(text, names, n=1)
+    hint = f" (did you mean {close[0]}?)" if close else ""
+    raise ConfigError(f"{text}: unknown study{hint}; name a YAML file, or one of {', '.join(names)}")

@@ -1,0 +1,221 @@
+"""A study: a YAML file that says which runs to make.
+
+.. code-block:: yaml
+
+    title: FedKACE against replay             # optional
+    config: {dataset: digits, rounds: 20}     # keys of docs/configuration.md; the others keep their defaults
+    grid: {overlap: [0, 1], seed: [0, 1, 2]}  # optional: one run for each combination
+    scales:                                   # optional: other sizes of the same study, chosen by --scale
+      smoke: {config: {rounds: 2}, grid: {seed: [0]}}
+    paper: table1                             # optional: the published table that the report compares with
+    engine: flower                            # or inline: one process per run, no Ray
+    workers: 2                                # flower: concurrent clients; inline: concurrent runs; default: what fits
+    gpu-fraction: 0.25                        # share of a GPU for each client; default: what fits
+
+An axis of the grid is a configuration key with its values, or a name of its own with named groups of keys:
+
+.. code-block:: yaml
+
+    grid:
+      data:
+        cifar100: {dataset: cifar100, width: 16}
+        imagenet100: {dataset: imagenet100, width: 64}
+
+``base: base/paper.yaml`` takes whatever the file does not set from another file, key by key and axis by axis; an axis
+without values is dropped. A study that consists of another study's runs names that study, and optionally selects
+among its runs:
+
+.. code-block:: yaml
+
+    same-runs-as: table2.yaml
+    only: ["fedkace_*", "as5_*"]
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from experiments.studies.grid import Axis, combinations, parse_grid, run_name
+from experiments.studies.inheritance import FULL, at_scale, read_study_file
+from fedkace_flwr import registry as registry  # declares the methods' keys
+from fedkace_flwr.config import Config, folder_keys
+from fedkace_flwr.errors import ConfigError
+from fedkace_flwr.keys import Scalar
+
+ENGINES = ("flower", "inline")
+_RUNNERS_OWN = ("results-dir", "run-name")
+
+
+@dataclass(frozen=True)
+class Study:
+    """A parsed study.
+
+    Attributes
+    ----------
+    name : str
+        The file's name without its suffix.
+    scale : str
+        ``full``, or one of the file's ``scales``.
+    folder : Path
+        Holds the folders of the runs.
+    title : str
+        The title for tables and the report.
+    paper : str or None
+        The published table that the study repeats.
+    axes : list of str
+        What varies between the runs.
+    cells : dict of str to dict
+        Each run's value, or group's name, on each axis.
+    runs : dict of str to Config
+        The runs by the names of their folders.
+    engine : {"flower", "inline"}
+        What executes the runs.
+    workers : int or None
+        Number of concurrent clients, if it is given.
+    gpu_fraction : float or None
+        Share of a GPU for each client, if it is given.
+    """
+
+    name: str
+    scale: str
+    folder: Path
+    title: str
+    paper: str | None
+    axes: list[str]
+    cells: dict[str, dict[str, Scalar]]
+    runs: dict[str, Config]
+    engine: str
+    workers: int | None
+    gpu_fraction: float | None
+
+
+def load_study(
+    path: Path,
+    overrides: Mapping[str, Scalar],
+    results: Path,
+    *,
+    scale: str = FULL,
+    only: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+    engine: str | None = None,
+    workers: float | None = None,
+    gpu_fraction: float | None = None,
+) -> Study:
+    """Read a study file.
+
+    Parameters
+    ----------
+    path : Path
+        The YAML file.
+    overrides : mapping
+        Configuration keys that override the file's, its grid included.
+    results : Path
+        The folder that holds the studies' folders.
+    scale : str
+        ``full``: the file as it is written; or one of its ``scales``.
+    only : sequence of str
+        Patterns of run names (``*`` matches anything); by default all runs.
+    seeds : sequence of int
+        Replace the file's seeds.
+    engine, workers, gpu_fraction : optional
+        Override the file's keys of these names.
+
+    Raises
+    ------
+    ConfigError
+        The file is missing, is not YAML, or holds an invalid key or value; or no run matches ``only``.
+    """
+    file = read_study_file(path)
+    path, content = file.path, file.content
+    with _naming(path):
+        for name in ("title", "paper"):
+            if not isinstance(content.get(name), str | None):
+                raise ConfigError(f"{name} = {content[name]!r}: must be text")
+        engine = engine or content.get("engine", "flower")
+        if engine not in ENGINES:
+            raise ConfigError(f"engine = {engine!r}: must be {' or '.join(ENGINES)}")
+        count = _number("workers", workers, content, int, low=1)
+        fraction = _number("gpu-fraction", gpu_fraction, content, float, low=0)
+        config, grid = at_scale(content, scale)
+        if seeds:
+            grid["seed"] = list(seeds)
+        axes = parse_grid(grid, list(overrides))
+        for key in {*config, *(key for axis in axes for key in axis.keys), *overrides} & set(_RUNNERS_OWN):
+            raise ConfigError(f"{key} is set by the runner; choose the folder with --results")
+        folder = (results / (path.stem if scale == FULL else f"{path.stem}-{scale}")).resolve()
+        runs, cells = _expand(axes, config, {**overrides, "results-dir": str(folder)})
+    chosen = _chosen(runs, only or file.only, path)
+    return Study(
+        name=path.stem,
+        scale=scale,
+        folder=folder,
+        title=str(content.get("title", path.stem)),
+        paper=content.get("paper"),
+        axes=list(dict.fromkeys([*(axis.name for axis in axes), "method", "seed"])),
+        cells={name: cells[name] for name in chosen},
+        runs={name: runs[name] for name in chosen},
+        engine=engine,
+        workers=None if count is None else int(count),
+        gpu_fraction=fraction,
+    )
+
+
+def _expand(
+    axes: Sequence[Axis], config: Mapping[str, Any], overrides: Mapping[str, Scalar]
+) -> tuple[dict[str, Config], dict[str, dict[str, Scalar]]]:
+    """The configuration of each run, and its value on each axis, by the run's name."""
+    runs: dict[str, Config] = {}
+    cells: dict[str, dict[str, Scalar]] = {}
+    for point in combinations(axes):
+        values = _with_absolute_paths({"data-dir": "data", **config, **point.values, **overrides})
+        parsed = Config.parse(values)
+        name = run_name(parsed, axes, point.labels)
+        if name in runs:
+            raise ConfigError(f"grid: two runs would share the folder {name}; give values whose names differ")
+        runs[name] = Config.parse({**values, "run-name": name})
+        cells[name] = {**point.labels, "method": parsed.method, "seed": parsed.run.seed}
+    return runs, cells
+
+
+def _chosen(runs: Mapping[str, Config], only: Sequence[str], path: Path) -> list[str]:
+    """The names of the runs that match a pattern; all of them where there is none."""
+    chosen = [name for name in runs if not only or any(fnmatchcase(name, pattern) for pattern in only)]
+    if not chosen and runs:
+        raise ConfigError(f"--only {' '.join(only)}: no run of {path} has such a name; the first is {next(iter(runs))}")
+    return chosen
+
+
+def _with_absolute_paths(values: dict[str, Any]) -> dict[str, Any]:
+    for key in folder_keys() - {"results-dir"}:  # made absolute: the engines run in another working directory
+        value = values.get(key)
+        if isinstance(value, str) and value:
+            try:
+                values[key] = str(Path(value).expanduser().resolve())
+            except (OSError, RuntimeError, ValueError) as error:
+                raise ConfigError(f"{key} = {value!r}: is not a path ({error})") from error
+    return values
+
+
+def _number(
+    name: str, option: float | None, content: Mapping[str, Any], kind: type[float], *, low: float
+) -> float | None:
+    if option is None and name not in content:
+        return None
+    value = content[name] if option is None else option
+    if type(value) not in (kind, int) or not math.isfinite(value) or value < low:
+        what = "whole number" if kind is int else "number"
+        raise ConfigError(f"{name} = {value!r}: must be a {what} >= {low:g}")
+    return float(value)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Put the file's path before an error's message."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error

@@ -1,0 +1,98 @@
+"""Safe YAML: files of a bounded size, without repeated keys, in which ``1e-3`` is a number."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedkace_flwr.errors import ConfigError
+from fedkace_flwr.keys import Scalar
+
+# Far above any study. Aliases let a file of a few lines stand for billions of values.
+_MOST_VALUES, _DEEPEST, _LARGEST = 100_000, 20, 2**63
+
+
+class _Loader(yaml.SafeLoader):
+    """A safe loader that reads 1e-3 as a number, as YAML 1.2 does; PyYAML follows YAML 1.1, where it is a string."""
+
+
+def _mapping_without_repeats(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    met = set()
+    for key, _ in node.value:
+        if key.value in met:
+            raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} is given twice", key.start_mark)
+        met.add(key.value)
+    return loader.construct_mapping(node, deep=True)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:map", _mapping_without_repeats)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a YAML file that holds a mapping.
+
+    Raises
+    ------
+    ConfigError
+        The file cannot be read, is not YAML, is too large, or holds something other than a mapping.
+    """
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        _check_size(content)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); name a study file") from error
+    except Exception as error:  # PyYAML raises arbitrary exceptions for odd tags and values
+        line = (str(error).splitlines() or [""])[0] or type(error).__name__
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark else ""
+        raise ConfigError(f"{path}{where}: is not YAML ({getattr(error, 'problem', None) or line})") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: must hold keys, for example config")
+    return content
+
+
+def parse_setting(text: str) -> tuple[str, Scalar]:
+    """Read ``key=value``, with the value read as YAML.
+
+    Raises
+    ------
+    ConfigError
+        There is no equals sign, or the value is not a single number, truth value or string.
+    """
+    key, separator, value = text.partition("=")
+    try:
+        parsed = yaml.load(value, _Loader) if value else ""
+    except Exception:  # as in read_yaml
+        parsed = None
+    if not separator or not key or not isinstance(parsed, bool | int | float | str) or _is_too_large(parsed):
+        raise ConfigError(f"--set {text}: must be key=value, for example --set overlap=0")
+    return key.strip(), parsed
+
+
+def _check_size(content: Any) -> None:
+    """Check that parsed content can be traversed and quoted; every use of an alias counts.
+
+    Raises
+    ------
+    ValueError
+        It is too large, nested too deeply, or contains itself.
+    """
+    met, waiting = 0, [(content, 0)]
+    while waiting:
+        value, depth = waiting.pop()
+        met += 1
+        if met > _MOST_VALUES or depth > _DEEPEST or _is_too_large(value):
+            raise ValueError("too many values, values nested too deeply, or a number that is too large")
+        if isinstance(value, Mapping):
+            waiting += [(part, depth + 1) for pair in value.items() for part in pair]
+        elif isinstance(value, list | tuple | set):
+            waiting += [(part, depth + 1) for part in value]
+
+
+def _is_too_large(value: object) -> bool:
+    return isinstance(value, int) and not -_LARGEST <= value < _LARGEST

@@ -1,0 +1,155 @@
+"""Studies in the background: started, continued, paused and reported on, as real processes."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.common import SMALL, rounds_of
+from support.federation import until
+from support.tools import need_tools
+
+from experiments.background.folder import Command, Folder
+from experiments.background.status import Progress, seconds_left, span
+from experiments.background.supervisor import lower_own_priority
+from experiments.running.guard import end_all_of
+from experiments.running.inline import run_inline
+from fedkace_flwr.config import Config
+from fedkace_flwr.errors import RunError
+
+ROOT = Path(__file__).parents[2]
+ROUNDS = 8
+SETTINGS = {key: value for key, value in {**SMALL, "rounds": ROUNDS}.items() if key != "seed"}
+RUN = f"fedkace_seed-{SMALL['seed']}"
+_PATIENCE = 900.0  # at the lowest priority, a busy machine may leave it little
+
+
+def background(*arguments: object) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "experiments", "background", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def good(*arguments: object) -> str:
+    done = background(*arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def refused(*arguments: object) -> str:
+    done = background(*arguments)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stdout + done.stderr
+    return done.stderr
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Folder]:
+    need_tools("git")
+    made = Folder(tmp_path / "long")
+    yield made
+    end_all_of("FEDKACE_BACKGROUND", str(made.path))
+
+
+@pytest.fixture
+def started(folder: Folder, tmp_path: Path) -> Folder:
+    study = tmp_path / "tiny.yaml"
+    study.write_text("".join(["config:\n", *(f"  {key}: {value}\n" for key, value in SETTINGS.items())]))
+    run = ["--", study, "--engine", "inline", "--seeds", SMALL["seed"]]
+    good("start", folder.path, "--python", sys.executable, *run)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_study_is_started_paused_and_continued_to_the_same_numbers(started: Folder, tmp_path: Path) -> None:
+    path = started.results / "tiny" / RUN / "rounds.jsonl"
+    assert "running already since" in refused("start", started.path)
+    until(lambda: path.exists() and path.read_text().count("\n") >= 2, _PATIENCE, "two rounds are done")
+    for process in started.processes():
+        assert os.sched_getscheduler(process.pid) == os.SCHED_IDLE and process.nice() == 19
+
+    assert "paused" in good("pause", started.path)
+    assert not started.processes() and not started.locked
+    told = good("status", started.path)
+    done = path.read_text().count("\n")
+    assert f"0 of 1 runs and {done} of {ROUNDS} rounds are done" in told and "paused since" in told
+    assert "about" in told and 2 <= done < ROUNDS
+    assert "nothing is running" in good("pause", started.path)
+
+    assert "is the folder of" in refused("start", started.path, "--", "quickstart")
+    good("start", started.path)
+    until(lambda: not started.locked, _PATIENCE, "the study ends")
+    told = good("status", started.path)
+    assert f"1 of 1 runs and {ROUNDS} of {ROUNDS} rounds are done" in told and "finished since" in told
+    whole = {**SETTINGS, "seed": SMALL["seed"], "results-dir": str(tmp_path), "run-name": "whole"}
+    run_inline(Config.parse(whole))
+    assert rounds_of(path.parent) == rounds_of(tmp_path / "whole")
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=started.source, capture_output=True, text=True, check=True)
+    assert (started.command() or Command("", "", [], "")).commit == head.stdout.strip()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_after_a_crash_of_everything_a_start_without_arguments_goes_on(started: Folder) -> None:
+    path = started.results / "tiny" / RUN / "rounds.jsonl"
+    until(lambda: path.exists() and path.read_text().count("\n") >= 1, _PATIENCE, "a round is done")
+    for process in started.processes():
+        process.kill()
+    until(lambda: not started.processes(), 60, "all processes are gone")
+    assert "then killed, or the machine was restarted" in good("status", started.path)
+    good("start", started.path)
+    until(lambda: not started.locked, _PATIENCE, "the study ends")
+    assert len(rounds_of(path.parent)) == ROUNDS
+
+
+def test_what_cannot_be_started_is_refused_in_one_line(tmp_path: Path) -> None:
+    need_tools("git")
+    assert "lies in the checkout" in refused("start", ROOT / "results" / "long", "--", "quickstart")
+    assert "has no command yet" in refused("start", tmp_path / "a")
+    assert "did you mean table1?" in refused("start", tmp_path / "b", "--", "tabel1")
+    assert "--results and --dry-run" in refused("start", tmp_path / "c", "--", "table1", "--dry-run")
+    assert "holds no study" in refused("status", tmp_path / "d")
+    assert "commit no-such" in refused("start", tmp_path / "e", "--commit", "no-such", "--", "quickstart")
+
+
+def test_one_process_at_a_time_holds_the_lock(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    assert not folder.locked
+    held = folder.lock()
+    assert held is not None and folder.lock() is None and folder.locked
+    os.close(held)
+    assert not folder.locked
+
+
+def test_a_damaged_record_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "command.json").write_text('{"commit": 1}')
+    with pytest.raises(RunError, match=r"command\.json: is damaged"):
+        Folder(tmp_path).command()
+
+
+def test_the_estimate_takes_a_runs_own_rounds_then_its_methods_then_all() -> None:
+    runs = [
+        Progress("a", "fedkace", [2.0, 4.0], 4, False),  # two rounds of 3 s
+        Progress("b", "fedkace", [], 2, False),  # two rounds of 3 s
+        Progress("c", "er", [], 1, False),  # one round of 5 s, the mean of all
+        Progress("d", "fedavg", [9.0], 9, True),
+    ]
+    assert seconds_left(runs, 1) == pytest.approx(6 + 6 + 5)
+    assert seconds_left(runs, 2) == pytest.approx(17 / 2)
+    assert seconds_left(runs, 9) == pytest.approx(17 / 3)  # no more at once than there are
+    assert seconds_left(runs[1:2], 1) is None
+    assert seconds_left(runs[3:], 1) == 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(59, "59 seconds"), (150, "2.5 minutes"), (9000, "2.5 hours"), (2e6, "23.1 days")]
+)
+def test_durations_are_in_the_unit_that_suits(seconds: float, text: str) -> None:
+    assert span(seconds) == text
+
+
+def test_a_process_can_lower_its_own_priority() -> None:
+    code = f"import os; from {lower_own_priority.__module__} import *; lower_own_priority(); print(os.nice(0))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "19"

@@ -1,0 +1,182 @@
+"""Study files by name, what YAML they may hold, and settings of the command line."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.tools import need_tools
+
+from experiments.studies.inheritance import merged
+from experiments.studies.names import find_study, study_names
+from experiments.studies.study import load_study
+from experiments.studies.yaml_file import parse_setting, read_yaml
+from fedkace_flwr.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+STUDIES = ROOT / "experiments" / "studies"
+
+
+# Studies by name
+
+
+def test_every_study_of_the_project_is_found_by_its_name() -> None:
+    assert {"quickstart", "table1", "figure3"} <= set(study_names())
+    assert "paper" not in study_names()  # a base, not a study
+    for name in study_names():
+        assert find_study(name) == STUDIES / f"{name}.yaml"
+
+
+def test_a_path_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for text in ("quickstart.yaml", "./quickstart", "some/folder/table1.yml", str(STUDIES / "table1.yaml")):
+        assert find_study(text) == Path(text)
+    Path("mine").write_text("config: {}\n")
+    Path("quickstart").mkdir()
+    assert find_study("mine") == Path("mine")
+    assert find_study("quickstart") == STUDIES / "quickstart.yaml"  # the folder is not meant
+
+
+@pytest.mark.parametrize(("text", "hint"), [("tabel1", " (did you mean table1?)"), ("zzz", "")])
+def test_an_unknown_name_lists_the_studies_in_one_line(text: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        find_study(text)
+    listed = ", ".join(study_names())
+    assert str(caught.value) == f"{text}: unknown study{hint}; name a YAML file, or one of {listed}"
+
+
+def test_the_command_line_runs_a_study_by_its_name_anywhere(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "experiments", "run"]
+    settings = ["--engine=inline", "--set=rounds=1", "--set=clients=2", "--set=epochs=1", "--set=width=4"]
+    done = subprocess.run(
+        [*command, "quickstart", *settings], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "results" / "quickstart" / "fedkace_seed-0" / "summary.json").exists()
+    done = subprocess.run([*command, "quikstart"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert "did you mean quickstart?" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_wheel_holds_the_studies_and_their_bases(tmp_path: Path) -> None:
+    need_tools("git")
+    copy = tmp_path / "copy"
+    subprocess.run(["git", "clone", "--quiet", "--local", str(ROOT), str(copy)], check=True)
+    build = "import setuptools.build_meta as build, sys; build.build_wheel(sys.argv[1])"
+    done = subprocess.run(
+        [sys.executable, "-c", build, str(tmp_path)], cwd=copy, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    held = set(zipfile.ZipFile(wheel).namelist())
+    files = [path for path in STUDIES.rglob("*") if path.suffix in (".yaml", ".toml", ".py")]
+    assert {path.relative_to(ROOT).as_posix() for path in files} <= held
+    assert {f"experiments/report/page.{kind}" for kind in ("html", "css", "js")} <= held
+
+
+# YAML
+
+
+def test_a_file_that_is_missing_or_a_folder_is_refused_by_name(tmp_path: Path) -> None:
+    for path, reason in ((tmp_path / "none.yaml", "No such file"), (tmp_path, "Is a directory")):
+        with pytest.raises(ConfigError) as caught:
+            load_study(path, {}, tmp_path)
+        message = str(caught.value)
+        assert len(message.splitlines()) == 1
+        assert message.startswith(f"{path}: cannot be read ({reason}")
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\xff", b"config: {}\n\x00", b"a: \x80"])
+def test_a_file_that_is_no_text_is_refused_as_no_yaml(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "trial.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        load_study(path, {}, tmp_path)
+    assert len(str(caught.value).splitlines()) == 1
+    assert str(path) in str(caught.value)
+    assert "is not YAML" in str(caught.value)
+
+
+def test_a_study_cannot_make_objects_of_python(tmp_path: Path) -> None:
+    path = tmp_path / "trial.yaml"
+    path.write_text(f"config: !!python/object/apply:os.mkdir ['{tmp_path}/made']")
+    with pytest.raises(ConfigError, match="is not YAML"):
+        load_study(path, {}, tmp_path)
+    assert not (tmp_path / "made").exists()
+
+
+def test_merging_leaves_both_files_as_they_are() -> None:
+    base = {"config": {"rounds": 3, "seed": 1}, "scales": {"smoke": {"config": {"rounds": 2}}, "tiny": None}}
+    mine = {"config": {"seed": 2}, "scales": {"smoke": {"grid": {"seed": [0]}}}, "title": "mine"}
+    before = repr((base, mine))
+    assert merged(base, mine) == {
+        "title": "mine",
+        "config": {"rounds": 3, "seed": 2},
+        "scales": {"smoke": {"config": {"rounds": 2}, "grid": {"seed": [0]}}, "tiny": {}},
+    }
+    assert repr((base, mine)) == before
+
+
+def test_files_that_name_each_other_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("base: b.yaml")
+    (tmp_path / "b.yaml").write_text("base: a.yaml")
+    with pytest.raises(ConfigError, match="base: the files name each other without end"):
+        load_study(tmp_path / "a.yaml", {}, tmp_path)
+    (tmp_path / "c.yaml").write_text("same-runs-as: c.yaml")
+    with pytest.raises(ConfigError, match="must name a study with runs of its own"):
+        load_study(tmp_path / "c.yaml", {}, tmp_path)
+
+
+def test_a_file_that_multiplies_itself_is_refused(tmp_path: Path) -> None:
+    """Each line holds the line before ten times: ten lines stand for ten thousand million values."""
+    path = tmp_path / "bomb.yaml"
+    lines = ["a0: &a0 [1]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10))]
+    path.write_text("\n".join(lines))
+    with pytest.raises(ConfigError, match="too many values"):
+        read_yaml(path)
+
+
+# --set
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "value"),
+    [
+        ("overlap=0", "overlap", 0),
+        ("learning-rate=0.5", "learning-rate", 0.5),
+        ("learning-rate=1e-3", "learning-rate", 0.001),
+        ("lambda-max=1E4", "lambda-max", 10000.0),
+        ("normalise=false", "normalise", False),
+        ("normalise=true", "normalise", True),
+        ("device=cuda:1", "device", "cuda:1"),
+        ("data-dir=/a/b=c", "data-dir", "/a/b=c"),
+        ("run-name=", "run-name", ""),
+        ("seed = 3", "seed", 3),
+        ("data-dir='0'", "data-dir", "0"),
+        ("seed=-1", "seed", -1),
+    ],
+)
+def test_a_setting_is_read_with_its_type(text: str, key: str, value: Any) -> None:
+    got = parse_setting(text)
+    assert got == (key, value)
+    assert type(got[1]) is type(value)
+
+
+@pytest.mark.parametrize(
+    "text", ["overlap", "=1", "", "overlap=[0, 1]", "overlap={a: 1}", "overlap=null", "a='", "a=2024-01-01"]
+)
+def test_a_setting_that_is_none_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_setting(text)
+    assert f"--set {text}: must be key=value" in str(caught.value)
+    assert "--set overlap=0" in str(caught.value)
+
+
+def test_a_key_that_stands_twice_is_refused_where_it_stands(tmp_path: Path) -> None:
+    path = tmp_path / "twice.yaml"
+    path.write_text("config:\n  rounds: 2\n  rounds: 3\n")
+    with pytest.raises(ConfigError, match=r"twice\.yaml, line 3: .*'rounds' is given twice"):
+        load_study(path, {}, tmp_path)
