@@ -13,9 +13,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from support.keys import KEYS
 
-from fedkace_flwr import config_docs
 from experiments.studies.study import load_study
-from fedkace_flwr import config as config_module
+from fedkace_flwr import config_docs
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.methods.dcfcl import DcfclKeys

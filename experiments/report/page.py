@@ -132,7 +132,9 @@ def _runs(results: Results) -> dict[str, Any]:
 def _configuration(results: Results, study: StudyInfo) -> dict[str, Any]:
     """The keys that all runs of a study share, and the values that the other keys take."""
     frame = results.runs[results.runs["study"] == study.name]
-    values = {key: list(dict.fromkeys(frame[key])) for key in Config().flat() if key not in folder_keys() | {"run-name"}}
+    values = {
+        key: list(dict.fromkeys(frame[key])) for key in Config().flat() if key not in folder_keys() | {"run-name"}
+    }
     return {
         "title": study.title,
         "varied": [_pair(key, each) for key, each in values.items() if len(each) > 1],
