@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -154,7 +154,6 @@ def test_scores_worked_by_hand():
 
 
 @pytest.mark.parametrize("self_distance", ["include", "exclude"])
-@settings(deadline=None, max_examples=60)
 @given(**CASES)
 def test_scores_equal_the_naive_ones(self_distance, seed, m, chunk, active):
     case = Case(seed, m, chunk, active)
@@ -184,7 +183,6 @@ def test_inactive_logits_do_not_matter():
     assert all(torch.equal(getattr(before, name), getattr(after, name)) for name in NAMES)
 
 
-@settings(deadline=None, max_examples=40)
 @given(**CASES, block=st.integers(1, 40), self_distance=st.sampled_from(["include", "exclude"]))
 def test_blocks_do_not_change_scores(seed, m, chunk, active, block, self_distance):
     case = Case(seed, m, chunk, active)
@@ -194,7 +192,6 @@ def test_blocks_do_not_change_scores(seed, m, chunk, active, block, self_distanc
         assert_scores(blocked, {name: getattr(whole, name).tolist() for name in NAMES}, 1e-11)
 
 
-@settings(deadline=None, max_examples=40)
 @given(
     seed=CASES["seed"], m=st.integers(2, 12), chunk=st.integers(2, 8), active=st.integers(2, 6), quota=st.integers(1, 3)
 )
@@ -222,7 +219,6 @@ def test_order_within_buffer_and_within_chunk_changes_neither_scores_nor_old_cla
 # Landmarks
 
 
-@settings(deadline=None, max_examples=30)
 @given(**CASES, extra=st.integers(0, 5))
 def test_landmarks_as_many_as_the_buffer_holds_change_nothing(seed, m, chunk, active, extra):
     case = Case(seed, m, chunk, active)
@@ -320,7 +316,6 @@ def test_no_score_is_ever_infinite_or_not_a_number(kind, m, chunk, active):
         assert len(kept) == sum(min(10 // active, int((labels == label).sum())) for label in range(active))
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     **CASES,
     values=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=12),
@@ -389,7 +384,6 @@ def naive_old_class(positions: list[int], scores: Scores, quota: int) -> set[int
     return set(sorted(first, key=lambda x: (-float(scores.consistency[x]), x))[:quota])
 
 
-@settings(deadline=None, max_examples=150)
 @given(
     seed=st.integers(0, 10**6),
     candidates=st.integers(1, 60),
@@ -420,7 +414,6 @@ def test_selection_keeps_quotas_capacity_order_and_the_two_stages(seed, candidat
     assert kept == select(scores, *arguments, generator(seed)).tolist()
 
 
-@settings(deadline=None, max_examples=80)
 @given(
     seed=st.integers(0, 10**6),
     counts=st.lists(st.integers(0, 20), min_size=1, max_size=6),
@@ -529,7 +522,6 @@ def test_golden_condition_number(dtype, tolerance):
     assert value == pytest.approx(golden["value"], rel=0, abs=tolerance)
 
 
-@settings(deadline=None, max_examples=40)
 @given(seed=CASES["seed"], m=st.integers(1, 6), active=st.integers(3, 6), beta=st.floats(1, 20))
 def test_condition_number_equals_the_ratio_of_singular_values(seed, m, active, beta):
     case = Case(seed, 0, m, active)
@@ -554,7 +546,6 @@ def test_condition_number_is_one_for_far_apart_points_and_for_a_single_one():
     assert kernel_condition_number(torch.randn(1, 6, generator=generator()), every, 1.0) == 1.0
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     seed=CASES["seed"],
     m=st.integers(1, 20),

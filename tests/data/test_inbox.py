@@ -287,7 +287,7 @@ def test_a_crash_at_any_change_of_the_disk_loses_no_sample_and_learns_none_twice
         assert not keep or len([name for name in files if name.endswith(".npz")]) == 3
 
 
-@settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(kills=st.lists(st.integers(0, 40), min_size=2, max_size=6), keep=st.booleans(), skips=st.booleans())
 def test_crashes_during_recovery_too(
     kills: list[int], keep: bool, skips: bool, tmp_path_factory: pytest.TempPathFactory

@@ -29,14 +29,9 @@ from fedkace_flwr.inference.service import Watched, application
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL")  # of what the fuzzed pictures hold
 
 ROOT = Path(__file__).parents[2]
-FUZZ_EXAMPLES = int(os.environ.get("FEDKACE_FUZZ_EXAMPLES", "100"))
 COMMAND = [sys.executable, "-m", "fedkace_flwr.inference.predict"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
-fuzzed = settings(
-    max_examples=FUZZ_EXAMPLES,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+fuzzed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 def predict(*arguments: object) -> "subprocess.CompletedProcess[str]":

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.common import rounds_of
 from support.stored import CLASSES, assert_bit_identical, assert_same, empty, heard, learned, names, reply
@@ -103,7 +103,6 @@ def test_an_answer_comes_back_bit_identical(tmp_path: Path) -> None:
     assert_bit_identical(ClientStore(tmp_path, empty()).answer(2), reply(2))
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=4), st.binary(min_size=16, max_size=16))
 def test_any_number_and_any_bits_survive(
     tmp_path_factory: pytest.TempPathFactory, numbers: list[float], bits: bytes
@@ -140,7 +139,6 @@ def test_training_an_earlier_round_again_drops_what_came_later(tmp_path: Path) -
     assert names(tmp_path) == ["answer-000001.npz", "state-000001.npz"]
 
 
-@settings(deadline=None, max_examples=20)
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=6))
 def test_before_a_round_stands_the_newest_generation_of_an_earlier_one(
     tmp_path_factory: pytest.TempPathFactory, rounds: list[int]
@@ -318,7 +316,6 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return (folder / "state-000002.npz").read_bytes()
 
 
-@settings(deadline=None, max_examples=100)
 @given(st.data())
 def test_no_flipped_bit_and_no_cut_goes_unseen(
     tmp_path_factory: pytest.TempPathFactory, pristine: bytes, data: st.DataObject
@@ -335,7 +332,6 @@ def test_no_flipped_bit_and_no_cut_goes_unseen(
     assert names(folder) == ["state-000002.corrupt"]
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.binary(max_size=200) | st.binary(max_size=100).map(lambda tail: b"PK\x03\x04" + tail))
 def test_no_garbage_under_a_right_checksum_is_read_or_raises(
     tmp_path_factory: pytest.TempPathFactory, body: bytes

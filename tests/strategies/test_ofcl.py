@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Message, MessageType
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.common import rounds_of
 from support.faults import FaultyGrid, only
@@ -50,7 +50,6 @@ def test_two_views_by_hand() -> None:
     assert float(bregman_information(views, ALL)) == pytest.approx(0.3775500, abs=1e-7)
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.integers(0, 10**6), st.integers(1, 6), st.integers(1, 5), st.floats(0.1, 100))
 def test_it_is_never_negative_and_blind_to_a_constant_of_each_view(seed, views, classes, scale) -> None:
     logits = scale * torch.randn((views, 4, classes), generator=generator(seed), dtype=torch.float64)
@@ -89,7 +88,6 @@ def test_masked_classes_do_not_count_and_broken_logits_are_the_least_certain() -
 # The buffer
 
 
-@settings(deadline=None, max_examples=100)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=40), st.integers(1, 50), st.integers(0, 10**6))
 def test_the_lowest_of_each_class_are_kept_in_even_numbers(labels, capacity, seed) -> None:
     y = torch.tensor(labels)
@@ -124,7 +122,6 @@ def test_of_equal_scores_the_first_stay_and_places_that_remain_are_drawn() -> No
 # Random replay
 
 
-@settings(deadline=None, max_examples=100)
 @given(st.integers(2, 60), st.integers(0, 60), st.integers(2, 20), st.integers(0, 10**6))
 def test_each_step_joins_as_many_distinct_draws_from_the_buffer(chunk, buffer, size, seed) -> None:
     epoch = random_replay_epoch(chunk, buffer, size, generator(seed))
@@ -412,7 +409,6 @@ def test_weights_of_the_mean_by_classes_by_hand() -> None:
     assert class_mean_weights([[1, 0, 0], [3, 0, 2]]).tolist() == [0.125, 0.875]
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.lists(st.lists(st.integers(0, 9), min_size=4, max_size=4).filter(any), min_size=1, max_size=5), st.data())
 def test_one_mean_by_those_weights_is_the_mean_of_the_classes_means(counts, data) -> None:
     models = [{"w": np.array([data.draw(st.floats(-9, 9))])} for _ in counts]

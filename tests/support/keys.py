@@ -1,18 +1,9 @@
 """Every configuration key, by name."""
 
-from dataclasses import fields, is_dataclass
-from typing import Any
+from fedkace_flwr import registry as registry  # declares the methods' keys
+from fedkace_flwr.config import all_keys
+from fedkace_flwr.keys import Key, Scalar, default_of
 
-from fedkace_flwr.config import Config, Key
-
-
-def _keys() -> dict[str, tuple[Any, Key]]:
-    """Every key with its default and meaning, read off the dataclasses."""
-    found: dict[str, tuple[Any, Key]] = {}
-    for part in (Config(), *(getattr(Config(), f.name) for f in fields(Config))):
-        if is_dataclass(part):
-            found |= {f.name.replace("_", "-"): (f.default, f.metadata["key"]) for f in fields(part) if f.metadata}
-    return found
-
-
-KEYS = _keys()
+KEYS: dict[str, tuple[Scalar, Key]] = {
+    name: (default_of(section, name.replace("-", "_")), declared) for section, name, declared in all_keys()
+}
