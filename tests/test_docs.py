@@ -1,4 +1,4 @@
-"""The documents tell the truth: what they say to type is typed."""
+"""The documents tell the truth: the tests type what the documents say to type."""
 
 import json
 import os
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments.__main__ import main
 from experiments.bench.measure import kept
 from experiments.report.tables import markdown, study_tables
 from experiments.results.loading import load_results
@@ -27,15 +28,16 @@ def test_a_method_can_be_added_as_the_page_says(tmp_path: Path) -> None:
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, copy / name)
-    blocks = re.findall(r"```(\w+)\n(.*?)```", (ROOT / "docs" / "add-a-method.md").read_text(), re.DOTALL)
+    page_text = (ROOT / "docs" / "add-a-method.md").read_text()
+    blocks = re.findall(r"```(\w+)\n(.*?)```", page_text, re.DOTALL)
     (client, line), (row,), (study,) = (
         [body for kind, body in blocks if kind == wanted] for wanted in ("python", "markdown", "yaml")
     )
     (copy / "clients" / "recent.py").write_text(client)
     (copy / "experiments" / "studies" / "recent.yaml").write_text(study)
-    methods = copy / "fedkace_flwr" / "methods.py"
-    text = methods.read_text().replace("METHODS: dict[str, Method] = {\n", "METHODS: dict[str, Method] = {\n" + line)
-    methods.write_text(text.replace("from clients.er", "from clients.recent import RecentClient\nfrom clients.er"))
+    registry = copy / "fedkace_flwr" / "registry.py"
+    text = registry.read_text().replace("METHODS: dict[str, Method] = {\n", "METHODS: dict[str, Method] = {\n" + line)
+    registry.write_text(text.replace("from clients.er", "from clients.recent import RecentClient\nfrom clients.er"))
 
     page = copy / "docs" / "methods.md"
     head = "| method | to a client | from a client |\n|---|---|---|\n"
@@ -50,7 +52,8 @@ def test_a_method_can_be_added_as_the_page_says(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    assert "passed" in run("-m", "pytest", "-q", "tests/test_contract.py", "-k", "recent", "-p", "no:cacheprovider")
+    command = re.search(r"^python (-m pytest .*)$", page_text, re.MULTILINE)
+    assert command and "passed" in run(*command[1].split(), "-q", "-p", "no:cacheprovider")
     small = ["--set=rounds=2", "--set=clients=2", "--set=epochs=1", "--set=width=4", "--engine=inline"]
     table = run("-m", "experiments", "run", "experiments/studies/recent.yaml", *small)
     assert re.search(r"^recent_seed-0 .*\d", table, re.MULTILINE) and "accuracy_seed-0.png" in table
@@ -70,10 +73,9 @@ def test_every_study_and_module_that_the_readme_names_exists() -> None:
 
 
 @pytest.mark.parametrize("run", ["quickstart", "cifar100_small"])
-def test_the_tables_of_the_readme_are_those_of_the_kept_runs(run: str) -> None:
-    command = [sys.executable, "-m", "experiments", "table", f"docs/results/{run}"]
-    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert printed.rstrip() in (ROOT / "README.md").read_text()
+def test_the_tables_of_the_readme_are_those_of_the_kept_runs(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["table", str(ROOT / "docs" / "results" / run)]) == 0
+    assert capsys.readouterr().out.rstrip() in (ROOT / "README.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -120,7 +122,7 @@ def test_the_runs_of_equal_steps_are_the_kept_ones(row: str, study: str, method:
 
 
 def test_the_kept_comparison_is_that_of_todays_study() -> None:
-    """A runner would skip the kept runs, so that the next start does what is missing and nothing else."""
+    """A runner would skip the kept runs, so the next start runs only what is missing."""
     study = load_study(ROOT / "experiments" / "studies" / "reduced.yaml", {}, ROOT / "docs" / "results")
     kept = {path.parent.name for path in study.folder.glob("*/summary.json")}
     assert kept and kept <= set(study.runs)
