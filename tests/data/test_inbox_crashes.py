@@ -1,5 +1,6 @@
 """A client that is killed at any change of the disk loses no sample of its inbox and learns none twice."""
 
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +15,6 @@ from support.inboxes import RUN, SIZE, drop, names_in, numbers_of, opened
 
 from fedkace_flwr.data import inbox
 from fedkace_flwr.samples import Samples
-from fedkace_flwr.storage import atomic as durable
 from fedkace_flwr.storage.client_store import Answer, ClientState, ClientStore
 
 
@@ -35,8 +35,8 @@ class Disk:
             (Path, "write_bytes"),
             (inbox, "sync_folder"),
             (shutil, "rmtree"),
-            (durable.os, "replace"),
-            (durable.os, "fsync"),
+            (os, "replace"),
+            (os, "fsync"),
         ):
             patch.setattr(place, name, self._counted(getattr(place, name)))
 

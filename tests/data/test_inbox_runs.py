@@ -141,7 +141,7 @@ def test_a_node_without_an_inbox_or_with_two_clients_says_so(small: Make, tmp_pa
         weights = keys.array_record(as_arrays(Experiment(config).initial_weights()))
         message = Message(keys.instruction(weights, content, 2, 1), dst_node_id=2 + 2 % nodes, message_type="train")
         (reply,) = grid.send_and_receive([message])
-        assert words in reply.error.reason
+        assert words in str(reply.error.reason)
 
 
 def test_feeding_at_intervals_drops_whole_files(small: Make, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def main() -> None:
     seeds = parsers.folder.with_name(f"{parsers.folder.name}-seeds")
     seeds.mkdir()
     settings, configuration = Config().flat(), ['{"overlap": 1, "seed": 2, "gradient-norm": "sum"}']
-    texts = {
+    texts: dict[str, list[str]] = {
         "study": CORPUS,
         "setting": [f"{key}={value}" for key, value in settings.items()],
         "run-config": [json.dumps(settings), *configuration],

@@ -38,9 +38,8 @@ names = st.sampled_from([*SHAPES, *KNOWN]) | st.text(max_size=20)
 numbers = st.integers() | st.floats() | st.sampled_from([0, 1, -1, 2**63, 1e308, float("nan")])
 lists = st.lists(st.integers(), max_size=8) | st.lists(st.floats(), max_size=8)
 metric_records = st.dictionaries(names, numbers | lists, max_size=8).map(MetricRecord)
-config_records = st.dictionaries(names, st.text() | st.binary() | st.integers() | st.booleans(), max_size=4).map(
-    ConfigRecord
-)
+settings_told = st.text() | st.binary() | st.integers() | st.booleans()
+config_records = st.dictionaries(names, settings_told, max_size=4).map(lambda told: ConfigRecord(dict(told)))
 stypes = st.sampled_from(["numpy.ndarray", "numpy.ndarray", "torch.Tensor", ""]) | st.text(max_size=5)
 contents = st.sampled_from(sorted(GOOD.values())) | st.binary(max_size=300)
 an_array = st.builds(

@@ -223,7 +223,7 @@ def test_a_file_of_a_folder_becomes_the_very_row(small: Make, tmp_path: Path) ->
 def test_pictures_of_any_format_and_size_become_squares(kind: str, framing: Framing) -> None:
     for size in ((24, 24), (1, 1), (200, 3), (61, 97)):
         square = read_square(picture(kind, size), framing)
-        assert (square.shape, square.dtype) == ((3, 24, 24), np.uint8)
+        assert square.shape == (3, 24, 24) and square.dtype == np.uint8
 
 
 @pytest.mark.parametrize("mode", ["L", "1", "P", "RGBA", "LA", "CMYK", "I;16"])

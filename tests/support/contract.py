@@ -264,5 +264,5 @@ def _formulas(method: str) -> tuple[str, str]:
 
 
 def _rank_of(content: RecordDict) -> int:
-    record = content.array_records.get(keys.ARRAYS, {})
-    return record[fedcbdr_names.ROWS].shape[1] if fedcbdr_names.ROWS in record else 0
+    record = content.array_records.get(keys.ARRAYS)
+    return record[fedcbdr_names.ROWS].shape[1] if record and fedcbdr_names.ROWS in record else 0
