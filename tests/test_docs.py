@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_a_method_can_be_added_as_the_page_says(tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     for name in ("fedkace_flwr", "strategies", "clients", "experiments", "tests", "docs"):

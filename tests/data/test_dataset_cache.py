@@ -109,7 +109,7 @@ datasets.load_dataset(DataConfig(dataset="digits", cache_dir=sys.argv[1]))
 
 def test_killed_preparation_is_not_trusted(digits: DataConfig) -> None:
     process = start_python(KILLED, digits.cache_dir)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate()
     assert process.returncode == 9, errors
     assert cache_folder(Path(digits.cache_dir)).name.endswith(".partial")
     assert_consistent(load_dataset(digits))
@@ -140,7 +140,7 @@ print(int(dataset.images.sum()))
 
 def test_two_processes_prepare_once(folder: DataConfig, tmp_path: Path) -> None:
     both = [start_python(TOGETHER, folder.data_dir, folder.cache_dir, str(tmp_path / f"ready-{i}")) for i in range(2)]
-    told = [process.communicate(timeout=60) for process in both]
+    told = [process.communicate() for process in both]
     assert [process.returncode for process in both] == [0, 0], told
     expected = str(int(load_dataset(folder).images.sum()))
     assert [out.strip() for out, _ in told] == [expected, expected]
@@ -163,7 +163,7 @@ print(sorted({name.split(".")[0] for name in sys.modules} & {"torchvision", "skl
 def test_opening_a_prepared_cache_imports_no_reader(name: str, folder: DataConfig) -> None:
     load_dataset(replace(folder, dataset=name, image_size=16))
     process = start_python(OPEN, name, folder.data_dir, folder.cache_dir)
-    out, errors = process.communicate(timeout=60)
+    out, errors = process.communicate()
     assert out.strip() == "[]", errors
 
 

@@ -51,7 +51,8 @@ def main() -> None:
         "arrival": dropped().values(),
         "picture": dropped().values(),
         "folded": [folded_weights()],
-    } | {kind: [text.encode() for text in each] for kind, each in texts.items()}
+    }
+    examples |= {kind: [text.encode() for text in each] for kind, each in texts.items()}
     for number, content in enumerate(examples[name]):
         (seeds / str(number)).write_bytes(content)
     atheris.Setup([sys.argv[0], *sys.argv[1:], str(seeds)], target)

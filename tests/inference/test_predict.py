@@ -66,7 +66,6 @@ def test_the_command_loads_neither_flower_nor_ray_nor_torchvision() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_the_command_answers_while_rounds_go_on(tmp_path: Path) -> None:
     """A run in a process of its own; the command is called again and again until the run is over."""
     config = {**SMALL, "rounds": 5, "results-dir": str(tmp_path), "run-name": "run", "keep-models": "always"}

@@ -105,14 +105,13 @@ def test_the_service_outlives_its_folder(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_no_request_is_dropped_while_models_replace_each_other(folder: Path) -> None:
     """The model of round r answers class r mod 10, so that an answer of two models at once would show."""
     last, results, failures = 28, [], []
     over = threading.Event()
 
     def ask(service: Service, seed: int) -> None:
-        with httpx.Client(base_url=service.client.base_url, timeout=120) as client:
+        with httpx.Client(base_url=service.client.base_url, timeout=None) as client:
             while not over.is_set():
                 try:
                     reply = client.post("/predict", content=picture(seed=seed))
@@ -160,7 +159,7 @@ def test_a_request_in_flight_is_answered_before_the_end(folder: Path) -> None:
             raw.sendall(body[1000:])
             reply = b"".join(iter(lambda: raw.recv(65536), b""))
         assert reply.startswith(b"HTTP/1.1 200") and b'"class 3"' in reply
-        assert service.process.wait(120) == 0
+        assert service.process.wait() == 0
 
 
 def _takes_connections(port: int) -> bool:

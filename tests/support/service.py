@@ -35,7 +35,7 @@ class Service:
         found = re.search(r"http://\S+:(\d+)$", line)
         assert found, line + self.said()
         self.port = int(found[1])
-        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=120)
+        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=None)
 
     def said(self) -> str:
         """What the process has logged."""
@@ -44,7 +44,7 @@ class Service:
     def stop(self) -> int:
         """SIGTERM; the exit status."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(120)
+        return self.process.wait()
 
     def close(self) -> None:
         """Leave nothing behind."""

@@ -60,7 +60,7 @@ def test_learning_beats_chance_by_far_on_real_digits(small: Make) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_flower_with_one_worker_and_the_inline_engine_agree(small: Make) -> None:
     """With two workers, ``test_killed.py`` and ``test_scale.py`` compare them."""
     inline, config = small(run_name="inline"), small(run_name="flower")
@@ -73,7 +73,7 @@ def test_flower_with_one_worker_and_the_inline_engine_agree(small: Make) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("engine", ["inline", "flower"])
 def test_the_runner_fails_with_the_apps_own_error(engine: str, tmp_path: Path) -> None:
     settings = [f"--set={key}={value}" for key, value in {**SMALL, "learning-rate": 1e30}.items()]
@@ -108,7 +108,7 @@ def fresh_home(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_plain_flwr_run_works_offline_in_a_fresh_home(fresh_home: dict[str, str], tmp_path: Path, small: Make) -> None:
     Path(fresh_home["HOME"]).mkdir()
     changes = {**SMALL, "results-dir": str(tmp_path), "run-name": "by-hand"}

@@ -155,7 +155,7 @@ server = ServerApp()
 @server.main()
 def main(grid, context):
     messages = [Message(RecordDict({}), node, "query") for node in grid.get_node_ids()]
-    replies = list(grid.send_and_receive(messages, timeout=250))
+    replies = list(grid.send_and_receive(messages, timeout=1500))
     assert messages and len(replies) == len(messages) and not any(reply.has_error() for reply in replies)
 """
 LEAK_PROJECT = """
