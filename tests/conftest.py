@@ -8,11 +8,16 @@ from typing import Any
 import pytest
 import torch
 from support.common import SMALL, FakeTime
+from support.properties import load_profile
 from support.recording import recordings as recordings
 
 from fedkace_flwr import registry as registry  # declares the methods' keys
 from fedkace_flwr.config import Config
+from fedkace_flwr.results import run_folder
+from fedkace_flwr.results.plot import draw_accuracy
 from fedkace_flwr.rounds import driver, exchange, roster, transport
+
+load_profile()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -26,6 +31,20 @@ def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     os.environ.pop("FEDKACE_CACHE_DIR")
     if before is not None:
         os.environ["FEDKACE_CACHE_DIR"] = before
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_pictures() -> Iterator[None]:
+    """Runs inside this process draw nothing: a picture takes a sixth of a small run's time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_folder, "draw_accuracy", lambda rounds, path, title: path.write_bytes(b"a picture"))
+        yield
+
+
+@pytest.fixture
+def pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test's runs draw their pictures."""
+    monkeypatch.setattr(run_folder, "draw_accuracy", draw_accuracy)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -122,7 +122,6 @@ def configurations(draw: st.DrawFn) -> dict[str, Any]:
     return dict(zip(together, fitting, strict=True)) | chosen
 
 
-@settings(deadline=None, max_examples=60)
 @given(configurations())
 def test_any_accepted_configuration_comes_back_equal_and_with_equal_hash(values: dict[str, Any]) -> None:
     config = Config.parse(values)
@@ -180,7 +179,6 @@ def test_a_whole_number_is_taken_for_a_number(name: str) -> None:
     assert type(value) is float
 
 
-@settings(deadline=None, max_examples=150)
 @given(st.data())
 def test_every_number_is_taken_inside_its_range_and_refused_outside_by_name(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(NUMBERS))

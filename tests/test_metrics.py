@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedkace_flwr.metrics import accuracy, average_accuracy, average_regret, true_class_probability
@@ -26,7 +26,6 @@ def test_probability_worked_by_hand():
     assert true_class_probability(logits, torch.tensor([0, 0]), mask) == pytest.approx((3 / 4 + 1 / 5) / 2, abs=1e-7)
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.integers(0, 10**6), st.integers(1, 12), st.integers(1, 7))
 def test_both_equal_naive_loops(seed, samples, classes):
     rng = np.random.default_rng(seed)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -40,7 +40,6 @@ def assert_alike(ids: Samples, pixels: Samples) -> None:
     assert torch.equal(ids.class_counts(6), pixels.class_counts(6))
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_ids_and_pixels_stay_alike_through_any_selection_and_joining(data: st.DataObject) -> None:
     ids, pixels = Samples.none(), Samples.none(SHAPE)

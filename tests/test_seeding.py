@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedkace_flwr.seeding import generator_for, seed_for
@@ -19,7 +19,6 @@ def test_seeds_stay_what_they_were():
     assert seed_for(7, "train", 3, 12) == 5139989390659259102
 
 
-@settings(deadline=None, max_examples=100)
 @given(st.integers(0, 2**62), LABELS)
 def test_seeds_lie_in_63_bits_and_suit_both_generators(seed, labels):
     value = seed_for(seed, *labels)
@@ -29,7 +28,6 @@ def test_seeds_lie_in_63_bits_and_suit_both_generators(seed, labels):
     torch.Generator().manual_seed(value)
 
 
-@settings(deadline=None, max_examples=200)
 @given(st.integers(0, 5), LABELS, st.integers(0, 5), LABELS)
 def test_distinct_purposes_have_distinct_seeds(seed, labels, other_seed, other_labels):
     same = (seed, *labels) == (other_seed, *other_labels)

@@ -4,8 +4,9 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.properties import examples
 
 from fedkace_flwr.algorithms import dcfcl_coalitions as coalitions
 from fedkace_flwr.algorithms.dcfcl_coalitions import (
@@ -59,7 +60,6 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
     return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.integers(0, 10**6), st.integers(2, 6), st.floats(0, 2))
 def test_benefit_is_the_similarity_with_the_explicit_mean_of_the_others(
     seed: int, players: int, epsilon: float
@@ -190,7 +190,6 @@ def literally(benefit, start: list[frozenset[int]], players: int):  # type: igno
     return tuple(sorted(tuple(sorted(c)) for c in result | present)), passes
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.integers(0, 10**6), st.integers(1, 6), st.booleans(), st.data())
 def test_any_game_ends_in_a_partition_as_the_algorithm_says(
     seed: int, players: int, coarse: bool, data: st.DataObject
@@ -207,14 +206,14 @@ def test_any_game_ends_in_a_partition_as_the_algorithm_says(
             assert result.benefits[player] == benefit(player, mask(coalition, players))[0]
 
 
-@settings(deadline=None, max_examples=10)
+@examples(0.4)
 @given(st.integers(0, 10**6), st.integers(7, 10), st.booleans())
 def test_larger_random_games_end_as_well(seed: int, players: int, coarse: bool) -> None:
     result = form_coalitions(table_game(seed, players, coarse), singletons(players))
     assert is_partition(result.partition, players) and result.passes <= players + 1
 
 
-@settings(deadline=None, max_examples=10)
+@examples(0.4)
 @given(st.integers(0, 10**6), st.integers(4, 9))
 def test_few_candidates_end_in_a_partition_too(seed: int, players: int) -> None:
     benefit = table_game(seed, players, False)
@@ -229,7 +228,7 @@ def test_few_candidates_end_in_a_partition_too(seed: int, players: int) -> None:
     assert (exact.partition, exact.passes) == (plain.partition, plain.passes)
 
 
-@settings(deadline=None, max_examples=15)
+@examples(0.6)
 @given(st.permutations(range(8)))
 def test_names_of_the_players_do_not_matter(order: list[int]) -> None:
     updates = blocks([0, 0, 0, 1, 1, 2, 2, 2], noise=0.02)

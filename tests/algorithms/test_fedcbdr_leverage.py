@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.leverage import pinv_leverage
 from torch import Tensor
@@ -110,7 +110,6 @@ def test_scores_survive_features_of_any_size() -> None:
 # The draw
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=60), st.integers(6, 70), st.integers(0, 10**6))
 def test_a_draw_is_distinct_full_and_as_even_as_the_classes_allow(labels: list[int], capacity: int, seed: int) -> None:
     classes = torch.tensor(labels)
@@ -139,7 +138,6 @@ def test_a_sample_is_drawn_in_proportion_to_its_score() -> None:
     assert torch.allclose(count.double() / 3000, scores, atol=0.03)
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=60), st.integers(1, 70), st.integers(0, 10**6))
 def test_a_draw_with_replacement_never_exceeds_a_classs_places(labels: list[int], capacity: int, seed: int) -> None:
     classes = torch.tensor(labels)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.candidates import Case, generator, mask_of
 
@@ -125,7 +125,6 @@ def test_scores_worked_by_hand():
 
 
 @pytest.mark.parametrize("self_distance", ["include", "exclude"])
-@settings(deadline=None, max_examples=60)
 @given(**CASES)
 def test_scores_equal_the_naive_ones(self_distance, seed, m, chunk, active):
     case = Case(seed, m, chunk, active)
@@ -155,7 +154,6 @@ def test_inactive_logits_do_not_matter():
     assert all(torch.equal(getattr(before, name), getattr(after, name)) for name in NAMES)
 
 
-@settings(deadline=None, max_examples=40)
 @given(**CASES, block=st.integers(1, 40), self_distance=st.sampled_from(["include", "exclude"]))
 def test_blocks_do_not_change_scores(seed, m, chunk, active, block, self_distance):
     case = Case(seed, m, chunk, active)
@@ -165,7 +163,6 @@ def test_blocks_do_not_change_scores(seed, m, chunk, active, block, self_distanc
         assert_scores(blocked, {name: getattr(whole, name).tolist() for name in NAMES}, 1e-11)
 
 
-@settings(deadline=None, max_examples=40)
 @given(
     seed=CASES["seed"], m=st.integers(2, 12), chunk=st.integers(2, 8), active=st.integers(2, 6), quota=st.integers(1, 3)
 )
@@ -193,7 +190,6 @@ def test_order_within_buffer_and_within_chunk_changes_neither_scores_nor_old_cla
 # Landmarks
 
 
-@settings(deadline=None, max_examples=30)
 @given(**CASES, extra=st.integers(0, 5))
 def test_landmarks_as_many_as_the_buffer_holds_change_nothing(seed, m, chunk, active, extra):
     case = Case(seed, m, chunk, active)
@@ -291,7 +287,6 @@ def test_no_score_is_ever_infinite_or_not_a_number(kind, m, chunk, active):
         assert len(kept) == sum(min(10 // active, int((labels == label).sum())) for label in range(active))
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     **CASES,
     values=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=12),

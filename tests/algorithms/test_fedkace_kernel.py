@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.candidates import Case, generator, mask_of
 
@@ -29,7 +29,6 @@ def test_golden_condition_number(dtype, tolerance):
     assert value == pytest.approx(golden["value"], rel=0, abs=tolerance)
 
 
-@settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 10**6), m=st.integers(1, 6), active=st.integers(3, 6), beta=st.floats(1, 20))
 def test_condition_number_equals_the_ratio_of_singular_values(seed, m, active, beta):
     case = Case(seed, 0, m, active)
@@ -54,7 +53,6 @@ def test_condition_number_is_one_for_far_apart_points_and_for_a_single_one():
     assert kernel_condition_number(torch.randn(1, 6, generator=generator()), every, 1.0) == 1.0
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     seed=st.integers(0, 10**6),
     m=st.integers(1, 20),

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -58,7 +58,6 @@ def test_golden_output_gradient(dtype, tolerance):
     np.testing.assert_allclose(gradient.numpy(), GOLDEN["gradient"], rtol=0, atol=tolerance)
 
 
-@settings(deadline=None, max_examples=80)
 @given(**CASES)
 def test_output_layer_gradient_is_autograds(seed, samples, classes, features, per_row):
     known, labels, mask = random_case(seed, samples, classes, features, per_row)
@@ -77,7 +76,6 @@ def test_output_layer_gradient_is_autograds(seed, samples, classes, features, pe
     assert (with_bias[masked_everywhere] == 0).all()
 
 
-@settings(deadline=None, max_examples=60)
 @given(**CASES)
 def test_masked_cross_entropy_equals_naive_loops_and_masked_logits_feel_nothing(
     seed, samples, classes, features, per_row
@@ -139,7 +137,6 @@ def test_average_comes_first_and_norm_after():
     assert balance.next_weight() == pytest.approx(4.0)
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     seed=st.integers(0, 10**6),
     batches=st.integers(1, 6),

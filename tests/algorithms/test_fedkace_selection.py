@@ -7,7 +7,7 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.candidates import generator, mask_of
 
@@ -51,7 +51,6 @@ def naive_old_class(positions: list[int], scores: Scores, quota: int) -> set[int
     return set(sorted(first, key=lambda x: (-float(scores.consistency[x]), x))[:quota])
 
 
-@settings(deadline=None, max_examples=150)
 @given(
     seed=st.integers(0, 10**6),
     candidates=st.integers(1, 60),
@@ -82,7 +81,6 @@ def test_selection_keeps_quotas_capacity_order_and_the_two_stages(seed, candidat
     assert kept == select(scores, *arguments, generator(seed)).tolist()
 
 
-@settings(deadline=None, max_examples=80)
 @given(
     seed=st.integers(0, 10**6),
     counts=st.lists(st.integers(0, 20), min_size=1, max_size=6),

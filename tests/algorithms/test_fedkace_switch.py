@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedkace_flwr.algorithms.fedkace_switch import InferenceSwitch
@@ -33,7 +33,6 @@ def test_golden_switch(case):
     assert answers == [t >= first for t in range(1, len(answers) + 1)]
 
 
-@settings(deadline=None, max_examples=300)
 @given(OBSERVATIONS, st.integers(1, 4))
 def test_switches_at_the_first_round_of_the_definition(observations, patience):
     switch = InferenceSwitch(patience)
@@ -43,7 +42,6 @@ def test_switches_at_the_first_round_of_the_definition(observations, patience):
     assert switch.switched_at is None or switch.switched_at > patience
 
 
-@settings(deadline=None, max_examples=200)
 @given(OBSERVATIONS, st.integers(1, 3), st.data())
 def test_going_on_from_stored_gaps_is_the_same_wherever_the_run_was_cut(observations, patience, data):
     cut = data.draw(st.integers(0, len(observations)))

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedkace_flwr.algorithms.ofcl_memory import bregman_information, most_certain
@@ -22,7 +22,6 @@ def test_two_views_by_hand() -> None:
     assert float(bregman_information(views, ALL)) == pytest.approx(0.3775500, abs=1e-7)
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.integers(0, 10**6), st.integers(1, 6), st.integers(1, 5), st.floats(0.1, 100))
 def test_it_is_never_negative_and_blind_to_a_constant_of_each_view(seed, views, classes, scale) -> None:
     logits = scale * torch.randn((views, 4, classes), generator=generator(seed), dtype=torch.float64)
@@ -58,7 +57,6 @@ def test_masked_classes_do_not_count_and_broken_logits_are_the_least_certain() -
     assert float(broken[1]) == math.inf and float(broken[2]) == float(information[2])
 
 
-@settings(deadline=None, max_examples=100)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=40), st.integers(1, 50), st.integers(0, 10**6))
 def test_the_lowest_of_each_class_are_kept_in_even_numbers(labels, capacity, seed) -> None:
     y = torch.tensor(labels)

@@ -3,7 +3,7 @@
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedkace_flwr.algorithms.quotas import floor_quotas, water_filling_quotas
@@ -19,13 +19,11 @@ def fairest(available: list[int], capacity: int) -> tuple[int, ...]:
     return max(allocations, key=lambda allocation: (sorted(allocation), allocation))
 
 
-@settings(deadline=None, max_examples=200)
 @given(st.lists(st.integers(0, 5), max_size=4), st.integers(0, 22))
 def test_water_filling_is_max_min_fair(available, capacity):
     assert tuple(water_filling_quotas(available, capacity)) == fairest(available, capacity)
 
 
-@settings(deadline=None, max_examples=100)
 @given(st.lists(st.integers(0, 600), max_size=100), st.integers(0, 2000))
 def test_water_filling_fills_and_never_overfills(available, capacity):
     quotas = water_filling_quotas(available, capacity)

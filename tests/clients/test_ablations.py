@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from support.common import rounds_of
+from support.common import SMALL, rounds_of
 
 from experiments.running.inline import run_inline
 from fedkace_flwr.algorithms.fedkace_buffer import Scores, select
@@ -21,7 +22,7 @@ Make = Callable[..., Config]
 ABLATIONS = ("as1", "as2", "as3", "as4", "as5", "as6", "as7", "as8", "lkc")
 
 
-def outcome(config: Config) -> list[dict[str, object]]:
+def outcome(config: Config) -> list[dict[str, Any]]:
     run_inline(config)
     return rounds_of(Path(config.run.results_dir) / config.run.run_name)
 
@@ -36,10 +37,20 @@ def test_every_ablation_is_a_preset_of_keys_that_exist(small: Make) -> None:
         find_method("as9")
 
 
+SHAPE = {"rounds": 6, "epochs": 3, "capacity": 12, "evaluate": "both"}
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return outcome(
+        Config.parse({**SMALL, **SHAPE, "results-dir": str(tmp_path_factory.mktemp("usual")), "run-name": "x"})
+    )
+
+
+@pytest.mark.xdist_group("ablations")
 @pytest.mark.parametrize("name", ABLATIONS)
-def test_an_ablation_runs_and_differs_from_fedkace(small: Make, name: str) -> None:
-    shape = {"rounds": 6, "epochs": 3, "capacity": 12, "evaluate": "both"}
-    usual, ablated = outcome(small(run_name="usual", **shape)), outcome(small(run_name=name, method=name, **shape))
+def test_an_ablation_runs_and_differs_from_fedkace(small: Make, usual: list[dict[str, Any]], name: str) -> None:
+    ablated = outcome(small(run_name=name, method=name, **SHAPE))
     assert usual != ablated
     last = ablated[-1]
     if name == "as2":

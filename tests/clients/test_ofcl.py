@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.common import rounds_of
 from support.in_process import Federation
@@ -18,7 +18,8 @@ from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.samples import Samples
-from fedkace_flwr.storage.client_store import ClientState, ClientStore
+from fedkace_flwr.storage.client_state import ClientState
+from fedkace_flwr.storage.client_store import ClientStore
 from fedkace_flwr.training.batches import EPOCHS, Epoch, random_replay_epoch
 from fedkace_flwr.training.model import ResNet18, seeded_resnet18
 from fedkace_flwr.training.snapshots import move_halfway, restored, snapshot
@@ -30,7 +31,6 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-@settings(deadline=None, max_examples=100)
 @given(st.integers(2, 60), st.integers(0, 60), st.integers(2, 20), st.integers(0, 10**6))
 def test_each_step_joins_as_many_distinct_draws_from_the_buffer(chunk, buffer, size, seed) -> None:
     epoch = random_replay_epoch(chunk, buffer, size, generator(seed))

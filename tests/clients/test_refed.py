@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.common import rounds_of
 from support.in_process import Federation
@@ -87,7 +87,6 @@ def test_a_local_informative_model_is_plain_gradient_descent_and_a_glued_one_sta
     assert drifts == sorted(drifts) and drifts[0] < drifts[-1]
 
 
-@settings(deadline=None, max_examples=25)
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=8), st.randoms(use_true_random=False))
 def test_scores_grow_with_the_steps_and_follow_the_samples_in_any_order(targets, random) -> None:
     order = list(range(len(targets)))
@@ -220,7 +219,6 @@ def test_scoring_leaves_no_trace(gradient: str, training: bool) -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@settings(deadline=None, max_examples=100)
 @given(st.lists(st.sampled_from([-math.inf, 0.0, 1.0, 2.5, 7.0]), max_size=20), st.integers(1, 25))
 def test_the_highest_scores_are_kept_and_of_equal_ones_the_first(scores, capacity) -> None:
     kept = most_informative(torch.tensor(scores, dtype=torch.float64), capacity).tolist()

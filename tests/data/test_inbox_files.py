@@ -1,7 +1,6 @@
 """Files that something else has written: what is accepted, what is refused and why, and that nothing else happens."""
 
 import io
-import os
 import struct
 import zipfile
 from pathlib import Path
@@ -19,7 +18,6 @@ from fedkace_flwr.errors import DataError
 
 CLASSES = ("cat", "dog", "sea lion")
 SIZE = 8
-EXAMPLES = int(os.environ.get("FEDKACE_FUZZ_EXAMPLES", "150"))
 
 
 def images(count: int = 2, shape: tuple[int, ...] = (SIZE, SIZE, 3)) -> NDArray[np.uint8]:
@@ -203,9 +201,7 @@ def heads(draw: st.DrawFn) -> bytes:
     return packed.getvalue()
 
 
-@settings(
-    max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.one_of(damaged(), heads()),
     st.sampled_from([("a.npz", None), ("a.png", "cat"), ("a.gif", "dog"), ("a.jpg", "cat")]),

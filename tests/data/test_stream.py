@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fedkace_flwr.data.stream import ClientStream, class_windows, client_stream
@@ -48,7 +48,6 @@ def test_windows_worked_by_hand_wrap_round_in_the_clients_own_order():
     assert class_windows(order, 2, 2, 7) == [(3, 0), (3, 0), (4, 1), (4, 1), (2, 3), (2, 3), (0, 4)]
 
 
-@settings(deadline=None, max_examples=150)
 @given(window_cases())
 def test_each_window_is_a_run_of_distinct_classes_along_the_cyclic_list(case):
     order, window, overlap, rounds = case
@@ -60,7 +59,6 @@ def test_each_window_is_a_run_of_distinct_classes_along_the_cyclic_list(case):
         assert all((after - before) % len(order) == 1 % len(order) for before, after in pairwise(places))
 
 
-@settings(deadline=None, max_examples=150)
 @given(window_cases())
 def test_adjacent_windows_share_exactly_the_overlap_where_there_are_classes_enough(case):
     order, window, overlap, rounds = case
@@ -73,7 +71,6 @@ def test_adjacent_windows_share_exactly_the_overlap_where_there_are_classes_enou
         assert before[window - overlap :] == after[:overlap]
 
 
-@settings(deadline=None, max_examples=100)
 @given(window_cases())
 def test_full_overlap_stands_still_for_window_rounds_and_then_takes_the_next_classes(case):
     order, window, _, rounds = case
@@ -95,7 +92,6 @@ def test_papers_numbers_show_each_class_five_times_and_each_image_once(overlap):
     assert np.array_equal(np.sort(np.concatenate(stream.chunks)), np.arange(50_000))
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     classes=st.integers(1, 9),
     window=st.integers(1, 9),
@@ -174,7 +170,6 @@ def test_running_dry_names_client_class_needed_and_held():
     assert numbers_in(caught.value) == [10, 3, 4, 30, 2, 29, 2, 9]
 
 
-@settings(deadline=None, max_examples=150)
 @given(
     sizes=st.lists(st.integers(1, 40), min_size=1, max_size=7),
     window=st.integers(1, 7),

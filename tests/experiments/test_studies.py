@@ -5,8 +5,10 @@ from pathlib import Path
 import pandas
 import pytest
 from rich.console import Console
+from support.engines import InProcessEngine
 
 from experiments.report.write import write_report
+from experiments.running import runner
 from experiments.running.runner import run_study
 from experiments.studies.study import load_study
 
@@ -30,8 +32,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_study_runs_at_its_smallest_scale_to_its_table(
-    borrowers: list[str], study: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    borrowers: list[str],
+    study: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(runner, "InlineEngine", InProcessEngine)
     loaded = load_study(
         ROOT / "experiments" / "studies" / f"{study}.yaml", {}, tmp_path, scale="smoke", engine="inline", workers=2
     )

@@ -40,7 +40,7 @@ def main() -> None:
     seeds = parsers.folder.with_name(f"{parsers.folder.name}-seeds")
     seeds.mkdir()
     settings, configuration = Config().flat(), ['{"overlap": 1, "seed": 2, "gradient-norm": "sum"}']
-    texts = {
+    texts: dict[str, list[str]] = {
         "study": CORPUS,
         "setting": [f"{key}={value}" for key, value in settings.items()],
         "run-config": [json.dumps(settings), *configuration],
@@ -51,7 +51,8 @@ def main() -> None:
         "arrival": dropped().values(),
         "picture": dropped().values(),
         "folded": [folded_weights()],
-    } | {kind: [text.encode() for text in each] for kind, each in texts.items()}
+    }
+    examples |= {kind: [text.encode() for text in each] for kind, each in texts.items()}
     for number, content in enumerate(examples[name]):
         (seeds / str(number)).write_bytes(content)
     atheris.Setup([sys.argv[0], *sys.argv[1:], str(seeds)], target)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from support.replies import WEIGHTS, ask, ask_with
@@ -35,7 +35,6 @@ def changed(**arrays: np.ndarray | None) -> dict[str, np.ndarray]:
 # Packing
 
 
-@settings(deadline=None, max_examples=50)
 @given(
     st.dictionaries(
         st.text(min_size=1, max_size=8),
@@ -185,7 +184,6 @@ def test_an_array_whose_bytes_are_not_what_it_says_is_refused_by_name(array: Arr
     assert "'bn.bias'" in refusal(content)
 
 
-@settings(deadline=None, max_examples=100)
 @given(st.binary(max_size=40), st.integers(0, 140), st.integers(0, 140))
 def test_no_bytes_of_an_array_raise_anything_but_a_refusal(piece: bytes, start: int, stop: int) -> None:
     good = _npy(WEIGHTS["bn.bias"])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -141,7 +141,6 @@ def test_busy_seconds_worked_by_hand(spans: list[dict[str, float]], busy: float)
     assert busy_seconds(spans[::-1]) == busy
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)), max_size=6), st.randoms(use_true_random=False))
 def test_busy_seconds_are_the_seconds_in_which_anyone_works(
     spans: list[tuple[int, int]], shuffle: random.Random

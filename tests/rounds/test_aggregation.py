@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedkace_flwr.rounds.aggregation import client_drift, weighted_mean
@@ -16,7 +16,6 @@ def test_client_drift_worked_by_hand() -> None:
     assert weighted_mean(models, [3, 1])["w"].tolist() == [1.5, 2.0]
 
 
-@settings(deadline=None, max_examples=40)
 @given(
     st.lists(st.lists(st.floats(-1e3, 1e3, width=32), min_size=3, max_size=3), min_size=1, max_size=5),
     st.data(),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.common import rounds_of
 from support.stored import assert_bit_identical, assert_same, body_of, empty, learned, names, reply, train
@@ -64,7 +64,6 @@ def test_an_answer_comes_back_bit_identical(tmp_path: Path) -> None:
     assert_bit_identical(ClientStore(tmp_path, empty()).answer(2), reply(2))
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=4), st.binary(min_size=16, max_size=16))
 def test_any_number_and_any_bits_survive(
     tmp_path_factory: pytest.TempPathFactory, numbers: list[float], bits: bytes
@@ -102,7 +101,6 @@ def test_training_an_earlier_round_again_drops_what_came_later(tmp_path: Path) -
     assert names(tmp_path) == ["answer-000001.npz", "state-000001.npz"]
 
 
-@settings(deadline=None, max_examples=20)
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=6))
 def test_before_a_round_stands_the_newest_generation_of_an_earlier_one(
     tmp_path_factory: pytest.TempPathFactory, rounds: list[int]

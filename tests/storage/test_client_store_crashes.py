@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import settings
 from support.crashes import TAILS, Disk, Tree, choices, lay_out
 from support.stored import assert_bit_identical, assert_same, empty, learned, reply
 
@@ -23,7 +24,7 @@ from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.storage.client_store import ClientStore
 
 ROUNDS = 4
-COMBINATIONS = int(os.environ.get("FEDKACE_FUZZ_EXAMPLES", "60"))
+COMBINATIONS = settings().max_examples
 
 
 def before_run(run: str) -> ClientState:

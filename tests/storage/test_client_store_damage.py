@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.stored import (
     CLASSES,
@@ -154,7 +154,6 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return (folder / "state-000002.npz").read_bytes()
 
 
-@settings(deadline=None, max_examples=100)
 @given(st.data())
 def test_no_flipped_bit_and_no_cut_goes_unseen(
     tmp_path_factory: pytest.TempPathFactory, pristine: bytes, data: st.DataObject
@@ -171,7 +170,6 @@ def test_no_flipped_bit_and_no_cut_goes_unseen(
     assert names(folder) == ["state-000002.corrupt"]
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.binary(max_size=200) | st.binary(max_size=100).map(lambda tail: b"PK\x03\x04" + tail))
 def test_no_garbage_under_a_right_checksum_is_read_or_raises(
     tmp_path_factory: pytest.TempPathFactory, body: bytes

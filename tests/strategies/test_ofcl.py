@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from flwr.app import Message, MessageType, RecordDict
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.faults import FaultyGrid, only
 from support.runs import records, run
@@ -31,7 +31,6 @@ def test_weights_of_the_mean_by_classes_by_hand() -> None:
     assert class_mean_weights([[1, 0, 0], [3, 0, 2]]).tolist() == [0.125, 0.875]
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.lists(st.lists(st.integers(0, 9), min_size=4, max_size=4).filter(any), min_size=1, max_size=5), st.data())
 def test_one_mean_by_those_weights_is_the_mean_of_the_classes_means(counts, data) -> None:
     models = [{"w": np.array([data.draw(st.floats(-9, 9))])} for _ in counts]

@@ -1,5 +1,6 @@
 """A federation of real processes on the loopback, started by the scripts of ``deploy/``; for tests."""
 
+import contextlib
 import json
 import os
 import re
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 
 import psutil
 
+from experiments.running.guard import all_of
 from experiments.running.processes import finish, flower_environment, staged_app
 from fedkace_flwr.storage.checkpoint import Checkpoints
 from support.tools import need_tools
@@ -21,9 +23,8 @@ T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 CONNECTION = "under-test"
-# On an idle machine a phase of a round takes six to ten seconds; on a busy one it has taken minutes. What counts as
-# hung is therefore a federation in which nobody has written a line for so long, not a run that takes its time.
-STALL_SECONDS, STEP_SECONDS = 1500.0, 600.0
+# For a single command. A whole run takes what it takes; a test that hangs runs into its own timeout.
+STEP_SECONDS = 600.0
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
@@ -34,23 +35,41 @@ def environment(home: Path, **more: str) -> dict[str, str]:
     return flower_environment(home / "flwr", kept) | more
 
 
+def serverapps_of(home: Path) -> list[psutil.Process]:
+    """The ServerApps at work whose Flower home is the one of :func:`environment`."""
+    found = []
+    for process in all_of("FLWR_HOME", str(home / "flwr")):
+        with contextlib.suppress(psutil.Error):
+            if "flwr-serverapp" in " ".join(process.cmdline()):
+                found.append(process)
+    return found
+
+
 def script(name: str, *arguments: object, env: dict[str, str]) -> "subprocess.CompletedProcess[str]":
     """Run a script of ``deploy/`` to its end."""
     return finish([str(DEPLOY / name), *map(str, arguments)], env, STEP_SECONDS)
 
 
-def until(what: Callable[[], T], seconds: float, goal: str) -> T:
-    """The first true value of a condition.
+def until(what: Callable[[], T], goal: str, *, pause: float = 0.2, log: Callable[[], str] = str) -> T:
+    """Wait for the first true value of a condition; one that never comes true runs into the test's timeout.
 
-    Raises
-    ------
-    AssertionError
-        It never is within the time.
+    Parameters
+    ----------
+    what : callable
+        The condition.
+    goal : str
+        What is awaited, for the report of a timeout.
+    pause : float
+        Seconds between two looks.
+    log : callable
+        What the report of a timeout shows beside the goal.
     """
-    end = time.monotonic() + seconds
-    while not (value := what()):
-        assert time.monotonic() < end, f"not within {seconds:g} seconds: {goal}"
-        time.sleep(0.2)
+    try:
+        while not (value := what()):
+            time.sleep(pause)
+    except BaseException as stopped:
+        stopped.add_note(f"while waiting: {goal}\n{log()}")
+        raise
     return value
 
 
@@ -109,13 +128,17 @@ class Federation:
         return found
 
     def finished(self, number: str) -> dict[str, Any]:
-        """The same, once the run is over."""
+        """The same, once the run is over.
+
+        The command line costs a second of a core, so it is only called when no ServerApp is at work any more.
+        """
 
         def over() -> dict[str, Any]:
+            psutil.wait_procs(serverapps_of(self.folder.parent))
             run = self.run(number)
             return run if run["status"].startswith("finished") else {}
 
-        return self._until_stalled(over, f"run {number} ends", pause=10)  # asking costs a second of a core
+        return until(over, f"run {number} ends", pause=3, log=self._logs)
 
     def rounds(self, name: str) -> int:
         """How many rounds a run has recorded."""
@@ -124,20 +147,15 @@ class Federation:
 
     def after_round(self, name: str, number: int) -> None:
         """Wait until a run has recorded a round."""
-        self._until_stalled(lambda: self.rounds(name) >= number, f"round {number} of {name} is recorded")
+        until(lambda: self.rounds(name) >= number, f"round {number} of {name} is recorded", log=self._logs)
 
-    def _until_stalled(self, what: Callable[[], T], goal: str, pause: float = 1.0) -> T:
-        progress, end = -1, 0.0
-        while not (value := what()):
-            written = sum(path.stat().st_size for path in self.folder.glob("node-*/log"))
-            if written > progress:
-                progress, end = written, time.monotonic() + STALL_SECONDS
-            assert time.monotonic() < end, f"nothing has happened for {STALL_SECONDS:g} seconds, and not yet: {goal}"
-            time.sleep(pause)
-        return value
+    def _logs(self) -> str:
+        return "\n".join(
+            f"{path.parent.name}: {self.log(path.parent.name)[-500:]}" for path in self.folder.glob("*/log")
+        )
 
     def log(self, member: str) -> str:
-        """What a member has written, colours taken away."""
+        """What a member has written, without colours."""
         return re.sub(r"\x1b\[[0-9;]*m", "", (self.folder / member / "log").read_text(errors="replace"))
 
     def process(self, member: str) -> psutil.Process:
@@ -145,7 +163,7 @@ class Federation:
         return psutil.Process(int((self.folder / member / "pid").read_text()))
 
     def processes(self, words: str = "") -> list[psutil.Process]:
-        """All processes of this federation whose command line holds the words."""
+        """All processes of this federation whose command line contains the words."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -157,7 +175,7 @@ class Federation:
         return found
 
     def kill(self, member: str) -> None:
-        """``kill -9`` of a member, its children aside."""
+        """``kill -9`` of a member but not of its children."""
         process = self.process(member)
         process.send_signal(signal.SIGKILL)
         process.wait(STEP_SECONDS)
@@ -167,7 +185,7 @@ class Federation:
         return [node["status"] for node in self.flwr("supernode", "list", CONNECTION)["nodes"]]
 
     def started(self) -> None:
-        """Start what is down; a node that was killed is refused until the SuperLink counts it as offline."""
+        """Start what is down; the SuperLink refuses a node that was killed until it counts the node as offline."""
         said = [""]
 
         def up() -> bool:
@@ -176,17 +194,23 @@ class Federation:
             assert done.returncode == 0 or "counts an earlier process of it as online" in done.stderr, done.stderr
             return done.returncode == 0
 
-        until(up, STEP_SECONDS, f"the federation is up: {said[0]}")
+        until(up, "the federation is up", log=lambda: said[0])
 
 
 def results_of(folder: Path) -> list[dict[str, Any]]:
-    """A run's records without times and bytes, which the way that messages travel may change."""
+    """A run's records without times and bytes, which depend on how messages travel."""
     records = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     return [{key: value for key, value in record.items() if key not in ("seconds", "bytes")} for record in records]
 
 
 def assert_same_numbers(folder: Path, whole: Path) -> None:
+    """Two runs have the same records and the same final model."""
     assert results_of(folder) == results_of(whole)
+    assert_same_weights(folder, whole)
+
+
+def assert_same_weights(folder: Path, whole: Path) -> None:
+    """The newest checkpoints of two runs hold the same model, bit for bit."""
     mine, theirs = Checkpoints(folder / "server").newest(), Checkpoints(whole / "server").newest()
     assert mine is not None and theirs is not None and mine.round == theirs.round
     assert all(mine.weights[name].tobytes() == theirs.weights[name].tobytes() for name in theirs.weights)

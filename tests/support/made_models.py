@@ -1,6 +1,7 @@
 """Files of models that no training made: each answers one class, whatever it is shown."""
 
 import io
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ def constant(round_number: int, label: int, seen: tuple[int, ...] = tuple(range(
         net.output.weight.zero_()
         net.output.bias.copy_(torch.arange(CLASSES) * 0.1)
         net.output.bias[label] = 5.0
-    content = {
+    content: dict[str, Any] = {
         "method": "fedkace",
         "run": "made",
         "round": round_number,

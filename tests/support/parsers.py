@@ -1,6 +1,6 @@
-"""Everything here that reads what others write, each as a function that takes bytes and lets only its own errors out.
+"""Every reader of what others write, as a function that takes bytes and raises no error but the reader's own.
 
-Used by ``test_fuzz.py`` (hypothesis, at a small budget) and ``fuzz/coverage_guided.py`` (atheris).
+``fuzz/test_files.py`` (hypothesis) and ``fuzz/coverage_guided.py`` (atheris) call them.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ from support.replies import ask_with
 from support.stored import CLASSES, empty, learned, reply
 
 NAMES = ("state-000002.npz", "answer-000002.npz", "checkpoint-000002.npz")
-WEIGHTS = {
+WEIGHTS: dict[str, np.ndarray] = {
     "conv.weight": np.arange(6, dtype=np.float32).reshape(2, 3),
     "bn.running_mean": np.array([0.25, 4.0], np.float32),
     "bn.running_var": np.array([0.5, 2.0], np.float32),

@@ -9,7 +9,7 @@ from flwr.clientapp import ClientApp
 from experiments.running.inline import InlineGrid
 from fedkace_flwr.messaging import records as keys
 
-WEIGHTS = {
+WEIGHTS: dict[str, np.ndarray] = {
     "conv.weight": np.arange(6, dtype=np.float32).reshape(2, 3),
     "bn.num_batches_tracked": np.array(5, dtype=np.int64),
     "bn.bias": np.array([0.5, -0.5], dtype=np.float32),

@@ -149,20 +149,11 @@ def test_an_expired_certificate_and_a_key_that_others_can_read_are_named(
     assert f"{tmp_path}/key (FEDKACE_KEY, this machine's key) has mode 640" in said
     (tmp_path / "key").chmod(0o600)
     old = tmp_path / "old.crt"
-    command = ["openssl", "x509", "-req", "-in", tmp_path / "request", "-signkey", certificates / "ca.key"]
-    request = [
-        "openssl",
-        "req",
-        "-new",
-        "-key",
-        certificates / "ca.key",
-        "-subj",
-        "/CN=old",
-        "-out",
-        tmp_path / "request",
-    ]
-    subprocess.run(request, check=True, capture_output=True)
-    subprocess.run([*command, "-days", "-1", "-out", old], check=True, capture_output=True)
+    request, key = str(tmp_path / "request"), str(certificates / "ca.key")
+    command = ["openssl", "req", "-new", "-key", key, "-subj", "/CN=old", "-out", request]
+    subprocess.run(command, check=True, capture_output=True)
+    command = ["openssl", "x509", "-req", "-in", request, "-signkey", key, "-days", "-1", "-out", str(old)]
+    subprocess.run(command, check=True, capture_output=True)
     said = refused("supernode.sh", env={**env, **settings, "FEDKACE_CA": str(old)})
     assert f"{old} (FEDKACE_CA, the authority's certificate) has expired" in said
     shutil.copy(old, certificates / "superlink.crt")

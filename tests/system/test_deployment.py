@@ -32,12 +32,12 @@ from fedkace_flwr.storage.checkpoint import Checkpoints
 NUMBERS = {**SMALL, "samples-per-class": 6}
 STATE_KEY = "A" * 43 + "="
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.xdist_group("deployment")]
 
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    made = Federation(tmp_path_factory.mktemp("deployed"), "--nodes", "4", env={sealing.VARIABLE: STATE_KEY})
+    made = Federation(tmp_path_factory.mktemp("deployed"), "--nodes", "3", env={sealing.VARIABLE: STATE_KEY})
     try:
         made.must("start")
         yield made
@@ -47,7 +47,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
 
 @pytest.fixture
 def running(federation: Federation) -> Federation:
-    """All its members at work, whatever the test before has done to them."""
+    """The federation with all members running, whatever the previous test did to them."""
     federation.started()
     return federation
 
@@ -59,7 +59,7 @@ def free_port() -> str:
 
 @pytest.fixture
 def stranger(running: Federation) -> Iterator[Any]:
-    """Starts ``supernode.sh`` with node-1's settings and some of them changed; its exit code and words."""
+    """Start ``supernode.sh`` with node-1's settings, some of them changed; its exit code and output."""
 
     def start(**changes: str) -> tuple[int, str]:
         lines = (running.folder / "node-1" / "env").read_text().splitlines()
@@ -97,9 +97,9 @@ def test_a_wrong_authority_an_unregistered_key_and_no_key_are_refused(
 
 
 def test_a_killed_supernode_comes_back_into_the_same_run(running: Federation) -> None:
-    # What it had been asked is lost with it; a server that waited for the answer would do so for two hours. Without
-    # the node there is no quorum, so that the run is not over before Flower lets it in again.
-    settings = {"clients": 2, "rounds": 4, "quorum": 1.0, "below-quorum": "repeat", "probe": 10}
+    # A message that the node had taken is lost with it, and the probe finds that out. Without the node there is no
+    # quorum, so the run cannot end before Flower lets the node in again.
+    settings = {"clients": 2, "rounds": 3, "quorum": 1.0, "below-quorum": "repeat", "probe": 10}
     number = running.submit("node-lost", {**NUMBERS, **settings})
     running.after_round("node-lost", 1)
     running.kill("node-2")
@@ -107,8 +107,8 @@ def test_a_killed_supernode_comes_back_into_the_same_run(running: Federation) ->
     assert running.finished(number)["status"] == "finished:completed"
     records = results_of(running.results / "node-lost")
     missing = {record["round"]: {failure["client"] for failure in record["failures"]} for record in records}
-    assert list(missing) == [1, 2, 3, 4] and set().union(*missing.values()) <= {1}, missing
-    assert missing[1] == missing[4] == set(), missing
+    assert list(missing) == [1, 2, 3] and set().union(*missing.values()) <= {1}, missing
+    assert missing[1] == missing[3] == set(), missing
     assert all(None not in record["client_accuracy"] for record in records), records
     kept = list(running.folder.glob("node-*/state/**/*.npz"))
     assert kept and all(sealing.is_sealed(path.read_bytes()) for path in kept), "the key reaches Flower's processes"
@@ -133,7 +133,7 @@ def test_a_run_outlives_the_server_app_and_the_superlink(
     running.kill("superlink")
     running.started()
     run = running.finished(number)
-    until(lambda: running.nodes() == ["online"] * 4, STEP_SECONDS, "the nodes find the SuperLink again by themselves")
+    until(lambda: running.nodes() == ["online"] * 3, "the nodes find the SuperLink again by themselves", pause=2)
     if run["status"] == "finished:failed":  # it was away for longer than Flower waits for the ServerApp's heartbeat
         run = running.finished(running.submit("resumed", told))
     assert run["status"] == "finished:completed", run
@@ -162,12 +162,12 @@ def test_masked_updates_of_real_supernodes_add_up_to_the_model_of_a_plain_run(
 def test_stop_ends_every_process_and_nothing_else_and_a_second_start_knows_the_nodes(running: Federation) -> None:
     others = subprocess.Popen(["sleep", "600"])
     try:
-        assert len(running.processes()) >= 10
+        assert len(running.processes()) >= 8
         running.must("stop")
         assert not running.processes() and others.poll() is None
         assert running.script("status").returncode == 1
-        assert running.must("start").count("started") == 6
-        assert running.nodes() == ["online"] * 4
+        assert running.must("start").count("started") == 5
+        assert running.nodes() == ["online"] * 3
     finally:
         others.kill()
         others.wait()

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedkace_flwr.training.batches import EPOCHS, Epoch, paired_epoch, union_epoch
@@ -21,7 +21,6 @@ def drawn(epoch: Epoch) -> Counter[int]:
 SIZES = {"chunk": st.integers(1, 60), "buffer": st.integers(0, 60), "size": st.integers(2, 20)}
 
 
-@settings(deadline=None, max_examples=200)
 @given(chunk=SIZES["chunk"], buffer=SIZES["buffer"], size=SIZES["size"], seed=st.integers(0, 10**6))
 def test_union_covers_every_position_once_without_lonely_samples(chunk, buffer, size, seed):
     epoch = union_epoch(chunk, buffer, size, generator(seed))
@@ -33,7 +32,6 @@ def test_union_covers_every_position_once_without_lonely_samples(chunk, buffer, 
     assert (epoch.task_draws, epoch.replay_draws) == (1.0, 1.0 if buffer else 0.0)
 
 
-@settings(deadline=None, max_examples=200)
 @given(chunk=SIZES["chunk"], buffer=st.integers(1, 60), size=SIZES["size"], seed=st.integers(0, 10**6))
 def test_paired_halves_are_equal_the_longer_side_passed_once_the_shorter_cycled_evenly(chunk, buffer, size, seed):
     epoch = paired_epoch(chunk, buffer, size, generator(seed))

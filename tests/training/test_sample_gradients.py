@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -46,7 +46,6 @@ def test_a_convolution_of_one_place_is_a_linear_layer() -> None:
     assert squared_norms(nn.Conv2d(2, 1, 1), taken, gradient).tolist() == [104]
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     channels=st.tuples(st.integers(1, 9), st.integers(1, 9)),
     kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)),

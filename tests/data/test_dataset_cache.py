@@ -1,0 +1,183 @@
+"""The cache of prepared data sets: shared, made once, never trusted when damaged."""
+
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.datasets import assert_consistent, cache_folder, start_python
+
+from fedkace_flwr.data import datasets
+from fedkace_flwr.data import readers as image_sources
+from fedkace_flwr.data.datasets import DATASETS, load_dataset
+from fedkace_flwr.data.readers import Content, Origin, Source
+from fedkace_flwr.errors import DataError
+from fedkace_flwr.sections import DataConfig
+
+
+def _truncate(path: Path, size: int) -> None:
+    with path.open("r+b") as file:
+        file.truncate(size)
+
+
+def _edit_meta(folder: Path, **changes: object) -> None:
+    path = folder / "meta.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+DAMAGES = {
+    "images cut": lambda folder: _truncate(folder / "images.npy", 100_000),
+    "images empty": lambda folder: _truncate(folder / "images.npy", 0),
+    "images of another type": lambda folder: np.save(folder / "images.npy", np.zeros((1797, 3, 8, 8), np.int8)),
+    "header garbled": lambda folder: (folder / "images.npy").write_bytes(b"\x93NUMPY\x01\x00\x10\x00{'descr': (((\n  "),
+    "labels cut": lambda folder: _truncate(folder / "labels.npy", 500),
+    "labels too few": lambda folder: np.save(folder / "labels.npy", np.zeros(5, np.int64)),
+    "labels out of range": lambda folder: np.save(folder / "labels.npy", np.full(1797, 10)),
+    "labels missing": lambda folder: (folder / "labels.npy").unlink(),
+    "meta cut": lambda folder: _truncate(folder / "meta.json", 20),
+    "meta missing": lambda folder: (folder / "meta.json").unlink(),
+    "meta no object": lambda folder: (folder / "meta.json").write_text("[]"),
+    "meta not text": lambda folder: (folder / "meta.json").write_bytes(b"\xff\xfe\x00"),
+    "other version": lambda folder: _edit_meta(folder, format=0),
+    "other shape": lambda folder: _edit_meta(folder, shape=[1797, 3, 9, 9]),
+    "mean short": lambda folder: _edit_meta(folder, mean=[0.5]),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_cache_is_rebuilt(damage: str, digits: DataConfig, caplog: pytest.LogCaptureFixture) -> None:
+    good = load_dataset(digits)
+    images = np.array(good.images)
+    folder = cache_folder(Path(digits.cache_dir))
+    del good
+    DAMAGES[damage](folder)
+    with caplog.at_level(logging.WARNING):
+        again = load_dataset(digits)
+    assert "damaged" in caplog.text and str(folder) in caplog.text
+    np.testing.assert_array_equal(again.images, images)
+    caplog.clear()
+    load_dataset(digits)
+    assert "damaged" not in caplog.text
+
+
+def test_second_load_reads_no_source(digits: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    load_dataset(digits)
+    monkeypatch.setattr(image_sources, "_read_digits", lambda size: pytest.fail("read the source again"))
+    load_dataset(digits)
+
+
+def test_open_map_outlives_a_rebuild(digits: DataConfig) -> None:
+    held = load_dataset(digits)
+    before = np.array(held.images)
+    (cache_folder(Path(digits.cache_dir)) / "labels.npy").unlink()
+    load_dataset(digits)
+    np.testing.assert_array_equal(held.images, before)
+
+
+def test_failed_preparation_leaves_nothing(digits: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def blocks() -> Iterator[np.ndarray]:
+        yield np.zeros((2, 3, 8, 8), np.uint8)
+        raise DataError("second block is damaged")
+
+    content = Content(("0", "1"), np.array([0, 1, 0, 1]), 2, blocks())
+    monkeypatch.setitem(DATASETS, "digits", Source(2, 8, lambda config, size: Origin("x", lambda: content)))
+    with pytest.raises(DataError, match="second block"):
+        load_dataset(digits)
+    assert not [path for path in Path(digits.cache_dir).iterdir() if path.is_dir()]
+
+
+KILLED = """
+import os, sys
+from dataclasses import replace
+from fedkace_flwr.data import datasets
+from fedkace_flwr.data import readers as image_sources
+from fedkace_flwr.sections import DataConfig
+read = image_sources._read_digits
+def half(size):
+    content = read(size)
+    def blocks():
+        yield next(content.blocks)
+        os._exit(9)
+    return replace(content, blocks=blocks())
+image_sources._read_digits = half
+datasets.load_dataset(DataConfig(dataset="digits", cache_dir=sys.argv[1]))
+"""
+
+
+def test_killed_preparation_is_not_trusted(digits: DataConfig) -> None:
+    process = start_python(KILLED, digits.cache_dir)
+    _, errors = process.communicate()
+    assert process.returncode == 9, errors
+    assert cache_folder(Path(digits.cache_dir)).name.endswith(".partial")
+    assert_consistent(load_dataset(digits))
+    assert not cache_folder(Path(digits.cache_dir)).name.endswith(".partial")
+
+
+TOGETHER = """
+import logging, sys, time
+from pathlib import Path
+from fedkace_flwr.sections import DataConfig
+from fedkace_flwr.data.datasets import load_dataset
+from fedkace_flwr.data import readers as image_sources
+image_sources._BLOCK = 1
+decode = image_sources._decode
+def slowly(*args, **kwargs):
+    time.sleep(0.05)
+    return decode(*args, **kwargs)
+image_sources._decode = slowly
+logging.basicConfig(level=logging.INFO)
+data, cache, mine = sys.argv[1:]
+Path(mine).touch()
+while len(list(Path(mine).parent.glob("ready-*"))) < 2:
+    time.sleep(0.01)
+dataset = load_dataset(DataConfig(dataset="folder", data_dir=data, cache_dir=cache, image_size=12))
+print(int(dataset.images.sum()))
+"""
+
+
+def test_two_processes_prepare_once(folder: DataConfig, tmp_path: Path) -> None:
+    both = [start_python(TOGETHER, folder.data_dir, folder.cache_dir, str(tmp_path / f"ready-{i}")) for i in range(2)]
+    told = [process.communicate() for process in both]
+    assert [process.returncode for process in both] == [0, 0], told
+    expected = str(int(load_dataset(folder).images.sum()))
+    assert [out.strip() for out, _ in told] == [expected, expected]
+    assert sum(errors.count("prepared folder") for _, errors in told) == 1
+    assert "damaged" not in told[0][1] + told[1][1]
+
+
+OPEN = """
+import sys
+from fedkace_flwr.sections import DataConfig
+from fedkace_flwr.data.datasets import load_dataset
+import torch
+dataset = load_dataset(DataConfig(dataset=sys.argv[1], data_dir=sys.argv[2], cache_dir=sys.argv[3], image_size=16))
+dataset.fetch(torch.tensor(dataset.train_ids(0)[:2]))
+print(sorted({name.split(".")[0] for name in sys.modules} & {"torchvision", "sklearn", "rich", "PIL"}))
+"""
+
+
+@pytest.mark.parametrize("name", ["digits", "folder"])
+def test_opening_a_prepared_cache_imports_no_reader(name: str, folder: DataConfig) -> None:
+    load_dataset(replace(folder, dataset=name, image_size=16))
+    process = start_python(OPEN, name, folder.data_dir, folder.cache_dir)
+    out, errors = process.communicate()
+    assert out.strip() == "[]", errors
+
+
+def test_unwritable_cache_names_folder_and_key(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    cache = tmp_path / "file" / "cache"
+    with pytest.raises(DataError, match=f"^cache-dir = {cache}: "):
+        load_dataset(DataConfig(dataset="digits", cache_dir=str(cache)))
+
+
+def test_full_disk_names_the_cache(digits: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(datasets, "_write_images", full)
+    with pytest.raises(DataError, match=r"^cache-dir = .*No space left"):
+        load_dataset(digits)

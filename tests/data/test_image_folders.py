@@ -1,0 +1,166 @@
+"""Data sets of image files: ImageNet-100 and folders of one's own."""
+
+import logging
+import os
+import shutil
+import tarfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from support.datasets import DATA_DIR, assert_consistent, needs, write_picture
+
+from fedkace_flwr.data.datasets import load_dataset
+from fedkace_flwr.data.torchvision_compat import import_torchvision
+from fedkace_flwr.errors import ConfigError, DataError
+from fedkace_flwr.sections import DataConfig
+
+
+def test_imagenet_classes_and_proportional_split(imagenet: DataConfig, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        dataset = load_dataset(imagenet)
+    assert_consistent(dataset)
+    assert dataset.class_names == ("n01", "n02", "n10")
+    assert dataset.train_size == 30 and len(dataset.labels) == 39
+    assert caplog.text.count("n10 (13)") == 1
+    grey, coloured = dataset.images[dataset.train_ids(0)[3]], dataset.images[dataset.train_ids(0)[2]]
+    assert (grey == grey[:1]).all() and not (coloured == coloured[:1]).all()
+
+
+def test_imagenet_images_are_resized_and_cropped_like_torchvision(imagenet: DataConfig) -> None:
+    transforms = import_torchvision().transforms
+    for shape in ((40, 30), (31, 57), (18, 18), (100, 9)):
+        write_picture(Path(imagenet.data_dir) / "train" / "n01" / "n01_00.JPEG", shape)
+        dataset = load_dataset(imagenet)
+        prepare = transforms.Compose([transforms.Resize(round(16 * 256 / 224)), transforms.CenterCrop(16)])
+        for label, name, row in ((0, "n01_00", 0), (1, "n02_04", 4), (2, "n10_09", 9)):
+            path = Path(imagenet.data_dir) / "train" / dataset.class_names[label] / f"{name}.JPEG"
+            expected = np.asarray(prepare(Image.open(path).convert("RGB"))).transpose(2, 0, 1)
+            np.testing.assert_array_equal(dataset.images[dataset.train_ids(label)[row]], expected)
+
+
+def test_imagenet_takes_the_first_1300_of_a_synset(imagenet: DataConfig, caplog: pytest.LogCaptureFixture) -> None:
+    train = Path(imagenet.data_dir) / "train"
+    for i in range(1310):
+        os.link(train / "n02" / "n02_00.JPEG", train / "n01" / f"n01_{100 + i:04d}.JPEG")
+    dataset = load_dataset(replace(imagenet, num_classes=1))
+    assert len(dataset.train_ids(0)) == 1000 and len(dataset.test_ids(0)) == 300
+    assert "fewer than 1300" not in caplog.text
+
+
+def test_imagenet_without_a_train_folder(imagenet: DataConfig) -> None:
+    direct = load_dataset(replace(imagenet, data_dir=str(Path(imagenet.data_dir) / "train")))
+    assert direct.class_names == ("n01", "n02", "n10")
+
+
+def test_imagenet_needs_its_synsets(imagenet: DataConfig) -> None:
+    (Path(imagenet.data_dir) / "train" / "not-a-synset").mkdir()
+    with pytest.raises(DataError, match="3 synset folders, expected 100"):
+        load_dataset(replace(imagenet, num_classes=0))
+    assert load_dataset(replace(imagenet, num_classes=2)).class_names == ("n01", "n02")
+
+
+def test_imagenet_class_with_a_single_image(imagenet: DataConfig) -> None:
+    synset = Path(imagenet.data_dir) / "train" / "n02"
+    for path in sorted(synset.iterdir())[2:]:
+        path.unlink()
+    dataset = load_dataset(imagenet)
+    assert (len(dataset.train_ids(1)), len(dataset.test_ids(1))) == (1, 1)
+    (synset / "n02_00.JPEG").unlink()
+    with pytest.raises(DataError, match=f"{synset}: 1 images .*at least 2"):
+        load_dataset(imagenet)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "not an image", "empty"])
+def test_damaged_jpeg_is_named(damage: str, imagenet: DataConfig) -> None:
+    path = Path(imagenet.data_dir) / "train" / "n02" / "n02_07.JPEG"
+    path.write_bytes({"truncated": path.read_bytes()[:400], "not an image": b"<html>", "empty": b""}[damage])
+    with pytest.raises(DataError, match=f"^{path}: damaged"):
+        load_dataset(imagenet)
+
+
+def test_changed_files_are_prepared_anew(imagenet: DataConfig) -> None:
+    before = load_dataset(imagenet)
+    path = Path(imagenet.data_dir) / "train" / "n01" / "n01_00.JPEG"
+    write_picture(path, seed=77)
+    os.utime(path, ns=(time.time_ns(), time.time_ns() + 1))
+    after = load_dataset(imagenet)
+    assert not np.array_equal(before.images[0], after.images[0])
+    np.testing.assert_array_equal(before.images[1:], after.images[1:])
+
+
+@needs("imagenet100-samples")
+def test_real_imagenet_files(tmp_path: Path) -> None:
+    samples = sorted((DATA_DIR / "imagenet100-samples" / "train").glob("*/*.JPEG"))
+    grey = [path for path in samples if Image.open(path).mode == "L"]
+    assert grey, "the samples should hold a greyscale file"
+    chosen = sorted({path.parent.name: path for path in [*samples[:4], grey[0]]}.items())
+    for synset, path in chosen:
+        (tmp_path / "train" / synset).mkdir(parents=True)
+        for i in range(3):
+            shutil.copy(path, tmp_path / "train" / synset / f"{i}.JPEG")
+    config = DataConfig("imagenet100", str(tmp_path), str(tmp_path / "cache"), num_classes=len(chosen))
+    dataset = load_dataset(config)
+    assert_consistent(dataset)
+    assert dataset.image_size == 224 and dataset.class_names == tuple(synset for synset, _ in chosen)
+    prepared = dataset.images[dataset.test_ids(dataset.class_names.index(grey[0].parent.name))[0]]
+    assert (prepared == prepared[:1]).all() and prepared.std() > 5
+
+
+@pytest.mark.parametrize("held_out", ["val", "test"])
+def test_folder_split_and_order(held_out: str, folder: DataConfig) -> None:
+    root = Path(folder.data_dir)
+    (root / "val").rename(root / held_out)
+    (root / "train" / "dog" / "notes.txt").write_text("not an image")
+    dataset = load_dataset(folder)
+    assert_consistent(dataset)
+    assert dataset.class_names == ("cat", "dog")
+    assert dataset.train_size == 10 and len(dataset.labels) == 14
+    path = root / held_out / "dog" / "dog_01.JPEG"
+    picture = Image.open(path).resize((16, 12), Image.Resampling.BILINEAR).crop((2, 0, 14, 12))
+    np.testing.assert_array_equal(dataset.images[13], np.asarray(picture).transpose(2, 0, 1))
+
+
+def test_folder_classes_are_counted(folder: DataConfig) -> None:
+    assert load_dataset(replace(folder, num_classes=1)).class_names == ("cat",)
+    with pytest.raises(ConfigError, match=r"^num-classes = 3: data set folder has 2 classes$"):
+        load_dataset(replace(folder, num_classes=3))
+
+
+def test_folder_splits_with_different_classes(folder: DataConfig) -> None:
+    root = Path(folder.data_dir)
+    (root / "val" / "dog").rename(root / "val" / "wolf")
+    with pytest.raises(DataError, match=f"{root}/val lacks dog; {root}/train lacks wolf"):
+        load_dataset(folder)
+
+
+def test_folder_without_images_or_splits(folder: DataConfig, tmp_path: Path) -> None:
+    root = Path(folder.data_dir)
+    shutil.rmtree(root / "train" / "dog")
+    (root / "train" / "dog").mkdir()
+    with pytest.raises(DataError, match=f"{root}/train/dog: 0 images"):
+        load_dataset(folder)
+    shutil.rmtree(root / "val")
+    with pytest.raises(DataError, match=f"{root}/test: cannot be read .*data-dir"):
+        load_dataset(folder)
+    with pytest.raises(DataError, match=f"{tmp_path}/nowhere/train: cannot be read .*data-dir"):
+        load_dataset(replace(folder, data_dir=str(tmp_path / "nowhere")))
+    with pytest.raises(DataError, match=f"{tmp_path}/nowhere: cannot be read .*data-dir"):
+        load_dataset(replace(folder, dataset="imagenet100", data_dir=str(tmp_path / "nowhere")))
+
+
+@needs("tiny-imagenet-100.tar.xz")
+def test_real_image_folder(tmp_path: Path) -> None:
+    with tarfile.open(DATA_DIR / "tiny-imagenet-100.tar.xz") as archive:
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # early releases of Python 3.11 have none
+        archive.extractall(tmp_path)
+    dataset = load_dataset(DataConfig("folder", str(tmp_path / "tiny-imagenet-100"), str(tmp_path / "cache")))
+    assert_consistent(dataset)
+    assert dataset.images.shape == (15_000, 3, 64, 64) and dataset.train_size == 10_000
+    assert {len(dataset.test_ids(label)) for label in range(100)} == {50}
+    path = sorted((tmp_path / "tiny-imagenet-100" / "train" / dataset.class_names[7]).iterdir())[3]
+    expected = np.asarray(Image.open(path).convert("RGB")).transpose(2, 0, 1)  # native size: not resampled
+    np.testing.assert_array_equal(dataset.images[dataset.train_ids(7)[3]], expected)

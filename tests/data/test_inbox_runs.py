@@ -1,0 +1,151 @@
+"""Whole runs over inboxes, and single messages to a client with one."""
+
+import itertools
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Message, MessageType
+from support.common import rounds_of
+from support.inboxes import RUN, names_in
+
+from experiments.feed import feed
+from experiments.running.inline import InlineGrid, run_inline
+from fedkace_flwr import client_app
+from fedkace_flwr.config import Config
+from fedkace_flwr.errors import ConfigError
+from fedkace_flwr.experiment import Experiment, as_arrays
+from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.storage import atomic as durable
+from fedkace_flwr.storage.checkpoint import Checkpoints
+
+Make = Callable[..., Config]
+
+DIGITS = ",".join("0123456789")
+
+
+def at(folder: Path) -> Callable[[int], dict[str, str]]:
+    """Where each client's SuperNode finds its data."""
+    return lambda client: {
+        keys.INBOX: str(folder / f"client-{client}"),
+        keys.TEST: str(folder / f"client-{client}" / "test"),
+    }
+
+
+def over_inbox(make: Make, **changes: Any) -> Config:
+    bound = 2 * 8
+    return make(data_source="inbox", class_names=DIGITS, image_size=8, inbox_bound=bound, normalise=False, **changes)
+
+
+@pytest.mark.parametrize("method", ["fedkace", "er", "ofcl", "refed", "fedcbdr", "tfcl", "dcfcl"])
+def test_a_run_over_inboxes_is_the_run_over_the_stream(method: str, small: Make, tmp_path: Path) -> None:
+    stream = small(run_name="stream", method=method, normalise=False)
+    run_inline(stream)
+    feed(stream, tmp_path / "data")
+    arriving = over_inbox(small, run_name="inbox", method=method)
+    run_inline(arriving, node_config=at(tmp_path / "data"))
+    lines, wanted = rounds_of(tmp_path / "inbox"), rounds_of(tmp_path / "stream")
+    assert lines == wanted and len(lines) == 3
+    ours, theirs = (Checkpoints(tmp_path / name / "server").newest() for name in ("inbox", "stream"))
+    assert ours is not None and theirs is not None
+    assert all(np.array_equal(ours.weights[name], theirs.weights[name]) for name in theirs.weights)
+
+
+@pytest.fixture
+def device(small: Make, tmp_path: Path) -> Iterator[Callable[[str, int], Message]]:
+    """Client 0 on a device: ``send(kind, round)``."""
+    config = over_inbox(small)
+    feed(small(rounds=3), tmp_path / "source")
+    weights = as_arrays(Experiment(config).initial_weights())
+    shutil.copytree(tmp_path / "source" / "client-0" / "test", tmp_path / "data" / "client-0" / "test")
+
+    def send(kind: str, number: int) -> Message:
+        grid = InlineGrid(client_app.app, 3, config.flat(), 1, at(tmp_path / "data"))
+        content = keys.instruction(keys.array_record(weights), {keys.RUN: RUN}, 0, number)
+        (reply,) = grid.send_and_receive([Message(content, dst_node_id=2, message_type=kind)])
+        return reply
+
+    yield send
+
+
+def arrive(tmp_path: Path, number: int) -> None:
+    name = f"chunk-{number:06d}.npz"
+    shutil.copy(tmp_path / "source" / "client-0" / "new" / name, tmp_path / "data" / "client-0" / "new" / name)
+
+
+def test_an_empty_inbox_sits_the_round_out_and_goes_on_answering(
+    device: Callable[[str, int], Message], tmp_path: Path
+) -> None:
+    nothing = device(MessageType.TRAIN, 1)
+    assert nothing.content.metric_records[keys.METRICS] == {keys.EXAMPLES: 0, keys.SAT_OUT: 1}
+    assert not nothing.content.array_records
+    assert device(MessageType.EVALUATE, 1).content.metric_records[keys.METRICS] == {keys.EXAMPLES: 0}
+
+    arrive(tmp_path, 1)
+    first = device(MessageType.TRAIN, 2).content.metric_records[keys.METRICS]
+    assert first[keys.EXAMPLES] == 16
+    before = device(MessageType.EVALUATE, 2).content.metric_records[keys.METRICS]
+    assert device(MessageType.TRAIN, 3).content.metric_records[keys.METRICS][keys.SAT_OUT] == 1
+    after = device(MessageType.EVALUATE, 3).content.metric_records[keys.METRICS]
+    assert after[keys.ACCURACY] == before[keys.ACCURACY] and after[keys.SEEN_CLASSES] == before[keys.SEEN_CLASSES]
+
+
+def test_buffers_on_a_device_hold_pixels(device: Callable[[str, int], Message], tmp_path: Path) -> None:
+    device(MessageType.TRAIN, 1)
+    arrive(tmp_path, 1)
+    device(MessageType.TRAIN, 2)
+    (path,) = (tmp_path / "run" / "clients" / "client-000").glob("state-*.npz")
+    content = durable.read(path)
+    assert content is not None
+    assert content[0]["buffer.content"].dtype == np.uint8 and content[0]["buffer.content"].shape[1:] == (3, 8, 8)
+
+
+def test_without_a_test_folder_no_accuracy_is_reported(small: Make, tmp_path: Path) -> None:
+    feed(small(), tmp_path / "data")
+    config = over_inbox(small)
+    run_inline(config, node_config=lambda client: {keys.INBOX: str(tmp_path / "data" / f"client-{client}")})
+    lines = rounds_of(tmp_path / "run")
+    assert [line["accuracy"] for line in lines] == [None, None, None]
+    assert [line["buffer_size"] for line in lines] == [[16, 16, 16], [18, 18, 18], [20, 20, 20]]
+    assert all(gap is not None for gap in lines[0]["gap"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"class-names": ""}, "at least two different names"),
+        ({"class-names": "a,a"}, "at least two different names"),
+        ({"image-size": 0}, "image-size = 0"),
+        ({"capacity": 9}, "capacity = 9: must be at least the number of classes, 10"),
+        ({"method": "centralized"}, "keeps all data"),
+    ],
+)
+def test_what_an_inbox_needs_is_asked_for_before_any_round(changes: dict[str, Any], words: str) -> None:
+    base = {"data-source": "inbox", "class-names": DIGITS, "image-size": 8}
+    Config.parse(base)
+    with pytest.raises(ConfigError, match=words):
+        Config.parse({**base, **changes})
+
+
+def test_a_node_without_an_inbox_or_with_two_clients_says_so(small: Make, tmp_path: Path) -> None:
+    config = over_inbox(small)
+    content = {keys.RUN: RUN}
+    for nodes, node_config, words in (
+        (3, lambda client: {}, "start the SuperNode with --node-config"),
+        (2, at(tmp_path), "need as many SuperNodes"),
+    ):
+        grid = InlineGrid(client_app.app, nodes, config.flat(), 1, node_config)
+        weights = keys.array_record(as_arrays(Experiment(config).initial_weights()))
+        message = Message(keys.instruction(weights, content, 2, 1), dst_node_id=2 + 2 % nodes, message_type="train")
+        (reply,) = grid.send_and_receive([message])
+        assert words in str(reply.error.reason)
+
+
+def test_feeding_at_intervals_drops_whole_files(small: Make, tmp_path: Path) -> None:
+    feed(small(rounds=2), tmp_path, every=0.01)
+    files = names_in(tmp_path)
+    expected = itertools.product(range(3), ("new/chunk-000001.npz", "new/chunk-000002.npz", "test/test.npz"))
+    assert files == sorted(f"client-{client}/{name}" for client, name in expected)

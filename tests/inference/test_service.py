@@ -1,0 +1,187 @@
+"""The service, as a process of its own, while models come and go."""
+
+import signal
+import socket
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+from support.made_models import CLASSES, blank, constant, picture
+from support.service import Service, predict, serving_of
+
+from fedkace_flwr.inference import kept_models as serving
+
+
+def test_the_service_answers_and_says_what_it_is(folder: Path) -> None:
+    with serving_of(folder) as service:
+        for kind in ("PNG", "JPEG", "WEBP"):
+            raw = service.client.post("/predict?top=2", content=picture(kind))
+            form = service.client.post("/predict?top=2", files={"image": ("x", picture(kind))})
+            assert raw.status_code == form.status_code == 200
+            assert raw.json() == form.json()
+            assert raw.json()["round"] == 3 and raw.json()["model"] == "global"
+            assert [each["class"] for each in raw.json()["classes"]] == ["class 3", "class 4"]
+        every = service.client.post("/predict?top=100", content=picture()).json()["classes"]
+        assert [each["class"] for each in every] == ["class 3", "class 4", "class 1"]
+        model = service.client.get("/model").json()
+        assert (model["round"], model["model"], model["seen"]) == (3, "global", ["class 1", "class 3", "class 4"])
+        assert service.client.get("/health").json() == {"status": "ok", "round": 3}
+        assert service.stop() == 0
+        assert "without authentication" not in service.said()
+
+
+def test_the_service_waits_for_the_first_model(tmp_path: Path) -> None:
+    (tmp_path / "client").mkdir()
+    with serving_of(tmp_path / "client") as service:
+        assert service.client.get("/health").json() == {"status": "ok", "round": None}
+        for reply in (service.client.get("/model"), service.client.post("/predict", content=picture())):
+            assert reply.status_code == 503 and "there is no model yet" in reply.json()["error"]
+        serving.write(tmp_path / "client", constant(1, 5))
+        while service.client.get("/health").json()["round"] != 1:
+            pass
+        assert service.client.post("/predict", content=picture()).json()["classes"][0]["class"] == "class 5"
+
+
+def test_what_the_service_refuses_it_refuses_in_a_line_and_goes_on(folder: Path) -> None:
+    form = {"content-type": "multipart/form-data; boundary=x"}
+    two = {"a": ("a", picture()), "b": ("b", picture())}
+    with serving_of(folder) as service:
+        post = service.client.post
+        replies = [
+            (422, "it is damaged", post("/predict", content=picture()[:300])),
+            (422, "not a picture", post("/predict", content=b"nothing of the kind")),
+            (422, "the body is empty", post("/predict")),
+            (422, "at most 50,000,000", post("/predict", content=blank(8000, 7000))),
+            (422, "too many pixels", post("/predict", content=blank(14000, 14000))),
+            (422, "top = '0'", post("/predict?top=0", content=picture())),
+            (422, "top = 'many'", post("/predict?top=many", content=picture())),
+            (422, "malformed", post("/predict", content=b"--y\r\n", headers=form)),
+            (422, "malformed", post("/predict", content=b"x", headers={"content-type": "multipart/form-data"})),
+            (422, "holds no file", post("/predict", content=b"--x--\r\n", headers=form)),
+            (422, "malformed: Too many files", post("/predict", files=two)),
+            (413, "at most 10,000,000 bytes", post("/predict", content=bytes(20_000_000))),
+            (413, "at most 10,000,000 bytes", post("/predict", content=iter([bytes(1_000_000)] * 20))),
+            (413, "at most 10,000,000 bytes", post("/predict", files={"a": ("a", bytes(20_000_000))})),
+            (404, "Not Found", service.client.get("/elsewhere")),
+            (405, "Method Not Allowed", service.client.get("/predict")),
+        ]
+        for status, reason, reply in replies:
+            assert reply.status_code == status, (reason, reply.text)
+            assert list(reply.json()) == ["error"]
+            assert reason in reply.json()["error"] and "\n" not in reply.json()["error"]
+        with socket.create_connection(("127.0.0.1", service.port)) as raw:  # a body that ends early
+            raw.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nhalf")
+        with socket.create_connection(("127.0.0.1", service.port)) as raw:  # not HTTP at all
+            raw.sendall(b"\x00\xff\x16\x03\x01\r\n\r\n")
+            assert raw.recv(100).startswith(b"HTTP/1.1 400")
+        assert post("/predict", content=picture()).status_code == 200
+        assert service.stop() == 0
+        assert "Traceback" not in service.said()
+
+
+def test_a_damaged_newest_generation_falls_back_to_the_one_before(folder: Path) -> None:
+    with serving_of(folder) as service:
+        (folder / "models-000004.npz").write_bytes(b"half of it")
+        while "models-000004.npz: its checksum does not match; round 3 answers" not in service.said():
+            assert service.client.post("/predict", content=picture()).json()["round"] == 3
+        serving.write(folder, constant(5, 4))
+        while service.client.get("/health").json()["round"] != 5:
+            pass
+    (folder / "models-000006.npz").write_bytes(b"half of it")
+    with serving_of(folder) as service:
+        assert service.client.post("/predict", content=picture()).json()["round"] == 5
+
+
+def test_the_service_outlives_its_folder(folder: Path) -> None:
+    with serving_of(folder) as service:
+        folder.rename(folder.with_name("moved"))
+        for _ in range(3):
+            assert service.client.post("/predict", content=picture()).json()["round"] == 3
+        folder.with_name("moved").rename(folder)
+        serving.write(folder, constant(4, 1))
+        while service.client.get("/health").json()["round"] != 4:
+            pass
+
+
+@pytest.mark.slow
+def test_no_request_is_dropped_while_models_replace_each_other(folder: Path) -> None:
+    """The model of round r answers class r mod 10, so that an answer of two models at once would show."""
+    last, results, failures = 28, [], []
+    over = threading.Event()
+
+    def ask(service: Service, seed: int) -> None:
+        with httpx.Client(base_url=service.client.base_url, timeout=None) as client:
+            while not over.is_set():
+                try:
+                    reply = client.post("/predict", content=picture(seed=seed))
+                    assert reply.status_code == 200, reply.text
+                    results.append(reply.json())
+                except Exception as error:
+                    failures.append(error)
+
+    with serving_of(folder) as service:
+        threads = [threading.Thread(target=ask, args=(service, seed)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        try:
+            for number in range(4, last + 1):
+                serving.write(folder, constant(number, number % CLASSES))
+                if number % 7 == 0:  # some certainly answer, the others come faster than they can be seen
+                    while not failures and number not in {each["round"] for each in results[-20:]}:
+                        service.client.get("/health")
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
+        assert service.client.post("/predict", content=picture()).json()["round"] == last
+        assert service.stop() == 0
+        assert "Traceback" not in service.said() and "WARNING" not in service.said()
+    assert not failures
+    assert {each["classes"][0]["class"] for each in results if each["round"] > 3} != {f"class {last % CLASSES}"}
+    for each in results:
+        assert each["classes"][0]["class"] == f"class {each['round'] % CLASSES}"
+    assert {7, 14, 21, 28} <= {each["round"] for each in results}
+
+
+def test_a_request_in_flight_is_answered_before_the_end(folder: Path) -> None:
+    """Half of a body is sent before SIGTERM, the rest once the service no longer takes connections."""
+    body = picture(size=(200, 200))
+    head = f"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\nExpect: 100-continue\r\n\r\n".encode()
+    with serving_of(folder) as service:
+        with socket.create_connection(("127.0.0.1", service.port)) as raw:
+            raw.sendall(head)
+            assert raw.recv(100).startswith(b"HTTP/1.1 100")  # the service is reading this request
+            raw.sendall(body[:1000])
+            service.process.send_signal(signal.SIGTERM)
+            while _takes_connections(service.port):
+                pass
+            raw.sendall(body[1000:])
+            reply = b"".join(iter(lambda: raw.recv(65536), b""))
+        assert reply.startswith(b"HTTP/1.1 200") and b'"class 3"' in reply
+        assert service.process.wait() == 0
+
+
+def _takes_connections(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_the_service_warns_where_other_machines_reach_it(folder: Path) -> None:
+    with serving_of(folder, "--host", "0.0.0.0") as service:
+        assert service.client.get("/health").status_code == 200
+        warned = [line for line in service.said().splitlines() if "without authentication" in line]
+        assert len(warned) == 1 and "reverse proxy" in warned[0]
+
+
+def test_an_address_that_cannot_be_had_is_named(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = predict("serve", "--state", folder, "--port", port)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"error: --host 127.0.0.1 --port {port}: cannot listen there")
+    assert predict("serve", "--state", folder, "--port", 99999).returncode == 2

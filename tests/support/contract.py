@@ -1,0 +1,252 @@
+"""What the contract tests share: a wire that shows and changes every message, and the runs over it."""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Message, MessageType, RecordDict
+
+from experiments.running.inline import InlineGrid
+from fedkace_flwr import client_app, server_app
+from fedkace_flwr.config import Config
+from fedkace_flwr.experiment import Experiment
+from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.methods import fedcbdr as fedcbdr_names
+from fedkace_flwr.methods.fedcbdr import FedcbdrKeys
+from fedkace_flwr.registry import METHODS
+from fedkace_flwr.samples import Samples
+from fedkace_flwr.storage.checkpoint import Checkpoints
+from fedkace_flwr.storage.client_state import ClientState
+from fedkace_flwr.storage.client_store import ClientStore
+from fedkace_flwr.training.distillation import lower_half
+from support.common import rounds_of
+
+Make = Callable[..., Config]
+SHAPE = {"rounds": 3, "epochs": 2, "capacity": 12, "centralized_every": 2, "tfcl_server_epochs": 2}
+
+# Between them these use every kind of message and of server state, so `make quick` runs the whole contract for them.
+REPRESENTATIVE = ("fedkace", "fedcbdr", "dcfcl", "tfcl")
+
+
+def _parameters(names: Iterable[str], quick: Callable[[str], bool]) -> list[Any]:
+    return [
+        pytest.param(name, marks=[pytest.mark.xdist_group(name)] + ([] if quick(name) else [pytest.mark.slow]))
+        for name in names
+    ]
+
+
+def is_preset(name: str) -> bool:
+    """Whether a method is another one with some keys fixed, and its server and clients run that method's code.
+
+    ``lkc`` is a preset too, but without aggregation each client has a model of its own.
+    """
+    return bool(METHODS[name].preset) and name != "lkc"
+
+
+ALL_METHODS = _parameters(sorted(METHODS), lambda name: not METHODS[name].preset)
+"""For what is cheap, or depends on a preset."""
+
+DISTINCT_METHODS = _parameters(
+    sorted(name for name in METHODS if not is_preset(name)), lambda name: name in REPRESENTATIVE
+)
+"""For what depends on a method's code and its messages alone."""
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """A message to a client and its reply, with the labels that the client holds, for each set of samples."""
+
+    kind: str
+    round: int
+    client: int
+    down: RecordDict
+    up: RecordDict | None
+    labels: Mapping[str, np.ndarray]
+
+    def arrays(self) -> Iterator[np.ndarray]:
+        for content in (self.down, self.up or RecordDict()):
+            for record in content.array_records.values():
+                yield from keys.unpack(record).values()
+
+    def numbers(self) -> Iterator[tuple[str, Any]]:
+        for record in (self.up or RecordDict()).metric_records.values():
+            yield from record.items()
+
+
+class Wire(InlineGrid):
+    """An inline grid that passes each message and its reply to ``meddle``, which may change or lose the reply."""
+
+    def __init__(self, config: Config, meddle: Callable[[Message, Message], Message | None] | None = None) -> None:
+        super().__init__(client_app.app, config.stream.clients, config.flat(), run_id=1)
+        self._meddle = meddle
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        numbers = []
+        for message in messages:
+            (number,) = super().push_messages([message])
+            numbers.append(number)
+            if self._meddle is not None:
+                changed = self._meddle(message, self._replies[number])
+                if changed is None:
+                    del self._replies[number]
+                else:
+                    self._replies[number] = changed
+        return numbers
+
+
+class TappedWire(Wire):
+    """Keeps everything that crosses it."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config, self._keep)
+        self._experiment = Experiment(config)
+        self._states = Path(config.run.results_dir) / config.run.run_name / "clients"
+        self.crossings: list[Crossing] = []
+
+    def _keep(self, message: Message, reply: Message) -> Message:
+        if message.metadata.message_type != MessageType.QUERY:
+            number, client = place(message)
+            up = reply.content if reply.has_content() else None
+            held = {name: samples.labels.numpy() for name, samples in self._held(number, client).items()}
+            self.crossings.append(Crossing(message.metadata.message_type, number, client, message.content, up, held))
+        return reply
+
+    def _held(self, number: int, client: int) -> dict[str, Samples]:
+        nothing = torch.zeros(self._experiment.num_classes, dtype=torch.bool)
+        empty = ClientState(seen=nothing, buffer=Samples.none(), run=f"{1:020d}")
+        store = ClientStore(self._states / f"client-{client:03d}", empty)
+        before, after = (store.before(number + later).buffer for later in (0, 1))
+        chunk = self._experiment.chunk(client, number)
+        return {"chunk": chunk, "old buffer": before, "new buffer": after, "pool": before.followed_by(chunk)}
+
+
+class EchoingWire(Wire):
+    """Delivers each message twice and loses the second reply."""
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        messages = list(messages)
+        numbers = list(super().push_messages(messages))
+        for message in messages:
+            self._answer(message)
+        return numbers
+
+
+def place(message: Message) -> tuple[int, int]:
+    """A message's round and client; round 0 is before the first."""
+    told = message.content.config_records[keys.CONFIG]
+    return int(told.get(keys.ROUND, 0)), int(told[keys.CLIENT])  # type: ignore[arg-type]
+
+
+def run_over(grid: Wire, config: Config) -> Path:
+    """Run a configuration over a wire; the run's folder."""
+    server_app.run(grid, config, run_id=1)
+    return Path(config.run.results_dir) / config.run.run_name
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A finished run: its configuration, its folder, and everything that crossed the wire."""
+
+    config: Config
+    folder: Path
+    crossings: list[Crossing]
+
+
+def watch(config: Config) -> Watched:
+    """Run a configuration and keep what crosses the wire."""
+    grid = TappedWire(config)
+    return Watched(config, run_over(grid, config), grid.crossings)
+
+
+# Assertions that several tests make
+
+
+def assert_a_client_drops_out_and_comes_back(config: Config) -> None:
+    """Client 1 loses its replies of round 2 and takes part in round 3."""
+
+    def lose(message: Message, reply: Message) -> Message | None:
+        return None if place(message) == (2, 1) else reply
+
+    records = rounds_of(run_over(Wire(config, lose), config))
+    assert records[1]["failures"] and {failure["client"] for failure in records[1]["failures"]} == {1}
+    assert records[0]["failures"] == records[2]["failures"] == []
+    assert records[1]["client_accuracy"][1] is None and records[2]["client_accuracy"][1] is not None
+
+
+def assert_a_run_in_pieces_equals(whole: Path, pieces: Config) -> None:
+    """The server dies in the middle of a round, again and again; each time a new one resumes the run."""
+    folder, cuts = Path(pieces.run.results_dir) / pieces.run.run_name, 0
+    while not (folder / "summary.json").exists():
+        left = 4 + 3 * cuts
+
+        def cut(message: Message, reply: Message) -> Message:
+            nonlocal left
+            left -= 1
+            if left < 0 and place(message)[0] > 0:
+                raise SystemExit("cut off")
+            return reply
+
+        with contextlib.suppress(SystemExit):
+            run_over(Wire(pieces, cut), pieces)
+        cuts += 1
+    assert cuts > 2
+    assert rounds_of(folder) == rounds_of(whole)
+    assert_same_weights(Checkpoints(folder / "server"), Checkpoints(whole / "server"))
+
+
+def assert_same_weights(one: Checkpoints, other: Checkpoints) -> None:
+    """The newest checkpoints of two finished runs hold the same bytes."""
+    first, second = one.newest(), other.newest()
+    assert first is not None and second is not None and first.round == second.round == SHAPE["rounds"]
+    for mine, theirs in ((first.weights, second.weights), (first.arrays, second.arrays)):
+        assert list(mine) == list(theirs)
+        assert all(mine[name].tobytes() == theirs[name].tobytes() for name in mine)
+
+
+def assert_bytes_are_as_declared(run: Watched) -> None:
+    """The bytes in each round's record are the registry's formulas over their symbols, summed over the clients."""
+    traffic = METHODS[run.config.method].traffic
+    config, experiment, records = run.config, Experiment(run.config), rounds_of(run.folder)
+    longest = max(experiment.num_classes, config.training.epochs)
+    image = torch.zeros(1, *experiment.dataset.images.shape[1:])
+    with torch.inference_mode():
+        maps = lower_half(experiment.network(experiment.initial_weights()).eval())(image)
+    constant = {
+        "c": len("run") + 20 + len("round") + 8 + len("client") + 8,
+        "S": sum(128 + len(name) + value.nbytes for name, value in experiment.initial_weights().items()),
+        "C": experiment.num_classes,
+        "F": 8 * config.model.width,
+        "A": maps.numel(),
+        "M": config.buffer.capacity,
+        "balanced": int(config.of(FedcbdrKeys).fedcbdr_balanced),
+    }
+    held = [0] * config.stream.clients
+    for record in records:
+        assert record["failures"] == []
+        expected = {"down": 0, "up": 0}
+        for client in range(config.stream.clients):
+            own = [c for c in run.crossings if (c.round, c.client) == (record["round"], client)]
+            numbers = [told for crossing in own for told in crossing.numbers()]
+            assert all(len(value) <= longest for _, value in numbers if isinstance(value, list)), "arrays go as arrays"
+            n = len(experiment.chunk(client, record["round"]))
+            symbols = constant | {
+                "n": n,
+                "m": held[client] + n,
+                "k": record["buffer_size"][client],
+                "r": max((_rank_of(crossing.down) for crossing in own), default=0),
+                "R": sum(len(name) + 8 * np.size(value) for name, value in numbers),
+            }
+            expected["down"] += eval(traffic.down, {"__builtins__": {}}, symbols)
+            expected["up"] += eval(traffic.up, {"__builtins__": {}}, symbols)
+        assert record["bytes"] == expected
+        held = [size or 0 for size in record["buffer_size"]]
+
+
+def _rank_of(content: RecordDict) -> int:
+    record = content.array_records.get(keys.ARRAYS)
+    return record[fedcbdr_names.ROWS].shape[1] if record and fedcbdr_names.ROWS in record else 0
