@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from support.common import SMALL, rounds_of
 from support.federation import until
@@ -23,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 ROUNDS = 8
 SETTINGS = {key: value for key, value in {**SMALL, "rounds": ROUNDS}.items() if key != "seed"}
 RUN = f"fedkace_seed-{SMALL['seed']}"
-_PATIENCE = 900.0  # at the lowest priority, a busy machine may leave it little
+_PATIENCE = 900.0
 
 
 def background(*arguments: object) -> "subprocess.CompletedProcess[str]":
@@ -56,7 +57,8 @@ def started(folder: Folder, tmp_path: Path) -> Folder:
     study = tmp_path / "tiny.yaml"
     study.write_text("".join(["config:\n", *(f"  {key}: {value}\n" for key, value in SETTINGS.items())]))
     run = ["--", study, "--engine", "inline", "--seeds", SMALL["seed"]]
-    good("start", folder.path, "--python", sys.executable, *run)
+    # Normal priority: at the lowest one, the tests would wait for the rest of the machine.
+    good("start", folder.path, "--python", sys.executable, "--priority", "normal", *run)
     return folder
 
 
@@ -66,9 +68,6 @@ def test_a_study_is_started_paused_and_continued_to_the_same_numbers(started: Fo
     path = started.results / "tiny" / RUN / "rounds.jsonl"
     assert "running already since" in refused("start", started.path)
     until(lambda: path.exists() and path.read_text().count("\n") >= 2, _PATIENCE, "two rounds are done")
-    for process in started.processes():
-        assert os.sched_getscheduler(process.pid) == os.SCHED_IDLE and process.nice() == 19
-
     assert "paused" in good("pause", started.path)
     assert not started.processes() and not started.locked
     told = good("status", started.path)
@@ -87,6 +86,19 @@ def test_a_study_is_started_paused_and_continued_to_the_same_numbers(started: Fo
     assert rounds_of(path.parent) == rounds_of(tmp_path / "whole")
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=started.source, capture_output=True, text=True, check=True)
     assert (started.command() or Command("", "", [], "")).commit == head.stdout.strip()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_all_processes_have_the_lowest_priority_unless_told_otherwise(folder: Folder) -> None:
+    good("start", folder.path, "--python", sys.executable, "--", "quickstart", "--engine", "inline")
+
+    def lowest(process: psutil.Process) -> bool:
+        return os.sched_getscheduler(process.pid) == os.SCHED_IDLE and process.nice() == 19
+
+    until(lambda: [process for process in folder.processes() if lowest(process)], _PATIENCE, "priority is lowered")
+    good("pause", folder.path)
+    assert not folder.processes()
 
 
 @pytest.mark.slow
