@@ -12,6 +12,7 @@ from support.common import SMALL, rounds_of
 from support.federation import until
 from support.tools import need_tools
 
+from experiments.background.control import pause
 from experiments.background.folder import Command, Folder
 from experiments.background.status import Progress, seconds_left, span
 from experiments.background.supervisor import lower_own_priority
@@ -21,7 +22,7 @@ from fedkace_flwr.config import Config
 from fedkace_flwr.errors import RunError
 
 ROOT = Path(__file__).parents[2]
-ROUNDS = 8
+ROUNDS = 14
 SETTINGS = {key: value for key, value in {**SMALL, "rounds": ROUNDS}.items() if key != "seed"}
 RUN = f"fedkace_seed-{SMALL['seed']}"
 _PATIENCE = 900.0
@@ -67,13 +68,13 @@ def started(folder: Folder, tmp_path: Path) -> Folder:
 def test_a_study_is_started_paused_and_continued_to_the_same_numbers(started: Folder, tmp_path: Path) -> None:
     path = started.results / "tiny" / RUN / "rounds.jsonl"
     assert "running already since" in refused("start", started.path)
-    until(lambda: path.exists() and path.read_text().count("\n") >= 2, _PATIENCE, "two rounds are done")
-    assert "paused" in good("pause", started.path)
+    until(lambda: path.exists() and path.read_text().count("\n") >= 1, _PATIENCE, "a round is done")
+    assert pause(started)  # in this process: a command takes longer to start than the rounds take
     assert not started.processes() and not started.locked
     told = good("status", started.path)
     done = path.read_text().count("\n")
     assert f"0 of 1 runs and {done} of {ROUNDS} rounds are done" in told and "paused since" in told
-    assert "about" in told and 2 <= done < ROUNDS
+    assert "about" in told and 1 <= done < ROUNDS
     assert "nothing is running" in good("pause", started.path)
 
     assert "is the folder of" in refused("start", started.path, "--", "quickstart")
