@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from experiments.background.folder import LOWEST, NORMAL
 from experiments.studies.inheritance import FULL
 from experiments.studies.names import find_study, study_names
 from experiments.studies.study import ENGINES, Study, load_study
@@ -139,7 +140,7 @@ def _background(options: argparse.Namespace, arguments: list[str], console: Cons
     else:
         if arguments:
             _check_background(arguments)
-        process = control.start(folder, arguments, options.commit, options.python)
+        process = control.start(folder, arguments, options.commit, options.python, options.priority)
         console.print(f"process {process}; log: {folder.log}", highlight=False, soft_wrap=True)
 
 
@@ -202,7 +203,12 @@ def _parser() -> argparse.ArgumentParser:
             parts.add_argument(
                 "--python", type=Path, help="an interpreter with the dependencies (default: a new environment's)"
             )
-            parts.usage = f"{parts.prog} [--commit COMMIT] [--python PYTHON] folder [-- ARGUMENTS of run, kept there]"
+            parts.add_argument(
+                "--priority",
+                choices=(LOWEST, NORMAL),
+                help="lowest: other work comes first (default: as before, lowest)",
+            )
+            parts.usage = f"{parts.prog} [--commit COMMIT] [--python PYTHON] [--priority PRIORITY] folder [-- ARGUMENTS of run, kept there]"
     bench = commands.add_parser("bench", help="measure training, selection, evaluation, state and whole rounds")
     bench.add_argument(
         "parts",

@@ -7,10 +7,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from experiments.background.checkout import commit_of, prepare_environment, prepare_source
-from experiments.background.folder import MARK, Command, Folder, now, shown
+from experiments.background.folder import LOWEST, MARK, Command, Folder, now, shown
 from experiments.running.guard import end_all_of
 from experiments.running.processes import CHECKOUT
 from fedkace_flwr.errors import RunError
@@ -19,7 +20,13 @@ _PAUSE_SECONDS = 180.0
 _POLL_SECONDS = 0.1
 
 
-def start(folder: Folder, arguments: Sequence[str], commit: str | None = None, python: Path | None = None) -> int:
+def start(
+    folder: Folder,
+    arguments: Sequence[str],
+    commit: str | None = None,
+    python: Path | None = None,
+    priority: str | None = None,
+) -> int:
     """Start a study, or continue it.
 
     Parameters
@@ -32,6 +39,8 @@ def start(folder: Folder, arguments: Sequence[str], commit: str | None = None, p
         Which commit to pin the checkout to; by default HEAD.
     python : Path, optional
         An interpreter that has the dependencies; by default one in a new virtual environment.
+    priority : {"lowest", "normal"}, optional
+        By default as at the last start; ``lowest`` at the first.
 
     Returns
     -------
@@ -48,6 +57,9 @@ def start(folder: Folder, arguments: Sequence[str], commit: str | None = None, p
         raise RunError(f"{folder.path}: is running already{_since(folder)}; see background status")
     try:
         command = _command(folder, arguments, commit, python)
+        if priority not in (None, command.priority):
+            command = replace(command, priority=priority or LOWEST)
+            folder.keep(command)
         if not Path(command.directory).is_dir():
             raise RunError(f"{folder.path}: the working directory {command.directory} is gone")
         return _launch(folder, command, lock)
@@ -108,6 +120,7 @@ def _launch(folder: Folder, command: Command, lock: int) -> int:
     runner = [command.python, "-P", "-u", "-m", "experiments", "run", *command.arguments]
     runner += ["--results", str(folder.results)]
     told = {"folder": str(folder.path), "command": runner, "directory": command.directory, "lock": lock}
+    told["lowest"] = command.priority == LOWEST
     environment = {**os.environ, "PYTHONPATH": str(folder.source), MARK: str(folder.path)}
     (folder.path / "ended.json").unlink(missing_ok=True)
     with folder.log.open("ab") as log:

@@ -14,6 +14,7 @@ import psutil
 from experiments.running.guard import all_of
 from fedkace_flwr.errors import RunError
 
+LOWEST, NORMAL = "lowest", "normal"
 MARK = "FEDKACE_BACKGROUND"
 """The environment variable by which the processes of a folder are recognised; its value is the folder."""
 
@@ -32,12 +33,15 @@ class Command:
         The arguments of ``python -m experiments run``.
     directory : str
         The working directory, against which relative paths are resolved.
+    priority : {"lowest", "normal"}
+        Whether other work on the machine comes first.
     """
 
     commit: str
     python: str
     arguments: list[str]
     directory: str
+    priority: str = LOWEST
 
 
 class Folder:

@@ -1,4 +1,4 @@
-"""Runs a command at the lowest priority, passes SIGTERM on to it, and records how it ended.
+"""Runs a command, by default at the lowest priority, passes SIGTERM on to it, and records how it ended.
 
 Where the kernel groups processes by session (``/proc/self/autogroup``), nice values and idle scheduling count only
 within a session. Flower and Ray open sessions of their own, so the group of every session is lowered, again and again.
@@ -35,9 +35,10 @@ def lower_session(process: int) -> None:
             path.write_text(str(_LOWEST), encoding="ascii")
 
 
-def supervise(folder: Folder, command: list[str], directory: str, lock: int) -> int:
+def supervise(folder: Folder, command: list[str], directory: str, lock: int, lowest: bool) -> int:
     """Run a command to its end and return its exit status, negative for a signal."""
-    lower_own_priority()
+    if lowest:
+        lower_own_priority()
     ending = False
 
     def forward(*_: object) -> None:
@@ -52,7 +53,7 @@ def supervise(folder: Folder, command: list[str], directory: str, lock: int) -> 
     if ending:
         runner.send_signal(signal.SIGTERM)
     while runner.poll() is None:
-        for process in folder.processes():
+        for process in folder.processes() if lowest else ():
             lower_session(process.pid)
         with suppress(subprocess.TimeoutExpired):
             runner.wait(_SECONDS)
@@ -62,4 +63,4 @@ def supervise(folder: Folder, command: list[str], directory: str, lock: int) -> 
 
 if __name__ == "__main__":
     told = json.loads(sys.argv[1])
-    supervise(Folder(Path(told["folder"])), told["command"], told["directory"], told["lock"])
+    supervise(Folder(Path(told["folder"])), told["command"], told["directory"], told["lock"], told["lowest"])
