@@ -99,7 +99,7 @@ def test_a_wrong_authority_an_unregistered_key_and_no_key_are_refused(
 def test_a_killed_supernode_comes_back_into_the_same_run(running: Federation) -> None:
     # A message that the node had taken is lost with it, and the probe finds that out. Without the node there is no
     # quorum, so the run cannot end before Flower lets the node in again.
-    settings = {"clients": 2, "rounds": 3, "quorum": 1.0, "below-quorum": "repeat", "probe": 10}
+    settings = {"clients": 2, "rounds": 3, "quorum": 1.0, "below-quorum": "repeat", "probe": 30}
     number = running.submit("node-lost", {**NUMBERS, **settings})
     running.after_round("node-lost", 1)
     running.kill("node-2")

@@ -27,7 +27,7 @@ EDGE = {
 }
 # Nobody continues without a machine that is away: the round is repeated until it is back. The probe finds messages
 # that were lost with the machine.
-PATIENT = {"quorum": 1.0, "below-quorum": "repeat", "below-quorum-limit": 100, "probe": 10}
+PATIENT = {"quorum": 1.0, "below-quorum": "repeat", "below-quorum-limit": 100, "probe": 30}
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
