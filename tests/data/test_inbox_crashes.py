@@ -15,7 +15,8 @@ from support.inboxes import RUN, SIZE, drop, names_in, numbers_of, opened
 
 from fedkace_flwr.data import inbox
 from fedkace_flwr.samples import Samples
-from fedkace_flwr.storage.client_store import Answer, ClientState, ClientStore
+from fedkace_flwr.storage.client_state import Answer, ClientState
+from fedkace_flwr.storage.client_store import ClientStore
 
 
 class Crash(BaseException):

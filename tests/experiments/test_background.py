@@ -25,7 +25,6 @@ ROOT = Path(__file__).parents[2]
 ROUNDS = 14
 SETTINGS = {key: value for key, value in {**SMALL, "rounds": ROUNDS}.items() if key != "seed"}
 RUN = f"fedkace_seed-{SMALL['seed']}"
-_PATIENCE = 900.0
 
 
 def background(*arguments: object) -> "subprocess.CompletedProcess[str]":
@@ -68,7 +67,7 @@ def started(folder: Folder, tmp_path: Path) -> Folder:
 def test_a_study_is_started_paused_and_continued_to_the_same_numbers(started: Folder, tmp_path: Path) -> None:
     path = started.results / "tiny" / RUN / "rounds.jsonl"
     assert "running already since" in refused("start", started.path)
-    until(lambda: path.exists() and path.read_text().count("\n") >= 1, _PATIENCE, "a round is done")
+    until(lambda: path.exists() and path.read_text().count("\n") >= 1, "a round is done")
     assert pause(started)  # in this process: a command takes longer to start than the rounds take
     assert not started.processes() and not started.locked
     told = good("status", started.path)
@@ -79,7 +78,7 @@ def test_a_study_is_started_paused_and_continued_to_the_same_numbers(started: Fo
 
     assert "is the folder of" in refused("start", started.path, "--", "quickstart")
     good("start", started.path)
-    until(lambda: not started.locked, _PATIENCE, "the study ends")
+    until(lambda: not started.locked, "the study ends")
     told = good("status", started.path)
     assert f"1 of 1 runs and {ROUNDS} of {ROUNDS} rounds are done" in told and "finished since" in told
     whole = {**SETTINGS, "seed": SMALL["seed"], "results-dir": str(tmp_path), "run-name": "whole"}
@@ -97,7 +96,7 @@ def test_all_processes_have_the_lowest_priority_unless_told_otherwise(folder: Fo
     def lowest(process: psutil.Process) -> bool:
         return os.sched_getscheduler(process.pid) == os.SCHED_IDLE and process.nice() == 19
 
-    until(lambda: [process for process in folder.processes() if lowest(process)], _PATIENCE, "priority is lowered")
+    until(lambda: [process for process in folder.processes() if lowest(process)], "priority is lowered")
     good("pause", folder.path)
     assert not folder.processes()
 
@@ -106,13 +105,13 @@ def test_all_processes_have_the_lowest_priority_unless_told_otherwise(folder: Fo
 @pytest.mark.timeout(3600)
 def test_after_a_crash_of_everything_a_start_without_arguments_goes_on(started: Folder) -> None:
     path = started.results / "tiny" / RUN / "rounds.jsonl"
-    until(lambda: path.exists() and path.read_text().count("\n") >= 1, _PATIENCE, "a round is done")
+    until(lambda: path.exists() and path.read_text().count("\n") >= 1, "a round is done")
     for process in started.processes():
         process.kill()
-    until(lambda: not started.processes(), 60, "all processes are gone")
+    until(lambda: not started.processes(), "all processes are gone")
     assert "then killed, or the machine was restarted" in good("status", started.path)
     good("start", started.path)
-    until(lambda: not started.locked, _PATIENCE, "the study ends")
+    until(lambda: not started.locked, "the study ends")
     assert len(rounds_of(path.parent)) == ROUNDS
 
 

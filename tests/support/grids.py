@@ -83,7 +83,7 @@ class SilentGrid(RecordingGrid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         held = {m.metadata.message_id for m in self.sent if client_of(m) in self.silent}
-        over = exchanges.time.monotonic() >= self.until
+        over = exchanges.time.monotonic() >= self.until  # type: ignore[attr-defined]
         return super().pull_messages([number for number in message_ids if number not in held or over])
 
 
@@ -96,7 +96,7 @@ class LossyGrid(RecordingGrid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         place = {message.metadata.message_id: index for index, message in enumerate(self.of(MessageType.TRAIN))}
-        now = exchanges.time.monotonic()
+        now = exchanges.time.monotonic()  # type: ignore[attr-defined]
         wanted = [
             number
             for number in message_ids
