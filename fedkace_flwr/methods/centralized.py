@@ -12,7 +12,7 @@ class CentralizedKeys:
 
     centralized_every: int = key(
         1,
-        "Train only in rounds 1, 1 + m, 1 + 2m, ... and the last, where m is this key; accuracies between them are interpolated and marked as such.",
+        "Train only in rounds 1, 1 + m, 1 + 2m, ... and the last, where m is the value of this key; accuracies between them are interpolated and marked as such.",
         unit="rounds",
         low=1,
     )
