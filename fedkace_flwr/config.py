@@ -1,7 +1,7 @@
 """The configuration: one frozen tree, parsed once from Flower's flat run config.
 
-The tree's own sections are declared in :mod:`fedkace_flwr.sections`, those of the methods in
-:mod:`fedkace_flwr.methods`; the registry adds the latter (:func:`register_section`).
+The common sections are declared in :mod:`fedkace_flwr.sections`, those of the methods in
+:mod:`fedkace_flwr.methods`. The registry adds the methods' sections with :func:`register_section`.
 """
 
 import difflib
@@ -22,7 +22,7 @@ from fedkace_flwr.sections import (
 )
 
 LARGEST_SUM = 1000
-"""Clients whose masked updates can be added up in 32 bits."""
+"""Largest number of clients whose masked updates can be summed in 32 bits."""
 
 Section = TypeVar("Section")
 
@@ -32,29 +32,29 @@ _METHOD_SECTIONS: list[type] = []
 def register_section(section: type) -> None:
     """Add a method's keys to the configuration.
 
-    A section may have a method ``check(config)`` that raises ConfigError where its keys contradict others.
+    A section may have a method ``check(config)`` that raises ConfigError if its keys contradict others.
 
     Parameters
     ----------
     section : type
-        A frozen dataclass of keys; registering it twice is the same as once.
+        A frozen dataclass of keys; registering it twice has no further effect.
 
     Raises
     ------
     ValueError
-        One of its keys exists already.
+        One of its keys already exists.
     """
     if section in _METHOD_SECTIONS:
         return
     known = {name for _, name, _ in all_keys()}
     for name in keys_of(section):
         if kebab(name) in known:
-            raise ValueError(f"{section.__name__}: key {kebab(name)} is declared already")
+            raise ValueError(f"{section.__name__}: key {kebab(name)} is already declared")
     _METHOD_SECTIONS.append(section)
 
 
 def all_keys() -> Iterator[tuple[type, str, Key]]:
-    """Section, name in kebab-case and declaration of every key; the configuration itself counts as a section."""
+    """Yield the section, kebab-case name and declaration of every key; the configuration itself counts as a section."""
     sections: list[type] = [Config, *_SECTIONS.values(), *_METHOD_SECTIONS]
     for section in sections:
         for name, declared in keys_of(section).items():
@@ -62,12 +62,12 @@ def all_keys() -> Iterator[tuple[type, str, Key]]:
 
 
 def keys_affecting(*what: Affects) -> frozenset[str]:
-    """The names of the keys that affect one of these."""
+    """Return the names of the keys that affect any of these."""
     return frozenset(name for _, name, declared in all_keys() if declared.affects in what)
 
 
 def folder_keys() -> frozenset[str]:
-    """Return the names of the keys that name a folder: by convention, those that end in ``-dir``."""
+    """Return the names of the keys whose values are folders: by convention, those that end in ``-dir``."""
     return frozenset(name for _, name, _ in all_keys() if name.endswith("-dir"))
 
 
@@ -78,11 +78,11 @@ class Config:
     Attributes
     ----------
     method : str
-        Name of the method, see :mod:`fedkace_flwr.registry`.
+        Name of the method; see :mod:`fedkace_flwr.registry`.
     data, stream, model, training, buffer, privacy, run
         The sections.
     methods : tuple
-        Those sections of the methods in which a key differs from its default; read any by :meth:`of`.
+        The methods' sections in which a key differs from its default; :meth:`of` reads any section.
     """
 
     method: str = key("fedkace", "Method, one of the names in `fedkace_flwr/registry.py`.")
@@ -96,18 +96,18 @@ class Config:
     methods: tuple[object, ...] = ()
 
     def of(self, section: type[Section]) -> Section:
-        """A method's section; where nothing was set, its defaults."""
+        """Return a method's section; its defaults if nothing was set."""
         found = next((each for each in self.methods if type(each) is section), None)
         return found if isinstance(found, section) else section()
 
     @classmethod
     def parse(cls, values: Mapping[str, object]) -> Self:
-        """Build the tree from flat kebab-case keys; a key left out takes its default.
+        """Build the tree from flat kebab-case keys; missing keys take their defaults.
 
         Raises
         ------
         ConfigError
-            An unknown key, a value of the wrong type or out of range, or two keys that contradict each other.
+            A key is unknown, a value has the wrong type or is out of range, or two keys contradict each other.
         """
         known = [name for _, name, _ in all_keys()]
         for name in values:
@@ -134,7 +134,7 @@ class Config:
         return config
 
     def flat(self) -> dict[str, Scalar]:
-        """Return every key with its value, in the order of declaration."""
+        """Return every key with its value, in order of declaration."""
         values: dict[str, Scalar] = {"method": self.method}
         sections = [getattr(self, name) for name in _SECTIONS] + [self.of(kind) for kind in _METHOD_SECTIONS]
         for section in sections:
@@ -143,14 +143,14 @@ class Config:
 
     @property
     def largest_chunk(self) -> int:
-        """Samples that a client's chunk holds at most."""
+        """Largest number of samples in a client's chunk."""
         if self.data.data_source == "inbox":
             return self.data.inbox_bound
         return self.stream.window * self.stream.samples_per_class
 
     @property
     def keeps_models(self) -> bool:
-        """Whether clients keep what they answer by: ``keep-models``, its ``auto`` resolved."""
+        """Whether clients store the models that they answer with: ``keep-models``, with ``auto`` resolved."""
         arrives = self.data.data_source == "inbox"
         return {"always": True, "never": False}.get(self.run.keep_models, arrives)
 
@@ -159,8 +159,8 @@ class Config:
             self._check_inbox()
         if self.privacy.secagg and not 3 <= self.stream.clients <= LARGEST_SUM:
             raise ConfigError(
-                f"clients = {self.stream.clients}: with secagg = true, must be between 3 (of two, each learns the "
-                f"other's update from the sum) and {LARGEST_SUM} (more overflow its 32 bits)"
+                f"clients = {self.stream.clients}: with secagg = true, must be between 3 (with two clients, each learns "
+                f"the other's update from the sum) and {LARGEST_SUM} (more would overflow 32 bits)"
             )
         stream = self.stream
         if stream.overlap > stream.window:
@@ -178,7 +178,7 @@ class Config:
             )
         if 0 < self.run.norm_bound < 1:
             raise ConfigError(
-                f"norm-bound = {self.run.norm_bound:g}: must be at least 1, or 0 for none; less leaves honest clients out"
+                f"norm-bound = {self.run.norm_bound:g}: must be at least 1, or 0 for no bound; a smaller bound rejects honest clients"
             )
 
     def _check_inbox(self) -> None:
@@ -195,7 +195,7 @@ class Config:
                 f"capacity = {self.buffer.capacity}: must be at least the number of classes, {len(names)}"
             )
         if self.privacy.dp_seeded:
-            raise ConfigError("dp-seeded = true: for simulation alone; data-source = 'inbox' takes its noise unseeded")
+            raise ConfigError("dp-seeded = true: for simulation alone; data-source = 'inbox' requires unseeded noise")
 
 
 _SECTIONS: dict[str, type[Any]] = {

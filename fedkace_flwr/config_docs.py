@@ -1,4 +1,4 @@
-"""Write what follows from declarations: pages and tables in ``docs/``, and the app's defaults in ``pyproject.toml``.
+"""Generate documentation from declarations: pages and tables in ``docs/``, and defaults in ``pyproject.toml``.
 
 Run as ``python -m fedkace_flwr.config_docs`` (``make docs``).
 """
@@ -20,20 +20,20 @@ _BYTES = re.compile(r"\| method \| to a client \| from a client \|\n(?:\|.*\n)+"
 
 
 def markdown() -> str:
-    """Return ``docs/configuration.md`` as it should be."""
+    """Return the content of ``docs/configuration.md``."""
     defaults = Config().flat()
     lines = [
         "# Configuration",
         "",
-        "Generated from the declarations of the keys by `make docs`; a test compares the two.",
+        "Generated from the declarations of the keys by `make docs`; a test checks that this page is up to date.",
         "",
-        "Set a key with `flwr run . --run-config 'overlap=0 seed=1'`, with a file of such keys "
+        "Set keys with `flwr run . --run-config 'overlap=0 seed=1'`, with a file of keys "
         "(`--run-config experiments/studies/cifar100.toml`), or in a study (`--set overlap=0`). "
         "Keys marked *Reading* choose between readings of the paper; [method.md](method.md) explains them. Keys marked "
-        "*Inferred* settle what a rival's publication leaves open.",
+        "*Inferred* settle what the publication of a compared method leaves open.",
         "",
         "*Affects* says what a key changes: `numbers` (the results), `waiting` (how long a run waits for clients), or "
-        "`place` (where things are and how they are kept). A run can be resumed with other values of the latter two.",
+        "`place` (where things are stored and how). A run can be resumed with different values of the latter two.",
     ]
     title = None
     for section, name, key in all_keys():
@@ -48,19 +48,20 @@ def markdown() -> str:
 
 
 def metrics_page() -> str:
-    """Return ``docs/metrics.md`` as it should be."""
+    """Return the content of ``docs/metrics.md``."""
     common = [metric for metric in known_metrics().values() if not _owner(metric)]
     lines = [
         "# Metrics",
         "",
-        "Generated from the declarations of the metrics by `make docs`; a test compares the two.",
+        "Generated from the declarations of the metrics by `make docs`; a test checks that this page is up to date.",
         "",
-        "A metric is a number, or a list of numbers, that a client reports to the server. A reply in which one is out "
-        "of its range is left out of the round. *Phase* names the reply that carries it: to the training or the "
-        "evaluation message, `either` (the later one counts), or `own`, a message of the method's own. *Record* is its "
-        "field of `rounds.jsonl`, a list with one entry per client; times are summed over clients. *TensorBoard* is "
-        "its tag, followed by the client's number. *Tables* is its column of `rounds.csv`, a mean over clients. "
-        "[method.md](method.md) describes the other fields of a record, which the server computes.",
+        "A metric is a number, or a list of numbers, that a client reports to the server. A reply with a metric that "
+        "is out of range is rejected. *Phase* is the reply that carries the metric: the reply to the `training` or "
+        "the `evaluation` message, to `either` of them (the later value is used), or to a message of the method's own "
+        "(`own`). *Record* is its field in `rounds.jsonl`, a list with one entry per client; times are summed over "
+        "clients. *TensorBoard* is its tag, which is followed by the client's number. *Tables* is its column in "
+        "`rounds.csv`, a mean over clients. [method.md](method.md) describes the other fields of a record, which the "
+        "server computes.",
         "",
         "## In every record",
         "",
@@ -73,7 +74,7 @@ def metrics_page() -> str:
 
 
 def with_bytes(page: str) -> str:
-    """Return the text of ``docs/methods.md`` with the registry's table of bytes."""
+    """Return the text of ``docs/methods.md`` with the table of bytes from the registry."""
     rows: dict[Traffic, list[str]] = {}
     for name, method in METHODS.items():
         if not method.preset:
@@ -84,7 +85,7 @@ def with_bytes(page: str) -> str:
 
 
 def with_defaults(pyproject: str) -> str:
-    """Return the text of ``pyproject.toml`` with the present defaults as Flower's app configuration."""
+    """Return the text of ``pyproject.toml`` with the current defaults as Flower's app configuration."""
     table = "".join(f"{name} = {_literal(value)}\n" for name, value in Config().flat().items())
     return _TABLE.sub(lambda _: table, pyproject, count=1)
 
@@ -109,12 +110,12 @@ def _owner(metric: Metric) -> bool:
 
 
 def _literal(value: Scalar) -> str:
-    """A value as TOML has it."""
+    """Return a value in TOML syntax."""
     return str(value) if isinstance(value, float) else json.dumps(value)
 
 
 def main() -> None:
-    """Rewrite the files."""
+    """Update the generated files."""
     docs, project = _ROOT / "docs", _ROOT / "pyproject.toml"
     for path, text in (
         (docs / "configuration.md", markdown()),

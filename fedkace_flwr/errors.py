@@ -1,13 +1,13 @@
-"""The errors a user can meet; each message is one line that says what is wrong and what would be right."""
+"""The errors shown to users; each message is one line that says what is wrong and what would be right."""
 
 
 class FedkaceError(Exception):
-    """Base of every error this package raises on purpose.
+    """Base class of all errors that this package raises deliberately.
 
     Parameters
     ----------
     message : str
-        Becomes one line, whatever the values that it quotes.
+        The message; line breaks in quoted values are replaced so that it stays on one line.
     """
 
     def __init__(self, message: str = "") -> None:
@@ -15,34 +15,34 @@ class FedkaceError(Exception):
 
 
 class ConfigError(FedkaceError):
-    """A configuration key or study file is unknown, of the wrong type, out of range or in contradiction."""
+    """A configuration key or study file is unknown, of the wrong type, out of range or contradictory."""
 
 
 class DataError(FedkaceError):
-    """Files of a data set are missing, truncated or not what they should be."""
+    """Files of a data set are missing, truncated or not in the expected format."""
 
 
 class StreamError(FedkaceError):
-    """The stream asks for more samples or classes than the data set has."""
+    """The stream requires more samples or classes than the data set has."""
 
 
 class StateError(FedkaceError):
-    """A stored client state cannot be read back, or not be stored."""
+    """A client state cannot be stored or read back."""
 
 
 class UnreadableStateError(StateError):
-    """A stored file that may well be whole is not for this process: of a younger version, or of another key."""
+    """A stored file may be intact but is unreadable here: written by a newer version, or encrypted with another key."""
 
 
 class MessageError(FedkaceError):
-    """A reply from a client is not fit to touch the global model.
+    """A reply from a client must not affect the global model.
 
     Attributes
     ----------
     kind : str
-        One word for the reason, by which a run counts its failures: ``error`` (the client's own), ``size``,
+        One word for the reason, by which a run counts its failures: ``error`` (reported by the client), ``size``,
         ``records``, ``arrays`` (names, shapes, types), ``values``, ``count``, ``norm``, ``metrics``, or ``content``
-        for what a method finds fault with.
+        (rejected by the method).
     """
 
     def __init__(self, text: str = "", kind: str = "content") -> None:
@@ -51,7 +51,7 @@ class MessageError(FedkaceError):
 
 
 class RunError(FedkaceError):
-    """A run could not be started or did not come to its end."""
+    """A run could not be started or did not finish."""
 
 
 class ResultsError(FedkaceError):

@@ -1,7 +1,7 @@
-"""How configuration keys are declared: default, type, range, unit, meaning, and what a key affects.
+"""Declarations of configuration keys: default, type, range, unit, meaning, and what a key affects.
 
-A section is a frozen dataclass whose fields are made by :func:`key`. A field's type is bool, int, float, str, or a
-``Literal`` of the allowed texts. A key's name in run configs, studies and records is the field's name in kebab-case.
+A section is a frozen dataclass whose fields are created with :func:`key`. A field's type is bool, int, float, str, or
+a ``Literal`` of the allowed strings. In run configs, studies and records, a key has its field's name in kebab-case.
 """
 
 import math
@@ -14,12 +14,12 @@ from fedkace_flwr.errors import ConfigError
 Scalar = bool | int | float | str
 
 Affects = Literal["numbers", "waiting", "place"]
-"""What a key changes: the numbers of a run, how long the run waits, or only where things are and how they are kept."""
+"""What a key changes: the numbers of a run, how long it waits, or only where things are stored and how."""
 
 
 @dataclass(frozen=True)
 class Key:
-    """What a configuration key means and which values it takes."""
+    """The meaning of a configuration key and its allowed values."""
 
     meaning: str
     unit: str = ""
@@ -30,7 +30,7 @@ class Key:
     choices: tuple[str, ...] = ()
 
     def range_text(self) -> str:
-        """The allowed values in words, empty where every value of the type is allowed."""
+        """Return the allowed values in words; empty if every value of the type is allowed."""
         if self.choices:
             return ", ".join(f"`{choice}`" for choice in self.choices)
         low = f">= {self.low:g}" if self.low is not None else f"> {self.above:g}" if self.above is not None else ""
@@ -38,7 +38,7 @@ class Key:
         return " and ".join(part for part in (low, high) if part)
 
     def allows(self, value: Scalar) -> bool:
-        """Whether ``value``, already of the right type, lies in the range."""
+        """Return whether ``value``, which has the right type, is in the range."""
         if self.choices:
             return value in self.choices
         if isinstance(value, str | bool):
@@ -66,26 +66,26 @@ def key(
     Parameters
     ----------
     default : bool, int, float or str
-        The default; its type is the key's.
+        The default, of the key's type.
     meaning : str
-        For the documentation, in Markdown.
+        Description for the documentation, in Markdown.
     unit : str
-        Of the value, for the documentation.
+        Unit of the value, for the documentation.
     low, above, high : float, optional
-        Bounds: at least, more than, at most.
+        Inclusive lower bound, exclusive lower bound, inclusive upper bound.
     affects : {"numbers", "waiting", "place"}
-        What the key changes. A run can be resumed with another value unless the key affects numbers.
+        What the key changes. A run can be resumed with a different value unless the key affects numbers.
     """
     return field(default=default, metadata={"key": Key(meaning, unit, low, above, high, affects)})
 
 
 def kebab(name: str) -> str:
-    """A field's name as users write it."""
+    """Return a field's name as users write it."""
     return name.replace("_", "-")
 
 
 def keys_of(section: type) -> dict[str, Key]:
-    """The keys of a section by field name, in the order of declaration, with the choices of their types."""
+    """Return the keys of a section by field name, in order of declaration, with the choices given by their types."""
     return dict(_keys_of(section))
 
 
@@ -101,19 +101,19 @@ def _keys_of(section: Any) -> dict[str, Key]:
 
 
 def default_of(section: type, name: str) -> Scalar:
-    """The default of a section's key, by field name."""
+    """Return the default of a section's key, by field name."""
     value = next(each.default for each in fields(section) if each.name == name)
     assert isinstance(value, bool | int | float | str)
     return value
 
 
 def checked(name: str, value: object, of: Key, default: Scalar) -> Scalar:
-    """A value of the key's type and in its range; whole numbers pass for floats.
+    """Return the value if it has the key's type and is in its range; whole numbers are accepted as floats.
 
     Raises
     ------
     ConfigError
-        It has another type or lies outside the range.
+        It has another type or is out of range.
     """
     kind = type(default)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
@@ -122,7 +122,7 @@ def checked(name: str, value: object, of: Key, default: Scalar) -> Scalar:
         except OverflowError:
             value = math.inf if value > 0 else -math.inf
     if type(value) is not kind:
-        words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+        words = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
         raise ConfigError(f"{name} = {value!r}: must be {words[kind]}")
     assert isinstance(value, bool | int | float | str)
     if not of.allows(value):

@@ -1,4 +1,4 @@
-"""One log: this project's lines go where Flower's go."""
+"""Logging: this project writes to the same log as Flower."""
 
 import logging
 

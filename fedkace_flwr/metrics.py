@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def accuracy(logits: Tensor, labels: Tensor, mask: Tensor) -> float:
-    """Share of samples whose largest logit among the allowed classes is the label's.
+    """Return the share of samples whose largest logit among the allowed classes is that of the label.
 
     Parameters
     ----------
@@ -15,25 +15,25 @@ def accuracy(logits: Tensor, labels: Tensor, mask: Tensor) -> float:
     labels : Tensor
         int64 (N,).
     mask : Tensor
-        bool (C,).
+        bool (C,): the allowed classes.
     """
     predicted = logits.masked_fill(~mask, -float("inf")).argmax(dim=1)
     return float((predicted == labels).double().mean())
 
 
 def true_class_probability(logits: Tensor, labels: Tensor, mask: Tensor) -> float:
-    """Mean probability of the label's class, softmax over the allowed classes; arguments as in :func:`accuracy`."""
+    """Return the mean softmax probability of the label over the allowed classes; arguments as in :func:`accuracy`."""
     probability = logits.double().masked_fill(~mask, -float("inf")).softmax(dim=1)
     return float(probability.gather(1, labels.unsqueeze(1)).mean())
 
 
 def average_accuracy(accuracies: Sequence[float]) -> float:
-    """AA: mean of ACC_t over rounds.
+    """Return AA, the mean of ACC_t over rounds.
 
     Raises
     ------
     ValueError
-        No round at all.
+        There are no rounds.
     """
     if not accuracies:
         raise ValueError("average accuracy needs at least one round")
@@ -41,13 +41,13 @@ def average_accuracy(accuracies: Sequence[float]) -> float:
 
 
 def average_regret(reference: Sequence[float], method: Sequence[float]) -> float:
-    """AR: mean over rounds of the reference's ACC_t (Centralized) less the method's.
+    """Return AR, the mean over rounds of the reference's ACC_t (Centralized) minus the method's.
 
     Raises
     ------
     ValueError
-        Differing numbers of rounds, or none.
+        The numbers of rounds differ, or there are no rounds.
     """
     if len(reference) != len(method):
-        raise ValueError(f"regret needs the same rounds of both, not {len(reference)} and {len(method)}")
+        raise ValueError(f"regret needs equal numbers of rounds, not {len(reference)} and {len(method)}")
     return average_accuracy([upper - own for upper, own in zip(reference, method, strict=True)])

@@ -1,4 +1,4 @@
-"""The one place where a method is registered: all that the rest of the program has to know of it."""
+"""The registry of methods: everything that the rest of the program needs to know about each of them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -36,11 +36,11 @@ from strategies.ofcl import Ofcl
 from strategies.tfcl import Tfcl
 
 Role = Literal["method", "rival", "ablation", "reference"]
-"""What a method is in a comparison: the one that the project is about, one that it is compared with, a part of it
-switched off, or the reference that regret is measured against."""
+"""The role of a method in a comparison: the project's own method, one that it is compared with (rival), a variant of it
+with a part switched off (ablation), or the reference against which regret is measured."""
 
 Samples = Callable[[Config, int], int]
-"""Samples of one epoch of a client's training in a round: from the configuration and the round's number, from 1."""
+"""Computes the samples in one epoch of a client's training from the configuration and the round's number, from 1."""
 
 
 def chunk_alone(config: Config, round_number: int) -> int:
@@ -55,9 +55,9 @@ def chunk_and_buffer(config: Config, round_number: int) -> int:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes that a client receives and sends in a round in which all goes well, as arithmetic over symbols.
+    """Bytes that a client receives and sends in a round without failures, as formulas over symbols.
 
-    ``docs/methods.md`` explains the symbols. The default is a model in both messages of a round, and one back.
+    ``docs/methods.md`` explains the symbols. By default, both messages of a round carry a model, and one reply does.
     """
 
     down: str = "2*(S + c)"
@@ -66,39 +66,39 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Method:
-    """A method.
+    """The registry entry of a method.
 
     Attributes
     ----------
     strategy, client : type
-        Hooks of the server and of the client half.
+        Classes with the hooks of the server half and of the client half.
     label : str
-        Its name in reports; empty: as it is registered.
+        Name in reports; if empty, the name under which it is registered.
     role : {"method", "rival", "ablation", "reference"}
-        What it is in a comparison.
+        Role in a comparison.
     preset : mapping
-        Configuration keys that the method fixes.
+        Configuration keys whose values the method fixes.
     keys : tuple of type
-        Its sections of the configuration, see :mod:`fedkace_flwr.keys`.
+        Its sections of the configuration; see :mod:`fedkace_flwr.keys`.
     metrics : tuple of Metric
-        Numbers that it reports beside the common ones (:data:`fedkace_flwr.messaging.metrics.COMMON`).
+        Metrics that it reports in addition to the common ones (:data:`fedkace_flwr.messaging.metrics.COMMON`).
     actions : tuple of str
-        Messages of its own inside a round, ``train.NAME`` or ``query.NAME``.
+        Message types of its own within a round, ``train.NAME`` or ``query.NAME``.
     sends_labels : bool
-        Whether its messages hold the labels of a client's samples, as its publication or an inferred choice needs;
-        the contract checks that those of every other method do not. Class histograms are metrics
-        (``report-classes``).
+        Whether its messages contain the labels of a client's samples, as its publication or an inferred choice
+        requires. The contract tests check that no other method sends labels. Class histograms are metrics
+        (``report-classes``) and do not count as labels here.
     is_mean : bool
-        Whether the server uses nothing but the mean of its clients' models, so that noise on the mean and sums of
-        masked updates suffice.
+        Whether the server uses nothing but the mean of its clients' models, so that a noisy mean or the sum of
+        masked updates is sufficient.
     needs_stream : bool
-        Whether a client reads chunks of earlier rounds again, which only a simulated stream can provide.
+        Whether a client rereads chunks of earlier rounds, which only a simulated stream can provide.
     samples : callable
-        Samples of one epoch of a client's training, for estimates.
+        Computes the samples in one epoch of a client's training, for estimates.
     tests : int
-        Models that a client tests in a round, at most, for estimates.
+        Largest number of models that a client tests in a round, for estimates.
     traffic : Traffic
-        Bytes of a client's round.
+        Bytes that a client receives and sends in a round.
     """
 
     strategy: type[ServerRule]
@@ -121,7 +121,7 @@ _FEDKACE = Method(FedKace, FedKaceClient, "FedKACE", "method", keys=(FedKaceKeys
 
 
 def _ablation(label: str, **changed: Any) -> Method:
-    """FedKACE with some keys preset."""
+    """Return FedKACE with some keys preset."""
     return replace(_FEDKACE, label=label, role="ablation", **changed)
 
 
@@ -175,7 +175,7 @@ METHODS: dict[str, Method] = {
         traffic=Traffic("c", "R"),
     ),
 }
-"""All methods, in the order of reports (within a role)."""
+"""All methods; reports list the methods of each role in this order."""
 
 
 for _method in METHODS.values():
@@ -200,13 +200,13 @@ def find_method(name: str) -> Method:
 def configured(config: Config) -> tuple[Method, Config]:
     """Return the method that a configuration names, and the configuration with the method's preset applied.
 
-    With differential privacy or secure aggregation no class histograms are reported: they would reveal what the
-    models hide.
+    With differential privacy or secure aggregation, class histograms are not reported: they would reveal what is
+    hidden in the models.
 
     Raises
     ------
     ConfigError
-        There is no such method, or it cannot do what the privacy keys ask for.
+        There is no such method, or it does not support the privacy keys that are set.
     """
     method = find_method(config.method)
     config = Config.parse({**config.flat(), **method.preset})

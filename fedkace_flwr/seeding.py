@@ -1,7 +1,7 @@
 """Randomness: one independent stream per seed and purpose.
 
-Every draw in the project starts from :func:`seed_for`, so a result does not depend on the order in which
-clients are served, on the number of workers, or on whether a run was interrupted and resumed.
+All random draws are seeded by :func:`seed_for`, so a result does not depend on the order in which clients are
+processed, on the number of workers, or on whether a run was interrupted and resumed.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ def seed_for(seed: int, *labels: str | int) -> int:
     seed : int
         The experiment's seed.
     *labels : str or int
-        The purpose, from coarse to fine, for example ``"train", client, round``.
+        The purpose, from general to specific, for example ``"train", client, round``.
 
     Returns
     -------

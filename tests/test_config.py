@@ -161,7 +161,7 @@ WRONG_TYPES = {
     bool: ("true or false", [0, 1, 1.0, "true", None, [True]]),
     int: ("a whole number", [True, 1.0, "1", None, [1], math.nan]),
     float: ("a number", [True, "0.1", "1e-3", None, [0.1]]),
-    str: ("a text", [0, 1.5, False, None, ["cpu"]]),
+    str: ("a string", [0, 1.5, False, None, ["cpu"]]),
 }
 
 

@@ -1,1 +1,1 @@
-"""Finished runs: loading, comparing, keeping."""
+"""Results of runs: loading, comparing, archiving."""

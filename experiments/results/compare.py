@@ -1,4 +1,4 @@
-"""The runs of a study side by side: a table with regret, and a picture of accuracy over rounds by method."""
+"""Comparison of a study's runs: a table with regret, and plots of accuracy over rounds by method."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -23,9 +23,9 @@ def summary_table(
     Parameters
     ----------
     summaries : mapping
-        ``summary.json`` of each run, by its name.
+        The content of ``summary.json`` of each run, by the run's name.
     regrets : mapping, optional
-        AR of each run, from :func:`average_regrets`.
+        AR of each run; see :func:`average_regrets`.
     """
     table = Table(box=None, header_style="bold", pad_edge=False)
     for heading in _HEADINGS:
@@ -47,7 +47,7 @@ def summary_table(
 
 
 def average_regrets(study: Study) -> dict[str, float | None]:
-    """Return the AR of each run; None where the study holds no Centralized run of the same stream, or no whole one."""
+    """Return the AR of each run, or None if the study has no complete Centralized run of the same stream."""
     curves = {name: [record["accuracy"] for record in _rounds(study, name)] for name in study.runs}
     flat = {name: config.flat() for name, config in study.runs.items()}
     references = {stream_of(flat[name]): name for name, config in study.runs.items() if is_reference(config.method)}
@@ -56,26 +56,26 @@ def average_regrets(study: Study) -> dict[str, float | None]:
 
 
 def finished_runs(folders: Sequence[Path]) -> dict[str, dict[str, Any]]:
-    """Return the summaries of finished runs by method and seed, or by folder where two share these.
+    """Return the summaries of finished runs by method and seed; if two runs share these, the later one by its folder.
 
     Raises
     ------
     RunError
-        A folder holds no readable ``summary.json``.
+        A folder has no readable ``summary.json``.
     """
     summaries = {}
     for folder in folders:
         try:
             summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise RunError(f"{folder}: holds no readable summary.json; name the folder of a finished run") from error
+            raise RunError(f"{folder}: has no readable summary.json; must be the folder of a finished run") from error
         name = f"{summary['method']}_seed-{summary['seed']}"
         summaries[name if name not in summaries else str(folder)] = summary
     return summaries
 
 
 def draw_comparisons(study: Study) -> list[Path]:
-    """Draw accuracy over rounds, one line per method, for each cell of the study that has several methods."""
+    """Plot accuracy over rounds by method for each cell of the study with several methods; return the paths."""
     cells: dict[str, list[str]] = {}
     for name in study.runs:
         cells.setdefault(_cell(study, name), []).append(name)

@@ -1,4 +1,4 @@
-"""Keep the record of a run, or of a study, in the documentation, without the folders of the machine it was made on."""
+"""Archive the record of a run or of a study for the documentation, without the folder names of the original machine."""
 
 import json
 import shutil
@@ -16,20 +16,20 @@ _PICTURE = "accuracy.png"
 def keep(source: Path, target: Path) -> None:
     """Copy the record of a finished run, or of all finished runs of a study, to ``target``.
 
-    A single run's picture goes along. What is kept of a study is a results folder again: a runner skips these
-    runs, and the report reads them.
+    A single run's plot is copied too. The copy of a study is itself a results folder: the runner skips the runs in it,
+    and the report can read them.
 
     Raises
     ------
     RunError
-        The folder holds no finished run.
+        The folder has no finished run.
     """
     if not (source / "study.json").exists():
         _keep_run(source, target, (*_RECORD, _PICTURE))
         return
     finished = sorted(path.parent for path in source.glob("*/summary.json"))
     if not finished:
-        raise RunError(f"{source}: holds no finished run")
+        raise RunError(f"{source}: has no finished run")
     for run in finished:
         _keep_run(run, target / run.name, _RECORD)
     shutil.copyfile(source / "study.json", target / "study.json")
@@ -38,7 +38,7 @@ def keep(source: Path, target: Path) -> None:
 def _keep_run(run: Path, target: Path, names: Sequence[str]) -> None:
     missing = [name for name in ("config.json", *names) if not (run / name).exists()]
     if missing:
-        raise RunError(f"{run}: holds no {missing[0]}; name the folder of a finished run")
+        raise RunError(f"{run}: has no {missing[0]}; must be the folder of a finished run")
     target.mkdir(parents=True, exist_ok=True)
     config = json.loads((run / "config.json").read_text(encoding="utf-8"))
     kept = {key: value for key, value in config.items() if key not in folder_keys()}

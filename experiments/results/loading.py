@@ -1,8 +1,8 @@
-"""Finished and unfinished runs as tables: one row per run, one row per run and round.
+"""Finished and unfinished runs as tables: one row per run, and one row per run and round.
 
-A results folder is a study's (``results/<study>/``, one run per folder below it) or a single run's. What a study
-says of itself stands in its ``study.json``; without one, the axes are the configuration keys in which its runs
-differ.
+A results folder is either that of a study (``results/<study>/``, with a subfolder for each run) or that of a single
+run. A study is described by its ``study.json``; without that file, its axes are the configuration keys in which its
+runs differ.
 """
 
 import json
@@ -26,10 +26,10 @@ from fedkace_flwr.registry import METHODS
 from fedkace_flwr.results.record import totals
 
 SCHEMA = 1
-"""Version of ``runs.csv``, ``rounds.csv`` and their Parquet twins, and of the ``study.json`` that is read."""
+"""Version of ``runs.csv``, ``rounds.csv`` and their Parquet versions, and of the ``study.json`` files that are read."""
 
 _SET_ASIDE = re.compile(r"\.\d{8}-\d{6}(-\d+)?$")  # an earlier run of the same name
-# These keys affect numbers by rounding, by a round that stops, or by what is not recorded; no study varies them.
+# These keys affect numbers only through rounding, a run that stops, or values that are not recorded; none is an axis.
 _NOT_AXES = frozenset({"device", "quorum", "diagnostics", "report-classes"})
 _RUN_NUMBERS = ("aa", "early", "late", "ar", "final", "chance", "condition")
 
@@ -38,22 +38,22 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class StudyInfo:
-    """What a results folder says of itself.
+    """Description of a results folder.
 
     Attributes
     ----------
     name, title : str
-        The folder's name, or what ``study.json`` says.
+        From ``study.json``, or else the folder's name.
     folder : Path
-        Where it lies.
+        The folder's path.
     paper : str or None
-        The paper's table that it repeats.
+        The table of the paper that it reproduces.
     scale : str or None
-        Its size, as ``study.json`` names it.
+        Its size, as named in ``study.json``.
     axes : tuple of str
-        What its runs differ in; ``seed`` comes last.
+        The keys in which its runs differ; ``seed`` is last.
     labels : mapping
-        Folder name of each listed run to its values on the axes.
+        Maps the folder name of each listed run to its values on the axes.
     """
 
     name: str
@@ -72,15 +72,15 @@ class Results:
     Attributes
     ----------
     studies : tuple of StudyInfo
-        In the order asked for.
+        In the requested order.
     runs : DataFrame
         One row per run: ``schema``, ``study``, ``run``, ``folder``, ``finished``, ``rounds_done``; shares ``aa``,
         ``early`` and ``late`` (mean accuracy over the first quarter and the second half of the rounds), ``final``,
         ``ar``, ``chance``; ``condition`` (mean over the final three quarters of the rounds);
-        ``switched``, ``failures``, bytes, seconds; ``axis.*``, every configuration key, ``env.*``. Of an unfinished
-        run, the figures are of its rounds so far, and ``ar`` is missing.
+        ``switched``, ``failures``, bytes, seconds; ``axis.*``, every configuration key, ``env.*``. For an unfinished
+        run, the numbers cover the rounds so far, and ``ar`` is missing.
     rounds : DataFrame
-        One row per run and round: means over clients of what ``rounds.jsonl`` holds, and ``regret``.
+        One row per run and round: means over clients of the values in ``rounds.jsonl``, and ``regret``.
     """
 
     studies: tuple[StudyInfo, ...]
@@ -88,11 +88,11 @@ class Results:
     rounds: pd.DataFrame
 
     def records(self, folder: str) -> list[Record]:
-        """The full records of a run, by the ``folder`` of its row."""
+        """Return the full records of a run, given the ``folder`` of its row."""
         return _read_rounds(Path(folder))
 
     def write(self, target: Path) -> list[Path]:
-        """Write ``runs`` and ``rounds`` as CSV and Parquet, runs' folders as seen from there; return the paths."""
+        """Write ``runs`` and ``rounds`` as CSV and Parquet, with folders relative to ``target``; return the paths."""
         target.mkdir(parents=True, exist_ok=True)
         paths = []
         place = [os.path.relpath(folder, target.resolve()) for folder in self.runs["folder"]]
@@ -109,12 +109,12 @@ def load_results(*folders: Path) -> Results:
     Parameters
     ----------
     *folders : Path
-        Studies' folders, or single runs'.
+        Folders of studies or of single runs.
 
     Raises
     ------
     ResultsError
-        A folder holds no run, a file is damaged, or one was written by a newer program.
+        A folder has no run, a file is damaged, or a file was written by a newer version.
     """
     studies: list[StudyInfo] = []
     rows: list[Record] = []
@@ -135,24 +135,24 @@ def load_results(*folders: Path) -> Results:
 
 
 def rows_of(frame: pd.DataFrame) -> list[Record]:
-    """The rows of a table as mappings."""
+    """Return the rows of a table as mappings."""
     return [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
 
 
 def final_part(records: Sequence[Record]) -> Sequence[Record]:
-    """The final three quarters of the rounds: the paper's final 75 of 100."""
+    """Return the final three quarters of the rounds; in the paper, the final 75 of 100."""
     return records[len(records) // 4 :]
 
 
 def mean(values: Iterable[float | None]) -> float | None:
-    """Mean of the values that are there; None of none."""
+    """Return the mean of the values that are not None, or None if there are none."""
     known = [float(value) for value in values if value is not None]
     return fmean(known) if known else None
 
 
 def _load_study(folder: Path) -> tuple[StudyInfo, list[tuple[Path, Record, Mapping[str, Any]]]]:
     if not folder.is_dir():
-        raise ResultsError(f"{folder}: is no folder; name a study's folder of results")
+        raise ResultsError(f"{folder}: is not a folder; must be a results folder")
     single = (folder / "config.json").exists()
     paths = [folder] if single else sorted(path.parent for path in folder.glob("*/config.json"))
     paths = [path for path in paths if single or not _SET_ASIDE.search(path.name)]
@@ -160,7 +160,7 @@ def _load_study(folder: Path) -> tuple[StudyInfo, list[tuple[Path, Record, Mappi
     if told is not None:
         paths = [path for path in paths if path.name in told["runs"]]
     if not paths:
-        raise ResultsError(f"{folder}: holds no run (a folder with config.json); name a study's folder of results")
+        raise ResultsError(f"{folder}: has no run (a folder with config.json); must be a results folder")
     configs = {path: _read_config(path / "config.json") for path in paths}
     if told is None:
         axes = _differing(list(configs.values()))
@@ -193,7 +193,7 @@ def _read_study(path: Path) -> Record | None:
         and all(isinstance(labels, dict) and set(axes) <= set(labels) for labels in runs.values())
     )
     if not good:
-        raise ResultsError(f"{path}: is damaged; it should hold study, axes, and for each run its value on every axis")
+        raise ResultsError(f"{path}: is damaged; must have study, axes, and the value of each run on every axis")
     return told
 
 
@@ -209,7 +209,7 @@ def _read_config(path: Path) -> Record:
 
 
 def _differing(configs: Sequence[Record]) -> tuple[str, ...]:
-    """The axes of a study that does not name them; what only follows from the method is none."""
+    """Return the axes of a study that does not name them; keys that are determined by the method are not axes."""
     presets = {key for method in METHODS.values() for key in method.preset}
     own = {
         kebab(name)
@@ -241,15 +241,13 @@ def _load_run(study: StudyInfo, path: Path, config: Record, labels: Mapping[str,
     environment = _read_object(path / "environment.json") if (path / "environment.json").exists() else {}
     if summary is not None and summary.get("rounds") != len(records):
         raise ResultsError(
-            f"{path / 'rounds.jsonl'}: is damaged; it holds {len(records)} rounds, summary.json {summary.get('rounds')}"
+            f"{path / 'rounds.jsonl'}: is damaged; it has {len(records)} rounds, summary.json says {summary.get('rounds')}"
         )
     try:
         lines = [_round_row(study, path, config["method"], labels, record) for record in records]
         row = _run_row(study, path, config, labels, records)
     except (KeyError, TypeError, IndexError, AttributeError) as error:
-        raise ResultsError(
-            f"{path / 'rounds.jsonl'}: is damaged; a round lacks what it should hold ({error})"
-        ) from error
+        raise ResultsError(f"{path / 'rounds.jsonl'}: is damaged; a round lacks a required field ({error})") from error
     row["finished"] = summary is not None
     row.update({f"axis.{axis}": labels[axis] for axis in study.axes})
     row.update(config)
@@ -308,14 +306,14 @@ def _round_row(study: StudyInfo, path: Path, method: str, labels: Mapping[str, A
 
 
 def _average(metric: Metric, column: Sequence[Any]) -> float | None:
-    """Mean over clients; of lists over epochs, without the first epoch."""
+    """Return the mean over clients; lists over epochs are averaged without the first epoch."""
     if metric.length is None:
         return mean(column)
     return mean(value for values in column if values for value in values[1 if metric.length == "epochs" else 0 :])
 
 
 def _add_regret(rows: Sequence[Record], rounds: Sequence[Record]) -> None:
-    """AR of each finished run against the Centralized run of the same data, stream, training and seed."""
+    """Add the AR of each finished run against the Centralized run of the same data, stream, training and seed."""
     curves: dict[tuple[str, str], list[Record]] = {}
     for line in rounds:
         curves.setdefault((line["study"], line["run"]), []).append(line)
@@ -338,12 +336,12 @@ def _add_regret(rows: Sequence[Record], rounds: Sequence[Record]) -> None:
 
 
 def _preferring(row: Record) -> Callable[[Record], tuple[bool, bool, str]]:
-    """Where two references fit: the one of the same study, then of the same arithmetic."""
+    """Return a sort key for matching references: prefer the same study, then the same precision."""
     return lambda other: (other["study"] != row["study"], other["precision"] != row["precision"], other["run"])
 
 
 def _read_rounds(path: Path) -> list[Record]:
-    """The complete lines of ``rounds.jsonl``; the last may be half-written while the run goes on."""
+    """Return the complete lines of ``rounds.jsonl``; while a run is in progress, the last may be incomplete."""
     file = path / "rounds.jsonl"
     if not file.exists():
         return []
@@ -372,9 +370,9 @@ def _parse(path: Path, text: str, where: str) -> Record:
     try:
         content = json.loads(text)
     except ValueError as error:
-        raise ResultsError(f"{path}{where}: is damaged; it is no JSON ({error})") from error
+        raise ResultsError(f"{path}{where}: is damaged; not valid JSON ({error})") from error
     if not isinstance(content, dict):
-        raise ResultsError(f"{path}{where}: is damaged; it should be a JSON object")
+        raise ResultsError(f"{path}{where}: is damaged; must be a JSON object")
     return content
 
 
@@ -387,13 +385,13 @@ def _check_schema(path: Path, content: Record) -> None:
 
 
 def _frame(rows: Sequence[Record], numbers: Sequence[str]) -> pd.DataFrame:
-    """A table whose columns of numbers are such even where every number is missing."""
+    """Return a table whose numeric columns are float64 even if every value is missing."""
     frame = pd.DataFrame(rows)
     return frame.astype({name: "float64" for name in numbers if name in frame.columns})
 
 
 def _uniform(frame: pd.DataFrame) -> pd.DataFrame:
-    """Columns of mixed types, such as an axis of numbers and words, as text: Parquet has one type a column."""
+    """Convert columns of mixed types, such as an axis of numbers and words, to text: Parquet columns have one type."""
     kinds = {name: {type(value) for value in frame[name].dropna()} for name in frame.columns}
     mixed = [name for name, types in kinds.items() if len(types) > 1 and types != {int, float}]
     words = {name: frame[name].map(lambda value: None if value is None else str(value)) for name in mixed}

@@ -1,6 +1,6 @@
-"""The inline engine: Flower's Grid over the same ServerApp and ClientApp, in one process, one message at a time.
+"""The inline engine: the same ServerApp and ClientApp behind Flower's Grid, in one process, one message at a time.
 
-It needs neither Ray nor a SuperLink: for tests, for debuggers, and for machines without Ray.
+It needs neither Ray nor a SuperLink and serves for tests, for debugging, and for machines without Ray.
 """
 
 import json
@@ -32,15 +32,15 @@ class InlineGrid(Grid):
     Parameters
     ----------
     app : ClientApp
-        The app that runs at each node.
+        The app that runs on each node.
     nodes : int
-        Number of nodes; node i + 2 holds partition i.
+        Number of nodes; node i + 2 has partition i.
     run_config : mapping
         The run config that Flower would pass to the apps.
     run_id : int
         The run's number.
     node_config : callable, optional
-        Maps a partition to the node config of its SuperNode, without the partition itself.
+        Maps a partition to the node config of its SuperNode; the partition keys themselves are added.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class InlineGrid(Grid):
             for number in range(nodes)
         }
         self._replies: dict[str, Message] = {}
-        # Flower's Message constructor reads the identity of the process.
+        # Flower's Message constructor reads the identity of the process from here.
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, _SERVER_NODE, 0
 
     def set_run(self, run: Run) -> None:
@@ -79,15 +79,15 @@ class InlineGrid(Grid):
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
     ) -> Message:
-        """Build a message to a node."""
+        """Create a message to a node."""
         return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
 
     def get_node_ids(self) -> Iterable[int]:
-        """All nodes; they never change."""
+        """Return all nodes; they never change."""
         return list(self._contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Handle each message at its node immediately."""
+        """Let the receiving node handle each message immediately; return the messages' ids."""
         numbers = []
         for message in messages:
             numbers.append(str(uuid4()))
@@ -96,11 +96,11 @@ class InlineGrid(Grid):
         return numbers
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """The replies to the messages with these numbers."""
+        """Return the replies to the messages with these ids."""
         return [self._replies.pop(number) for number in message_ids if number in self._replies]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Push, then pull."""
+        """Push the messages, then pull the replies."""
         return self.pull_messages(self.push_messages(messages))
 
     def _answer(self, message: Message) -> Message:
@@ -114,7 +114,7 @@ class InlineGrid(Grid):
 
 
 def _failure(message: Message, error: Exception) -> Message:
-    """An error reply, as Flower makes of any exception of a client."""
+    """Return an error reply, as Flower does when a client raises an exception."""
     return Message(Error(_CLIENT_FAILED, "".join(traceback.format_exception(error))), reply_to=message)
 
 
@@ -124,12 +124,12 @@ def run_inline(
     nodes: int | None = None,
     node_config: Callable[[int], Mapping[str, Scalar]] = lambda partition: {},
 ) -> None:
-    """Run one configuration to its end in this process.
+    """Run one configuration to completion in this process.
 
     Parameters
     ----------
     config : Config
-        With ``run-name`` set.
+        The configuration, with ``run-name`` set.
     nodes : int, optional
         Number of SuperNodes; by default one per client.
     node_config : callable, optional

@@ -1,4 +1,4 @@
-"""A dry run of a study: its runs, and an estimate of the time they would take."""
+"""Dry run of a study: its runs, and an estimate of how long they would take."""
 
 import time
 from collections.abc import Iterable
@@ -20,12 +20,12 @@ _BATCHES = 8
 
 
 def show_plan(study: Study, console: Console) -> None:
-    """Check a study as for a start, time a few steps of each of its networks, and print runs and estimates.
+    """Check a study as if to start it, time a few steps of each of its networks, and print its runs with estimates.
 
     Raises
     ------
     FedkaceError
-        As :func:`experiments.running.runner.run_study`, before anything is started.
+        As :func:`experiments.running.runner.run_study` raises before it starts anything.
     """
     workers = check_study(study, progress=console.is_terminal)
     speeds: dict[tuple[object, ...], tuple[float, float]] = {}
@@ -53,21 +53,21 @@ def show_plan(study: Study, console: Console) -> None:
         )
     console.print(table)
     console.print(
-        f"{len(study.runs)} runs, about {_span(seconds)} of training and tests on {workers.count} workers that have "
-        f"the machine to themselves; selection, transport and a method's own exchanges take more time on top.",
+        f"{len(study.runs)} runs, about {_span(seconds)} of training and testing on {workers.count} workers on "
+        f"an otherwise idle machine; selection, transport and a method's own exchanges take additional time.",
         highlight=False,
     )
     show_workers(study, workers, console)
 
 
 def training_samples(config: Config) -> int:
-    """Count the samples that pass through training in a run, over all clients and epochs."""
+    """Count the samples that a run trains on, over all clients and epochs."""
     of, rounds = METHODS[config.method].samples, range(1, config.stream.rounds + 1)
     return sum(of(config, number) for number in rounds) * config.training.epochs * config.stream.clients
 
 
 def test_images(config: Config) -> int:
-    """Count the test images that pass through a network in a run, each once per model tested, at most."""
+    """Return the largest number of test images that a run can evaluate, each counted once per model tested."""
     experiment = Experiment(config)
     models = METHODS[config.method].tests
     total = 0
@@ -85,7 +85,7 @@ def _network(config: Config) -> tuple[object, ...]:
 
 
 def _calibrate(config: Config) -> tuple[float, float]:
-    """Return the seconds per training sample and per tested image on this machine."""
+    """Return the seconds per training sample and per test image on this machine."""
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
     experiment = Experiment(config)
@@ -96,7 +96,7 @@ def _calibrate(config: Config) -> tuple[float, float]:
     seen = torch.ones(experiment.num_classes, dtype=torch.bool, device=experiment.device)
     once = range(1)
     alone = experiment.device.type == "cpu" and config.run.threads == 1
-    clock = time.process_time if alone else time.perf_counter  # the work of other processes does not count
+    clock = time.process_time if alone else time.perf_counter  # process time ignores the work of other processes
 
     def step(part: slice) -> None:
         data, none = (images[part], labels[part]), (images[:0], labels[:0])

@@ -1,1 +1,1 @@
-"""What travels between server and clients: records, packing, validation."""
+"""Messages between the server and the clients: records, packing, validation."""

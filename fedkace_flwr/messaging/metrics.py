@@ -1,7 +1,7 @@
-"""The metrics that every record has a place for, and the registry of all metrics.
+"""The metrics that every record contains, and the registry of all metrics.
 
-FedKACE's metrics are among them: they are null in the records of methods that do not report them. The metrics of other
-methods are declared with the method and registered with it (:mod:`fedkace_flwr.registry`).
+These common metrics include FedKACE's, which are null in the records of methods that do not report them. Every other
+method declares its own metrics, and :mod:`fedkace_flwr.registry` registers them with the method.
 """
 
 from collections.abc import Iterable
@@ -11,14 +11,14 @@ from fedkace_flwr.methods import fedkace
 from fedkace_flwr.methods.metric import CAPACITY, CLASSES, ROUNDS, Metric
 
 SHARE = 1 + 1e-6
-"""Largest value of a share: rounding may carry a mean of probabilities a little beyond 1."""
+"""Largest value of a share: rounding may push a mean of probabilities slightly above 1."""
 
-_LONGEST, _LATEST = 1e9, 1e12  # seconds; sums of them stay finite
+_LONGEST, _LATEST = 1e9, 1e12  # seconds; small enough that sums stay finite
 
 COMMON: tuple[Metric, ...] = (
     Metric(
         keys.ACCURACY,
-        "Test accuracy of the model that answers, over all classes met.",
+        "Test accuracy of the model that the client answers with, over all classes seen so far.",
         phase="evaluation",
         high=SHARE,
         column="client_accuracy",
@@ -42,7 +42,7 @@ COMMON: tuple[Metric, ...] = (
     ),
     Metric(
         keys.SEEN_CLASSES,
-        "Classes that the client has met so far.",
+        "Number of classes that the client has seen so far.",
         phase="evaluation",
         high=CLASSES,
         low=1,
@@ -52,7 +52,7 @@ COMMON: tuple[Metric, ...] = (
     ),
     Metric(
         keys.SWITCHED_AT,
-        "Round since which the global model answers.",
+        "Round from which the client has answered with the global model.",
         phase="evaluation",
         high=ROUNDS,
         low=1,
@@ -63,7 +63,7 @@ COMMON: tuple[Metric, ...] = (
     *fedkace.REPLAY_METRICS,
     Metric(
         keys.BUFFER_SIZE,
-        "Samples in the new buffer.",
+        "Number of samples in the new buffer.",
         phase="either",
         high=CAPACITY,
         whole=True,
@@ -74,7 +74,7 @@ COMMON: tuple[Metric, ...] = (
     ),
     Metric(
         keys.BUFFER_CLASSES,
-        "Samples of each class in the new buffer; with `report-classes` alone.",
+        "Number of samples of each class in the new buffer; reported only with `report-classes`.",
         phase="either",
         high=CAPACITY,
         whole=True,
@@ -86,7 +86,7 @@ COMMON: tuple[Metric, ...] = (
     *fedkace.BUFFER_METRICS,
     Metric(
         keys.INTERPOLATED,
-        "Whether the accuracy lies between two trained rounds (`centralized-every`).",
+        "Whether the accuracy was interpolated between two trained rounds (`centralized-every`).",
         phase="evaluation",
         whole=True,
         column="interpolated",
@@ -94,18 +94,29 @@ COMMON: tuple[Metric, ...] = (
     ),
     Metric(
         keys.STARTED,
-        "When the client began to work on the message; with `finished`, what a round spends on transport.",
+        "Time at which the client began to process the message. Together with `finished` it gives the time that a round spends on transport.",
         phase="either",
         high=_LATEST,
         unit="seconds since 1970",
     ),
     Metric(
-        keys.FINISHED, "When the client finished the message.", phase="either", high=_LATEST, unit="seconds since 1970"
+        keys.FINISHED,
+        "Time at which the client finished processing the message.",
+        phase="either",
+        high=_LATEST,
+        unit="seconds since 1970",
     ),
-    Metric(keys.TRAINING_SECONDS, "Local training.", phase="either", high=_LONGEST, unit="seconds", column="training"),
+    Metric(
+        keys.TRAINING_SECONDS,
+        "Time spent on local training.",
+        phase="either",
+        high=_LONGEST,
+        unit="seconds",
+        column="training",
+    ),
     Metric(
         keys.SELECTION_SECONDS,
-        "Choice of the new buffer.",
+        "Time spent selecting the new buffer.",
         phase="either",
         high=_LONGEST,
         unit="seconds",
@@ -113,7 +124,7 @@ COMMON: tuple[Metric, ...] = (
     ),
     Metric(
         keys.EVALUATION_SECONDS,
-        "Tests, and the choice of the model that answers.",
+        "Time spent on testing and on choosing the model that answers.",
         phase="either",
         high=_LONGEST,
         unit="seconds",
@@ -126,22 +137,22 @@ _OTHER_FIELDS = frozenset({"round", "accuracy", "chance", "client_drift", "bytes
 
 
 def register_metrics(metrics: Iterable[Metric]) -> None:
-    """Add a method's metrics; registering one twice is the same as once.
+    """Add a method's metrics; registering a metric twice has no further effect.
 
     Raises
     ------
     ValueError
-        Another metric has the name or the column of one of them.
+        One of them has the same name or column as a different metric.
     """
     for metric in metrics:
         if _KNOWN.get(metric.name, metric) != metric:
-            raise ValueError(f"metric {metric.name} is declared already")
+            raise ValueError(f"metric {metric.name} is already declared")
         columns = {other.column for other in _KNOWN.values() if other.name != metric.name} | _OTHER_FIELDS
         if metric.column in columns - {""}:
-            raise ValueError(f"metric {metric.name}: column {metric.column} is another one's")
+            raise ValueError(f"metric {metric.name}: column {metric.column} already belongs to another metric")
         _KNOWN[metric.name] = metric
 
 
 def known_metrics() -> dict[str, Metric]:
-    """Return all metrics by name: the common ones, then the methods' own."""
+    """Return all metrics by name: first the common ones, then those of the methods."""
     return dict(_KNOWN)

@@ -1,10 +1,10 @@
-"""Many arrays as one, for the road.
+"""Packing the arrays of a record into a single array for transport.
 
-Flower sends each array of a record as an object of its own: one request and several transactions of the SuperLink's
-database for each, on its way up and again on its way down. A ResNet-18 has 122 arrays. Between machines they therefore
-travel as one array of bytes a record: a header, which is JSON with name, type, shape and length of each, and what they
-hold one after the other. Nothing in it is interpreted here but the lengths; what is taken out is checked as if it had
-come by itself.
+Flower sends each array of a record as a separate object, which costs one request and several transactions of the
+SuperLink's database per array in each direction. A ResNet-18 has 122 arrays. Between machines, the arrays of a record
+are therefore folded into one array of bytes: a JSON header with the name, type, shape and length of each array,
+followed by their contents in the same order. This module interprets only the lengths; unfolded arrays are checked
+like any others.
 """
 
 import json
@@ -15,16 +15,18 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from fedkace_flwr.errors import MessageError
 
 FOLDED = "folded"
-"""Key of a message's configuration: its arrays are folded, and those of the reply shall be."""
+"""Key in a message's configuration: its arrays are folded, and the reply must fold its own."""
 
 _NAME, _KIND = "fedkace.folded", "fedkace.folded"
-_LARGEST = 64 * 2**20  # bytes; beyond, an array more or less is no matter, and a stranger's message stays as it is
+_LARGEST = (
+    64 * 2**20
+)  # bytes; folding larger records saves little, and the limit bounds what an untrusted message can claim
 _LARGEST_HEADER = 2**20
 _PREFIX = 8
 
 
 def fold(record: ArrayRecord) -> ArrayRecord:
-    """Arrays as one; a record of fewer than two, or of more than 64 MiB, as it is."""
+    """Fold the arrays of a record into one; return records of fewer than two arrays or more than 64 MiB unchanged."""
     if len(record) < 2 or sum(len(array.data) for array in record.values()) > _LARGEST:
         return record
     head = [[name, each.dtype, each.stype, list(each.shape), len(each.data)] for name, each in record.items()]
@@ -36,12 +38,12 @@ def fold(record: ArrayRecord) -> ArrayRecord:
 
 
 def unfold(record: ArrayRecord) -> ArrayRecord:
-    """Undo :func:`fold`; a record that is not folded, or larger than that makes any, as it is.
+    """Undo :func:`fold`; return a record unchanged if it is not folded, or larger than :func:`fold` can produce.
 
     Raises
     ------
     MessageError
-        The bytes are not what :func:`fold` writes.
+        The bytes are not in the format that :func:`fold` writes.
     """
     array = record.get(_NAME)
     if array is None or array.stype != _KIND or len(record) > 1 or len(array.data) > _LARGEST + 2 * _LARGEST_HEADER:
@@ -49,16 +51,16 @@ def unfold(record: ArrayRecord) -> ArrayRecord:
     data = memoryview(array.data)
     length = int.from_bytes(data[:_PREFIX], "big")
     if len(data) < _PREFIX or length > min(_LARGEST_HEADER, len(data) - _PREFIX):
-        raise MessageError(f"folded arrays cannot be read (a header of {length} bytes)", "arrays")
+        raise MessageError(f"folded arrays cannot be read (header of {length} bytes)", "arrays")
     try:
         head = json.loads(bytes(data[_PREFIX : _PREFIX + length]))
     except (ValueError, RecursionError) as error:
         raise MessageError(f"folded arrays cannot be read ({type(error).__name__})", "arrays") from error
     if not isinstance(head, list) or not all(_is_entry(entry) for entry in head):
-        raise MessageError("folded arrays cannot be read (their header is another's)", "arrays")
+        raise MessageError("folded arrays cannot be read (unknown header format)", "arrays")
     start = _PREFIX + length
     if start + sum(entry[4] for entry in head) != len(data) or len({entry[0] for entry in head}) != len(head):
-        raise MessageError("folded arrays cannot be read (lengths or names do not fit)", "arrays")
+        raise MessageError("folded arrays cannot be read (inconsistent lengths or duplicate names)", "arrays")
     arrays: dict[str, Array] = {}
     for name, dtype, stype, shape, size in head:
         arrays[name] = Array(dtype, tuple(shape), stype, bytes(data[start : start + size]))
@@ -67,14 +69,14 @@ def unfold(record: ArrayRecord) -> ArrayRecord:
 
 
 def folded(content: RecordDict, known: dict[int, ArrayRecord] | None = None) -> RecordDict:
-    """A message's records with their arrays folded.
+    """Return a message's records with their arrays folded.
 
     Parameters
     ----------
     content : RecordDict
-        Left as it is.
+        The message's records; not modified.
     known : dict of int to ArrayRecord, optional
-        What was folded before, by the record's identity: a model that goes to many clients is folded once.
+        Records folded so far, by the identity of the original, so that a model sent to many clients is folded once.
     """
     known = {} if known is None else known
     result = RecordDict()
@@ -88,12 +90,12 @@ def folded(content: RecordDict, known: dict[int, ArrayRecord] | None = None) -> 
 
 
 def unfolded(content: RecordDict) -> RecordDict:
-    """Undo :func:`folded`.
+    """Return a message's records with their arrays unfolded: the inverse of :func:`folded`.
 
     Raises
     ------
     MessageError
-        As :func:`unfold`.
+        As for :func:`unfold`.
     """
     parts: dict[str, Any] = {
         name: unfold(record) if isinstance(record, ArrayRecord) else record for name, record in content.items()
@@ -102,7 +104,7 @@ def unfolded(content: RecordDict) -> RecordDict:
 
 
 def marked(content: RecordDict, config: str) -> RecordDict:
-    """The same records, the configuration record of that name saying that the arrays are folded."""
+    """Return the same records, with the configuration record named ``config`` marking the arrays as folded."""
     result = RecordDict(dict(content))
     result[config] = ConfigRecord({**content.config_records.get(config, {}), FOLDED: True})
     return result

@@ -1,4 +1,4 @@
-"""Every record key and metric name that crosses the wire, and the checks on what comes back.
+"""The record keys and metric names used in messages, and the checks on replies.
 
 Arrays travel as ArrayRecords, numbers as MetricRecords and ConfigRecords; nothing is pickled.
 """
@@ -45,9 +45,9 @@ TRAINING_SECONDS = "training-seconds"
 SELECTION_SECONDS = "selection-seconds"
 EVALUATION_SECONDS = "evaluation-seconds"
 
-_SERIALISED = "numpy.ndarray"  # what Flower calls an array in NumPy's own format
-_LARGEST_HEADER = 512  # bytes before an array's content; NumPy writes 128 for all that this package sends
-_LARGEST_METRICS = 2**20  # bytes of all numbers and their names, some thousand times what a method reports
+_SERIALISED = "numpy.ndarray"  # Flower's name for an array in NumPy's own format
+_LARGEST_HEADER = 512  # bytes before an array's content; NumPy writes 128 for every array that this package sends
+_LARGEST_METRICS = 2**20  # bytes of all numbers and their names; thousands of times more than any method reports
 _LARGEST_NUMBER = 2**63
 _LONGEST_TEXT = 200
 _LONGEST_CAUSE = 1000
@@ -58,12 +58,12 @@ Shapes = Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
 
 
 def shapes_of(weights: Weights) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
-    """Name, shape and dtype of each array, to check replies against."""
+    """Return the shape and dtype of each array by name, to check replies against."""
     return {name: (array.shape, array.dtype) for name, array in weights.items()}
 
 
 def array_record(weights: Weights) -> ArrayRecord:
-    """Pack named arrays."""
+    """Pack named arrays into an ArrayRecord."""
     return ArrayRecord({name: Array(np.asarray(array)) for name, array in weights.items()})
 
 
@@ -73,13 +73,13 @@ def unpack(record: ArrayRecord) -> dict[str, NumpyArray]:
 
 
 def instruction(arrays: ArrayRecord, config: Mapping[str, Any], client: int, round_number: int) -> RecordDict:
-    """Content of a training or evaluation message to one client."""
+    """Return the content of a training or evaluation message to one client."""
     record = ConfigRecord({**config, ROUND: round_number, CLIENT: client})
     return RecordDict({ARRAYS: arrays, CONFIG: record})
 
 
 def reply_content(weights: Weights | None, examples: int, metrics: Mapping[str, Any]) -> RecordDict:
-    """Content of a client's reply; ``weights`` is None after an evaluation."""
+    """Return the content of a client's reply; ``weights`` is None after an evaluation."""
     content = RecordDict({METRICS: MetricRecord({EXAMPLES: examples, **metrics})})
     if weights is not None:
         content[ARRAYS] = array_record(weights)
@@ -87,12 +87,12 @@ def reply_content(weights: Weights | None, examples: int, metrics: Mapping[str, 
 
 
 def size_in_bytes(content: RecordDict) -> int:
-    """Bytes of all records of a message: serialised arrays and numbers."""
+    """Return the size in bytes of all records of a message: serialised arrays and numbers."""
     return sum(_config_bytes(r) if isinstance(r, ConfigRecord) else r.count_bytes() for r in content.values())
 
 
 def _config_bytes(record: ConfigRecord) -> int:
-    """What Flower counts; its own count fails on empty texts and lists, which anyone may send, and here are nothing."""
+    """Count as Flower does, except that empty strings and lists count as 0: Flower's count fails on them."""
     size = 0
     for name, value in record.items():
         size += len(name) if value not in ("", b"", []) else 0
@@ -108,15 +108,15 @@ class Reply:
     Attributes
     ----------
     client : int
-        Who sent it.
+        The client that sent it.
     weights : dict of str to array
         Local weights; empty after an evaluation.
     examples : int
-        Samples trained or tested on.
+        Number of samples trained or tested on.
     metrics : dict
         Numbers and lists of numbers.
     sat_out : bool
-        The client had nothing new to train on: a valid answer, without a model.
+        The client had nothing new to train on; such a reply is valid and holds no model.
     """
 
     client: int
@@ -127,24 +127,24 @@ class Reply:
 
 
 def read_reply(message: Message, client: int, shapes: Shapes | None) -> Reply:
-    """Check a reply before it may touch anything.
+    """Check a reply before it can affect anything.
 
-    What is checked needs no other reply; :mod:`fedkace_flwr.messaging.validation` has what does. The size goes first, so that
-    of a message that is far too large nothing is read.
+    These checks need no other reply; :mod:`fedkace_flwr.messaging.validation` has those that compare replies. The size
+    is checked first, so that nothing is read from a message that is far too large.
 
     Parameters
     ----------
     message : Message
-        What came back.
+        The reply.
     client : int
-        Who was asked.
+        The client that the message was sent to.
     shapes : mapping, optional
-        What the weights must look like; None where none are expected.
+        Expected shape and dtype of each weight; None if no weights are expected.
 
     Raises
     ------
     MessageError
-        The client reports an error, the reply is larger than any good one, a record is missing, an array has the
+        The client reports an error, the reply is larger than any valid one, a record is missing, an array has the
         wrong name, shape or dtype, or a number is not finite.
     """
     if message.has_error():
@@ -158,9 +158,7 @@ def read_reply(message: Message, client: int, shapes: Shapes | None) -> Reply:
     examples = numbers.pop(EXAMPLES)
     if shapes is not None and numbers.get(SAT_OUT, 0) != 0:
         if numbers[SAT_OUT] != 1 or examples != 0 or ARRAYS in content.array_records:
-            raise MessageError(
-                f"{SAT_OUT} = {shown(numbers[SAT_OUT])} contradicts what else the reply holds", "records"
-            )
+            raise MessageError(f"{SAT_OUT} = {shown(numbers[SAT_OUT])} contradicts the rest of the reply", "records")
         return Reply(client, {}, 0, numbers, sat_out=True)
     weights: Weights = {}
     if shapes is not None:
@@ -175,12 +173,12 @@ def read_reply(message: Message, client: int, shapes: Shapes | None) -> Reply:
 
 
 def check_size(content: RecordDict, shapes: Shapes) -> None:
-    """See that a message is no larger than its arrays and numbers can be; nothing in it is read.
+    """Check that a message is no larger than its arrays and numbers can be, without reading any of them.
 
     Raises
     ------
     MessageError
-        It is.
+        It is larger.
     """
     size, largest = size_in_bytes(content), _LARGEST_METRICS
     for name, (shape, dtype) in shapes.items():
@@ -192,8 +190,8 @@ def check_size(content: RecordDict, shapes: Shapes) -> None:
 def checked_arrays(record: ArrayRecord, shapes: Shapes) -> Weights:
     """Read arrays that came from a client.
 
-    An array's own header is compared with what is wanted before its content is read, so that what it says of its
-    size allocates nothing.
+    An array's own header is compared with the expected one before its content is read, so that a false size in the
+    header allocates no memory.
 
     Raises
     ------
@@ -203,12 +201,12 @@ def checked_arrays(record: ArrayRecord, shapes: Shapes) -> Weights:
     if set(record) != set(shapes):
         odd = sorted(set(record) ^ set(shapes))
         raise MessageError(
-            f"the reply's arrays differ from the model's in {len(odd)} names, {shown(odd[0])} the first", "arrays"
+            f"the reply's arrays differ from the model's in {len(odd)} names, the first is {shown(odd[0])}", "arrays"
         )
     weights = {}
     for name, (shape, dtype) in shapes.items():
         if record[name].stype != _SERIALISED:
-            raise MessageError(f"array {name!r} cannot be read (it says {shown(record[name].stype)})", "arrays")
+            raise MessageError(f"array {name!r} cannot be read (serialised as {shown(record[name].stype)})", "arrays")
         array = _checked_array(name, record[name].data, shape, dtype)
         if not np.isfinite(array).all():
             raise MessageError(f"array {name!r} holds values that are not finite", "values")
@@ -227,22 +225,26 @@ def _checked_array(name: str, data: bytes, shape: tuple[int, ...], dtype: np.dty
             f"array {name!r} is {shown(found.dtype)} {shown(found.shape)}, not {dtype} {shape}", "arrays"
         )
     if len(data) - stream.tell() != found.size:
-        raise MessageError(f"array {name!r} cannot be read (its content has not the length of {shape})", "arrays")
+        raise MessageError(
+            f"array {name!r} cannot be read (the length of its content does not match {shape})", "arrays"
+        )
     stream.seek(0)
     array: NumpyArray = np.lib.format.read_array(stream, allow_pickle=False, max_header_size=_LARGEST_HEADER)
     return array
 
 
 def checked_metrics(record: MetricRecord) -> dict[str, Any]:
-    """Read numbers that came from a client; what each may be is :func:`fedkace_flwr.messaging.validation.check_metrics`'s.
+    """Read numbers that came from a client.
+
+    The range of each is checked by :func:`fedkace_flwr.messaging.validation.check_metrics`.
 
     Raises
     ------
     MessageError
-        They are too many, or one is not finite or larger than 64 bits hold.
+        There are too many of them, or one is not finite or does not fit in 64 bits.
     """
     if record.count_bytes() > _LARGEST_METRICS:
-        raise MessageError(f"the reply has numbers of {record.count_bytes()} bytes, left unread", "size")
+        raise MessageError(f"the reply has {record.count_bytes()} bytes of numbers; left unread", "size")
     for name, value in record.items():
         if not all(_finite(number) for number in (value if isinstance(value, list) else [value])):
             raise MessageError(f"metric {shown(name)} = {shown(value)}: must be finite", "metrics")
@@ -254,12 +256,12 @@ def _finite(number: float) -> bool:
 
 
 def shown(value: object) -> str:
-    """What a client sent, for one line of a log: escaped, and cut where it is long."""
+    """Return a value that a client sent, for one line of a log: escaped, and truncated if it is long."""
     return shortened(str(value) if isinstance(value, np.dtype | tuple | list | int | float) else repr(value))
 
 
 def shortened(text: str) -> str:
-    """Text on one line, cut where it is long."""
+    """Truncate a text if it is long."""
     return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}..."
 
 
@@ -268,9 +270,9 @@ def _plain(value: Any) -> Any:
 
 
 def root_cause(reason: str | None) -> str:
-    """The last line of a client's traceback: the error itself.
+    """Return the last line of a client's traceback: the error itself.
 
-    The reason holds a traceback, or what Flower makes of an exception: ``<class 'NAME'>:<'TEXT'>``.
+    The reason holds a traceback, or Flower's rendering of an exception: ``<class 'NAME'>:<'TEXT'>``.
     """
     lines = [line.strip() for line in (reason or "").replace("\\n", "\n").splitlines() if line.strip()]
     if not lines:

@@ -1,8 +1,8 @@
-"""Whether a well-formed reply can be true: ranges of its numbers, and how far a model can have moved in a round.
+"""Plausibility of well-formed replies: the ranges of their numbers, and how far a model can move in a round.
 
-The first needs the configuration alone. The second compares a round's replies with one another, so it holds while
-the honest ones are in the majority: a bound is a multiple of a median, which fewer than half of the replies cannot
-move out of the range of the others'.
+The ranges depend on the configuration alone. The movement of models is judged by comparing a round's replies with one
+another, which works as long as honest replies are in the majority: each bound is a multiple of a median, and fewer
+than half of the replies cannot move a median outside the range of the others.
 """
 
 import math
@@ -21,27 +21,27 @@ from fedkace_flwr.methods.metric import Limits as Limits
 from fedkace_flwr.methods.metric import Metric
 
 FEWEST_COMPARED = 3
-"""Replies of a round from which on a median tells more than the last one did: of two, either may be the odd one."""
+"""Smallest number of replies whose median is used; with only two replies, either could be the outlier."""
 
 _VARIANCE, _MEAN, _COUNTER = ".running_var", ".running_mean", ".num_batches_tracked"
 
 
 def check_metrics(metrics: Mapping[str, Any], limits: Limits) -> None:
-    """Check each number against its declaration; numbers of unknown names pass.
+    """Check each number against its declaration; numbers with unknown names pass.
 
-    That they are finite is known already (:func:`fedkace_flwr.messaging.records.checked_metrics`).
+    :func:`fedkace_flwr.messaging.records.checked_metrics` has already checked that they are finite.
 
     Raises
     ------
     MessageError
-        One is out of its range, of the wrong type or of the wrong length, or a span has a start or an end alone.
+        One is out of range, of the wrong type or of the wrong length, or a time span lacks its start or its end.
     """
     known = known_metrics()
     for name, value in metrics.items():
         if name in known:
             _check(known[name], value, limits)
     if (keys.STARTED in metrics) != (keys.FINISHED in metrics):
-        raise MessageError(f"metrics {keys.STARTED!r} and {keys.FINISHED!r} go together", "metrics")
+        raise MessageError(f"metrics {keys.STARTED!r} and {keys.FINISHED!r} must be reported together", "metrics")
 
 
 def _check(metric: Metric, value: Any, limits: Limits) -> None:
@@ -59,26 +59,26 @@ def _check(metric: Metric, value: Any, limits: Limits) -> None:
 
 
 def check_examples(examples: int, limits: Limits) -> None:
-    """See that a client claims no more samples than it can have met; where they weigh, a claim is influence.
+    """Check that a client claims no more samples than it can have received in a round.
+
+    Where models are weighted by samples, a false claim would give a client more influence.
 
     Raises
     ------
     MessageError
-        It does.
+        It claims more.
     """
     if examples > limits.examples:
-        raise MessageError(
-            f"{keys.EXAMPLES} = {examples}: a round brings at most max-examples = {limits.examples}", "count"
-        )
+        raise MessageError(f"{keys.EXAMPLES} = {examples}: must be at most max-examples = {limits.examples}", "count")
 
 
 def check_statistics(weights: Weights, origin: Weights, limits: Limits) -> None:
-    """See that batch-norm variances are not negative, and counters of batches those of one round more.
+    """Check that batch-norm variances are not negative and that batch counters grew by no more than one round allows.
 
     Raises
     ------
     MessageError
-        They are not.
+        A variance is negative, or a counter is out of range.
     """
     for name, array in weights.items():
         if name.endswith(_VARIANCE) and bool((array < 0).any()):
@@ -90,9 +90,9 @@ def check_statistics(weights: Weights, origin: Weights, limits: Limits) -> None:
 
 
 def distance(weights: Weights, origin: Weights, names: Iterable[str]) -> float:
-    """Euclidean distance over the named arrays, in float64; infinite only where it is beyond float64's range.
+    """Return the Euclidean distance over the named arrays, in float64; infinite only if it exceeds float64's range.
 
-    Squares of large differences would overflow, so differences are scaled by the largest first.
+    Squares of large differences would overflow, so the differences are first divided by the largest.
     """
     with np.errstate(over="ignore"):
         differences = [weights[name].astype(np.float64) - origin[name] for name in sorted(names)]
@@ -100,7 +100,7 @@ def distance(weights: Weights, origin: Weights, names: Iterable[str]) -> float:
 
 
 def statistics_distance(weights: Weights, origin: Weights) -> float:
-    """The same over batch-norm's running means and standard deviations, which are of one unit."""
+    """Return the distance over batch norm's running means and standard deviations, which share a unit."""
     differences = []
     for name, array in weights.items():
         new, old = array.astype(np.float64), origin[name].astype(np.float64)
@@ -112,7 +112,7 @@ def statistics_distance(weights: Weights, origin: Weights) -> float:
 
 
 def root_mean_square(rows: NumpyArray) -> float:
-    """Length of the rows (n, F) of a client's matrix, on average."""
+    """Return the root mean square length of the rows of a client's matrix (n, F)."""
     return _norm([rows.astype(np.float64)]) / math.sqrt(max(1, len(rows)))
 
 
@@ -125,14 +125,14 @@ def _norm(parts: Sequence[NumpyArray]) -> float:
 
 @dataclass(frozen=True)
 class Yardstick:
-    """What is usual in a round.
+    """What is typical in a round.
 
     Attributes
     ----------
     distance : float
-        Median distance of the replies.
+        Median distance over the replies.
     per_sample : float
-        Median of distance by samples trained on.
+        Median over the replies of the distance divided by the number of samples trained on.
     """
 
     distance: float
@@ -140,21 +140,21 @@ class Yardstick:
 
     @classmethod
     def of(cls, distances: Sequence[float], samples: Sequence[int]) -> "Yardstick":
-        """From one distance and one number of samples for each reply, at least one."""
+        """Compute it from the distance and the number of samples of each reply; at least one reply."""
         each = [far / max(1, count) for far, count in zip(distances, samples, strict=True)]
         return cls(median(distances), median(each))
 
     def bound(self, samples: int, factor: float) -> float:
-        """How far a client may have moved on so many samples; infinite where nobody usually moves.
+        """Return how far a client may have moved on ``samples`` samples; infinite if the medians are zero.
 
-        ``factor`` times the median distance, or as often its samples times the median distance per sample where
-        that is more: a step of AdamW moves a weight by about the learning rate whatever the gradient's size, so who
-        has more batches moves farther, in proportion at most.
+        The bound is ``factor`` times the larger of two values: the median distance, and the number of samples times
+        the median distance per sample. A step of AdamW moves a weight by about the learning rate whatever the size
+        of the gradient, so a client with more batches moves farther, but at most in proportion.
         """
         usual = max(self.distance, samples * self.per_sample)
         return factor * usual if usual > 0 else math.inf
 
 
 def yardstick(distances: Sequence[float], samples: Sequence[int], before: Yardstick | None) -> Yardstick | None:
-    """The round's own yardstick; of too few replies the last one of enough, or none at the beginning of a run."""
+    """Return the round's own yardstick; with too few replies, the earlier one (None at the start of a run)."""
     return Yardstick.of(distances, samples) if len(distances) >= FEWEST_COMPARED else before

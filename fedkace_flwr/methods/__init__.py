@@ -1,1 +1,1 @@
-"""What the two halves of a method agree on: its keys, the names of its messages, its metrics."""
+"""What the client and server halves of each method share: its keys, the names of its messages, its metrics."""

@@ -1,4 +1,4 @@
-"""What the two halves of DCFCL agree on."""
+"""What the two halves of DCFCL share: its keys."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,30 +8,31 @@ from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.keys import key
 
 LARGEST_EXACT = 20
-"""Up to so many players every subset can be a candidate; there are 2^20 - 1 then."""
+"""Largest number of players for which every nonempty subset can be a candidate (2^20 - 1 subsets)."""
 
 
 @dataclass(frozen=True)
 class DcfclKeys:
     """DCFCL."""
 
-    dcfcl_epsilon: float = key(0.2, "Weight of model similarity beside update similarity.", low=0)
-    dcfcl_lambda: float = key(0.2, "Inferred: weight of distillation from the model of the round before.", low=0)
+    dcfcl_epsilon: float = key(0.2, "Weight of model similarity relative to update similarity.", low=0)
+    dcfcl_lambda: float = key(0.2, "Inferred: weight of distillation from the previous round's model.", low=0)
     dcfcl_temperature: float = key(2.0, "Temperature of distillation.", above=0)
     dcfcl_batch_norm: Literal["mean", "local"] = key(
-        "mean", "Inferred: batch-norm statistics averaged within a coalition, or each client's own (`local`)."
+        "mean",
+        "Inferred: average batch-norm statistics within a coalition (`mean`), or let each client keep its own (`local`).",
     )
     dcfcl_distil_classes: Literal["old", "all"] = key(
         "old",
-        "Inferred: distillation over the classes met before this round, or as in the published code over all outputs (`all`).",
+        "Inferred: distil over the classes seen before this round (`old`), or over all outputs, as the published code does (`all`).",
     )
     dcfcl_candidates: Literal["auto", "all", "merges"] = key(
         "auto",
-        f"Inferred: coalitions to consider. `all` subsets, for at most {LARGEST_EXACT} clients; `merges`: singletons, pairs, unions of two coalitions, and coalitions with one client more or less; `auto`: all where at most {LARGEST_EXACT} clients are left in the game, else merges.",
+        f"Inferred: coalitions to consider. `all`: every subset, for at most {LARGEST_EXACT} clients. `merges`: singletons, pairs, unions of two coalitions, and coalitions with one client more or less. `auto`: `all` if at most {LARGEST_EXACT} clients are left in the game, otherwise `merges`.",
     )
 
     def check(self, config: Config) -> None:
-        """Refuse to consider more coalitions than can be counted through.
+        """Check that the number of coalitions is small enough to enumerate.
 
         Raises
         ------
@@ -42,5 +43,5 @@ class DcfclKeys:
         if self.dcfcl_candidates == "all" and clients > LARGEST_EXACT:
             raise ConfigError(
                 f"dcfcl-candidates = 'all' with clients = {clients}: there are 2^{clients} coalitions, "
-                f"too many beyond {LARGEST_EXACT} clients; use merges or auto"
+                f"which is too many above {LARGEST_EXACT} clients; use merges or auto"
             )

@@ -1,4 +1,4 @@
-"""What the two halves of FedKACE agree on: its keys and its metrics."""
+"""What the two halves of FedKACE share: its keys and its metrics."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,10 +12,10 @@ GAP = "gap"
 BUFFER_ACCURACY, BUFFER_PROBABILITY = "buffer-accuracy", "buffer-probability"
 REPLAY_WEIGHTS, REPLAY_SKIPPED = "replay-weights", "replay-ratios-skipped"
 CONDITION_NUMBER = "condition-number"
-"""Names of its metrics."""
+"""Names of the metrics."""
 
-_SHARE = 1 + 1e-6  # rounding may carry a mean of probabilities a little beyond 1
-_LARGEST_CONDITION = 1e300  # sums of condition numbers stay finite
+_SHARE = 1 + 1e-6  # rounding may push a mean of probabilities slightly above 1
+_LARGEST_CONDITION = 1e300  # small enough that sums of condition numbers stay finite
 
 
 @dataclass(frozen=True)
@@ -24,45 +24,49 @@ class FedKaceKeys:
 
     gradient_norm: Literal["sum", "mean"] = key(
         "sum",
-        "Reading: gradients of the losses summed over each set (`sum`, the literal equations) or averaged per sample (`mean`).",
+        "Reading: take the gradients of losses summed over each set (`sum`, the literal equations) or averaged per sample (`mean`).",
     )
-    gradient_bias: bool = key(False, "Reading: whether the output layer's bias takes part in its gradient norm.")
+    gradient_bias: bool = key(False, "Reading: whether the output layer's gradient norm includes its bias.")
     lambda_max: float = key(10000.0, "Reading: the replay weight is clipped to [0, lambda-max].", above=0)
     replay_weight: Literal["balanced", "one"] = key(
-        "balanced", "Weight of the replay loss: by gradient balance, or 1 throughout (ablation AS4)."
+        "balanced",
+        "Weight of the replay loss: set by gradient balance (`balanced`), or always 1 (`one`, ablation AS4).",
     )
     replay_gradient: Literal["output", "full"] = key(
         "output",
-        "Whose gradient the balance compares: the output layer's, or the whole model's at two more backward passes (ablation AS5).",
+        "Gradient that the balance compares: that of the output layer (`output`), or that of the whole model at the cost of two more backward passes (`full`, ablation AS5).",
     )
     self_distance: Literal["include", "exclude"] = key(
         "include",
-        "Reading: whether a buffered sample counts as its own nearest neighbour (`include`: its diversity is 0) or not (`exclude`).",
+        "Reading: whether a buffered sample may be its own nearest neighbour (`include`: its diversity is 0) or not (`exclude`).",
     )
     leftover: Literal["drop", "fill"] = key(
         "drop",
-        "Reading: places left by floor(M / classes) and by classes with few samples stay empty (`drop`) or go to the other classes (`fill`).",
+        "Reading: places left over by floor(M / classes) and by classes with few samples stay empty (`drop`) or go to other classes (`fill`).",
     )
     selection: Literal["hbms", "information", "random"] = key(
         "hbms",
-        "FedKACE's buffer: both stages (`hbms`), sampling by information for every class (`information`, ablation AS6), or drawn at random class by class (`random`, ablation AS7).",
+        "How FedKACE selects its buffer: in both stages (`hbms`), by information for every class (`information`, ablation AS6), or at random class by class (`random`, ablation AS7).",
     )
     landmarks: int = key(
         0,
-        "Score against so many uniformly drawn buffer samples instead of the whole buffer where the buffer is larger; 0: always the whole buffer.",
+        "Number of uniformly drawn buffer samples to score against if the buffer is larger than that; 0: always score against the whole buffer.",
         unit="samples",
         low=0,
     )
     aggregation: Literal["mean", "none"] = key(
         "mean",
-        "FedKACE's server: the mean of the local models, or `none`, where each client keeps its own (ablation LKC).",
+        "FedKACE's aggregation: the mean of the local models (`mean`), or none, so that each client keeps its own model (`none`, ablation LKC).",
     )
     patience: int = key(
-        2, "Reading: consecutive rounds in which the gap must shrink before a client switches.", unit="rounds", low=1
+        2,
+        "Reading: number of consecutive rounds in which the gap must shrink before a client switches.",
+        unit="rounds",
+        low=1,
     )
 
     def check(self, config: Config) -> None:
-        """Refuse to hide updates from a server that keeps each client's model.
+        """Refuse privacy keys if the server keeps each client's model.
 
         Raises
         ------
@@ -79,7 +83,7 @@ class FedKaceKeys:
 SWITCH_METRICS = (
     Metric(
         GAP,
-        "FedKACE: how far the global model's accuracy on the buffer and its mean probability of the true class are apart; a client switches by it.",
+        "FedKACE: difference between the global model's accuracy on the buffer and its mean probability of the true class; it decides when a client switches.",
         phase="evaluation",
         high=_SHARE,
         column="gap",
@@ -96,19 +100,19 @@ SWITCH_METRICS = (
     ),
     Metric(
         BUFFER_PROBABILITY,
-        "FedKACE: mean probability that the global model gives the true class of the buffer's samples.",
+        "FedKACE: mean probability that the global model assigns to the true class of the buffer's samples.",
         phase="evaluation",
         high=_SHARE,
         column="buffer_probability",
         average="buffer_probability",
     ),
 )
-"""What a client measures to decide which model answers."""
+"""Measurements with which a client decides which model answers."""
 
 REPLAY_METRICS = (
     Metric(
         REPLAY_WEIGHTS,
-        "FedKACE: weight of the replay loss in each epoch; 1 in the first.",
+        "FedKACE: weight of the replay loss in each epoch; 1 in the first epoch.",
         high=Bound("max(1, `lambda-max`)", lambda limits: max(1.0, limits.config.of(FedKaceKeys).lambda_max)),
         length="epochs",
         column="replay_weights",
@@ -117,23 +121,23 @@ REPLAY_METRICS = (
     ),
     Metric(
         REPLAY_SKIPPED,
-        "FedKACE: epochs whose ratio of gradient norms was not finite, so that the replay weight stayed as it was.",
+        "FedKACE: number of epochs whose ratio of gradient norms was not finite, so that the replay weight did not change.",
         high=EPOCHS,
         whole=True,
         unit="epochs",
         column="replay_ratios_skipped",
     ),
 )
-"""What gradient balance did in training."""
+"""Results of gradient balance in training."""
 
 BUFFER_METRICS = (
     Metric(
         CONDITION_NUMBER,
-        "FedKACE: condition number of the kernel matrix of the new buffer; with `diagnostics` alone.",
+        "FedKACE: condition number of the new buffer's kernel matrix; reported only with `diagnostics`.",
         high=_LARGEST_CONDITION,
         column="condition_number",
         tag="condition_number",
         average="condition_number",
     ),
 )
-"""What the new buffer is like."""
+"""Properties of the new buffer."""

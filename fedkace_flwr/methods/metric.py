@@ -1,8 +1,8 @@
-"""How metrics are declared: the numbers that a client reports, their ranges, and where each one is recorded.
+"""Declarations of metrics: the numbers that clients report, their ranges, and where each one is recorded.
 
-One :class:`Metric` is all that a number needs. From it follow the check of replies
+A number needs only one :class:`Metric`, which determines the check of replies
 (:mod:`fedkace_flwr.messaging.validation`), the column of ``rounds.jsonl``, the TensorBoard tag, the column of the
-results tables, and its row in ``docs/metrics.md``.
+results tables, and the row in ``docs/metrics.md``.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,10 +14,10 @@ import numpy as np
 from fedkace_flwr.config import Config
 
 Phase = Literal["training", "evaluation", "either", "own"]
-"""Which reply carries a metric: that to the training or the evaluation message, either of the two (the later one
-counts, of clients that trained), or the reply to a message of the method's own."""
+"""The reply that carries a metric: the reply to the training message, to the evaluation message, to either (the later
+value is used, for clients that trained), or to a message of the method's own."""
 
-_PASSES = 10  # forward passes of a step; no method makes as many
+_PASSES = 10  # forward passes per step; more than any method makes
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Limits:
     classes : int
         C.
     examples : int
-        Samples that a client can have trained on in a round.
+        Largest number of samples that a client can train on in a round.
     """
 
     config: Config
@@ -40,7 +40,7 @@ class Limits:
 
     @classmethod
     def of(cls, config: Config, shapes: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]) -> "Limits":
-        """Return the limits of a run; with ``max-examples = 0``, ``examples`` is what a chunk can hold.
+        """Return the limits of a run; with ``max-examples = 0``, ``examples`` is the largest size of a chunk.
 
         Parameters
         ----------
@@ -57,30 +57,30 @@ class Limits:
 
     @property
     def epochs(self) -> int:
-        """Epochs of local training."""
+        """Number of epochs of local training."""
         return self.config.training.epochs
 
     @property
     def capacity(self) -> int:
-        """Places of the buffer."""
+        """Capacity of the buffer, in samples."""
         return self.config.buffer.capacity
 
     @property
     def batches(self) -> int:
-        """More steps than a round can have."""
+        """An upper bound on the number of batches in a round."""
         return _PASSES * self.epochs * (self.examples + self.capacity)
 
 
 @dataclass(frozen=True)
 class Bound:
-    """An end of a range that depends on the run.
+    """A bound of a range that depends on the run.
 
     Attributes
     ----------
     text : str
-        For the documentation, in Markdown.
+        Description for the documentation, in Markdown.
     of : callable
-        The value, from the run's limits.
+        Computes the value from the run's limits.
     """
 
     text: str
@@ -100,31 +100,31 @@ class Metric:
     Attributes
     ----------
     name : str
-        In messages, in kebab-case.
+        Name in messages, in kebab-case.
     meaning : str
-        For the documentation, in Markdown.
+        Description for the documentation, in Markdown.
     phase : {"training", "evaluation", "either", "own"}
-        Which reply carries it.
+        The reply that carries it.
     high, low : float or Bound
-        The ends of its range, both included.
+        The bounds of its range, both inclusive.
     whole : bool
-        Whether only whole numbers will do.
+        Whether it must be a whole number.
     length : {None, "classes", "epochs"}
-        None: a single number. Otherwise a list with one entry for each class or epoch.
+        None: a single number. Otherwise, a list with one entry per class or epoch.
     unit : str
-        Of the value. A recorded metric in seconds is summed over clients and phases and stands under ``seconds`` in
-        the record, so that the rest of a record is equal for equal seeds.
+        Unit of the value. Recorded metrics in seconds are summed over clients and phases and stored under ``seconds``
+        in the record, so that the rest of the record is identical for identical seeds.
     column : str
-        Its field of ``rounds.jsonl``: a list with one entry per client, null where a client reported nothing. Empty:
-        it is not recorded.
+        Field in ``rounds.jsonl``: a list with one entry per client, null if a client reported nothing. If empty, the
+        metric is not recorded.
     any_client : bool
-        The field holds a truth value instead: whether the number is other than 0 for any client.
+        Whether the field holds a single Boolean instead, which is true if the number is nonzero for any client.
     tag : str
-        Its tag in TensorBoard, followed by ``/`` and the client's number: a number; of a list over epochs, the last
-        entry; of a list over classes, a histogram. Empty: it is not shown.
+        TensorBoard tag, followed by ``/`` and the client's number. A number is shown as it is, a list over epochs by
+        its last entry, and a list over classes as a histogram. If empty, the metric is not shown.
     average : str
-        Its column in the results tables (``rounds.csv``), the mean over clients; of a list over epochs, without the
-        first one, in which the buffer is not weighed yet. Empty: it is left out.
+        Column of the results tables (``rounds.csv``) for the mean over clients. The mean of a list over epochs leaves
+        out the first epoch, in which the replay loss is not yet weighted. If empty, the tables omit the metric.
     """
 
     name: str
@@ -141,18 +141,18 @@ class Metric:
     average: str = ""
 
     def __post_init__(self) -> None:
-        """See that what depends on a column has one.
+        """Check that a metric with a tag, an average or a Boolean field has a column.
 
         Raises
         ------
         ValueError
-            A tag or an average without a column to read it from.
+            It has none.
         """
         if (self.tag or self.average or self.any_client) and not self.column:
-            raise ValueError(f"metric {self.name}: a tag or an average needs a column")
+            raise ValueError(f"metric {self.name}: a tag, an average or any_client needs a column")
 
     def range(self, limits: Limits) -> tuple[float, float]:
-        """Return the ends of the range in a run."""
+        """Return the bounds of the range in a run."""
         return _value(self.low, limits), _value(self.high, limits)
 
     def range_text(self) -> str:

@@ -1,4 +1,4 @@
-"""What the two halves of TFCL agree on."""
+"""What the two halves of TFCL share: its keys and the names in its messages."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,7 +6,11 @@ from typing import Literal
 from fedkace_flwr.keys import key
 
 HEAD_ACTION, TAIL_ACTION = "train.head", "train.tail"
-"""Actions of the exchange: the first half of a round against what the server learns from, its logits against the rest."""
+"""Actions of the exchange.
+
+The first trains the first half of a round and returns what the server learns from; the second sends the server's
+logits and trains the rest.
+"""
 
 FEATURES, LOGITS, LABELS, SEEN = "features", "logits", "labels", "seen"
 """Names of the arrays exchanged."""
@@ -16,35 +20,40 @@ FEATURES, LOGITS, LABELS, SEEN = "features", "logits", "labels", "seen"
 class TfclKeys:
     """TFCL."""
 
-    tfcl_label_weight: float = key(0.9, "Weight of the label loss beside distillation, on both sides.", low=0, high=1)
+    tfcl_label_weight: float = key(
+        0.9, "Weight of the label loss relative to distillation, on both sides.", low=0, high=1
+    )
     tfcl_temperature: float = key(5.0, "Temperature of distillation.", above=0)
-    tfcl_server_epochs: int = key(20, "Epochs of the server's network per round.", unit="epochs", low=1)
-    tfcl_pick_learning_rate: float = key(0.0001, "Adam's learning rate for the pick mask.", above=0)
+    tfcl_server_epochs: int = key(
+        20, "Number of epochs that the server's network trains per round.", unit="epochs", low=1
+    )
+    tfcl_pick_learning_rate: float = key(0.0001, "Learning rate of Adam for the pick mask.", above=0)
     tfcl_loss: Literal["cross-entropy", "bce"] = key(
-        "cross-entropy", "Inferred: label loss; `bce` is the published code's."
+        "cross-entropy", "Inferred: label loss; the published code uses `bce`."
     )
     tfcl_inference: Literal["latest", "most-confident"] = key(
-        "latest", "Inferred: answer by the latest sub-model, or by the most confident of all (`most-confident`)."
+        "latest",
+        "Inferred: answer with the latest sub-model (`latest`), or with the most confident of all (`most-confident`).",
     )
     tfcl_head: Literal["fresh", "copy"] = key(
         "fresh",
-        "Inferred: a new sub-model's output layer starts from the run's initial weights as published, or as it was at the end of the round before (`copy`).",
+        "Inferred: the output layer of a new sub-model starts from the run's initial weights, as published (`fresh`), or from its weights at the end of the previous round (`copy`).",
     )
     tfcl_prune: Literal["within-round", "literal"] = key(
         "within-round",
-        "Inferred: a sub-model is pruned to its share in the round that opens it, or as the published code does not before its second (`literal`): with one round each, the first claims all weights and no other gets any.",
+        "Inferred: prune a sub-model to its share in the round that opens it (`within-round`), or not before its second round, as the published code does (`literal`). With `literal` and one round per sub-model, the first claims all weights and the others get none.",
     )
     tfcl_trace: Literal["round", "class-set"] = key(
         "round",
-        "Inferred: each round opens a sub-model, or a chunk of exactly the classes of an earlier one goes on with that one's (`class-set`).",
+        "Inferred: each round opens a new sub-model (`round`), or a chunk with exactly the same classes as an earlier chunk continues that chunk's sub-model (`class-set`).",
     )
     tfcl_group: Literal["round", "class-overlap"] = key(
         "round",
-        "Inferred: one network at the server for all clients of a round, or one for each group of clients whose chunks' classes overlap (`class-overlap`).",
+        "Inferred: the server trains one network for all clients of a round (`round`), or one for each group of clients whose chunks have overlapping classes (`class-overlap`).",
     )
     tfcl_group_jaccard: float = key(
         0.5,
-        "Inferred: from which share of common classes, of all classes of both chunks, on two clients are of one group with `class-overlap`.",
+        "Inferred: with `class-overlap`, smallest Jaccard index (common classes over all classes of both chunks) at which two clients belong to the same group.",
         low=0,
         high=1,
     )

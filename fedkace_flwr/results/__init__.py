@@ -1,1 +1,1 @@
-"""What a run leaves in its folder."""
+"""The files that a run writes to its folder."""

@@ -1,4 +1,4 @@
-"""The picture of a run: accuracy over rounds, switch rounds, and chance."""
+"""The plot of a run: accuracy over rounds, switch rounds, and chance."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,11 +14,11 @@ def draw_accuracy(rounds: Sequence[Mapping[str, Any]], path: Path, *, title: str
     Parameters
     ----------
     rounds : sequence of mapping
-        Records as :func:`fedkace_flwr.results.record.round_record` makes them, at least one.
+        Records from :func:`fedkace_flwr.results.record.round_record`; at least one.
     path : Path
-        Where the PNG goes.
+        The PNG file to write.
     title : str
-        What was run.
+        Title of the plot.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator, PercentFormatter
@@ -60,7 +60,7 @@ def draw_accuracy(rounds: Sequence[Mapping[str, Any]], path: Path, *, title: str
 
 
 def _mark_switches(axes: Any, rounds: Sequence[Mapping[str, Any]]) -> None:
-    """One tick per round in which clients switched, with their number."""
+    """Mark each round in which clients switched, with the number of these clients."""
     switches = Counter(number for number in rounds[-1]["switched_at"] if number is not None)
     for index, (number, clients) in enumerate(sorted(switches.items())):
         label = "clients that switch to the global model" if index == 0 else None

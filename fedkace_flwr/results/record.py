@@ -1,4 +1,4 @@
-"""The record of a round, the summary of a run, and the description of its machine, as JSON-ready values."""
+"""The record of a round, the summary of a run, and the description of the machine, as JSON-ready values."""
 
 import os
 import platform
@@ -40,26 +40,26 @@ def round_record(
     Parameters
     ----------
     number, clients : int
-        t from 1, and K.
+        The round's number t, from 1, and the number of clients K.
     trained, evaluated : mapping
-        Each client's metrics of the two phases; a missing client is recorded as null.
+        Each client's metrics in the two phases; a missing client is recorded as null.
     drift : float, optional
-        Mean squared distance of local models from the global one.
+        Mean squared distance of the local models from the global model.
     failures : sequence of mapping
-        Client, phase, reason and the reason's kind.
+        Client, phase, reason and kind of reason of each.
     bytes_down, bytes_up : int
-        Records sent to clients and received from them.
+        Size of the records sent to clients and received from them.
     seconds : float
         Wall time of the round.
     own : sequence of Metric
-        The method's own metrics; those with a column follow the common ones.
+        The method's own metrics; those with a column are recorded after the common ones.
 
     Returns
     -------
     dict
-        JSON-ready. Every time stands under ``seconds``, so that the rest is equal for equal seeds.
+        JSON-ready values. All times are under ``seconds``, so that the rest is identical for identical seeds.
     """
-    # A method may choose its buffer only after the new global model has come; then the later report counts.
+    # A method may select its buffer only after it has received the new global model; the later report is then used.
     settled = {client: {**metrics, **evaluated.get(client, {})} for client, metrics in trained.items()}
     sources = {"training": trained, "own": trained, "evaluation": evaluated, "either": settled}
 
@@ -94,7 +94,7 @@ def round_record(
 
 
 def busy_seconds(spans: Sequence[Mapping[str, Any]]) -> float:
-    """Return the seconds in which at least one client computed; the rest of a round is transport and bookkeeping."""
+    """Return the seconds during which at least one client was computing; the rest is transport and bookkeeping."""
     edges = sorted((span[keys.STARTED], span[keys.FINISHED]) for span in spans if keys.STARTED in span)
     busy, reached = 0.0, float("-inf")
     for started, finished in edges:
@@ -116,12 +116,12 @@ def summarise(config: Config, rounds: Sequence[Mapping[str, Any]]) -> dict[str, 
 
 
 def totals(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what the rounds of a run come to: accuracy, chance, switches, failures, bytes and seconds.
+    """Return the totals over a run's rounds: accuracy, chance, switches, failures, bytes and seconds.
 
     Parameters
     ----------
     rounds : sequence of mapping
-        Records as :func:`round_record` makes them.
+        Records from :func:`round_record`.
     """
     accuracies = known(record["accuracy"] for record in rounds)
     chances = known(record["chance"] for record in rounds)
@@ -146,7 +146,7 @@ def known(values: Iterable[float | None]) -> list[float]:
 
 
 def failures_by_client(rounds: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """Count the replies of each client that were left out, by kind of reason; clients and kinds without any are absent."""
+    """Count each client's rejected replies by kind of reason; clients and kinds without any are absent."""
     counts = Counter(
         (failure["client"], failure.get("kind", "other")) for record in rounds for failure in record["failures"]
     )

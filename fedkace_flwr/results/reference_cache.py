@@ -1,7 +1,7 @@
 """A cache of the Centralized reference: one accuracy per data set, stream, seed, client and round.
 
-The reference costs far more than any method, and depends on nothing but the configuration: it is computed once
-and then shared by every run that asks for it.
+The reference costs far more than any method and depends only on the configuration, so it is computed once and shared
+by every run that needs it.
 """
 
 import hashlib
@@ -21,17 +21,17 @@ _VERSION = 1
 
 
 def cached_accuracy(config: Config, client: int, round_number: int, compute: Callable[[], float]) -> float:
-    """The reference accuracy of a client after a round, computed only if it is not in the cache.
+    """Return the reference accuracy of a client after a round; compute it only if it is not in the cache.
 
     Parameters
     ----------
     config : Config
-        What the reference depends on is part of the cache's key: data, stream, model, training, seed; neither the
-        number of clients nor of rounds changes what a client has met by then.
+        The cache is keyed by everything that the reference depends on: data, stream, model, training and seed. The
+        numbers of clients and rounds are not part of the key, because they do not change what a client has seen.
     client, round_number : int
         Client from 0, round from 1.
     compute : callable
-        Trains and tests.
+        Trains and tests; returns the accuracy.
     """
     path = cache_dir(config.data) / "centralized" / fingerprint(config) / f"client-{client:03d}-{round_number:06d}.json"
     known = _read(path)
@@ -46,10 +46,10 @@ def cached_accuracy(config: Config, client: int, round_number: int, compute: Cal
 
 
 def reference_keys() -> tuple[str, ...]:
-    """Return the names of the keys that the reference's accuracies depend on, rounding aside.
+    """Return the names of the keys that the reference's accuracies depend on, apart from rounding.
 
-    These are the keys of data, stream, model and training that affect numbers, and the seed. ``batching`` is not among
-    them: it says how chunk and buffer are batched together, and the reference has no buffer.
+    These are the seed and the keys of data, stream, model and training that affect numbers. ``batching`` is excluded:
+    it determines how chunk and buffer are batched together, and the reference has no buffer.
     """
     names = [
         kebab(name)
@@ -61,11 +61,11 @@ def reference_keys() -> tuple[str, ...]:
 
 
 def fingerprint(config: Config) -> str:
-    """Return a name for all that the reference depends on.
+    """Return a hash of everything that the reference depends on.
 
-    It covers whole sections, so that a new key is never forgotten: at worst a reference is computed again. Of a data
-    set of the user's own, ``data-dir`` says which one it is. A client's accuracy after a round depends neither on the
-    number of clients nor on that of rounds.
+    It covers whole sections, so that a new key cannot be forgotten: at worst, a reference is computed again. It
+    includes ``data-dir``, which identifies the user's own data sets. A client's accuracy after a round depends
+    neither on the number of clients nor on the number of rounds, so these are left out.
     """
     stream: dict[str, Any] = asdict(config.stream)
     data: dict[str, Any] = asdict(config.data)
@@ -77,7 +77,10 @@ def fingerprint(config: Config) -> str:
 
 
 def anchors(round_number: int, every: int, rounds: int) -> tuple[int, int]:
-    """The trained rounds around a round: 1, 1 + m, 1 + 2m, ... and the last; equal if the round is one of them."""
+    """Return the nearest trained rounds on either side of a round; both are the round itself if it is trained.
+
+    Rounds 1, 1 + m, 1 + 2m, ... and the last are trained.
+    """
     below = round_number - (round_number - 1) % every
     if round_number in (below, rounds):
         return round_number, round_number
@@ -88,4 +91,4 @@ def _read(path: Path) -> float | None:
     try:
         return float(json.loads(path.read_text(encoding="utf-8"))["accuracy"])
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # missing or damaged: computed again
+        return None  # missing or damaged: compute it again

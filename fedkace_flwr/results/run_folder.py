@@ -1,8 +1,8 @@
-"""A run's folder: what was asked, where it ran, what each round brought, and the sum of it.
+"""A run's folder: its configuration, its environment, the record of each round, and a summary.
 
 ``config.json`` and ``environment.json`` are written before the first round, one line of ``rounds.jsonl`` and a
-checkpoint (``server/``) after each, ``summary.json`` and ``accuracy.png`` after the last. While a process writes
-the folder it holds ``.lock``. With ``tensorboard = true`` the rounds are also written as TensorBoard events.
+checkpoint (``server/``) after each round, and ``summary.json`` and ``accuracy.png`` after the last. A process that
+writes to the folder holds ``.lock``. With ``tensorboard = true``, rounds are also written as TensorBoard events.
 """
 
 import json
@@ -29,21 +29,21 @@ _LOCK_SECONDS = 10
 
 
 class RunFolder:
-    """Writes one run's folder, alone.
+    """Writer of a run's folder; only one process can write to a folder at a time.
 
     Parameters
     ----------
     path : Path
-        Made here.
+        The folder; created if it does not exist.
     resume : bool
-        Whether the folder may hold rounds already.
+        Whether the folder may already hold rounds.
 
     Raises
     ------
     RunError
         The folder cannot be written, is being written by another process, or already holds rounds.
     ConfigError
-        The environment holds something that is no key for the checkpoints.
+        The environment variable for the checkpoints' encryption key does not hold a valid key.
     """
 
     def __init__(self, path: Path, *, resume: bool = False) -> None:
@@ -57,22 +57,24 @@ class RunFolder:
         try:
             self._lock.acquire(timeout=_LOCK_SECONDS)
         except Timeout:
-            raise RunError(f"run-name = {path.name!r}: another process is writing {path}; wait for its end") from None
+            raise RunError(
+                f"run-name = {path.name!r}: another process is writing to {path}; wait until it ends"
+            ) from None
         if (path / "rounds.jsonl").exists() and not resume:
             self.close()
             raise RunError(
                 f"run-name = {path.name!r}: {path} already holds a run; choose another name, or set resume = true "
-                "to go on with it"
+                "to continue it"
             )
 
     @staticmethod
     def check(path: Path) -> None:
-        """Make a folder and see that it can be written.
+        """Create a folder and check that it is writable.
 
         Raises
         ------
         RunError
-            It cannot.
+            It is not.
         """
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -80,37 +82,37 @@ class RunFolder:
                 pass
         except OSError as error:
             raise RunError(
-                f"results-dir: {path} cannot be written ({error.strerror}); name a folder that can"
+                f"results-dir: {path} cannot be written ({error.strerror}); choose a writable folder"
             ) from error
 
     @property
     def finished(self) -> bool:
-        """Whether the run came to its end."""
+        """Whether the run has finished."""
         return (self.path / "summary.json").exists()
 
     def begin(self, config: Config, device: torch.device) -> None:
-        """Write configuration and environment.
+        """Write the configuration and the environment.
 
         Raises
         ------
         ConfigError
-            Events are asked for and the package tensorboard is not installed.
+            Events are enabled, but the package tensorboard is not installed.
         """
         self._open_events(config)
         self._write("environment.json", {"schema": SCHEMA, **environment(device)})
         self._write("config.json", config.flat())
 
     def go_on(self, config: Config) -> Checkpoint | None:
-        """Take up an earlier process's work: drop what came after its last checkpoint.
+        """Continue an earlier process's run from its last checkpoint; drop the records of later rounds.
 
-        Returns the checkpoint; None where the earlier process did not come that far, and the run starts anew.
+        Returns the checkpoint, or None if the earlier process wrote none; the run then starts from the beginning.
 
         Raises
         ------
         ConfigError
             The run was begun with another configuration.
         RunError
-            What is there cannot be read, or is of another schema.
+            The files cannot be read, or have another schema.
         """
         if not (self.path / "config.json").exists():
             return None
@@ -129,16 +131,16 @@ class RunFolder:
         return checkpoint
 
     def add_round(self, record: Mapping[str, Any]) -> None:
-        """Append a round; on disk before this returns.
+        """Append a round's record; it is on disk when this returns.
 
         Raises
         ------
         RunError
-            The disk does not take it.
+            It cannot be written.
         """
         self._rounds.append(dict(record))
         if self._events is not None:
-            # Before the line: should the process end here, whoever goes on repeats this round and purges its events.
+            # Events come before the record: if the process ends here, a resumed run repeats the round and purges them.
             self._events.add(record, accuracy_so_far(self._rounds))
         try:
             with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
@@ -149,12 +151,12 @@ class RunFolder:
             raise self._full(error) from error
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Store what the next round starts from.
+        """Store the state from which the next round starts.
 
         Raises
         ------
         RunError
-            The disk does not take it.
+            It cannot be written.
         """
         try:
             self.checkpoints.save(checkpoint)
@@ -162,12 +164,14 @@ class RunFolder:
             raise self._full(error) from error
 
     def finish(self, config: Config) -> dict[str, Any]:
-        """Write picture and summary; keep the last checkpoint, which holds the final weights. The summary.
+        """Write the plot and the summary, and return the summary; of the checkpoints, keep only the last.
+
+        The last checkpoint holds the final weights.
 
         Raises
         ------
         RunError
-            The disk does not take it.
+            They cannot be written.
         """
         summary = summarise(config, self._rounds)
         try:
@@ -179,7 +183,7 @@ class RunFolder:
         return summary
 
     def close(self) -> None:
-        """Let others write the folder."""
+        """Release the folder for other processes."""
         if self._events is not None:
             self._events.close()
         self._lock.release()
@@ -203,7 +207,7 @@ class RunFolder:
 
     def _full(self, error: OSError) -> RunError:
         return RunError(
-            f"{self.path} cannot be written ({error.strerror}); what is done is kept: make room, then resume the run"
+            f"{self.path} cannot be written ({error.strerror}); completed rounds are kept: free some space, then resume the run"
         )
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
@@ -220,12 +224,12 @@ class RunFolder:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object that a run has written.
+    """Read a JSON object that a run has written.
 
     Raises
     ------
     RunError
-        It is missing or damaged.
+        The file is missing or damaged.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -237,9 +241,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def differences(before: Mapping[str, Any], config: Config) -> list[str]:
-    """Return the keys in which a stored ``config.json`` would give other numbers than ``config``.
+    """Return the keys for which a stored ``config.json`` would give different numbers from ``config``.
 
-    A key that the file lacks was added after it was written; the key's default is what the program did before.
+    A key that is missing from the file was added later; its default is the program's earlier behaviour.
     """
     known, values = {**Config().flat(), **before}, config.flat()
     affecting = keys_affecting("numbers")
@@ -247,7 +251,7 @@ def differences(before: Mapping[str, Any], config: Config) -> list[str]:
 
 
 def schema_of(folder: Path) -> int:
-    """The schema that a run's folder was written in; those without a number are of the first.
+    """Return the schema of a run's folder; folders without a number have schema 1.
 
     Raises
     ------
@@ -258,7 +262,7 @@ def schema_of(folder: Path) -> int:
 
 
 def _line(path: Path, number: int, lines: Sequence[str]) -> dict[str, Any]:
-    """The record of a round that a checkpoint says is done."""
+    """Return the record of a round that, according to the checkpoint, is complete."""
     try:
         record: dict[str, Any] = json.loads(lines[number - 1])
         if record["round"] != number:

@@ -1,7 +1,7 @@
-"""A run's rounds as TensorBoard events, beside ``rounds.jsonl`` and from the same records.
+"""TensorBoard events, written alongside ``rounds.jsonl`` from the same records.
 
-What is shown of the clients follows from the tags of the metrics (:class:`fedkace_flwr.methods.metric.Metric`). The
-package ``tensorboard`` is optional and imported only if events are wanted. A step is a round.
+The tags of the metrics (:class:`fedkace_flwr.methods.metric.Metric`) determine which client metrics are shown. The
+package ``tensorboard`` is optional and imported only if events are enabled. A step is a round.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from fedkace_flwr.methods.metric import Metric
 
 
 class RoundEvents:
-    """Writes rounds to an event file of their own in a run's folder.
+    """Writes rounds to a new event file in a run's folder.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ class RoundEvents:
         self._writer.flush()  # the earlier events are dropped from now on
 
     def add(self, record: Mapping[str, Any], average: float | None) -> None:
-        """Write a round's numbers; in the file before this returns.
+        """Write a round's numbers; they are in the file when this returns.
 
         Parameters
         ----------
@@ -62,24 +62,24 @@ class RoundEvents:
         self._writer.flush()
 
     def close(self) -> None:
-        """Finish the file."""
+        """Close the event file."""
         self._writer.close()
 
 
 def check_events(config: Config) -> None:
-    """Check that events can be written if the configuration asks for them.
+    """Check that events can be written if the configuration enables them.
 
     Raises
     ------
     ConfigError
-        Events are wanted and the package tensorboard is not installed.
+        Events are enabled, but the package tensorboard is not installed.
     """
     if config.run.tensorboard:
         _writer_class()
 
 
 def scalars(record: Mapping[str, Any], average: float | None) -> dict[str, float]:
-    """Return a round's single numbers by tag; numbers missing in the record are left out.
+    """Return a round's scalars by tag; numbers missing from the record are omitted.
 
     Parameters
     ----------
@@ -110,12 +110,12 @@ def scalars(record: Mapping[str, Any], average: float | None) -> dict[str, float
 
 
 def _shown(record: Mapping[str, Any]) -> list[Metric]:
-    """The metrics with a tag that the record has a column for."""
+    """Return the metrics that have a tag and whose column is in the record."""
     return [metric for metric in known_metrics().values() if metric.tag and metric.column in record]
 
 
 def class_histogram(counts: Sequence[int]) -> dict[str, Any]:
-    """Return a histogram with one bucket per class, from its counts, in the form that TensorBoard's writer takes."""
+    """Return a histogram with one bucket per class, from its counts, in the form that TensorBoard's writer expects."""
     label, number = np.arange(len(counts)), np.array(counts)
     return {
         "min": -0.5,

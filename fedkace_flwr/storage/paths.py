@@ -1,4 +1,4 @@
-"""Where a run keeps its files, worked out alike by server and clients."""
+"""The folders of a run's files; server and clients derive them in the same way."""
 
 import re
 from collections.abc import Mapping
@@ -12,20 +12,21 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 def run_folder(config: Config, run_id: int) -> Path:
-    """The run's folder below ``results-dir``, absolute."""
+    """Return the absolute path of the run's folder in ``results-dir``."""
     return Path(config.run.results_dir).expanduser().resolve() / (config.run.run_name or f"run-{run_id}")
 
 
 def client_folder(config: Config, run_id: int, client: int, node_config: Mapping[str, Scalar]) -> Path:
-    """A client's state folder: the node's ``state-dir``, else the run's, else below the run's folder.
+    """Return a client's state folder.
 
-    In it the client has the node's ``client-name`` if there is one, with its number behind it where several clients
-    live at a node; else ``client-<number>``.
+    Its parent is the node's ``state-dir``, else the run's ``state-dir``, else ``clients`` in the run's folder. Its name
+    is the node's ``client-name``, followed by the client's number if the node hosts several clients; without a
+    ``client-name`` it is ``client-<number>``.
 
     Raises
     ------
     ConfigError
-        The name is no name for a folder.
+        The ``client-name`` is not a valid folder name.
     """
     named = str(node_config.get("state-dir", "")) or config.run.state_dir
     root = Path(named).expanduser().resolve() if named else run_folder(config, run_id) / "clients"
@@ -34,8 +35,8 @@ def client_folder(config: Config, run_id: int, client: int, node_config: Mapping
         return root / f"client-{client:03d}"
     if not isinstance(name, str) or not _NAME.fullmatch(name) or set(name) == {"."}:
         raise ConfigError(
-            f"--node-config: client-name = {name!r:.100}: must be a text of 1 to 64 letters, digits, dots, underscores "
-            "and hyphens, and not of dots alone"
+            f"--node-config: client-name = {name!r:.100}: must be a string of 1 to 64 letters, digits, dots, "
+            "underscores and hyphens, and not consist of dots only"
         )
     partitions = node_config.get("num-partitions")
     alone = isinstance(partitions, int) and config.stream.clients <= partitions

@@ -20,18 +20,18 @@ _FEWEST_CHANNELS, _SAFE_CHANNELS, _SAFE_PIXELS = 8, 16, 32
 class PointwiseConv2d(nn.Conv2d):
     """A 1x1 convolution with a stride and no bias.
 
-    On a CPU, oneDNN's backward pass of a strided 1x1 convolution in channels-last order writes past its buffers where
-    there are fewer channels than a vector register holds (PyTorch 2.13): fewer than 8 with AVX2, whatever the image's
-    size, and fewer than 16 with AVX-512 on images of 48 pixels and more. Processes then crash, or continue with damaged
-    memory. In these cases the forward pass drops the pixels that the stride skips before it convolves, which gives the
-    same result by definition.
+    On a CPU, oneDNN's backward pass of a strided 1x1 convolution in channels-last order writes beyond its buffers if
+    there are fewer channels than a vector register holds (PyTorch 2.13): fewer than 8 with AVX2 for any image size,
+    and fewer than 16 with AVX-512 for images of 48 pixels or more. The process then crashes or continues with
+    corrupted memory. In these cases, the forward pass drops the pixels that the stride skips and then convolves, which
+    by definition gives the same result.
 
     Parameters
     ----------
     inputs, outputs : int
-        Channels.
+        Number of channels.
     stride : int
-        Both ways.
+        Stride in both directions.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
@@ -71,8 +71,8 @@ class ResNet18(nn.Module):
     output : nn.Linear
         The output layer h, F to C.
     precision : torch.dtype
-        What phi's matrix products are computed in: float32, or bfloat16 by autocast. Parameters, batch-norm
-        statistics, features and the output layer are float32 with either.
+        Precision of phi's matrix products: float32, or bfloat16 by autocast. Parameters, batch-norm statistics,
+        features and the output layer are float32 in both cases.
     """
 
     precision: torch.dtype = torch.float32
@@ -99,7 +99,7 @@ class ResNet18(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def features(self, x: Tensor) -> Tensor:
-        """Map float images (B, 3, H, W) to features (B, F) in the parameters' precision, float32."""
+        """Map float images (B, 3, H, W) to features (B, F) in the precision of the parameters, float32."""
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision is torch.bfloat16):
             y: Tensor = self.blocks(self.stem(x))
         return y.to(self.output.weight.dtype).mean(dim=(2, 3))
@@ -110,7 +110,7 @@ class ResNet18(nn.Module):
 
     @contextmanager
     def computing_in(self, precision: torch.dtype) -> Iterator[None]:
-        """Compute in another precision for a while."""
+        """Compute in another precision within the context."""
         before, self.precision = self.precision, precision
         try:
             yield
@@ -124,16 +124,16 @@ def resnet18(num_classes: int, width: int, stem: str) -> ResNet18:
     Parameters
     ----------
     num_classes : int
-        Outputs C; always all classes of the data set, masked per client.
+        Number of outputs C: always all classes of the data set; each client masks the classes it has not seen.
     width : int
-        Channels of the first stage; the last has 8 times as many.
+        Number of channels in the first stage; the last stage has 8 times as many.
     stem : {"cifar", "imagenet"}
         3x3 stride 1, or 7x7 stride 2 with max-pooling.
 
     Raises
     ------
     ConfigError
-        An unknown stem, or fewer than one class or channel.
+        The stem is unknown, or there is less than one class or channel.
     """
     if stem not in ("cifar", "imagenet"):
         raise ConfigError(f"stem = {stem!r}: must be cifar or imagenet")
@@ -143,19 +143,19 @@ def resnet18(num_classes: int, width: int, stem: str) -> ResNet18:
 
 
 def choose_stem(stem: str, image_size: int) -> str:
-    """Resolve ``auto``: the ImageNet stem from 112 pixels up."""
+    """Resolve ``auto``: the ImageNet stem for images of 112 pixels or more."""
     if stem != "auto":
         return stem
     return "imagenet" if image_size >= _IMAGENET_STEM_FROM else "cifar"
 
 
 def seeded_resnet18(num_classes: int, width: int, stem: str, seed: int) -> ResNet18:
-    """Build a ResNet-18 whose initial weights depend on ``seed`` alone; the global generator is left as it was."""
+    """Build a ResNet-18 whose initial weights depend only on ``seed``; the global generator's state is preserved."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return resnet18(num_classes, width, stem)
 
 
 def load_weights(net: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Copy named weights into ``net``; every name of its state must be there."""
+    """Copy named weights into ``net``; every name in its state must be present."""
     net.load_state_dict(dict(weights), strict=True)

@@ -171,21 +171,21 @@ def test_a_folder_without_a_run_is_refused_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "text", "words"),
     [
-        ("config.json", "{", "is no JSON"),
-        ("config.json", "[]", "should be a JSON object"),
+        ("config.json", "{", "not valid JSON"),
+        ("config.json", "[]", "must be a JSON object"),
         ("config.json", '{"window": 0}', "window = 0"),
         ("config.json", '{"newkey": 0}', "unknown key newkey"),
         ("config.json", '{"schema": 2}', "schema = 2: this program reads up to 1"),
-        ("environment.json", "", "is no JSON"),
-        ("summary.json", '{"rounds": ', "is no JSON"),
-        ("summary.json", '{"rounds": 9}', "holds 2 rounds, summary.json 9"),
+        ("environment.json", "", "not valid JSON"),
+        ("summary.json", '{"rounds": ', "not valid JSON"),
+        ("summary.json", '{"rounds": 9}', "has 2 rounds, summary.json says 9"),
         ("rounds.jsonl", '{"round": 1\n{"round": 2}\n', "line 1: is damaged"),
-        ("rounds.jsonl", '{"round": 1}\n{"round": 2}\n', "a round lacks what it should hold ('local_accuracy')"),
+        ("rounds.jsonl", '{"round": 1}\n{"round": 2}\n', "a round lacks a required field ('accuracy')"),
         ("rounds.jsonl", '{"schema": 7}\n', "schema = 7"),
         ("rounds.jsonl", "\xff", "cannot be read"),
-        ("../study.json", "{}", "should hold study, axes"),
+        ("../study.json", "{}", "must have study, axes"),
         ("../study.json", '{"schema": 2}', "schema = 2"),
-        ("../study.json", '{"study": "x", "axes": ["seed"], "runs": {"a": {}}}', "its value on every axis"),
+        ("../study.json", '{"study": "x", "axes": ["seed"], "runs": {"a": {}}}', "the value of each run on every axis"),
     ],
 )
 def test_a_damaged_or_newer_file_is_refused_in_one_line_that_names_it(
@@ -195,5 +195,5 @@ def test_a_damaged_or_newer_file_is_refused_in_one_line_that_names_it(
     path = (folder / file).resolve()
     path.write_bytes(text.encode("latin-1"))
     message = refusal(tmp_path)
-    named = path if "holds 2 rounds" not in words else folder / "rounds.jsonl"
+    named = path if "has 2 rounds" not in words else folder / "rounds.jsonl"
     assert message.startswith(str(named)) and words in message
