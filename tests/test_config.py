@@ -69,16 +69,20 @@ def inside(name: str) -> st.SearchStrategy[Any]:
 def outside(name: str) -> st.SearchStrategy[Any]:
     """Values just beyond the ends of a key's range, and far beyond."""
     default, key = KEYS[name]
-    step = 1 if type(default) is int else 0.0
-    sides = []
-    if key.low is not None:
-        last = int(key.low) - 1 if step else math.nextafter(key.low, -math.inf)
-        sides.append(st.just(last) | (st.integers(max_value=last) if step else st.floats(max_value=last)))
+    whole = type(default) is int
+    sides: list[st.SearchStrategy[Any]] = []
+    if key.low is not None and whole:
+        sides.append(st.just(int(key.low) - 1) | st.integers(max_value=int(key.low) - 1))
+    elif key.low is not None:
+        last = math.nextafter(key.low, -math.inf)
+        sides.append(st.just(last) | st.floats(max_value=last))
     if key.above is not None:
         sides.append(st.just(float(key.above)) | st.floats(max_value=key.above))
-    if key.high is not None:
-        first = int(key.high) + 1 if step else math.nextafter(key.high, math.inf)
-        sides.append(st.just(first) | (st.integers(min_value=first) if step else st.floats(min_value=first)))
+    if key.high is not None and whole:
+        sides.append(st.just(int(key.high) + 1) | st.integers(min_value=int(key.high) + 1))
+    elif key.high is not None:
+        first = math.nextafter(key.high, math.inf)
+        sides.append(st.just(first) | st.floats(min_value=first))
     return st.one_of(sides)
 
 
@@ -157,7 +161,7 @@ def test_an_unknown_key_like_no_other_is_refused_with_where_to_look() -> None:
     assert "docs/configuration.md" in text
 
 
-WRONG_TYPES = {
+WRONG_TYPES: dict[type, tuple[str, list[Any]]] = {
     bool: ("true or false", [0, 1, 1.0, "true", None, [True]]),
     int: ("a whole number", [True, 1.0, "1", None, [1], math.nan]),
     float: ("a number", [True, "0.1", "1e-3", None, [0.1]]),
@@ -200,7 +204,9 @@ def test_the_ends_of_a_range_belong_to_it_or_not_as_said(name: str) -> None:
             assert Config.parse(with_company(name, kind(end))).flat()[name] == end
     if key.above is not None:
         assert f"> {key.above:g}" in refusal({name: kind(key.above)})
-        assert Config.parse({name: math.nextafter(key.above, math.inf)}).flat()[name] > key.above
+        value = Config.parse({name: math.nextafter(key.above, math.inf)}).flat()[name]
+        assert isinstance(value, int | float)
+        assert value > key.above
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

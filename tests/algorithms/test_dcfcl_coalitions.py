@@ -16,6 +16,7 @@ from fedkace_flwr.algorithms.dcfcl_coalitions import (
     form_coalitions,
     gram_matrix,
 )
+from fedkace_flwr.methods.dcfcl import LARGEST_EXACT
 
 Partition = tuple[tuple[int, ...], ...]
 
@@ -132,7 +133,7 @@ def test_two_opposed_blocks_give_exactly_the_two(owners: list[int]) -> None:
     expected = tuple(tuple(p for p, owner in enumerate(owners) if owner == block) for block in (0, 1))
     for candidates in ("auto", "merges"):
         assert formed(game_of(blocks(owners)), candidates=candidates).partition == expected
-    if len(owners) <= coalitions.LARGEST_EXACT:
+    if len(owners) <= LARGEST_EXACT:
         assert formed(game_of(blocks(owners, noise=0.01))).partition == expected
 
 
@@ -174,7 +175,8 @@ def literally(benefit, start: list[frozenset[int]], players: int):  # type: igno
     present, before, result, passes = set(start), None, set(), 0
     while present and present != before:
         passes += 1
-        before, count = set(present), {}
+        before = set(present)
+        count: dict[frozenset[int], int] = {}
         for candidate in subsets:
             of = {player: next(c for c in present if player in c) for player in candidate}
             changes = [value(player, candidate) - value(player, of[player]) for player in candidate]

@@ -3,6 +3,7 @@
 import json
 import math
 from collections import Counter
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.candidates import Case, generator, mask_of
+from torch import Tensor
 
 from fedkace_flwr.algorithms.fedkace_buffer import (
     Scores,
@@ -32,11 +34,11 @@ def naive_scores(
     centres = list(range(m)) if centres is None else centres
     g, p = [], []
     for row in case.logits:
-        x = [float(row[c]) for c in active]
-        norm = math.sqrt(math.fsum(value * value for value in x))
-        g.append([value / norm for value in x])
-        total = math.fsum(math.exp(value) for value in x)
-        p.append({c: math.exp(value) / total for c, value in zip(active, x, strict=True)})
+        own = [float(row[c]) for c in active]
+        norm = math.sqrt(math.fsum(value * value for value in own))
+        g.append([value / norm for value in own])
+        total = math.fsum(math.exp(value) for value in own)
+        p.append({c: math.exp(value) / total for c, value in zip(active, own, strict=True)})
 
     def squared_distance(a: int, b: int) -> float:
         return math.fsum((u - v) ** 2 for u, v in zip(g[a], g[b], strict=True))
@@ -254,7 +256,7 @@ def test_drawn_landmarks_default_to_a_fixed_stream():
 
 # Extremes
 
-EXTREMES = {
+EXTREMES: dict[str, Callable[[int, int], Tensor]] = {
     "huge": lambda n, c: torch.randn(n, c, generator=generator()) * 1e4,
     "float32's limit": lambda n, c: torch.randn(n, c, generator=generator()).sign() * torch.finfo(torch.float32).max,
     "tiny": lambda n, c: torch.randn(n, c, generator=generator()) * 1e-42,

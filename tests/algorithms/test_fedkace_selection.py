@@ -18,7 +18,7 @@ from fedkace_flwr.algorithms.fedkace_buffer import (
 )
 
 
-def scores_of(information: list[float], consistency: list[float] | None = None) -> Scores:
+def scores_of(information: list[float] | np.ndarray, consistency: list[float] | np.ndarray | None = None) -> Scores:
     values = torch.tensor(information, dtype=torch.float64)
     other = torch.zeros_like(values) if consistency is None else torch.tensor(consistency, dtype=torch.float64)
     return Scores(torch.zeros_like(values), values, other)

@@ -3,6 +3,7 @@
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.gradients import gradient_of
 
 from fedkace_flwr.algorithms import tfcl_submodels as submodels
 from fedkace_flwr.algorithms import tfcl_tags as tags
@@ -15,7 +16,7 @@ def test_the_binariser_gives_zeros_and_ones_and_lets_gradients_through():
     picked = tags.binarise(pick)
     assert picked.tolist() == [1.0, 0.0, 1.0, 0.0]
     picked.backward(upstream)
-    assert torch.equal(pick.grad, upstream)
+    assert torch.equal(gradient_of(pick), upstream)
 
 
 def test_a_sub_model_computes_with_its_own_and_with_picked_earlier_weights_and_trains_no_others():
@@ -25,8 +26,9 @@ def test_a_sub_model_computes_with_its_own_and_with_picked_earlier_weights_and_t
     effective = tags.effective_weights(weights, owners, 2, tags.binarise(pick))
     assert effective.tolist() == [0.0, 2.0, 0.0, 4.0, 0.0]
     effective.backward(torch.full((5,), 10.0))
-    assert weights.grad.tolist() == [0.0, 0.0, 0.0, 10.0, 0.0]
-    assert pick.grad.tolist() == [0.0, 20.0, 30.0, 0.0, 0.0]  # upstream times the frozen weight, of earlier rounds
+    assert gradient_of(weights).tolist() == [0.0, 0.0, 0.0, 10.0, 0.0]
+    # The gradient of a pick mask is the upstream one times the frozen weight of earlier rounds.
+    assert gradient_of(pick).tolist() == [0.0, 20.0, 30.0, 0.0, 0.0]
 
 
 @given(st.lists(st.sampled_from([-1.0, -0.5, 0.0, 0.5, 2.0]), min_size=1, max_size=40), st.data())
@@ -68,7 +70,7 @@ def test_packed_bits_come_back(bits):
 
 def test_weights_read_and_written_make_the_same_network():
     one, other = seeded_resnet18(5, 2, "cifar", 1), seeded_resnet18(5, 2, "cifar", 2)
-    one = one.to(memory_format=torch.channels_last)
+    one = one.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     tags.write_weights(other, *tags.read_weights(one))
     images = torch.randn(3, 3, 8, 8)
     assert torch.equal(one.eval()(images), other.eval()(images))

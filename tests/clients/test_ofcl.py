@@ -32,7 +32,7 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 @given(st.integers(2, 60), st.integers(0, 60), st.integers(2, 20), st.integers(0, 10**6))
-def test_each_step_joins_as_many_distinct_draws_from_the_buffer(chunk, buffer, size, seed) -> None:
+def test_each_step_joins_as_many_distinct_draws_from_the_buffer(chunk: int, buffer: int, size: int, seed: int) -> None:
     epoch = random_replay_epoch(chunk, buffer, size, generator(seed))
     for batch in epoch.batches:
         new = int((batch < chunk).sum())
@@ -98,7 +98,8 @@ def test_a_class_that_the_chunk_lacks_is_cut_in_stored_order_unless_all_are_scor
 
 
 def test_scoring_leaves_weights_and_generators_alone_and_repeats_with_the_seed(small: Make) -> None:
-    replies, buffers = [], []
+    replies: list[keys.Reply] = []
+    buffers: list[list[float]] = []
     for views in ("per-sample", "per-sample", "per-batch"):
         federation = Federation(small(method="ofcl", run_name=f"run-{len(replies)}", capacity=12, ofcl_views=views))
         state = torch.get_rng_state()
@@ -156,13 +157,15 @@ def test_the_local_model_answers_where_asked_for(small: Make) -> None:
 
 def test_halfway_by_hand() -> None:
     net, other = (seeded_resnet18(3, 2, "cifar", seed) for seed in (1, 2))
-    other.stem[1].running_var.fill_(3.0)
-    other.stem[1].num_batches_tracked.fill_(40)
+    theirs_before = dict(other.named_buffers())
+    theirs_before["stem.1.running_var"].fill_(3.0)
+    theirs_before["stem.1.num_batches_tracked"].fill_(40)
     mean = (net.output.weight + other.output.weight).detach() / 2
     theirs = other.output.weight.detach().clone()
     move_halfway(net, other)
     torch.testing.assert_close(net.output.weight.detach(), mean)
-    assert net.stem[1].running_var.tolist() == [2.0, 2.0] and int(net.stem[1].num_batches_tracked) == 0
+    buffers = dict(net.named_buffers())
+    assert buffers["stem.1.running_var"].tolist() == [2.0, 2.0] and int(buffers["stem.1.num_batches_tracked"]) == 0
     assert torch.equal(other.output.weight, theirs)
 
 

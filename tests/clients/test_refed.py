@@ -5,6 +5,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from random import Random
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.common import rounds_of
+from support.gradients import gradient_of
 from support.in_process import Federation
 from torch import Tensor
 from torch.nn import functional
@@ -37,18 +40,19 @@ from fedkace_flwr.training.losses import masked_cross_entropy
 from fedkace_flwr.training.model import ResNet18, seeded_resnet18
 
 Make = Callable[..., Config]
+Gradient = Literal["full", "last-layer"]
 SEEN = torch.tensor([True, True, False, True, False])
 
 
 # A convex toy: sample i wants v to be at its target.
 
 
-def toy(targets: list[float], **settings: object) -> Informative:
+def toy(targets: list[float], **settings: Any) -> Informative:
     def measure(parameters: dict[str, Tensor], block: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
         gradients = parameters["v"] - block[0]  # of half the square of the distance
         return gradients.square(), {"v": gradients.sum()}
 
-    usual = {"steps": 2, "learning_rate": 0.1, "locality": 0.5, "reduction": "sum"}
+    usual: dict[str, Any] = {"steps": 2, "learning_rate": 0.1, "locality": 0.5, "reduction": "sum"}
     samples = torch.tensor(targets, dtype=torch.float64)
     anchor = {"v": torch.zeros((), dtype=torch.float64)}
     return informative_scores(measure, lambda: [(samples,)], anchor, **{**usual, **settings})
@@ -88,7 +92,7 @@ def test_a_local_informative_model_is_plain_gradient_descent_and_a_glued_one_sta
 
 
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=8), st.randoms(use_true_random=False))
-def test_scores_grow_with_the_steps_and_follow_the_samples_in_any_order(targets, random) -> None:
+def test_scores_grow_with_the_steps_and_follow_the_samples_in_any_order(targets: list[float], random: Random) -> None:
     order = list(range(len(targets)))
     random.shuffle(order)
     scores = [toy(targets, steps=steps).scores for steps in (1, 2, 3)]
@@ -125,7 +129,7 @@ def data(count: int = 7) -> tuple[Tensor, Tensor]:
 
 def in_blocks(count: int = 7, most: int = 3) -> Callable[[int], Iterable[tuple[Tensor, Tensor]]]:
     images, labels = data(count)
-    return lambda size: zip(images.split(min(size, most)), labels.split(min(size, most)), strict=True)
+    return lambda size: zip(torch.split(images, min(size, most)), torch.split(labels, min(size, most)), strict=True)
 
 
 def single_backward_passes(net: ResNet18) -> list[dict[str, Tensor]]:
@@ -134,8 +138,8 @@ def single_backward_passes(net: ResNet18) -> list[dict[str, Tensor]]:
     for image, label in zip(*data(), strict=True):
         logits = net(image.unsqueeze(0)).masked_fill(~SEEN, -math.inf)
         net.zero_grad(set_to_none=True)
-        functional.cross_entropy(logits, label.unsqueeze(0)).backward()
-        gradients.append({name: parameter.grad.clone() for name, parameter in net.named_parameters()})
+        torch.autograd.backward(functional.cross_entropy(logits, label.unsqueeze(0)))
+        gradients.append({name: gradient_of(parameter).clone() for name, parameter in net.named_parameters()})
     return gradients
 
 
@@ -171,7 +175,7 @@ def test_the_last_layers_closed_form_equals_autograd() -> None:
 
 
 @pytest.mark.parametrize("gradient", ["full", "last-layer"])
-def test_one_step_scores_by_the_gradient_at_the_global_model_whatever_lambda_and_eta(gradient: str) -> None:
+def test_one_step_scores_by_the_gradient_at_the_global_model_whatever_lambda_and_eta(gradient: Gradient) -> None:
     net = network()
     taken = None if gradient == "full" else ("output.weight", "output.bias")
     expected = [
@@ -189,10 +193,10 @@ def test_scores_do_not_depend_on_the_blocks() -> None:
 
 
 @pytest.mark.parametrize("gradient", ["full", "last-layer"])
-def test_the_anchor_pulls_from_the_first_step_where_the_start_is_another_model(gradient: str) -> None:
+def test_the_anchor_pulls_from_the_first_step_where_the_start_is_another_model(gradient: Gradient) -> None:
     start, anchor = network(), seeded_resnet18(5, 2, "cifar", 9)
 
-    def scores(net: ResNet18, pulled_to: ResNet18 | None, **chosen: float) -> list[float]:
+    def scores(net: ResNet18, pulled_to: ResNet18 | None, **chosen: Any) -> list[float]:
         usual = RefedKeys(refed_gradient=gradient, refed_learning_rate=0.05)
         return network_scores(net, in_blocks(), SEEN, replace(usual, **chosen), pulled_to).scores.tolist()
 
@@ -205,7 +209,7 @@ def test_the_anchor_pulls_from_the_first_step_where_the_start_is_another_model(g
 
 @pytest.mark.parametrize("gradient", ["full", "last-layer"])
 @pytest.mark.parametrize("training", [True, False])
-def test_scoring_leaves_no_trace(gradient: str, training: bool) -> None:
+def test_scoring_leaves_no_trace(gradient: Gradient, training: bool) -> None:
     nets = [network().train(training), seeded_resnet18(5, 2, "cifar", 9).train(training)]
     before = [{name: tensor.clone() for name, tensor in net.state_dict().items()} for net in nets]
     state = torch.get_rng_state()
@@ -220,7 +224,7 @@ def test_scoring_leaves_no_trace(gradient: str, training: bool) -> None:
 
 
 @given(st.lists(st.sampled_from([-math.inf, 0.0, 1.0, 2.5, 7.0]), max_size=20), st.integers(1, 25))
-def test_the_highest_scores_are_kept_and_of_equal_ones_the_first(scores, capacity) -> None:
+def test_the_highest_scores_are_kept_and_of_equal_ones_the_first(scores: list[float], capacity: int) -> None:
     kept = most_informative(torch.tensor(scores, dtype=torch.float64), capacity).tolist()
     ranked = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
     assert kept == sorted(ranked[:capacity])
@@ -376,7 +380,7 @@ def test_three_rounds_from_end_to_end_repeat_with_the_seed(small: Make) -> None:
         {"refed_power": 2},
     ],
 )
-def test_every_reading_makes_a_difference_to_the_scores(changes: dict[str, object]) -> None:
+def test_every_reading_makes_a_difference_to_the_scores(changes: dict[str, Any]) -> None:
     usual = RefedKeys(refed_learning_rate=0.02)
-    scores = [network_scores(network(), in_blocks(), SEEN, c).scores for c in (usual, replace(usual, **changes))]
-    assert not torch.allclose(*scores)
+    one, other = (network_scores(network(), in_blocks(), SEEN, c).scores for c in (usual, replace(usual, **changes)))
+    assert not torch.allclose(one, other)

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -210,7 +211,7 @@ def gaps_of(federation: Federation, client: int, round_number: int) -> list[floa
     return read_state(federation.state(client, round_number)).extra[GAPS].tolist()
 
 
-def _edit_state(path: Path, **changes: object) -> None:
+def _edit_state(path: Path, **changes: Any) -> None:
     """Change fields of a stored state through the store itself."""
     empty = ClientState(seen=torch.zeros(10, dtype=torch.bool), buffer=Samples.none())
     store = ClientStore(path.parent, empty)

@@ -17,10 +17,12 @@ from fedkace_flwr.algorithms import tfcl_tags as tags
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.metrics import accuracy
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.sources import StreamSource
 from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.storage.client_store import ClientStore
+from fedkace_flwr.training.model import ResNet18
 
 Make = Callable[..., Config]
 SHAPE = {"method": "tfcl", "epochs": 2, "tfcl_server_epochs": 2, "weight_decay": 1e-3}
@@ -75,7 +77,7 @@ def test_each_round_owns_its_quota_of_each_layer_and_the_rest_is_free(small: Mak
 def test_weights_of_earlier_rounds_keep_their_bits_under_adamw_with_decay(small: Make) -> None:
     client = client_of(small(**SHAPE))
     assert client.config.training.weight_decay == 1e-3
-    before: torch.Tensor | None = None
+    before: Mapping[str, torch.Tensor] | None = None
     for number in (1, 2, 3):
         head(client, number)
         middle = state_of(client, number).extra
@@ -210,13 +212,12 @@ def test_predictions_stay_within_the_classes_met(small: Make, inference: str, mo
     from clients import tfcl
 
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
-    measure = tfcl.accuracy
 
     def noted(scores: torch.Tensor, labels: torch.Tensor, mask: torch.Tensor) -> float:
         seen.append((scores.masked_fill(~mask, -torch.inf).argmax(1), mask))
         if inference == "most-confident":
             assert bool(mask[scores.argmax(1)].all())
-        return measure(scores, labels, mask)
+        return accuracy(scores, labels, mask)
 
     monkeypatch.setattr(tfcl, "accuracy", noted)
     client = client_of(small(**SHAPE, tfcl_inference=inference))
@@ -324,7 +325,12 @@ def test_who_came_back_answers(small: Make, inference: str, monkeypatch: pytest.
     trained(client, 1, 2, 3)
     asked: list[int] = []
     of = client.sub_model
-    monkeypatch.setattr(client, "sub_model", lambda extra, task: (asked.append(task), of(extra, task))[1])
+
+    def noted(extra: Mapping[str, torch.Tensor], task: int) -> ResNet18:
+        asked.append(task)
+        return of(extra, task)
+
+    monkeypatch.setattr(client, "sub_model", noted)
     evaluate(client, 3)
     assert asked == ([1] if inference == "latest" else [1, 2])
 

@@ -48,7 +48,8 @@ def test_the_papers_figure_for_the_full_model_is_one_forward_pass() -> None:
     pooled = {CIFAR: 128 * (4 * 4 + 1), IMAGENET: 512 * (7 * 7 + 1)}
     for network, said in ((CIFAR, "35.68"), (IMAGENET, "1823.57")):
         found = readings(network)
-        best, rest = {}, {}
+        best: dict[str, dict[str, float]] = {}
+        rest: dict[str, dict[str, float]] = {}
         for name, figure in found.items():
             (best if "pooling" in name and "stem" not in name else rest)[name] = figure
         rule, softmax = (figure["count"] for figure in best.values())

@@ -35,7 +35,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = study / "fedkace_overlap-1_seed-0"
     flat = json.loads((folder / "config.json").read_text()) | {"evaluate": "both"}
     (folder / "config.json").write_text(json.dumps(flat))
-    both = {"local_accuracy": [0.7, 0.6], "global_accuracy": [0.5, 0.55]}
+    both: dict[str, Any] = {"local_accuracy": [0.7, 0.6], "global_accuracy": [0.5, 0.55]}
     lines = [json.dumps(made_round(number, 0.58 + 0.02 * number, **both)) for number in range(1, 6)]
     (folder / "rounds.jsonl").write_text("\n".join(lines) + "\n")
     pixels = torch.randint(0, 256, (20, 3, 8, 8), dtype=torch.uint8)
@@ -54,6 +54,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     chrome = shutil.which("google-chrome")
     need_tools("chromedriver", *([] if chrome else ["chromium"]))
     binary, driver = shutil.which("chromium") or chrome, shutil.which("chromedriver")
+    assert binary is not None
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -75,8 +76,8 @@ def test_a_run_finds_its_row_in_each_of_the_papers_tables() -> None:
 
 def test_mean_deviation_and_the_papers_difference_worked_by_hand(tmp_path: Path) -> None:
     runs = {}
-    for seed, accuracy in ((0, 0.25), (1, 0.27), (2, 0.29)):
-        write_run(tmp_path, f"fedkace_{seed}", [accuracy] * 2, dataset="cifar100", overlap=4, window=5, seed=seed)
+    for seed, level in ((0, 0.25), (1, 0.27), (2, 0.29)):
+        write_run(tmp_path, f"fedkace_{seed}", [level] * 2, dataset="cifar100", overlap=4, window=5, seed=seed)
         runs[f"fedkace_{seed}"] = {"data": "cifar100", "overlap": 4, "method": "fedkace", "seed": seed}
     write_run(tmp_path, "centralized_0", [0.5] * 2, method="centralized", dataset="cifar100", overlap=4, window=5)
     runs["centralized_0"] = {"data": "cifar100", "overlap": 4, "method": "centralized", "seed": 0}
@@ -107,7 +108,7 @@ def test_mean_deviation_and_the_papers_difference_worked_by_hand(tmp_path: Path)
     assert "5 of 6 runs are finished" in text
     assert "clients 2 (paper 10)" in text and "capacity 20 (paper 1000)" in text
     assert r"FedKACE & 27.00 $\pm$ 2.00 (n=3) & 26.74 & +0.26 & - & - & - \\" in latex(accuracy)
-    frame = long_frame([accuracy]).set_index(["row", "column"])
+    frame: Any = long_frame([accuracy]).set_index(["row", "column"])
     assert frame.loc[("FedKACE", "CIFAR-100, O=4"), "difference"] == pytest.approx(0.26)
     assert frame.loc[("FedKACE", "CIFAR-100, O=0"), "n"] == 0 and math.isnan(
         frame.loc[("FedKACE", "CIFAR-100, O=0"), "mean"]
@@ -158,7 +159,7 @@ def test_condition_numbers_stand_beside_table_3_in_the_ablation_study(tmp_path: 
     write_study(tmp_path, {"fedkace": labels}, study="table2", paper="table2")
     tables = tables_of(tmp_path)
     cell = tables["condition"].cells[("FedKACE", "CIFAR-100, O=5")]
-    assert (cell.mean, cell.paper) == (pytest.approx(300.0), 1593.4)
+    assert cell.mean == pytest.approx(300.0) and cell.paper == 1593.4
     assert tables["aa"].cells[("FedKACE", "CIFAR-100, O=5")].paper == 26.59
 
 
@@ -336,13 +337,18 @@ def test_figures_are_only_those_whose_data_is_there(tmp_path: Path) -> None:
 
 def test_every_line_of_a_figure_lies_within_its_panel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved: list[Figure] = []
-    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: saved.append(self) or Path(path).touch())
+
+    def keep(figure: Figure, path: Path, **_: Any) -> None:
+        saved.append(figure)
+        Path(path).touch()
+
+    monkeypatch.setattr(Figure, "savefig", keep)
     for method, accuracies in (("fedkace", [0.9, 0.2]), ("er", [0.1, 0.3]), ("as4", [0.8, 0.1])):
         write_run(tmp_path / "s", method, accuracies, method=method)
     assert main(["report", str(tmp_path / "s")]) == 0
     assert len(saved) == 4  # two figures in two formats
     for axes in (axes for figure in saved for axes in figure.axes):
-        drawn = [value for line in axes.get_lines() for value in line.get_ydata()]
+        drawn = [value for line in axes.get_lines() for value in np.asarray(line.get_ydata()).tolist()]
         assert drawn and axes.get_ylim()[0] == 0 and max(drawn) <= axes.get_ylim()[1]
         assert axes.get_xlim() == saved[0].axes[0].get_xlim()
 

@@ -313,7 +313,8 @@ def test_sizes_are_flowers_own_and_empty_texts_and_lists_are_counted_too() -> No
     }
     record = ConfigRecord(values)
     assert keys.size_in_bytes(RecordDict({"config": record})) == record.count_bytes()
-    for nothing in ("", b"", []):
+    empties: tuple[Any, ...] = ("", b"", [])
+    for nothing in empties:
         assert keys.size_in_bytes(RecordDict({"config": ConfigRecord({"x": nothing})})) == 0
 
 

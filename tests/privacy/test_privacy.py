@@ -43,6 +43,12 @@ def learned(seed: int = 1) -> dict[str, Any]:
     return {**moved, "bn.num_batches_tracked": np.array(10**6, np.int64)}
 
 
+def arriving(content: RecordDict) -> Message:
+    """A training message as a SuperNode hands it to its client."""
+    metadata = Metadata(1, "m", 1, 2, "", "", 0.0, 1e12, MessageType.TRAIN)
+    return Message(content, metadata=metadata)  # type: ignore[call-overload]  # for Flower's own use
+
+
 def device() -> Context:
     return Context(1, 2, {}, RecordDict(), {})
 
@@ -50,7 +56,7 @@ def device() -> Context:
 def left(config: Config, model: Weights, place: Context | None = None, client: int = 0, number: int = 1) -> Weights:
     """What leaves a client that has learned a model."""
     content = keys.instruction(keys.array_record(SENT), {}, client, number)
-    message = Message(content, metadata=Metadata(1, "m", 1, 2, "", "", 0.0, 1e12, MessageType.TRAIN))
+    message = arriving(content)
 
     def handler(message: Message, context: Context) -> Message:
         return Message(keys.reply_content(model, 5, {}), reply_to=message)
@@ -77,7 +83,7 @@ def test_without_keys_of_privacy_a_model_leaves_as_it_is() -> None:
 def test_flowers_modifier_alone_is_led_astray_by_the_counters() -> None:
     """Why it is shown a part of the arrays."""
     content = keys.instruction(keys.array_record(SENT), {}, 0, 1)
-    message = Message(content, metadata=Metadata(1, "m", 1, 2, "", "", 0.0, 1e12, MessageType.TRAIN))
+    message = arriving(content)
 
     def handler(message: Message, context: Context) -> Message:
         return Message(keys.reply_content(learned(), 5, {}), reply_to=message)
@@ -133,7 +139,8 @@ def test_seeded_noise_is_known_to_who_knows_the_seed_and_differs_by_client_and_r
     config, model = asked(dp="local", dp_seeded=True), learned()
     first = left(config, model)["conv"]
     assert first.tobytes() == left(config, model)["conv"].tobytes()
-    for place in ({"client": 1}, {"number": 2}):
+    places: tuple[dict[str, Any], ...] = ({"client": 1}, {"number": 2})
+    for place in places:
         assert first.tobytes() != left(config, model, **place)["conv"].tobytes()
 
 

@@ -61,7 +61,14 @@ def test_where_nobody_has_trained_the_model_stays(made: Make, method: str) -> No
         return reply
 
     kept: list[Checkpoint] = []
-    wire = FaultyGrid(config, lambda k, n, c, r: damage(k, n, c, r) if n < 3 or kept.append(last(config)) else r)
+
+    def meddle(kind: str, number: int, client: int, reply: Message) -> Message:
+        if number < 3:
+            return damage(kind, number, client, reply)
+        kept.append(last(config))
+        return reply
+
+    wire = FaultyGrid(config, meddle)
     server_app.run(wire, config, run_id=1)
     assert before[0].round == 1 and kept[0].round == 2
     assert same(before[0], kept[0])

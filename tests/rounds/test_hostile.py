@@ -1,5 +1,6 @@
 """Clients that lie or break: the run goes on as if they had said nothing."""
 
+import logging
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
@@ -180,9 +181,7 @@ def test_failures_are_counted_by_client_and_kind_in_the_summary_and_in_the_last_
     reference_of: Callable[..., Reference], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     reference, lines = reference_of("fedavg"), []
-    handler = type(
-        "Ear", (server_app.logging.Handler,), {"emit": lambda self, record: lines.append(record.getMessage())}
-    )()
+    handler = type("Ear", (logging.Handler,), {"emit": lambda self, record: lines.append(record.getMessage())})()
     server_app.logger.addHandler(handler)
     try:
         assert_nothing_changes(reference, tmp_path, filled(np.nan))

@@ -1,6 +1,7 @@
 """Which SuperNode hosts which client."""
 
 import logging
+from typing import Any
 
 import pytest
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
@@ -96,7 +97,7 @@ def test_a_node_that_never_answers_is_like_one_that_never_joined(clock: FakeTime
         Roster(2, SHORT).wait(MeddlingGrid(echo(), 2, lambda grid, numbers, pull: []))
 
 
-def spoilt(node: int, **config: object) -> RecordingGrid:
+def spoilt(node: int, **config: Any) -> RecordingGrid:
     """A grid of two nodes, one of which is configured like this; None takes a key away."""
     grid = RecordingGrid(client_app.app, 2)
     for name, value in config.items():

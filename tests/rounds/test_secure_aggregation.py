@@ -1,6 +1,7 @@
 """Secure aggregation: Flower's SecAgg+ inside a round of ours, over real modifiers at real client apps."""
 
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,8 @@ class Bench:
     deadline = 60.0
 
     def __init__(
-        self, lost: dict[str, set[int]] | None = None, sits_out: set[int] = frozenset(), **privacy: Any
-    ) -> None:  # type: ignore[assignment]
+        self, lost: dict[str, set[int]] | None = None, sits_out: AbstractSet[int] = frozenset(), **privacy: Any
+    ) -> None:
         config = Config.parse({"secagg": True, **privacy})
         self.lost, self.sits_out = lost or {}, sits_out
         app = ClientApp()
@@ -162,7 +163,8 @@ def test_a_masked_update_of_a_wrong_form_is_left_out() -> None:
 
 
 def test_a_move_beyond_the_range_is_an_error_of_the_client_and_not_cut_silently() -> None:
-    bench = Bench(**{"secagg-range": 0.1})
+    privacy: dict[str, Any] = {"secagg-range": 0.1}
+    bench = Bench(**privacy)
     with pytest.raises(MaskedSumError):
         bench.mean()
     assert len(bench.failures) == NODES

@@ -28,14 +28,15 @@ Make = Callable[..., Config]
 
 def test_a_machine_that_has_a_name_keeps_its_folder_whatever_its_number(small: Make) -> None:
     config = small(state_dir="/state")
-    place = {"num-partitions": 3, "client-name": "cam-7.north_2"}
+    place: dict[str, Any] = {"num-partitions": 3, "client-name": "cam-7.north_2"}
     assert str(client_folder(config, 5, 1, place)) == "/state/cam-7.north_2"
     assert str(client_folder(config, 5, 1, {**place, "client-name": ""})) == "/state/client-001"
     assert str(client_folder(config, 5, 1, {"num-partitions": 3})) == "/state/client-001"
 
 
 def test_clients_that_share_a_machine_do_not_share_a_folder(small: Make) -> None:
-    config, place = small(clients=4, state_dir="/state"), {"num-partitions": 2, "client-name": "cam7"}
+    config = small(clients=4, state_dir="/state")
+    place: dict[str, Any] = {"num-partitions": 2, "client-name": "cam7"}
     assert [client_folder(config, 5, number, place).name for number in (1, 3)] == ["cam7-001", "cam7-003"]
 
 

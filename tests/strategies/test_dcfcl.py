@@ -11,8 +11,9 @@ from support.faults import failed, on_training, only, with_array
 from support.runs import records, run
 
 import strategies.dcfcl
+from clients.base import ClientRound
 from clients.dcfcl import DcfclClient, DistillationLoss
-from fedkace_flwr.algorithms.dcfcl_coalitions import Formation
+from fedkace_flwr.algorithms.dcfcl_coalitions import Formation, form_coalitions
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.messaging import records as keys
@@ -20,13 +21,14 @@ from fedkace_flwr.registry import METHODS, Method
 from fedkace_flwr.rounds.aggregation import client_drift, weighted_mean
 from fedkace_flwr.rounds.server_round import ServerRound
 from fedkace_flwr.training.losses import Batch, TaskLoss
+from fedkace_flwr.training.model import ResNet18
 from strategies.dcfcl import Dcfcl
 
 Make = Callable[..., Config]
 Model = dict[str, np.ndarray]
 
 SERVERS: list["Kept"] = []
-OBJECTIVES: list[tuple[int, int, TaskLoss, torch.Tensor | None]] = []
+OBJECTIVES: list[tuple[int, int, TaskLoss, torch.Tensor]] = []
 
 
 class Kept(Dcfcl):
@@ -45,9 +47,10 @@ class Kept(Dcfcl):
 class Observed(DcfclClient):
     """The client, with its objectives within reach of the test."""
 
-    def objective(self, net, now):  # type: ignore[no-untyped-def]
+    def objective(self, net: ResNet18, now: ClientRound) -> TaskLoss:
         teacher = self.logits(net, now.chunk)
         found = super().objective(net, now)
+        assert isinstance(found, TaskLoss)
         OBJECTIVES.append((self.number, now.number, found, teacher))
         return found
 
@@ -156,11 +159,10 @@ def test_a_client_that_drops_out_keeps_its_model_and_comes_back_alone(
     small: Make, monkeypatch: pytest.MonkeyPatch, fault: Callable[[Message], Message], words: str
 ) -> None:
     starts = []
-    play = strategies.dcfcl.form_coalitions
 
     def united(benefit: Any, start: Any, candidates: str) -> Formation:
         starts.append([list(coalition) for coalition in start])
-        found = play(benefit, start, candidates)
+        found = form_coalitions(benefit, start, candidates)
         return Formation((tuple(range(len(found.benefits))),), found.passes, found.benefits)
 
     monkeypatch.setattr(strategies.dcfcl, "form_coalitions", united)
@@ -212,11 +214,15 @@ def test_distillation_begins_in_round_two_and_its_teacher_never_changes(small: M
 
 
 def test_lambda_temperature_and_classes_count_from_round_two_on(small: Make) -> None:
+    variants: list[dict[str, Any]] = [
+        {},
+        {"dcfcl_lambda": 2.0},
+        {"dcfcl_temperature": 1.0},
+        {"dcfcl_distil_classes": "all"},
+    ]
     grids = [
         run(small(method="dcfcl", rounds=2, run_name=f"run-{index}", **changes))
-        for index, changes in enumerate(
-            [{}, {"dcfcl_lambda": 2.0}, {"dcfcl_temperature": 1.0}, {"dcfcl_distil_classes": "all"}]
-        )
+        for index, changes in enumerate(variants)
     ]
     for other in grids[1:]:
         assert same(grids[0].model_returned(1, 0), other.model_returned(1, 0))

@@ -1,6 +1,7 @@
 """OFCL's server: the mean by classes."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +33,9 @@ def test_weights_of_the_mean_by_classes_by_hand() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 9), min_size=4, max_size=4).filter(any), min_size=1, max_size=5), st.data())
-def test_one_mean_by_those_weights_is_the_mean_of_the_classes_means(counts, data) -> None:
+def test_one_mean_by_those_weights_is_the_mean_of_the_classes_means(
+    counts: list[list[int]], data: st.DataObject
+) -> None:
     models = [{"w": np.array([data.draw(st.floats(-9, 9))])} for _ in counts]
     by_class = []
     for label in range(4):
@@ -54,7 +57,8 @@ def test_the_global_model_is_half_the_classes_mean_and_half_the_one_before(small
         sent = grid.model_sent(MessageType.EVALUATE, number, 0)
         counts = [experiment.chunk(client, number).class_counts(10).tolist() for client in range(4)]
         replies = [up_of(grid, number, client) for client in range(4)]
-        reported = [list(reply.metric_records[keys.METRICS][keys.CHUNK_CLASSES]) for reply in replies]
+        values: list[Any] = [reply.metric_records[keys.METRICS][keys.CHUNK_CLASSES] for reply in replies]
+        reported = [list(value) for value in values]
         weights = class_mean_weights(counts)
         assert reported == counts and len(set(weights.tolist())) > 1
         models = [keys.unpack(reply.array_records[keys.ARRAYS]) for reply in replies]
@@ -74,7 +78,7 @@ def test_class_counts_leave_a_client_where_they_are_needed_alone(small: Make) ->
     assert keys.size_in_bytes(replies["class-mean"]) - keys.size_in_bytes(replies["mean"]) == 13 + 8 * 10
 
 
-def counting(counts: object) -> Callable[[Message], Message]:
+def counting(counts: Any) -> Callable[[Message], Message]:
     def act(reply: Message) -> Message:
         metrics = reply.content.metric_records[keys.METRICS]
         del metrics[keys.CHUNK_CLASSES]

@@ -106,7 +106,9 @@ class Meddler(InlineGrid):
             numbers.append(number)
             if kind == MessageType.QUERY:
                 continue
-            place = kind, int(told[keys.ROUND]), int(told[keys.CLIENT])
+            turn, client = told[keys.ROUND], told[keys.CLIENT]
+            assert isinstance(turn, int) and isinstance(client, int)
+            place = kind, turn, client
             self.sent.append(place)
             reply = self._meddle(*place, self._replies.pop(number))
             if reply is not None:

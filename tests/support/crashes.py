@@ -119,17 +119,16 @@ class Disk:
         return isinstance(path, str) and path.startswith(self.root) and not path.endswith(".lock")
 
     def _record(self, name: str, args: tuple[Any, ...], result: Any) -> None:
-        first = args[0] if isinstance(args[0], int) else os.fspath(args[0])
+        path = self._open[args[0]] if isinstance(args[0], int) else os.fspath(args[0])
         if name == "open":
-            self._open[result] = first
-            if args[1] & os.O_CREAT and first not in self._now:
-                self._set(first, Inode())
+            self._open[result] = path
+            if args[1] & os.O_CREAT and path not in self._now:
+                self._set(path, Inode())
         elif name == "write":
-            inode = self._now[self._open[first]]
+            inode = self._now[path]
             assert inode is not None
             inode.written.append((self.step, bytes(args[1])[:result]))
         elif name == "fsync":
-            path = self._open[first]
             inode = self._now.get(path)
             if inode is None:
                 self.folder_syncs.append((self.step, path))
@@ -137,13 +136,13 @@ class Disk:
                 inode.synced.append(self.step)
         elif name in ("replace", "rename"):
             target = os.fspath(args[1])
-            self._now[target] = self._now.pop(first)
-            self.entries.append(Entry(self.step, (target, self._now[target]), first))
+            self._now[target] = self._now.pop(path)
+            self.entries.append(Entry(self.step, (target, self._now[target]), path))
         elif name in ("unlink", "rmdir"):
-            del self._now[first]
-            self.entries.append(Entry(self.step, None, first))
+            del self._now[path]
+            self.entries.append(Entry(self.step, None, path))
         elif name == "mkdir":
-            self._set(first, None)
+            self._set(path, None)
 
     def _set(self, path: str, inode: Inode | None) -> None:
         self._now[path] = inode

@@ -85,7 +85,7 @@ def told(**metrics: Any) -> Damage:
 def sat_out(number: int) -> Damage:
     """A training reply that says it had nothing to train on, and yet holds a model."""
 
-    def damage(content: RecordDict) -> RecordDict | None:
+    def damage(content: RecordDict) -> RecordDict | Error | None:
         return told(sat_out=number)(content) if keys.ARRAYS in content.array_records else None
 
     return damage

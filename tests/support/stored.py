@@ -54,7 +54,7 @@ def learned(round_number: int, pixels: bool = False, size: int = 4) -> ClientSta
 
 def reply(round_number: int) -> Answer:
     generator = np.random.default_rng(round_number)
-    arrays = {
+    arrays: dict[str, np.ndarray] = {
         "z.weight": generator.standard_normal((3, 2)).astype(np.float32),
         "a.bias": np.array([np.nan, -0.0, np.inf, 1e-45], dtype=np.float32),
         "a.steps": np.array(round_number, dtype=np.int64),
@@ -95,7 +95,8 @@ def body_of(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 def put(path: Path, arrays: dict[str, np.ndarray], record: dict[str, Any]) -> None:
     """Write a file with the right checksum, without this project's code."""
     packed = io.BytesIO()
-    np.savez(packed, record=np.frombuffer(json.dumps(record).encode(), dtype=np.uint8), **arrays)
+    members: dict[str, Any] = {"record": np.frombuffer(json.dumps(record).encode(), dtype=np.uint8), **arrays}
+    np.savez(packed, **members)
     path.write_bytes(sealed(packed.getvalue()))
 
 

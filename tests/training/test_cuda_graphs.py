@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from fedkace_flwr.errors import RunError
 from fedkace_flwr.sections import TrainingConfig
 from fedkace_flwr.training import loop as training
 from fedkace_flwr.training.batches import EPOCHS
-from fedkace_flwr.training.cuda_graphs import StaticSteps, tensors_in, undone
+from fedkace_flwr.training.cuda_graphs import StaticSteps, take_step, tensors_in, undone
 from fedkace_flwr.training.loop import Preprocess, adamw, train
 from fedkace_flwr.training.losses import Batch, Objective, TaskLoss
 from fedkace_flwr.training.model import ResNet18, seeded_resnet18
@@ -52,15 +53,15 @@ def trained(
     new: int = 10,
     held: int = 7,
     precision: torch.dtype = torch.float32,
-    **changes: object,
+    **changes: Any,
 ) -> tuple[dict[str, Tensor], Objective]:
     net = seeded_resnet18(CLASSES, 2, "cifar", 0)
     net.precision = precision
     objective = objective_of(net)
-    settings = TrainingConfig(**{"epochs": 3, "batch_size": 4, **changes})
+    settings: dict[str, Any] = {"epochs": 3, "batch_size": 4, **changes}
     chunk, buffer = samples(new, CURRENT, 1), samples(held, OLD, 2)
     generator = torch.Generator().manual_seed(3)
-    train(net, chunk, buffer, objective, settings, PREPROCESS, generator, captured=captured)
+    train(net, chunk, buffer, objective, TrainingConfig(**settings), PREPROCESS, generator, captured=captured)
     return net.state_dict(), objective
 
 
@@ -93,6 +94,7 @@ def test_static_steps_end_where_the_plain_loop_ends(name, batching, precision, s
     assert shapes == [ragged[batching]]
     assert all(torch.equal(plain[key], static[key]) for key in plain)
     if isinstance(one, BalancedReplayLoss):
+        assert isinstance(other, BalancedReplayLoss)
         assert one.weights == other.weights and one.balance.skipped == other.balance.skipped == 0
         assert len(set(one.weights)) == 3
 
@@ -108,6 +110,7 @@ def test_a_recorded_step_ends_where_the_plain_loop_ends(name, batching, precisio
     assert sorted(recording.played for recording in recordings) == sorted(3 * count for count in steps[batching])
     assert all(torch.equal(plain[key], played[key]) for key in plain)
     if isinstance(one, BalancedReplayLoss):
+        assert isinstance(other, BalancedReplayLoss)
         assert one.weights == other.weights and len(set(one.weights)) == 3
 
 
@@ -151,6 +154,7 @@ def test_small_rounds_and_empty_buffers_are_the_same_too(new, held, size):
     ]
     (plain, one), (static, other) = runs
     assert all(torch.equal(plain[key], static[key]) for key in plain)
+    assert isinstance(one, BalancedReplayLoss) and isinstance(other, BalancedReplayLoss)
     assert one.weights == other.weights
     assert one.balance.skipped == other.balance.skipped
 
@@ -184,7 +188,7 @@ def test_all_tensors_that_a_loss_can_reach_are_found_once():
     class Nested:
         def __init__(self) -> None:
             self.itself = self
-            self.deep = {"a": [torch.zeros(2), (torch.ones(3),)], "b": "text"}
+            self.deep: dict[str, Any] = {"a": [torch.zeros(2), (torch.ones(3),)], "b": "text"}
 
     class Loss(TaskLoss):
         def __init__(self) -> None:
@@ -217,7 +221,7 @@ def test_warm_up_steps_leave_no_trace():
     before = {id(tensor): (tensor, tensor.data_ptr(), tensor.detach().clone()) for tensor in changed()}
     for _ in range(2):  # the second time the optimiser and the balance have something to remember
         with undone(changed):
-            training.take_step(net, pool, objective, optimiser, torch.arange(10))
+            take_step(net, pool, objective, optimiser, torch.arange(10))
             assert not torch.equal(net.output.weight, before[id(net.output.weight)][2])
             assert len(changed()) > len(before)
         assert all(tensor.data_ptr() == place for tensor, place, _ in before.values())

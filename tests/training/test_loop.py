@@ -1,12 +1,14 @@
 """Objectives, the training loop and the prediction loop, on tiny networks and 8x8 images."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.gradients import gradient_of
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -48,8 +50,9 @@ def samples(count: int, allowed: Tensor, seed: int) -> tuple[Tensor, Tensor]:
     return images, classes[torch.randint(len(classes), (count,), generator=generator(seed + 1))]
 
 
-def settings_of(**changes: object) -> TrainingConfig:
-    return TrainingConfig(**{"epochs": 2, "batch_size": 4, **changes})
+def settings_of(**changes: Any) -> TrainingConfig:
+    settings: dict[str, Any] = {"epochs": 2, "batch_size": 4, **changes}
+    return TrainingConfig(**settings)
 
 
 def state_of(net: nn.Module) -> dict[str, Tensor]:
@@ -127,22 +130,21 @@ def test_task_loss_is_the_plain_mean_over_each_samples_own_classes():
     assert loss.item() == pytest.approx(math.fsum(naive_losses(logits, batch)) / 9, abs=1e-12)
 
 
-@pytest.mark.parametrize("kind", [TaskLoss, lambda *masks: BalancedReplayLoss(*masks, GradientBalance())])
+@pytest.mark.parametrize("kind", [TaskLoss, lambda now, old: BalancedReplayLoss(now, old, GradientBalance())])
 def test_masked_logits_get_no_gradient(kind):
     logits, features, batch = random_batch(4, 12)
     objective = kind(CURRENT, OLD)
     objective.begin_epoch(1.0, 1.0)
     objective.loss(logits, features, batch).backward()
     allowed = torch.stack([OLD if replayed else CURRENT for replayed in batch.replayed.tolist()])
-    assert (logits.grad[~allowed] == 0).all()
-    assert (logits.grad[allowed] != 0).all()
+    assert (gradient_of(logits)[~allowed] == 0).all()
+    assert (gradient_of(logits)[allowed] != 0).all()
 
 
-def full_batch_ratio(losses_of: Callable[[], tuple[Tensor, Tensor]], parameters: list[nn.Parameter]) -> float:
+def full_batch_ratio(losses: tuple[Tensor, Tensor], parameters: list[Tensor]) -> float:
     """||gradient of the replay sum||^2 / ||gradient of the task sum||^2, by autograd."""
-    task, replay = losses_of()
     squares = []
-    for total in (task, replay):
+    for total in losses:
         gradients = torch.autograd.grad(total, parameters, retain_graph=True)
         squares.append(sum(float(gradient.double().square().sum()) for gradient in gradients))
     return squares[1] / squares[0]
@@ -172,7 +174,7 @@ def test_weight_of_the_next_epoch_is_the_full_batchs_ratio_however_the_epoch_was
     without_norms(net)
     chunk, buffer = samples(new, CURRENT, 10), samples(held, OLD, 20)
     parameters = [net.output.weight, net.output.bias] if gradient_bias else [net.output.weight]
-    expected = full_batch_ratio(lambda: summed_losses(net, chunk, buffer), parameters)
+    expected = full_batch_ratio(summed_losses(net, chunk, buffer), parameters)
     objective = BalancedReplayLoss(CURRENT, OLD, GradientBalance(), gradient_bias=gradient_bias)
     trained(chunk, buffer, objective, net=net, batching=batching, learning_rate=1e-12, weight_decay=0.0, epochs=3)
     assert objective.weights[0] == 1.0
@@ -184,7 +186,7 @@ def test_mean_reading_compares_gradients_per_sample():
     net = network(3)
     without_norms(net)
     chunk, buffer = samples(12, CURRENT, 10), samples(4, OLD, 20)
-    expected = full_batch_ratio(lambda: summed_losses(net, chunk, buffer), [net.output.weight]) * (12 / 4) ** 2
+    expected = full_batch_ratio(summed_losses(net, chunk, buffer), [net.output.weight]) * (12 / 4) ** 2
     balance = GradientBalance("mean", task_size=12, replay_size=4)
     objective = BalancedReplayLoss(CURRENT, OLD, balance)
     trained(chunk, buffer, objective, net=net, learning_rate=1e-12, weight_decay=0.0)
@@ -203,7 +205,7 @@ def test_weight_of_the_epoch_before_scales_the_replay_loss_of_the_next():
         optimiser.param_groups[0]["lr"] = rate
         task, replay = summed_losses(by_hand, chunk, buffer)
         weights.append(weight)
-        following = full_batch_ratio(lambda both=(task, replay): both, [by_hand.output.weight])
+        following = full_batch_ratio((task, replay), [by_hand.output.weight])
         optimiser.zero_grad()
         ((task + weight * replay) / 14).backward()
         optimiser.step()

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from support.gradients import gradient_of
 from torch import nn
 from torch.nn import functional
 
@@ -29,6 +30,7 @@ def test_multiply_adds_of_the_cifar_network():
 
     def count(module: nn.Module, inputs: tuple[torch.Tensor], output: torch.Tensor) -> None:
         nonlocal total
+        assert isinstance(module, nn.Conv2d | nn.Linear)
         total += output[0].numel() * module.weight[0].numel()
 
     for module in net.modules():
@@ -169,8 +171,8 @@ def test_a_strided_shortcut_is_the_convolution_that_it_is_by_definition(channels
     wanted = nn.functional.conv2d(exact, weight, stride=2)
     torch.autograd.backward(wanted.square().sum())
     assert torch.allclose(found.double(), wanted, atol=1e-5)
-    assert torch.allclose(images.grad.double(), exact.grad, rtol=1e-4, atol=1e-4)
-    assert torch.allclose(shortcut.weight.grad.double(), weight.grad, rtol=1e-4, atol=1e-3)
+    assert torch.allclose(gradient_of(images).double(), gradient_of(exact), rtol=1e-4, atol=1e-4)
+    assert torch.allclose(gradient_of(shortcut.weight).double(), gradient_of(weight), rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
@@ -178,14 +180,15 @@ def test_a_strided_shortcut_is_the_convolution_that_it_is_by_definition(channels
 @pytest.mark.parametrize("width", [1, 4, 16])
 def test_gradients_lie_in_memory_as_their_parameters_do(width, size, precision):
     """On a CPU the fused AdamW pairs the two by their place in memory, whatever their strides say."""
-    net = seeded_resnet18(7, width, "cifar", 0).to(memory_format=torch.channels_last).train()
+    net = seeded_resnet18(7, width, "cifar", 0)
+    net.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
     net.precision = precision
     images = torch.randn(3, 3, size, size).to(memory_format=torch.channels_last)
     torch.autograd.backward(net(images).square().mean())
     for name, parameter in net.named_parameters():
         steps = [
             [step for step, length in zip(each.stride(), each.shape, strict=True) if length > 1]
-            for each in (parameter, parameter.grad)
+            for each in (parameter, gradient_of(parameter))
         ]
         assert steps[0] == steps[1], name
 
@@ -204,5 +207,5 @@ def test_residual_sums_in_place_are_the_sums_to_the_last_bit(precision):
         images = torch.randn(6, 3, 16, 16, generator=torch.Generator().manual_seed(1))
         torch.autograd.backward(net(images).square().sum())
     for (name, one), other in zip(nets[0].named_parameters(), nets[1].parameters(), strict=True):
-        assert torch.equal(one.grad, other.grad), name
+        assert torch.equal(gradient_of(one), gradient_of(other)), name
     assert all(torch.equal(one, other) for one, other in zip(nets[0].buffers(), nets[1].buffers(), strict=True))

@@ -58,7 +58,7 @@ def test_a_convolution_of_one_place_is_a_linear_layer() -> None:
     seed=st.integers(0, 99),
 )
 def test_any_convolution(channels, kernel, stride, padding, size, bias, samples, unfolded, seed) -> None:
-    layer = nn.Conv2d(*channels, kernel, stride, padding, bias=bias)
+    layer = nn.Conv2d(channels[0], channels[1], kernel, stride, padding, bias=bias)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sample_gradients, "_UNFOLDED", unfolded)  # samples one by one, a few or all at a time
         check(layer, (channels[0], *size), samples, seed)
@@ -86,7 +86,7 @@ def test_batch_normalisation_by_running_statistics() -> None:
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("stem", ["cifar", "imagenet"])
 def test_a_whole_network_whose_activations_are_changed_in_place(stem: str, layout: torch.memory_format) -> None:
-    net = seeded_resnet18(5, 4, stem, 0).to(memory_format=layout)
+    net = seeded_resnet18(5, 4, stem, 0).to(memory_format=layout)  # type: ignore[call-overload]
     net.train()
     net(torch.randn(16, 3, 40, 40, generator=torch.Generator().manual_seed(1)))  # running statistics to normalise by
     check(net.eval(), (3, 40, 40), 3, 2)

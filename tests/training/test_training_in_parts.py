@@ -19,7 +19,10 @@ def test_training_in_two_parts_with_the_optimiser_kept_is_training_at_once():
     chunk = torch.randint(0, 256, (8, 3, 8, 8), dtype=torch.uint8, generator=draws), torch.arange(8) % 5
     empty = chunk[0][:0], chunk[1][:0]
     as_is = Preprocess.by_statistics((0.5,) * 3, (0.3,) * 3, torch.device("cpu"))
-    once, parts = (seeded_resnet18(5, 2, "cifar", 1).to(memory_format=torch.channels_last) for _ in range(2))
+    once, parts = (
+        seeded_resnet18(5, 2, "cifar", 1).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        for _ in range(2)
+    )
 
     def run(net: Any, **more: Any) -> None:
         train(net, chunk, empty, TaskLoss(mask, mask), plan, as_is, draws, **more)
