@@ -62,4 +62,4 @@ def test_a_file_without_figures_is_named(
     if content is not None:
         path.write_text(content)
     assert main(["bench", "--show", str(path)]) == 2
-    assert capsys.readouterr().err.startswith(f"error: {path}: must be what bench --output has written")
+    assert capsys.readouterr().err.startswith(f"error: {path}: must be a file written by bench --output")
