@@ -271,7 +271,7 @@ def _noted(table: ResultTable, study: StudyInfo, runs: Sequence[Mapping[str, Any
         differs = setting_differences(study, runs)
         if differs:
             notes.append(
-                f"These settings differ from the paper's: {differs}. The differences reflect this, not only the program."
+                f"These settings differ from the paper's: {differs}. The differences are due to them as well as to the program."
             )
         notes += _slips(study, table)
     return ResultTable(
