@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Make the federation's own certificate authority, and the SuperLink's certificate.
+# Create the federation's certificate authority and the SuperLink's certificate.
 # shellcheck source=deploy/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -9,15 +9,15 @@ usage: certificates.sh ca FOLDER [--days N]
        certificates.sh superlink FOLDER [--days N] [--renew] NAME...
        certificates.sh show FOLDER
 
-ca         makes FOLDER/ca.key and FOLDER/ca.crt. Every machine gets ca.crt; ca.key never leaves its folder.
-superlink  makes FOLDER/superlink.key and FOLDER/superlink.crt, signed by the authority, for all NAMEs under which
-           the machines reach the SuperLink: DNS names and IP addresses. localhost and 127.0.0.1 are always among
-           them, because the SuperLink's own processes come that way. --renew puts a new certificate for the same
-           key in the old one's place. Beside them comes superexec.secret, by which the SuperLink knows the process
-           that starts the server's part of a run.
-show       prints whom the certificates are for and how long they are valid.
+ca         creates FOLDER/ca.key and FOLDER/ca.crt. Every machine gets ca.crt; ca.key never leaves its folder.
+superlink  creates FOLDER/superlink.key and FOLDER/superlink.crt, signed by the authority, for all NAMEs (DNS names
+           and IP addresses) under which machines reach the SuperLink. localhost and 127.0.0.1 are always included,
+           because the SuperLink's own processes use them. --renew replaces the certificate and keeps the key.
+           Also creates superexec.secret, with which the process that starts the server's part of a run
+           authenticates itself to the SuperLink.
+show       prints the names and expiry dates of the certificates.
 
-Private files have mode 0600. Nothing that exists is overwritten but a certificate with --renew.
+Private files have mode 0600. Existing files are never overwritten, except a certificate with --renew.
 TEXT
 }
 
@@ -27,7 +27,7 @@ subject() {
 
 make_ca() {
   [[ ! -e $folder/ca.key && ! -e $folder/ca.crt ]] \
-    || die "$folder/ca.crt is there already; nodes trust it, so a new one is made in a new folder"
+    || die "$folder/ca.crt already exists and nodes trust it; create a new authority in a new folder"
   make openssl req -x509 -new -newkey ec -pkeyopt ec_paramgen_curve:secp384r1 -nodes -sha384 -days "$days" \
     -subj "$(subject 'federation CA')" -addext 'basicConstraints=critical,CA:TRUE,pathlen:0' \
     -addext 'keyUsage=critical,keyCertSign,cRLSign' -keyout "$work/ca.key" -out "$work/ca.crt"
@@ -36,14 +36,14 @@ make_ca() {
 
 make_superlink() {
   local alternatives=DNS:localhost,IP:127.0.0.1 name
-  [[ $# -ge 1 ]] || die "superlink: name at least one DNS name or IP address by which machines reach the SuperLink"
+  [[ $# -ge 1 ]] || die "superlink: give at least one DNS name or IP address under which machines reach the SuperLink"
   for name; do
     [[ $name == localhost || $name == 127.0.0.1 ]] || alternatives+=,$(alternative "$name")
   done
   valid_certificate "$folder/ca.crt" "the authority's certificate"
   if [[ -z $renew ]]; then
     [[ ! -e $folder/superlink.key && ! -e $folder/superlink.crt ]] \
-      || die "$folder/superlink.crt is there already; --renew puts a new certificate for the same key in its place"
+      || die "$folder/superlink.crt already exists; --renew replaces the certificate and keeps the key"
     make openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:secp384r1 -out "$work/superlink.key"
   else
     private "$folder/superlink.key" "the SuperLink's key"
@@ -67,7 +67,7 @@ TEXT
   place superlink.crt
 }
 
-# An IP address stands under IP in a certificate; under DNS, clients would not accept it.
+# An IP address must be listed under IP in a certificate; clients do not accept it under DNS.
 alternative() {
   if [[ $1 =~ ^[0-9]+\.[0-9]+\.[0-9]+\.[0-9]+$ || ($1 == *:* && $1 =~ ^[0-9A-Fa-f:.]+$) ]]; then
     printf 'IP:%s' "$1"
@@ -78,12 +78,12 @@ alternative() {
   fi
 }
 
-# openssl tells every dot of its progress; its words matter only when it fails.
+# openssl reports its progress dot by dot; show its output only if it fails.
 make() {
   "$@" 2>"$work/complaint" || die "openssl failed: $(grep -v '^-*$' "$work/complaint" | tail -n 1)"
 }
 
-# Finished files appear in the folder whole, private ones included.
+# Move finished files to the folder, so that no file is ever visible half-written.
 place() {
   local file
   for file; do
@@ -111,14 +111,14 @@ case ${1:-} in
 esac
 task=$1 renew='' names=()
 shift
-[[ $# -ge 1 && $1 != -* ]] || die "$task: name the folder of the certificates"
+[[ $# -ge 1 && $1 != -* ]] || die "$task: give the folder of the certificates"
 folder=$1
 shift
 while [[ $# -gt 0 ]]; do
   case $1 in
     --days) needs_value "$@" && days=$2 && shift ;;
     --renew) renew=yes ;;
-    -*) die "$1: no such option; see certificates.sh --help" ;;
+    -*) die "$1: unknown option; see certificates.sh --help" ;;
     *) names+=("$1") ;;
   esac
   shift

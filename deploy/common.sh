@@ -1,10 +1,10 @@
 # shellcheck shell=bash
-# Sourced by the scripts beside it: one-line errors, checks of files and addresses.
+# Shared by the scripts of this folder: one-line errors, and checks of files and addresses.
 
 set -euo pipefail
 umask 077
 
-# die TEXT: one line on the error stream, exit code 2.
+# die TEXT: print one line to stderr and exit with code 2.
 die() {
   printf 'error: %s\n' "$*" >&2
   exit 2
@@ -16,19 +16,19 @@ need() {
 }
 
 need_flower() {
-  need "$1" "activate the environment that holds Flower, or put its bin/ first in PATH"
+  need "$1" "activate the environment that contains Flower, or put its bin/ first in PATH"
 }
 
 need_openssl() {
   need openssl "apt-get install openssl"
 }
 
-# needs_value OPTION REST...: the option's value, or an error that names the option.
+# needs_value OPTION REST...: fail unless a value follows the option.
 needs_value() {
-  [[ $# -ge 2 ]] || die "$1: a value must follow"
+  [[ $# -ge 2 ]] || die "$1: needs a value"
 }
 
-# needs_setting NAME WHAT: an environment variable that has no default.
+# needs_setting NAME WHAT: fail unless the environment variable, which has no default, is set.
 needs_setting() {
   [[ -n ${!1:-} ]] || die "$1 is not set: it must $2"
 }
@@ -39,54 +39,54 @@ readable() {
   [[ -r $1 ]] || die "$1 ($2) cannot be read by $(id -un)"
 }
 
-# private FILE WHAT: readable by its owner alone.
+# private FILE WHAT: fail unless only its owner can read the file.
 private() {
   local mode
   readable "$1" "$2"
   mode=$(stat -Lc %a "$1")
-  [[ $((8#$mode & 8#077)) -eq 0 ]] || die "$1 ($2) has mode $mode, others can read it; chmod 600 $1"
+  [[ $((8#$mode & 8#077)) -eq 0 ]] || die "$1 ($2) has mode $mode, so others can read it; run chmod 600 $1"
 }
 
-# whole NAME VALUE [LEAST [MOST]]: a whole number within bounds.
+# whole NAME VALUE [MIN [MAX]]: fail unless the value is a whole number within the bounds.
 whole() {
   [[ $2 =~ ^(0|[1-9][0-9]{0,8})$ ]] || die "$1 = '$2': must be a whole number"
   [[ $2 -ge ${3:-0} && $2 -le ${4:-999999999} ]] || die "$1 = '$2': must be between ${3:-0} and ${4:-999999999}"
 }
 
-# plain_name NAME VALUE: fit for a folder and a key in a node's configuration.
+# plain_name NAME VALUE: fail unless the value can name a folder and a key in a node's configuration.
 plain_name() {
   [[ $2 =~ ^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$ ]] \
     || die "$1 = '$2': must be 1 to 64 letters, digits, dots, dashes or underscores, the first a letter or digit"
 }
 
-# unquoted NAME VALUE: fit to stand between double quotes in Flower's --node-config.
+# unquoted NAME VALUE: fail unless the value can stand between double quotes in Flower's --node-config.
 unquoted() {
-  [[ $2 != *[\"\\\']* && $2 != *$'\n'* ]] || die "$1 = '$2': must hold no quotes, backslashes or line breaks"
+  [[ $2 != *[\"\\\']* && $2 != *$'\n'* ]] || die "$1 = '$2': must not contain quotes, backslashes or line breaks"
 }
 
-# valid_certificate FILE WHAT: readable, and not expired.
+# valid_certificate FILE WHAT: fail unless the file is a readable certificate that has not expired.
 valid_certificate() {
   local end
   readable "$1" "$2"
   need_openssl
   end=$(openssl x509 -noout -enddate -in "$1" 2>/dev/null) || die "$1 ($2) is not a certificate in PEM format"
   openssl x509 -noout -checkend 0 -in "$1" >/dev/null \
-    || die "$1 ($2) has expired, ${end#notAfter=}; make a new one (docs/deployment.md, \"Certificates\"), or set the clock, $(date -u)"
+    || die "$1 ($2) has expired (${end#notAfter=}); create a new one (docs/deployment.md, \"Certificates\"), or correct this machine's clock, now $(date -u)"
 }
 
-# listening HOST PORT: whether somebody answers there.
+# listening HOST PORT: whether something listens on the port.
 listening() {
   (exec 3<>"/dev/tcp/$1/$2") 2>/dev/null
 }
 
-# free_port HOST PORT NAME: nobody listens there yet.
+# free_port HOST PORT NAME: fail if something listens on the port.
 free_port() {
   local host=$1
   case $host in 0.0.0.0 | '' ) host=127.0.0.1 ;; ::) host=::1 ;; esac
-  ! listening "$host" "$2" || die "$3 = $2: something listens on port $2 of $host already; choose another port"
+  ! listening "$host" "$2" || die "$3 = $2: port $2 of $host is already in use; choose another port"
 }
 
-# Flower's own defaults report usage and look for updates; an edge machine does neither unless told to.
+# By default Flower reports usage and checks for updates; an edge machine does neither unless its settings say so.
 quiet_flower() {
   export FLWR_TELEMETRY_ENABLED="${FLWR_TELEMETRY_ENABLED:-0}"
   export FLWR_DISABLE_UPDATE_CHECK="${FLWR_DISABLE_UPDATE_CHECK:-1}"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tell Flower's command line where the SuperLink is: an entry in config.toml of ~/.flwr, or of FLWR_HOME.
+# Tell Flower's command line where the SuperLink is, with an entry in config.toml in FLWR_HOME, by default ~/.flwr.
 # shellcheck source=deploy/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -8,8 +8,8 @@ case ${1:-} in
     cat <<'TEXT'
 usage: connection.sh NAME HOST:PORT CA_CERTIFICATE [--replace]
 
-Afterwards `flwr run . NAME`, `flwr list NAME`, `flwr supernode list NAME` talk to that SuperLink. Other entries
-stay as they are; another entry of this NAME is replaced with --replace alone.
+Afterwards `flwr run . NAME`, `flwr list NAME` and `flwr supernode list NAME` use that SuperLink. Other entries are
+not changed. An existing entry with the same NAME but other values is replaced only with --replace.
 TEXT
     exit
     ;;
@@ -23,16 +23,16 @@ valid_certificate "$3" "the authority's certificate"
 ca=$(realpath "$3")
 unquoted CA_CERTIFICATE "$ca"
 need_flower flwr
-need python3 "activate the environment that holds Flower"
+need python3 "activate the environment that contains Flower"
 home=${FLWR_HOME:-$HOME/.flwr}
 file=$home/config.toml
 if [[ ! -e $file ]]; then
-  # Flower writes its own defaults where there is nothing; without them a plain `flwr run .` would fail.
+  # Let Flower write its default entries first; without them a plain `flwr run .` would fail.
   FLWR_HOME=$home FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 flwr config list >/dev/null 2>&1 || true
-  [[ -e $file ]] || die "$file: Flower could not write its default configuration there"
+  [[ -e $file ]] || die "$file: Flower could not write its default configuration"
 fi
 python3 - "$file" "$name" "$address" "$ca" "$replace" <<'PYTHON'
-"""Add one table to a TOML file, with every other line of it as it was."""
+"""Add one table to a TOML file without changing any other line."""
 
 import os
 import re
@@ -54,12 +54,12 @@ except tomllib.TOMLDecodeError as error:
     stop(f"{file} is not valid TOML: {error}")
 wanted = {"address": address, "root-certificates": certificate}
 if links.get(name) == wanted:
-    print(f"{file}: {name} is {address} already")
+    print(f"{file}: {name} is already {address}")
     sys.exit()
 rest = before
 if name in links:
     if not replace:
-        stop(f"{file} has another entry superlink.{name} ({links[name].get('address')}); --replace, or another NAME")
+        stop(f"{file} already has superlink.{name} ({links[name].get('address')}); use --replace or another NAME")
     header = re.compile(rf"^\[superlink\.(?:{re.escape(name)}|\"{re.escape(name)}\")(?:\..*)?\]")
     kept, inside = [], False
     for line in before.splitlines(keepends=True):
@@ -75,7 +75,7 @@ try:
 except tomllib.TOMLDecodeError:
     right = False
 if not right:
-    stop(f"{file}: superlink.{name} stands there in a form that only you can change; edit it by hand")
+    stop(f"{file}: superlink.{name} is written in a form that this script cannot change; edit it by hand")
 with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=file.parent, delete=False) as aside:
     aside.write(after)
 os.chmod(aside.name, file.stat().st_mode & 0o777)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A whole federation on one machine: a SuperLink with TLS and node authentication, and N SuperNodes with their keys.
+# Run a whole federation on one machine: a SuperLink with TLS and node authentication, and N SuperNodes with keys.
 # shellcheck source=deploy/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -10,16 +10,16 @@ usage: federation.sh setup FOLDER [--nodes N] [--port P] [--connection NAME] [--
        federation.sh stop FOLDER [NAME...]
        federation.sh status FOLDER
 
-setup   makes certificates, keys and settings: FOLDER/certificates, FOLDER/superlink, FOLDER/node-1 to node-N, and an
-        entry NAME (by default fedkace) in Flower's config.toml. N is 4 and P 9092 by default; the nodes' own ports
-        are the N after P. P = 0 takes ports that are free now. With --inboxes each node learns from what is dropped
-        into FOLDER/node-K/inbox. TEXT is added to every node's --node-config.
-start   starts what is not running, registers the nodes, and waits until every node is connected.
-        NAME: superlink, superexec, node-1, ...; by default all.
-stop    ends them and waits for their child processes too. Nothing else is touched.
-status  one line for each; exit code 0 if all are running.
+setup   creates certificates, keys and settings in FOLDER/certificates, FOLDER/superlink and FOLDER/node-1 to node-N,
+        and an entry NAME (default fedkace) in Flower's config.toml. N is 4 and P is 9092 by default. The nodes use
+        the N ports after P; P = 0 chooses ports that are free now. With --inboxes each node learns from the files
+        in FOLDER/node-K/inbox. TEXT is added to every node's --node-config.
+start   starts the members that are not running, registers the nodes, and waits until every node is connected.
+        NAME is superlink, superexec, node-1, ...; by default all.
+stop    stops the members and waits for their child processes. No other process is affected.
+status  prints one line per member; the exit code is 0 if all are running.
 
-Logs are FOLDER/*/log. A second start goes on with the same keys, state and database.
+Logs are in FOLDER/*/log. Another start continues with the same keys, state and database.
 TEXT
 }
 
@@ -35,16 +35,16 @@ setup() {
       --connection) needs_value "$@" && connection=$2 && shift ;;
       --inboxes) inboxes=yes ;;
       --node-config) needs_value "$@" && more=$2 && shift ;;
-      *) die "$1: no such option; see federation.sh --help" ;;
+      *) die "$1: unknown option; see federation.sh --help" ;;
     esac
     shift
   done
   whole --nodes "$nodes" 1 1000
   whole --port "$port" 0 $((65535 - nodes))
-  [[ $more != *\'* && $more != *$'\n'* ]] || die "--node-config $more: must hold no single quotes or line breaks"
-  [[ ! -e $folder/settings ]] || die "$folder is set up already; start it, or choose another folder"
+  [[ $more != *\'* && $more != *$'\n'* ]] || die "--node-config $more: must not contain single quotes or line breaks"
+  [[ ! -e $folder/settings ]] || die "$folder is already set up; start it, or choose another folder"
   need_flower flwr
-  need python3 "activate the environment that holds Flower"
+  need python3 "activate the environment that contains Flower"
   read -ra ports <<<"$(ports_for "$port" "$nodes")"
   mkdir -p "$folder"
   [[ -e $folder/certificates/ca.key ]] || "$scripts/certificates.sh" ca "$folder/certificates" >/dev/null
@@ -65,10 +65,10 @@ setup() {
   done
   "$scripts/connection.sh" "$connection" "127.0.0.1:${ports[0]}" "$folder/certificates/ca.crt"
   write "$folder/settings" "connection=$connection" "nodes=$nodes"
-  echo "$folder: $nodes nodes are set up; federation.sh start $folder"
+  echo "$folder: $nodes nodes are set up; start them with federation.sh start $folder"
 }
 
-# The port for the SuperLink, then one for each node.
+# Print the SuperLink's port, then one port per node.
 ports_for() {
   if [[ $1 -ne 0 ]]; then
     seq -s ' ' "$1" $(($1 + $2))
@@ -82,7 +82,7 @@ print(*(probe.getsockname()[1] for probe in probes))
 PYTHON
 }
 
-# write FILE NAME=VALUE...: settings in the form that both bash and systemd's EnvironmentFile read.
+# write FILE NAME=VALUE...: write settings in a form that both bash and systemd's EnvironmentFile can read.
 write() {
   local file=$1 pair
   shift
@@ -91,7 +91,7 @@ write() {
 }
 
 read_settings() {
-  readable "$folder/settings" "the federation's settings; make them with federation.sh setup $folder"
+  readable "$folder/settings" "the federation's settings; create them with federation.sh setup $folder"
   # shellcheck source=/dev/null
   source "$folder/settings"
   members=(superlink superexec)
@@ -100,15 +100,15 @@ read_settings() {
   for ((number = 1; number <= nodes; number++)); do members+=("node-$number"); done
 }
 
-# chosen NAME...: the members named, or all.
+# chosen NAME...: keep only the named members, or all if there are no names.
 chosen() {
   local name
-  for name; do [[ " ${members[*]} " == *" $name "* ]] || die "$name is no member of $folder: ${members[*]}"; done
+  for name; do [[ " ${members[*]} " == *" $name "* ]] || die "$name is not a member of $folder; its members are ${members[*]}"; done
   if [[ $# -gt 0 ]]; then members=("$@"); fi
 }
 
-# Everything started here carries its member's folder in its environment and hands it on to its children. By that
-# they are known for certain, even those that have left the process group or whose parent is gone.
+# Every process started here has its member's folder in its environment, which its children inherit. This identifies
+# them reliably, even if they have left the process group or their parent has ended.
 processes_of() {
   local environment
   for environment in /proc/[0-9]*/environ; do
@@ -119,7 +119,7 @@ processes_of() {
   done
 }
 
-# The member itself, unlike its children, has the number that was noted at its start.
+# The member itself, unlike its children, has the process id that was saved at its start.
 running() {
   local number
   number=$(cat "$folder/$1/pid" 2>/dev/null) && grep -qzxF "FEDKACE_MEMBER=$folder/$1" "/proc/$number/environ" 2>/dev/null
@@ -139,26 +139,26 @@ begin() {
   echo $! >"$folder/$1/pid"
 }
 
-# What a member wrote since its last start.
+# Print what a member has written to its log since its last start.
 latest() {
   tail -c "+$((${began[$1]} + 1))" "$folder/$1/log" 2>/dev/null | sed 's/\x1b\[[0-9;]*m//g' || true
 }
 
-# why NAME: one line on why a member ended.
+# why NAME: print one line on why a member ended.
 why() {
   local text
   text=$(latest "$1")
   case $text in
     *'error: '*) grep -m1 -o 'error: .*' <<<"$text" | cut -c8- ;;
-    *'code: 2001'*) echo "the SuperLink takes only nodes with a key (FEDKACE_KEY)" ;;
-    *'code: 2004'*) echo "its key is not registered, or the SuperLink counts an earlier process of it as online for up to a minute" ;;
-    *CERTIFICATE_VERIFY_FAILED*) echo "the SuperLink's certificate does not stand up to FEDKACE_CA: $(grep -m1 -o 'certificate verify failed: [^(]*' <<<"$text")" ;;
-    *'address already in use'*) echo "its port is taken" ;;
+    *'code: 2001'*) echo "the SuperLink accepts only nodes with a key (FEDKACE_KEY)" ;;
+    *'code: 2004'*) echo "its key is not registered, or the SuperLink still counts an earlier process as online, for up to a minute" ;;
+    *CERTIFICATE_VERIFY_FAILED*) echo "the SuperLink's certificate cannot be verified with FEDKACE_CA: $(grep -m1 -o 'certificate verify failed: [^(]*' <<<"$text")" ;;
+    *'address already in use'*) echo "its port is already in use" ;;
     *) tail -n 1 <<<"$text" ;;
   esac
 }
 
-# until_ready NAME TEXT: wait for a text in a member's log, as long as the member lives.
+# until_ready NAME TEXT: wait until a text appears in a member's log; fail if the member ends first.
 until_ready() {
   local end=$((SECONDS + start_seconds))
   until grep -q "$2" <<<"$(latest "$1")"; do
@@ -176,7 +176,7 @@ start() {
   chosen "$@"
   for name in "${members[@]}"; do
     if running "$name"; then
-      echo "$name: running already"
+      echo "$name: already running"
     else
       [[ -z $(processes_of "$name") ]] || wait_for_end "$name"
       began[$name]=$(stat -c %s "$folder/$name/log" 2>/dev/null || echo 0)
@@ -202,7 +202,7 @@ start() {
 
 register() {
   local name keys=()
-  running superlink || die "the SuperLink is not running; federation.sh start $folder superlink"
+  running superlink || die "the SuperLink is not running; start it with federation.sh start $folder superlink"
   for name; do if [[ $name == node-* ]]; then keys+=("$folder/$name/key.pub"); fi; done
   "$scripts/register.sh" "$connection" "${keys[@]}" >/dev/null
 }
@@ -213,7 +213,7 @@ stop() {
   for name in "${members[@]}"; do
     if [[ $name == node-* ]]; then nodes+=("$name"); else servers=("$name" ${servers[@]+"${servers[@]}"}); fi
   done
-  # Nodes first: they tell the SuperLink that they leave, so that they may come back at once. The SuperLink last.
+  # Stop the nodes first, so that they can sign off from the SuperLink and reconnect at once. Stop the SuperLink last.
   end ${nodes[@]+"${nodes[@]}"}
   for name in ${servers[@]+"${servers[@]}"}; do end "$name"; done
 }
@@ -230,12 +230,12 @@ end() {
   done
 }
 
-# A member's processes end by themselves once it is gone; those that do not are killed.
+# A member's child processes end by themselves after it; kill those that do not.
 wait_for_end() {
   local end=$((SECONDS + stop_seconds)) left
   while left=$(processes_of "$1") && [[ -n $left ]]; do
     if [[ $SECONDS -ge $end ]]; then
-      echo "$1: killing what is left after $stop_seconds seconds: $(tr '\n' ' ' <<<"$left")" >&2
+      echo "$1: killing the processes left after $stop_seconds seconds: $(tr '\n' ' ' <<<"$left")" >&2
       xargs kill -KILL <<<"$left" 2>/dev/null || true
     fi
     sleep 0.2
@@ -260,9 +260,9 @@ case ${1:-} in
   -h | --help) usage && exit ;;
   *) usage >&2 && exit 2 ;;
 esac
-[[ $# -ge 2 && $2 != -* ]] || die "$1: name the federation's folder"
+[[ $# -ge 2 && $2 != -* ]] || die "$1: give the federation's folder"
 task=$1 folder=$(realpath -m "$2")
-[[ $folder != *\'* && $folder != *[[:space:]]* ]] || die "'$folder': must hold no spaces or quotes"
+[[ $folder != *\'* && $folder != *[[:space:]]* ]] || die "'$folder': must not contain spaces or quotes"
 unquoted FOLDER "$folder"
 shift 2
 if [[ $task != setup ]]; then read_settings; fi

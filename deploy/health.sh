@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Whether the SuperLink or SuperNode of this machine answers; for Docker's HEALTHCHECK and the like.
-# A healthy SuperNode may still be waiting for its SuperLink: `flwr supernode list` tells who is connected.
+# Check whether this machine's SuperLink or SuperNode responds, for Docker's HEALTHCHECK and similar probes.
+# A healthy SuperNode may still be waiting for its SuperLink; `flwr supernode list` shows which nodes are connected.
 # shellcheck source=deploy/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-[[ $# -eq 1 && ($1 == superlink || $1 == supernode) ]] || die "usage: health.sh superlink|supernode, with the settings of superlink.sh or supernode.sh"
+[[ $# -eq 1 && ($1 == superlink || $1 == supernode) ]] || die "usage: health.sh superlink|supernode, in the same environment as superlink.sh or supernode.sh"
 if [[ $1 == supernode ]]; then
   url=http://127.0.0.1:${FEDKACE_RUNTIME_PORT:-9094}/health certificate=''
 else

@@ -1,7 +1,7 @@
-"""Start Flower's SuperLink with a database that waits for its turn.
+"""Start Flower's SuperLink with a longer timeout for database locks.
 
-Flower 1.41 gives up on SQLite's lock after five seconds and answers with an error, which costs a client's reply, or
-its own SuperExec. On a busy machine or a slow disk five seconds are soon over.
+Flower 1.41 waits five seconds for SQLite's lock and then fails the request, which loses a client's reply or ends its
+own SuperExec. On a busy machine or a slow disk a lock is often held for longer.
 """
 
 import sys
@@ -10,7 +10,7 @@ from flwr.supercore import constant
 
 LOCK_MILLISECONDS = "120000"
 
-# Before the modules that take the tuple over are imported.
+# This must precede the import of the modules that copy the tuple.
 constant.SQLITE_PRAGMAS = tuple(
     (name, LOCK_MILLISECONDS if name == "busy_timeout" else value) for name, value in constant.SQLITE_PRAGMAS
 )
@@ -21,6 +21,6 @@ if __name__ == "__main__":
 
     if ("busy_timeout", LOCK_MILLISECONDS) not in SQLITE_PRAGMAS:
         sys.exit(
-            "error: this version of Flower takes the database's busy_timeout from elsewhere; see deploy/superlink.py"
+            "error: this version of Flower does not read busy_timeout from SQLITE_PRAGMAS; see deploy/superlink.py"
         )
     sys.exit(flower_superlink())

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Become the SuperLink: TLS, only registered SuperNodes, everything it knows in a database file. Runs start once
-# superexec.sh is at work beside it.
+# Run the SuperLink with TLS, for registered SuperNodes only, and with its data in a database file. Runs start only
+# while superexec.sh is running on the same machine.
 # shellcheck source=deploy/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 if [[ $# -gt 0 ]]; then
   cat <<'TEXT'
-usage: superlink.sh        settings come from the environment, as in an EnvironmentFile of systemd:
+usage: superlink.sh        settings are environment variables, for example from systemd's EnvironmentFile:
 
 FEDKACE_CERTIFICATES   folder of ca.crt, superlink.crt, superlink.key and superexec.secret
-FEDKACE_DATABASE       file in which the SuperLink keeps nodes, runs and messages, for the next start
-FEDKACE_HOST           address to listen on, by default 127.0.0.1; 0.0.0.0: all
+FEDKACE_DATABASE       file in which the SuperLink keeps nodes, runs and messages across restarts
+FEDKACE_HOST           address to listen on, by default 127.0.0.1; 0.0.0.0 for all addresses
 FEDKACE_PORT           port to listen on, by default 9092
 TEXT
   [[ $1 == -h || $1 == --help ]] && exit
@@ -28,7 +28,7 @@ whole FEDKACE_PORT "$port" 1 65535
 valid_certificate "$certificates/ca.crt" "the authority's certificate"
 valid_certificate "$certificates/superlink.crt" "the SuperLink's certificate"
 private "$certificates/superlink.key" "the SuperLink's key"
-private "$certificates/superexec.secret" "the secret of SuperLink and SuperExec"
+private "$certificates/superexec.secret" "the secret shared by SuperLink and SuperExec"
 openssl verify -CAfile "$certificates/ca.crt" "$certificates/superlink.crt" >/dev/null 2>&1 \
   || die "$certificates/superlink.crt is not signed by $certificates/ca.crt"
 [[ -d $(dirname "$database") ]] || die "FEDKACE_DATABASE = $database: its folder does not exist"

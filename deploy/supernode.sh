@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
-# Become this machine's SuperNode: it talks to the SuperLink that the authority vouches for, and proves who it is.
+# Run this machine's SuperNode. It verifies the SuperLink's certificate and authenticates itself with its key.
 # shellcheck source=deploy/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 if [[ $# -gt 0 ]]; then
   cat <<'TEXT'
-usage: supernode.sh        settings come from the environment, as in an EnvironmentFile of systemd:
+usage: supernode.sh        settings are environment variables, for example from systemd's EnvironmentFile:
 
-FEDKACE_SUPERLINK      HOST:PORT of the SuperLink, a name or address that stands in its certificate
+FEDKACE_SUPERLINK      HOST:PORT of the SuperLink; HOST is a name or address listed in its certificate
 FEDKACE_CA             the authority's certificate, ca.crt
 FEDKACE_KEY            this machine's private key (node-key.sh); its .pub must be registered (register.sh)
-FEDKACE_NODE           this machine's lasting name; its state is kept under it
+FEDKACE_NODE           this machine's permanent name, under which its state is stored
 FEDKACE_PARTITION      K, this machine's number, from 0
 FEDKACE_PARTITIONS     N, the number of machines
-FEDKACE_STATE          folder for what this machine has learnt: state, buffer, models
-FEDKACE_INBOX          folder into which new samples are dropped; empty: the data of the run's data set
-FEDKACE_NODE_CONFIG    further node configuration, for example 'camera="north"'
-FEDKACE_RUNTIME_PORT   port on the loopback for this SuperNode's own processes, by default 9094
+FEDKACE_STATE          folder for this machine's state, buffer and models
+FEDKACE_INBOX          folder in which new samples arrive; empty: use the run's data set
+FEDKACE_NODE_CONFIG    additional node configuration, for example 'camera="north"'
+FEDKACE_RUNTIME_PORT   loopback port for this SuperNode's own processes, by default 9094
 TEXT
   [[ $1 == -h || $1 == --help ]] && exit
   exit 2
@@ -25,7 +25,7 @@ fi
 needs_setting FEDKACE_SUPERLINK "be HOST:PORT of the SuperLink"
 needs_setting FEDKACE_CA "name the authority's certificate, ca.crt"
 needs_setting FEDKACE_KEY "name this machine's private key, see node-key.sh"
-needs_setting FEDKACE_NODE "be this machine's lasting name"
+needs_setting FEDKACE_NODE "be this machine's permanent name"
 needs_setting FEDKACE_PARTITION "be this machine's number, from 0"
 needs_setting FEDKACE_PARTITIONS "be the number of machines"
 needs_setting FEDKACE_STATE "name the folder for this machine's state"
@@ -43,7 +43,7 @@ unquoted FEDKACE_STATE "$state"
 unquoted FEDKACE_INBOX "$inbox"
 valid_certificate "$ca" "FEDKACE_CA, the authority's certificate"
 private "$key" "FEDKACE_KEY, this machine's key"
-mkdir -p "$state" 2>/dev/null || die "FEDKACE_STATE = $state: cannot be made"
+mkdir -p "$state" 2>/dev/null || die "FEDKACE_STATE = $state: cannot be created"
 [[ -w $state ]] || die "FEDKACE_STATE = $state: $(id -un) cannot write there"
 free_port 127.0.0.1 "$port" FEDKACE_RUNTIME_PORT
 settings="partition-id=$partition num-partitions=$partitions client-name=\"$node\" state-dir=\"$state\""

@@ -1,1 +1,1 @@
-"""Studies, the runner and the benchmarks."""
+"""Run studies, report their results and measure performance."""

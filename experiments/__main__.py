@@ -1,4 +1,4 @@
-"""Command line: ``python -m experiments run STUDY``; ``table``, ``report``, ``keep``, ``bench``, ``gradient-cost``, ``feed``."""
+"""Command line, ``python -m experiments COMMAND``: run, report and keep studies, feed inboxes, and run the benchmarks."""
 
 import argparse
 import signal
@@ -17,18 +17,18 @@ from fedkace_flwr.errors import ConfigError, FedkaceError, ResultsError
 
 _USER_ERROR, _INTERRUPTED, _TERMINATED = 2, 130, 143
 _RESULTS = Path("results")
-_PLAIN_WIDTH = 120  # where the output is a file, tables keep one line a row
+_PLAIN_WIDTH = 120  # in a file or a pipe, wide enough for one line per table row
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit status."""
     given = sys.argv[1:] if arguments is None else arguments
-    # argparse does not take positional arguments after an option; those of a study in the background are set apart.
+    # argparse cannot pass options through to another parser, so the arguments after "--" are split off first.
     own, study = (given[: given.index("--")], given[given.index("--") + 1 :]) if "--" in given else (given, [])
     parser = _parser()
     options = parser.parse_args(own)
     if study and (options.command, getattr(options, "action", "")) != ("background", "start"):
-        parser.error("only background start takes arguments after --")
+        parser.error("only `background start` takes arguments after --")
     console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
     try:
         if options.command == "bench":
@@ -70,13 +70,13 @@ def main(arguments: list[str] | None = None) -> int:
         Console(stderr=True).print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
         return _USER_ERROR
     except KeyboardInterrupt as stopped:
-        Console(stderr=True).print("interrupted; the same command goes on from here", style="red")
+        Console(stderr=True).print("interrupted; run the same command to continue", style="red")
         return _TERMINATED if isinstance(stopped, _Terminated) else _INTERRUPTED
     return 0
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM, unwound as Ctrl-C is."""
+    """SIGTERM, handled like Ctrl-C."""
 
 
 def _terminate(*_: object) -> None:
@@ -84,7 +84,7 @@ def _terminate(*_: object) -> None:
 
 
 def _study(options: argparse.Namespace, path: Path, results: Path) -> Study:
-    """The study that the options of ``run`` ask for."""
+    """Load the study that the options of ``run`` describe."""
     return load_study(
         path,
         dict(parse_setting(text) for text in options.set),
@@ -136,7 +136,7 @@ def _background(options: argparse.Namespace, arguments: list[str], console: Cons
         show_status(folder, study_of, console)
     elif options.action == "pause":
         paused = control.pause(folder)
-        console.print("paused; start goes on from here" if paused else "nothing is running", highlight=False)
+        console.print("paused; `start` continues the study" if paused else "nothing is running", highlight=False)
     else:
         if arguments:
             _check_background(arguments)
@@ -145,10 +145,10 @@ def _background(options: argparse.Namespace, arguments: list[str], console: Cons
 
 
 def _check_background(arguments: list[str]) -> None:
-    """Refuse early what would fail only in the background."""
+    """Reject arguments now that would otherwise fail in the background."""
     asked = _parser().parse_args(["run", *arguments])
     if asked.dry_run or asked.results != _RESULTS:
-        raise ConfigError("background: --results and --dry-run cannot be used; the results go below the folder")
+        raise ConfigError("background: --results and --dry-run cannot be used; results are written below the folder")
     _study(asked, find_study(asked.study), _RESULTS)
 
 
@@ -167,85 +167,106 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m experiments", description="Run studies and benchmarks.")
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="run a study")
-    run.add_argument("study", help=f"a YAML file, or one of the project's studies: {', '.join(study_names())}")
+    run.add_argument("study", help=f"a YAML file, or one of the studies included: {', '.join(study_names())}")
     run.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="a configuration key, see docs/configuration.md"
     )
     run.add_argument(
-        "--engine", choices=ENGINES, help="flower: Ray's simulation (default); inline: one process, no Ray"
+        "--engine",
+        choices=ENGINES,
+        help="flower: Flower's simulation on Ray (default); inline: one process per run, without Ray",
     )
     run.add_argument(
         "--workers",
         type=int,
-        help="clients at work at a time; inline: runs (default: as many as fit, printed before the start)",
+        help="number of clients trained in parallel; with --engine inline, number of runs (default: as many as the "
+        "machine can hold, printed at the start)",
     )
     run.add_argument(
         "--gpu-fraction",
         type=float,
-        help="share of a GPU that a client takes (default: as many clients as fit share each; 0: none)",
+        help="fraction of a GPU for each client (default: as many clients per GPU as its memory holds; 0: no GPU)",
     )
-    run.add_argument("--scale", default=FULL, help="one of the file's scales (default: full, the file as it stands)")
-    run.add_argument("--only", nargs="+", default=[], metavar="PATTERN", help="names of runs, * for anything")
-    run.add_argument("--seeds", type=int, nargs="+", default=[], help="in place of the file's seeds")
-    run.add_argument("--dry-run", action="store_true", help="print the plan and an estimate of its time; run nothing")
-    run.add_argument("--results", type=Path, default=_RESULTS, help="folder above the studies' folders")
+    run.add_argument("--scale", default=FULL, help="a scale defined in the study's file (default: full, no changes)")
+    run.add_argument(
+        "--only", nargs="+", default=[], metavar="PATTERN", help="run only these; * matches any part of a run's name"
+    )
+    run.add_argument("--seeds", type=int, nargs="+", default=[], help="use these seeds instead of the file's")
+    run.add_argument("--dry-run", action="store_true", help="print the plan and a time estimate, but run nothing")
+    run.add_argument(
+        "--results", type=Path, default=_RESULTS, help="folder in which each study gets its own (default: results)"
+    )
     background = commands.add_parser("background", help="run a study in the background, see docs/long-runs.md")
     actions = background.add_subparsers(dest="action", required=True)
     for action, text in (
-        ("start", "start a study, or continue it"),
-        ("pause", "end its processes; start continues it"),
-        ("status", "print its progress and the time left"),
+        ("start", "start a study or continue it"),
+        ("pause", "stop its processes; `start` continues it"),
+        ("status", "print its progress and the estimated time left"),
     ):
         parts = actions.add_parser(action, help=text)
-        parts.add_argument("folder", type=Path, help="holds checkout, environment and results; not in a checkout")
+        parts.add_argument(
+            "folder", type=Path, help="folder for checkout, environment and results; must lie outside any checkout"
+        )
         if action == "start":
-            parts.add_argument("--commit", help="the commit to run (default: HEAD)")
+            parts.add_argument("--commit", help="commit to run (default: HEAD)")
             parts.add_argument(
-                "--python", type=Path, help="an interpreter with the dependencies (default: a new environment's)"
+                "--python",
+                type=Path,
+                help="Python interpreter that has the dependencies (default: create a new environment)",
             )
             parts.add_argument(
                 "--priority",
                 choices=(LOWEST, NORMAL),
-                help="lowest: other work comes first (default: as before, lowest)",
+                help="lowest: yield to all other work (default: lowest, or the previous choice)",
             )
-            parts.usage = f"{parts.prog} [--commit COMMIT] [--python PYTHON] [--priority PRIORITY] folder [-- ARGUMENTS of run, kept there]"
+            parts.usage = f"{parts.prog} [--commit COMMIT] [--python PYTHON] [--priority PRIORITY] folder [-- STUDY [OPTIONS of run]]"
     bench = commands.add_parser("bench", help="measure training, selection, evaluation, state and whole rounds")
     bench.add_argument(
         "parts",
         nargs="*",
         metavar="PART",
-        help="training, compiled, selection, evaluation, state, rounds, paper-round, memory, machines, plain, gpu or "
-        "gpu-run (default: all)",
+        help="training, compiled, passes, selection, evaluation, state, rounds, paper-round, memory, machines, plain, "
+        "gpu or gpu-run (default: all)",
     )
-    bench.add_argument("--repeats", type=int, default=5, help="measurements of each figure (default 5)")
+    bench.add_argument("--repeats", type=int, default=5, help="number of measurements per figure (default: 5)")
     bench.add_argument("--output", type=Path, help="also write the figures to this JSON file")
     bench.add_argument(
-        "--show", type=Path, nargs="+", default=[], metavar="FILE", help="measure nothing; print such files as Markdown"
+        "--show",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="measure nothing; print files written by --output as Markdown",
     )
     cost = commands.add_parser(
-        "gradient-cost", help="what the replay weight costs by the output layer's gradient and by the full model's"
+        "gradient-cost",
+        help="compare the cost of the replay weight computed from the output layer's gradient and from the full model's",
     )
-    cost.add_argument("--repeats", type=int, default=5, help="measurements of each figure (default 5)")
-    cost.add_argument("--chunk", type=int, default=500, help="new samples of the timed epoch (default 500)")
-    cost.add_argument("--buffer", type=int, default=1000, help="buffered samples of the timed epoch (default 1000)")
+    cost.add_argument("--repeats", type=int, default=5, help="number of measurements per figure (default: 5)")
+    cost.add_argument("--chunk", type=int, default=500, help="new samples in the timed epoch (default: 500)")
+    cost.add_argument("--buffer", type=int, default=1000, help="buffered samples in the timed epoch (default: 1000)")
     cost.add_argument("--output", type=Path, help="also write counts and figures to this JSON file")
     table = commands.add_parser("table", help="print the summaries of finished runs")
     table.add_argument("runs", type=Path, nargs="+", help="folders of finished runs")
     keep = commands.add_parser(
-        "keep", help="copy the record of a run or a study into the documentation, without this machine's folders"
+        "keep", help="copy the records of a run or a study for publication, without the paths of this machine"
     )
-    keep.add_argument("run", type=Path, help="folder of a finished run, or of a study")
-    keep.add_argument("target", type=Path, help="where it goes")
-    report = commands.add_parser("report", help="tables, figures and a page with charts, from finished runs")
-    report.add_argument("folders", type=Path, nargs="+", help="results folders of studies, or of single runs")
-    report.add_argument("--output", type=Path, help="where to (default: report/ in the first folder)")
-    report.add_argument("--data-dir", type=Path, help="the data set's files, for the images that clients keep")
-    fed = commands.add_parser("feed", help="play a data set's streams into inboxes, see docs/edge-data.md")
-    fed.add_argument("folder", type=Path, help="gets client-0/new, client-0/test, and so on")
+    keep.add_argument("run", type=Path, help="folder of a finished run or of a study")
+    keep.add_argument("target", type=Path, help="folder to copy to")
+    report = commands.add_parser("report", help="write tables, figures and a page with charts from finished runs")
+    report.add_argument("folders", type=Path, nargs="+", help="results folders of studies or of single runs")
+    report.add_argument("--output", type=Path, help="output folder (default: report/ in the first folder)")
+    report.add_argument(
+        "--data-dir", type=Path, help="folder of the data set's files, to show the images in the clients' buffers"
+    )
+    fed = commands.add_parser("feed", help="write a data set's streams to inboxes, see docs/edge-data.md")
+    fed.add_argument("folder", type=Path, help="folder in which client-0/new, client-0/test and so on are created")
     fed.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="a configuration key, see docs/configuration.md"
     )
-    fed.add_argument("--every", type=float, default=0.0, help="seconds between rounds' files (default 0: all at once)")
+    fed.add_argument(
+        "--every", type=float, default=0.0, help="seconds between the files of two rounds (default: 0, all at once)"
+    )
     return parser
 
 

@@ -1,1 +1,1 @@
-"""Server half of the methods: one file per aggregation rule."""
+"""Server halves of the methods, one file per rule."""

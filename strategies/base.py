@@ -1,4 +1,4 @@
-"""Hooks of the server half: what a method may decide in a round that the driver runs."""
+"""Hooks of the server half: what a method can change in a round."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -38,23 +38,23 @@ class ServerRule:
         """Prepare for a round that starts from the global model ``arrays``."""
 
     def model_for(self, client: int, arrays: ArrayRecord) -> ArrayRecord:
-        """Model to send to a client in either phase; the global model ``arrays``."""
+        """Model to send to a client in either phase; by default the global model ``arrays``."""
         return arrays
 
     def expected(self, now: ServerRound, content: RecordDict) -> Shapes:
-        """Name, shape and dtype of the arrays that a training reply must hold; those of the model.
+        """Name, shape and dtype of the arrays that a training reply must hold; by default those of the model.
 
-        ``content`` is the reply's, not checked yet: only what it declares about its arrays may be read.
+        ``content`` is the reply's unchecked content; hooks may read only the declarations of its arrays.
 
         Raises
         ------
         MessageError
-            The reply declares arrays that are impossible.
+            The reply declares impossible arrays.
         """
         return now.shapes
 
     def check(self, now: ServerRound, reply: Reply) -> None:
-        """Check a well-formed training reply for what the method needs.
+        """Check a well-formed training reply against the method's own requirements.
 
         Raises
         ------
@@ -63,9 +63,9 @@ class ServerRule:
         """
 
     def outliers(self, now: ServerRound, replies: Sequence[Reply]) -> set[int]:
-        """Compare training replies with one another; clients to reject, which the hook records as failures.
+        """Compare training replies with each other, and return the clients to reject after recording their failures.
 
-        By default a model must not be much farther from the model that its client was sent than is usual.
+        By default a model is rejected if it is much farther than usual from the model that its client was sent.
 
         Parameters
         ----------
@@ -77,44 +77,44 @@ class ServerRule:
         return now.far_from_start(replies)
 
     def weight(self, reply: Reply) -> float:
-        """Weight of a local model in the mean, before normalisation; the same for all."""
+        """Weight of a local model in the mean, before normalisation; by default the same for all."""
         return 1.0
 
     def merge(self, now: ServerRound, replies: Sequence[Reply]) -> Weights:
-        """New global model from at least one valid reply, in the order of client numbers; the weighted mean."""
+        """New global model from at least one valid reply, in the order of client numbers; by default their weighted mean."""
         return weighted_mean([reply.weights for reply in replies], [self.weight(reply) for reply in replies])
 
     def drift(self, now: ServerRound, replies: Sequence[Reply], merged: Weights) -> float | None:
-        """Client drift for the record; mean squared distance of the local models from the merged model."""
+        """Client drift for the record; by default the mean squared distance of the local models from the merged model."""
         return client_drift([reply.weights for reply in replies], merged, now.parameters)
 
     def trained(self, now: ServerRound, replies: Sequence[Reply]) -> None:
-        """Take note of the valid training replies, none of them if every client sat the round out.
+        """Process the valid training replies; there are none if every client skipped the round.
 
         Under secure aggregation the replies hold no weights.
         """
 
     def between(self, now: ServerRound, arrays: ArrayRecord) -> ArrayRecord:
-        """Run the method's own exchanges between training and evaluation; the global model to go on with.
+        """Run the method's own exchanges between training and evaluation, and return the global model to continue with.
 
         It is not called if no client has trained.
         """
         return arrays
 
     def extras_for(self, client: int) -> dict[str, ArrayRecord | ConfigRecord]:
-        """Records that a client's evaluation message carries beside the model."""
+        """Further records of a client's evaluation message."""
         return {}
 
     def evaluated(self, now: ServerRound) -> dict[str, float]:
-        """Take note of ``now.report.evaluated``; further metrics of the round for Flower's result."""
+        """Process ``now.report.evaluated``, and return further metrics of the round for Flower's result."""
         return {}
 
     def state(self) -> tuple[dict[str, NumpyArray], dict[str, Any]]:
-        """Arrays, and a JSON-ready record, that later rounds need beside the global model."""
+        """Arrays, and a record ready for JSON, that later rounds need besides the global model."""
         return {}, {}
 
     def restore(self, arrays: Mapping[str, NumpyArray], record: Mapping[str, Any]) -> None:
-        """Continue with what :meth:`state` gave; called before the first round."""
+        """Restore what :meth:`state` returned; called before the first round."""
 
     def summary(self) -> str:
         """One line for the log at the start of a run."""

@@ -4,6 +4,6 @@ from strategies.base import ServerRule
 
 
 class Centralized(ServerRule):
-    """No training phase, and evaluation messages without a model: no bytes of weights in either direction."""
+    """No training phase, and evaluation messages without a model, so no weights are transferred."""
 
     train_action = None

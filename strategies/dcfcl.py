@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class Dcfcl(FedAvg):
-    """No global model: clients with similar updates average together, as :mod:`fedkace_flwr.algorithms.dcfcl_coalitions` decides.
+    """No global model: clients average within coalitions, which :mod:`fedkace_flwr.algorithms.dcfcl_coalitions` forms.
 
     The report's drift is the mean squared distance of the clients' models from their coalition's mean. The mean over
     all clients is kept for the record and sent to no client. Each round's record holds the ``coalitions`` of the
@@ -30,12 +30,12 @@ class Dcfcl(FedAvg):
     Inferred: all clients start from one model; batch-norm statistics are averaged like parameters
     (``dcfcl-batch-norm``; ``local`` is the published code's choice); which coalitions are considered
     (``dcfcl-candidates``; the paper considers all of them, which is impossible for its runs with 50 clients); a client
-    without a valid reply keeps its model and returns as a coalition of its own, while its companions stay together.
+    without a valid reply keeps its model and returns as a coalition of its own, while the other members stay together.
 
     Attributes
     ----------
     models : dict of int to ArrayRecord
-        Model that each client was or will be sent; complete from the first round on.
+        The model last or next sent to each client; complete from the first round on.
     partition : tuple of tuple of int
         The latest coalitions, by client number.
     formation : Formation or None
@@ -51,7 +51,7 @@ class Dcfcl(FedAvg):
         self._drift = 0.0
 
     def begin_round(self, now: ServerRound, arrays: ArrayRecord) -> None:
-        """Give every client the common start in the first round."""
+        """Start every client from the common model in the first round."""
         for client in range(now.clients):
             self.models.setdefault(client, arrays)
 
@@ -60,7 +60,7 @@ class Dcfcl(FedAvg):
         return self.models[client]
 
     def merge(self, now: ServerRound, replies: Sequence[Reply]) -> Weights:
-        """Form coalitions and average within each; the mean over all clients."""
+        """Form coalitions and average within each; return the mean over all clients."""
         self.formation = self._form(now, replies)
         coalitions = [[replies[player] for player in players] for players in self.formation.partition]
         self.partition = tuple(tuple(reply.client for reply in coalition) for coalition in coalitions)
@@ -83,17 +83,17 @@ class Dcfcl(FedAvg):
         now.report.own["coalitions"] = [list(coalition) for coalition in self.partition] if replies else []
 
     def state(self) -> tuple[dict[str, NumpyArray], dict[str, Any]]:
-        """Each distinct model once, which client holds which, and the coalitions."""
+        """Each distinct model once, the assignment of models to clients, and the coalitions."""
         arrays, held = models.pack(self.models)
         return arrays, {"models": held, "partition": self.partition}
 
     def restore(self, arrays: Mapping[str, NumpyArray], record: Mapping[str, Any]) -> None:
-        """Undo :meth:`state`."""
+        """Restore what :meth:`state` returned."""
         self.models = models.unpack(arrays, record["models"])
         self.partition = tuple(tuple(coalition) for coalition in record["partition"])
 
     def _form(self, now: ServerRound, replies: Sequence[Reply]) -> Formation:
-        """Play the game among the clients that replied, starting from what is left of the latest coalitions."""
+        """Play the game among the clients that replied, starting from the remaining members of the latest coalitions."""
         weights = [reply.weights for reply in replies]
         sent = [keys.unpack(self.models[reply.client]) for reply in replies]
         game = CoalitionGame(
@@ -109,7 +109,7 @@ class Dcfcl(FedAvg):
         return form_coalitions(game.benefit, together + [[p] for p in alone], self._settings.dcfcl_candidates)
 
     def _average(self, now: ServerRound, coalition: Sequence[Reply]) -> float:
-        """Give a coalition's members their mean; the sum of their squared distances from it."""
+        """Give a coalition's members their mean, and return the sum of their squared distances from it."""
         mean = self._mean(now, coalition)
         record = keys.array_record(mean)
         own = set(now.shapes) - now.parameters if self._settings.dcfcl_batch_norm == "local" else set()

@@ -7,8 +7,8 @@ from strategies.base import ServerRule
 class FedAvg(ServerRule):
     """theta_g = sum of n_k theta_k / sum of n_k (McMahan et al., 2017).
 
-    With differential privacy or secure aggregation all clients have the same weight: the noise is calibrated for it,
-    and a weight that a client chooses itself would give it unbounded influence.
+    With differential privacy or secure aggregation all clients have the same weight. The noise is calibrated for equal
+    weights, and a client that reports its own weight would have unbounded influence.
     """
 
     def weight(self, reply: Reply) -> float:

@@ -1,4 +1,4 @@
-"""Server of FedCBDR: one SVD of all clients' masked features, and the draw (Qi et al., NeurIPS 2025)."""
+"""Server of FedCBDR: one SVD of all clients' masked features, and the draw of samples (Qi et al., NeurIPS 2025)."""
 
 from collections.abc import Mapping
 
@@ -23,12 +23,12 @@ _SLACK = 1e-6  # rounding may carry a leverage of 1 slightly above 1
 class FedCbdr(ServerRule):
     """Plain mean; then features, scores and a selection for each client with more candidates than its buffer holds.
 
-    A client whose answer fails keeps its own random choice, and the scores of the others are computed without it.
+    If a client's reply fails, the client keeps its own random choice, and the others' scores are computed without it.
 
-    Inferred, beside what :class:`clients.fedcbdr.FedCbdrClient` lists: the paper stacks the rows of all clients, its
-    published code does not (``fedcbdr-scores``); U keeps only the columns of nonzero singular values; the server
-    draws M samples for each client; the samples drawn are not rescaled by 1/sqrt(n p) (``fedcbdr-balanced`` chooses
-    whether classes count).
+    Inferred, in addition to the list of :class:`clients.fedcbdr.FedCbdrClient`: the paper stacks the rows of all
+    clients, its published code does not (``fedcbdr-scores``); U keeps only the columns of nonzero singular values; the
+    server draws M samples for each client; the samples drawn are not rescaled by 1/sqrt(n p); the draw may balance
+    classes (``fedcbdr-balanced``).
     """
 
     def __init__(self, config: Config) -> None:
@@ -53,8 +53,8 @@ class FedCbdr(ServerRule):
 
         answers = now.ask(names.FEATURES_QUERY, names.FEATURES_QUERY, models, features)
         masked = {client: answer[names.FEATURES] for client, answer in answers.items()}
-        # A client with far larger features would dominate the common SVD. One model made them all, and a rotation
-        # changes no length.
+        # A client with far larger features would dominate the common SVD. Norms can be compared, because all features
+        # come from the same model and rotations preserve norms.
         for client in now.far_larger(names.FEATURES_QUERY, "features", masked):
             del masked[client]
         if not masked:
@@ -73,7 +73,7 @@ class FedCbdr(ServerRule):
         return arrays
 
     def extras_for(self, client: int) -> dict[str, ArrayRecord | ConfigRecord]:
-        """Positions that the client keeps, if they were drawn."""
+        """Positions of the samples that the client is to keep, if they were drawn."""
         return {names.SELECTION: self._kept[client]} if client in self._kept else {}
 
     def evaluated(self, now: ServerRound) -> dict[str, float]:
@@ -97,7 +97,7 @@ class FedCbdr(ServerRule):
         return pools
 
     def _draw(self, now: ServerRound, client: int, answer: Weights) -> ArrayRecord:
-        """Positions that a client keeps.
+        """Draw the positions of the samples that a client keeps.
 
         Raises
         ------

@@ -15,7 +15,7 @@ from strategies.base import ServerRule
 
 
 class FedKace(ServerRule):
-    """theta_g = (1/K) sum of theta_k, as in :class:`ServerRule`; collects the clients' switch decisions.
+    """theta_g = (1/K) sum of theta_k, as in :class:`ServerRule`; records when clients switch.
 
     With ``aggregation = "none"`` (ablation LKC, section 5.3) each client is sent its own last model instead.
 
@@ -35,23 +35,23 @@ class FedKace(ServerRule):
         return self._own.get(client, arrays)
 
     def trained(self, now: ServerRound, replies: Sequence[Reply]) -> None:
-        """Keep each client's model for itself where there is no aggregation."""
+        """Without aggregation, keep each client's model to send it back."""
         if self.config.of(FedKaceKeys).aggregation == "none":
             self._own |= {reply.client: keys.array_record(reply.weights) for reply in replies}
 
     def evaluated(self, now: ServerRound) -> dict[str, float]:
-        """Note who has switched; share of clients that answer with the global model."""
+        """Record which clients have switched, and return the share of clients that predict with the global model."""
         for client, metrics in now.report.evaluated.items():
             if keys.SWITCHED_AT in metrics:
                 self.switched_at[client] = int(metrics[keys.SWITCHED_AT])
         return {"switched-share": len(self.switched_at) / now.clients}
 
     def state(self) -> tuple[dict[str, NumpyArray], dict[str, Any]]:
-        """Who has switched and, without aggregation, each client's model."""
+        """Rounds of the clients' switches and, without aggregation, each client's model."""
         arrays, held = models.pack(self._own)
         return arrays, {"own": held, "switched_at": {str(client): at for client, at in self.switched_at.items()}}
 
     def restore(self, arrays: Mapping[str, NumpyArray], record: Mapping[str, Any]) -> None:
-        """Undo :meth:`state`."""
+        """Restore what :meth:`state` returned."""
         self._own = models.unpack(arrays, record["own"])
         self.switched_at = {int(client): at for client, at in record["switched_at"].items()}

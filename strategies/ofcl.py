@@ -37,7 +37,7 @@ class Ofcl(ServerRule):
         self._before: Weights = {}
 
     def begin_round(self, now: ServerRound, arrays: ArrayRecord) -> None:
-        """Keep the global model: it is half of the next one."""
+        """Keep the global model, which makes up half of the next one."""
         if self._by_class:
             self._before = keys.unpack(arrays)
 
@@ -47,14 +47,14 @@ class Ofcl(ServerRule):
         Raises
         ------
         MessageError
-            They are missing or impossible.
+            The counts are missing or impossible.
         """
         if self._by_class:
             counts = reply.metrics.get(keys.CHUNK_CLASSES)
             check_class_counts(keys.CHUNK_CLASSES, counts, now.classes, reply.examples)
 
     def merge(self, now: ServerRound, replies: Sequence[Reply]) -> Weights:
-        """Mean of the local models; or half the mean by classes, and half the previous global model."""
+        """Mean of the local models, or the average of the mean by classes and the previous global model."""
         if not self._by_class:
             return super().merge(now, replies)
         shares = class_mean_weights([reply.metrics[keys.CHUNK_CLASSES] for reply in replies])
@@ -62,12 +62,12 @@ class Ofcl(ServerRule):
 
 
 def class_mean_weights(counts: Sequence[Sequence[int]]) -> npt.NDArray[np.float64]:
-    """Weight of each client's model in the mean, over classes, of the classes' models.
+    """Weight of each client's model in the mean of the class models.
 
     Parameters
     ----------
     counts : sequence of sequence of int
-        For each of K clients, its samples of each of C classes; at least one sample in all.
+        For each of K clients, its number of samples of each of C classes; at least one sample in total.
 
     Returns
     -------

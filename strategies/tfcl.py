@@ -51,7 +51,7 @@ class Tfcl(ServerRule):
         self._lessons: dict[int, Reply] = {}
 
     def model_for(self, client: int, arrays: ArrayRecord) -> ArrayRecord:
-        """No weights travel."""
+        """Return no arrays, because no weights are sent."""
         return ArrayRecord()
 
     def expected(self, now: ServerRound, content: RecordDict) -> Shapes:
@@ -60,7 +60,7 @@ class Tfcl(ServerRule):
         Raises
         ------
         MessageError
-            It declares more samples, or larger feature maps, than are possible.
+            The reply declares more samples, or larger feature maps, than are possible.
         """
         record = content.array_records.get(keys.ARRAYS)
         declared = tuple(record[names.FEATURES].shape) if record is not None and names.FEATURES in record else ()
@@ -85,14 +85,14 @@ class Tfcl(ServerRule):
         Raises
         ------
         MessageError
-            They contradict the rest of the reply.
+            The number or the labels contradict the rest of the reply.
         """
         if reply.examples != (size := len(reply.weights[names.FEATURES])):
             raise MessageError(f"{keys.EXAMPLES} = {reply.examples}, but there are features of {size}", "count")
         check_labels(reply.weights[names.LABELS], now.classes, reply.weights[names.SEEN])
 
     def outliers(self, now: ServerRound, replies: Sequence[Reply]) -> set[int]:
-        """Reject maps of another size than most, and features far larger than the others': one network learns all."""
+        """Reject feature maps of an unusual size, and features far larger than others, since one network learns from all."""
         maps = {reply.client: reply.weights[names.FEATURES] for reply in replies}
         sizes = Counter(features.shape[1:] for features in maps.values())
         usual = max(sizes, key=lambda shape: sizes[shape], default=())
@@ -107,14 +107,14 @@ class Tfcl(ServerRule):
         return {}
 
     def drift(self, now: ServerRound, replies: Sequence[Reply], merged: Weights) -> None:
-        """None: there is no global model."""
+        """Return None, because there is no global model."""
 
     def trained(self, now: ServerRound, replies: Sequence[Reply]) -> None:
         """Keep the features."""
         self._lessons = {reply.client: reply for reply in replies}
 
     def between(self, now: ServerRound, arrays: ArrayRecord) -> ArrayRecord:
-        """Train each group's network and send its clients their logits; a client without any ends its round alone."""
+        """Train each group's network and send its clients their logits; a client without logits finishes its round without them."""
         contents = {}
         for group in self._groups(now):
             lessons = {client: self._lessons[client] for client in group}
@@ -134,7 +134,7 @@ class Tfcl(ServerRule):
         return arrays
 
     def _groups(self, now: ServerRound) -> list[list[int]]:
-        """Clients that learn from one another."""
+        """Return the groups of clients that learn from each other."""
         settings = self.config.of(TfclKeys)
         if settings.tfcl_group == "round":
             return [sorted(self._lessons)]

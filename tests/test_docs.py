@@ -57,7 +57,7 @@ def test_a_method_can_be_added_as_the_page_says(tmp_path: Path) -> None:
     assert command and "passed" in run(*command[1].split(), "-q", "-p", "no:cacheprovider")
     small = ["rounds=2", "clients=2", "epochs=1", "width=4", "recent-span=1", "tensorboard=true"]
     options = ["--engine=inline", *(f"--set={setting}" for setting in small)]
-    table = run("-m", "experiments", "run", "experiments/studies/recent.yaml", *options)
+    table = run("-m", "experiments", "run", "recent", *options)
     assert re.search(r"^recent_seed-0 .*\d", table, re.MULTILINE) and "accuracy_seed-0.png" in table
 
     results = copy / "results" / "recent"

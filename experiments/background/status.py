@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.background.folder import Command, Folder
+from experiments.results.compare import span
 from experiments.studies.study import Study
 from fedkace_flwr.errors import RunError
 
@@ -111,14 +112,6 @@ def show_status(folder: Folder, study_of: Callable[[Command, Folder], Study], co
         left = seconds_left(runs, _at_once(folder.log) if study.engine == "inline" else 1)
         text = "unknown before the first round" if left is None else f"about {span(left)}"
         console.print(f"time left: {text}", highlight=False)
-
-
-def span(seconds: float) -> str:
-    """A duration in the unit that suits it."""
-    for size, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {name}"
-    return f"{seconds:.0f} seconds"
 
 
 def _state(folder: Folder) -> str:

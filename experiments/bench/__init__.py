@@ -1,1 +1,1 @@
-"""Benchmarks: ratios of medians within one run, with spread, hardware and versions beside them."""
+"""Benchmarks: medians and ratios of one run, with their spread, the hardware and the versions."""

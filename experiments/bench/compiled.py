@@ -1,4 +1,4 @@
-"""What ``torch.compile`` would give on this machine, and what it takes first; the project does not use it."""
+"""The gain and the compile time of ``torch.compile`` on this machine; the project does not use it."""
 
 import time
 from functools import partial
@@ -12,7 +12,7 @@ _STEPS = 8
 
 
 def compiled(repeats: int) -> Figures:
-    """Steps of training, forward and backward compiled, against eager ones; ragged last batches aside."""
+    """Compare compiled training steps, forward and backward, with eager ones; full batches only."""
     figures: Figures = {}
     for name, precision in {"fp32": torch.float32, "bf16": torch.bfloat16}.items():
         setting = Setting.draw(chunk=_STEPS * BATCH, buffer=0)

@@ -1,7 +1,7 @@
 """Training on a GPU: the captured step against the eager one, and a complete run.
 
-The setting is that of :mod:`experiments.bench.training`, a client's round of 20 epochs at batch 32, including the
-cost of capturing. Without CUDA every figure is reported as not measured.
+The setting is that of :mod:`experiments.bench.training`: one client's round of 20 epochs with batches of 32. Times
+include the capture. Without CUDA every figure is reported as not measured.
 """
 
 import copy
@@ -49,14 +49,14 @@ _RUN = {
 
 
 def gpu(repeats: int) -> Figures:
-    """Rates and ratios of a client's training."""
+    """Measure rates and ratios of a client's training."""
     if not torch.cuda.is_available():
         return {name: unmeasured(aim) for name, aim in _AIMS.items()}
     return training_on(torch.device("cuda"), repeats)
 
 
 def gpu_run(repeats: int) -> Figures:
-    """One complete FedKACE run with the paper's settings; the images are read from ``data``."""
+    """Time one complete FedKACE run with the paper's settings; the images are read from ``data``."""
     if not torch.cuda.is_available():
         return {_MINUTES: unmeasured("< 20"), _ACCURACY: unmeasured()}
     with tempfile.TemporaryDirectory(prefix="fedkace-bench-") as folder:
@@ -75,7 +75,7 @@ def training_on(
     chunk: int = CHUNK,
     buffer: int = BUFFER,
 ) -> Figures:
-    """The figures of :func:`gpu`, on any device and for rounds of any size."""
+    """Measure the figures of :func:`gpu` on any device and for rounds of any size."""
     setting = Setting.draw(chunk, buffer, str(device))
     settings = TrainingConfig(epochs=epochs, batch_size=BATCH)
 

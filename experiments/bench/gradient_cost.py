@@ -1,7 +1,7 @@
-"""What the replay weight costs: counted for the paper's two networks (section 5.3), and timed, for the first of them.
+"""The cost of the replay weight: counted for the paper's two networks (section 5.3), and timed for the first one.
 
-Counts are multiply-adds per sample. PyTorch's ``FlopCounterMode`` sees convolutions and matrix products alone,
-and counts two operations for each multiply-add. Nothing is computed for a count: the tensors hold no data.
+Counts are multiply-adds per sample. PyTorch's ``FlopCounterMode`` sees only convolutions and matrix products, and
+counts two operations for each multiply-add. Counting computes nothing, because the tensors hold no data.
 """
 
 import time
@@ -31,16 +31,20 @@ _RULE = "forward, with batch norm and pooling"
 
 @dataclass(frozen=True)
 class Network:
-    """One of the paper's networks, and what the paper says its gradients cost.
+    """One of the paper's networks, and the cost of its gradients according to the paper.
 
     Attributes
     ----------
     name : str
-        Data set.
-    width, size, stem
-        Channels of the first stage, pixels, first layers.
+        Name of the data set.
+    width : int
+        Channels of the first stage.
+    size : int
+        Width and height of the images in pixels.
+    stem : str
+        Kind of the first layers.
     output, full : float
-        The paper's "gradient FLOPs per sample": output layer, full model.
+        The paper's "gradient FLOPs per sample" of the output layer and of the full model.
     """
 
     name: str
@@ -58,23 +62,23 @@ NETWORKS = (
 
 
 def gradient_cost(console: Console, *, repeats: int, output: Path | None, chunk: int = 500, buffer: int = 1000) -> None:
-    """Count and measure, print tables, and write the figures to ``output`` if given.
+    """Count and time, print the tables, and write the figures to ``output`` if given.
 
     Parameters
     ----------
     console : Console
-        Where the tables go.
+        Where to print the tables.
     repeats : int
-        Measurements of each time.
+        Number of measurements per figure.
     output : Path, optional
         JSON file.
     chunk, buffer : int
-        Samples of the timed epoch.
+        Numbers of new and buffered samples in the timed epoch.
 
     Raises
     ------
     ConfigError
-        A number that will not do.
+        A number is out of range.
     """
     for name, value, low in (("repeats", repeats, 1), ("chunk", chunk, 2), ("buffer", buffer, 2)):
         if value < low:
@@ -101,14 +105,15 @@ def gradient_cost(console: Console, *, repeats: int, output: Path | None, chunk:
 
 
 def counts(network: Network) -> dict[str, int]:
-    """Multiply-adds per sample of convolutions and matrix products.
+    """Count the multiply-adds per sample of convolutions and matrix products.
 
     Returns
     -------
     dict
-        ``output gradient``: of one loss by the output layer's weights. ``forward`` and ``backward`` of one loss
-        by all parameters. ``weight, default`` and ``weight, as5``: all that this code adds to an epoch of
-        training to have the next replay weight, for both sides together.
+        ``output gradient``: the gradient of one loss with respect to the output layer's weights. ``forward``: the
+        forward pass. ``backward``: the gradient of one loss with respect to all parameters. ``weight, default`` and
+        ``weight, as5``: everything that computing the next replay weight adds to a training epoch, for the losses of
+        both new and buffered samples.
     """
     with FakeTensorMode():
         net = _network(network)
@@ -132,20 +137,20 @@ def counts(network: Network) -> dict[str, int]:
 
 
 def readings(network: Network) -> dict[str, dict[str, float]]:
-    """What the paper's figure for the full model may have counted.
+    """Count what the paper's figure for the full model may include, under several readings.
 
     Returns
     -------
     dict
-        By reading: ``count``, and ``against_paper``, the relative deviation from the paper's figure.
+        For each reading ``count``, and ``against_paper``, the relative deviation from the paper's figure.
     """
     cost = counts(network)
     products, normalised, pooled = _forward_parts(network)
     found = {
         "forward, convolutions and output layer": products,
         "forward, with 2 per normalised value": products + 2 * normalised,
-        # The rule of thop (pytorch-OpCounter): batch norm 4 a value, pooling its additions and a division, softmax
-        # an exponential and a division a class and the additions between.
+        # The rule of thop (pytorch-OpCounter): 4 operations per batch-normalised value; the additions and one division
+        # for each average; an exponential and a division per class, and the additions, for softmax.
         _RULE: products + 4 * normalised + pooled,
         f"{_RULE} and a softmax": products + 4 * normalised + pooled + 3 * _CLASSES - 1,
         "backward": cost["backward"],
@@ -160,7 +165,7 @@ def readings(network: Network) -> dict[str, dict[str, float]]:
 
 
 def _forward_parts(network: Network) -> tuple[int, int, int]:
-    """Of one sample: multiply-adds of products, values that batch norm puts out, operations of average pooling."""
+    """Return, per sample, the products' multiply-adds, the number of batch norm outputs, and the pooling's operations."""
     normalised: list[int] = []
     pooled: list[int] = []
     with FakeTensorMode():
@@ -191,9 +196,9 @@ def _multiply_adds(work: Callable[[], object]) -> int:
 
 
 def _timings(setting: Setting, repeats: int) -> dict[str, Any]:
-    """Seconds of one epoch over chunk and buffer, and their ratios, each of two epochs that ran in one turn.
+    """Time one epoch over chunk and buffer per loss, and the ratios of epochs measured in the same turn.
 
-    The processor's seconds, not the clock's: on one thread they are the same, unless others use the machine too.
+    Times are CPU seconds, which on one thread equal wall-clock seconds unless other processes use the machine.
     """
     current, old, parameters = setting.current, setting.old, list(setting.net.parameters())
     torch.set_num_threads(1)

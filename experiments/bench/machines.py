@@ -1,4 +1,4 @@
-"""A federation of real processes on the loopback, TLS and keys as on devices: what a round costs beside computing."""
+"""The overhead of a round in a federation of real processes on the loopback, with TLS and keys as on devices."""
 
 import json
 import os
@@ -34,7 +34,7 @@ _NAMES = {
 
 
 def machines(repeats: int) -> Figures:
-    """A run of four rounds of a ResNet-18 of width 16; needs OpenSSL and ssh-keygen, as the scripts of ``deploy/`` do."""
+    """Measure four rounds of a ResNet-18 of width 16; like the scripts of ``deploy/``, needs OpenSSL and ssh-keygen."""
     federation = [str(CHECKOUT / "deploy" / "federation.sh")]
     if not Path(*federation).exists() or not all(map(shutil.which, ("openssl", "ssh-keygen"))):
         return {name: unmeasured() for name in _NAMES.values()}
@@ -57,7 +57,7 @@ def machines(repeats: int) -> Figures:
 
 
 def _run(place: Path, environment: dict[str, str]) -> tuple[float, list[dict[str, dict[str, float]]]]:
-    """The SuperLink's processor seconds during a run, and the run's records."""
+    """Return the SuperLink's CPU seconds during a run, and the run's records."""
     told = {**_RUN, "results-dir": str(place / "results"), "run-name": "run"}
     settings = place / "run.toml"
     settings.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in told.items()))
@@ -85,7 +85,7 @@ def _environment(place: Path) -> dict[str, str]:
 
 
 def _must(command: list[str], environment: dict[str, str]) -> str:
-    """Run a command that succeeds; what it prints."""
+    """Run a command and return its output; raise RunError if it fails."""
     done = finish(command, environment)
     if done.returncode != 0:
         raise RunError(f"{' '.join(command[:2])}: {(done.stdout + done.stderr).strip().splitlines()[-1]}")

@@ -1,4 +1,4 @@
-"""Taking times side by side, memory apart, and printing figures with the machine they belong to."""
+"""Measure times of alternating tasks and memory in a separate process, and print figures with their machine."""
 
 import json
 import multiprocessing
@@ -18,13 +18,13 @@ from fedkace_flwr.results.record import environment
 _HEADINGS = ("figure", "median", "low", "high", "aim")
 
 Figures = dict[str, dict[str, Any]]
-"""By name: ``median``, None where it was not measured; where there is one ``low``, ``high`` and ``aim``."""
+"""By name: ``median``, or None if it was not measured; optionally ``low``, ``high`` and ``aim``."""
 
 
 def interleaved(
     tasks: list[Callable[[], object]], repeats: int, clock: Callable[[], float] = time.perf_counter
 ) -> list[list[float]]:
-    """Seconds of each task, one after the other in turn, so that a slow spell of the machine meets all of them."""
+    """Time the tasks in turn, so that a slow phase of the machine affects all of them; return seconds by task."""
     for task in tasks:
         task()
     seconds: list[list[float]] = [[] for _ in tasks]
@@ -37,25 +37,25 @@ def interleaved(
 
 
 def spread(values: list[float], aim: str = "") -> dict[str, Any]:
-    """Median, lowest and highest."""
+    """Return the median, the minimum and the maximum."""
     found: dict[str, Any] = {"median": statistics.median(values), "low": min(values), "high": max(values)}
     return found | ({"aim": aim} if aim else {})
 
 
 def ratio(above: list[float], below: list[float], aim: str = "") -> dict[str, Any]:
-    """Ratio of two medians taken side by side, and of the pairs in turn the lowest and the highest."""
+    """Return the ratio of two medians, and the lowest and highest ratio of values measured in the same turn."""
     pairs = [one / other for one, other in zip(above, below, strict=True)]
     median = statistics.median(above) / statistics.median(below)
     return {"median": median, "low": min(pairs), "high": max(pairs)} | ({"aim": aim} if aim else {})
 
 
 def unmeasured(aim: str = "") -> dict[str, Any]:
-    """A figure that this machine cannot give."""
+    """Return the entry of a figure that this machine cannot measure."""
     return {"median": None} | ({"aim": aim} if aim else {})
 
 
 def peak_memory(task: Callable[..., object], *arguments: Any) -> float:
-    """MiB that a task takes at its highest beyond what its process held before, in a process of its own."""
+    """Run a task in a new process and return the growth of its memory to the peak, in MiB."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_measured, args=(sender, task, arguments))
@@ -69,7 +69,7 @@ def peak_memory(task: Callable[..., object], *arguments: Any) -> float:
 def _measured(sender: Any, task: Callable[..., object], arguments: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
     torch.ones(8, 8).mm(torch.ones(8, 8))
-    Path("/proc/self/clear_refs").write_text("5")  # the highest so far is from now on; a child begins with its parent's
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak, which a child inherits from its parent
     before = _kib("VmRSS")
     task(*arguments)
     sender.send((_kib("VmHWM") - before) / 1024)
@@ -81,20 +81,20 @@ def _kib(name: str) -> int:
 
 
 def report(console: Console, figures: Figures, *, repeats: int, output: Path | None, **more: Any) -> None:
-    """Print figures and the machine they were measured on, and write them to ``output`` if given.
+    """Print the figures and the machine, and write them to ``output`` if given.
 
     Parameters
     ----------
     console : Console
-        Where the table goes.
+        Where to print the table.
     figures : dict
         See :data:`Figures`.
     repeats : int
-        Measurements of each figure.
+        Number of measurements per figure.
     output : Path, optional
         JSON file.
     **more
-        What else the file shall hold.
+        Further content of the file.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     header = {**environment(device), "threads": 1, "repeats": repeats}
@@ -106,17 +106,17 @@ def report(console: Console, figures: Figures, *, repeats: int, output: Path | N
 
 
 def kept(path: Path) -> str:
-    """The figures that were written to a file, as a table for GitHub with the machine below it.
+    """Return the figures of a file as a Markdown table, followed by the machine.
 
     Parameters
     ----------
     path : Path
-        What :func:`report` has written.
+        A file written by :func:`report`.
 
     Raises
     ------
     ConfigError
-        The file is missing or is no such file.
+        The file is missing or was not written by :func:`report`.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -124,12 +124,12 @@ def kept(path: Path) -> str:
         rows += [_cells(name, figure) for name, figure in content["figures"].items()]
         machine = _machine(content["environment"], content["figures"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{path}: must be what bench --output has written ({error})") from error
+        raise ConfigError(f"{path}: must be a file written by bench --output ({error})") from error
     return "\n".join([*(f"| {' | '.join(cells)} |" for cells in rows), "", machine])
 
 
 def _machine(header: dict[str, Any], figures: Figures) -> str:
-    """What was measured on, and how often where figures have a spread."""
+    """Describe the machine, and give the number of repeats if any figure has a spread."""
     parts = [
         header["processor"],
         f"{header['cores']} cores",

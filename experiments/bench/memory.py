@@ -1,4 +1,4 @@
-"""Memory of a simulation as clients and rounds are added: its processes' own, and the clients' state."""
+"""How a simulation's memory grows with clients and rounds: the private memory of its processes, and the client state."""
 
 import os
 import secrets
@@ -34,24 +34,26 @@ _TINY = {
 
 
 class Resident(NamedTuple):
-    """A process at one moment: its title, which Ray changes with what an actor does, and its own bytes."""
+    """A process at one moment: its title, which Ray sets to an actor's current task, and its private bytes."""
 
     title: str
     size: int
 
 
 def resident(name: str, value: str) -> dict[tuple[int, float], Resident]:
-    """Resident bytes, less what is shared with others, of each process with a variable of this value and what it began.
+    """Measure the resident memory, without shared pages, of all processes with this environment variable.
+
+    Their descendants are included.
 
     Parameters
     ----------
     name, value : str
-        Of the environment.
+        Name and value of the environment variable.
 
     Returns
     -------
     dict
-        By pid and time of start, which stay what they are while titles change.
+        Processes by pid and start time, which unlike their titles do not change.
     """
     found = {}
     for process in all_of(name, value):
@@ -65,7 +67,7 @@ def resident(name: str, value: str) -> dict[tuple[int, float], Resident]:
 
 
 def memory(repeats: int) -> Figures:
-    """Processes and state of runs with few and many clients, and early and late in a long one."""
+    """Compare processes and state of runs with few and many clients, and early and late in a long run."""
     few, many = (
         [_footprint(clients, {_SETTLED})[_SETTLED].processes for _ in range(max(1, repeats // 4))]
         for clients in (_FEW, _MANY)
@@ -89,14 +91,14 @@ def memory(repeats: int) -> Figures:
 
 
 class _Footprint(NamedTuple):
-    """Bytes of all processes together, and of the largest client's state."""
+    """Bytes of all processes together, and of the largest client state."""
 
     processes: int
     state: int
 
 
 def _footprint(clients: int, rounds: Collection[int]) -> dict[int, _Footprint]:
-    """What a run takes after each of these rounds; the run has one more."""
+    """Measure a run after each of these rounds; the run itself is one round longer."""
     token = secrets.token_hex(8)
     found: dict[int, _Footprint] = {}
     with (

@@ -1,4 +1,4 @@
-"""Passes over samples that do not train: logits, and Re-Fed's scores, beside an epoch that does."""
+"""Passes without training (logits and Re-Fed's scores), compared with a training epoch."""
 
 from collections.abc import Iterator
 
@@ -12,11 +12,11 @@ from fedkace_flwr.methods.refed import RefedKeys
 from fedkace_flwr.seeding import generator_for
 from fedkace_flwr.training.loop import predict
 
-_LARGER, _FEWER = 2 * SIZE, (CHUNK + BUFFER) // 4  # as many pixels in all
+_LARGER, _FEWER = 2 * SIZE, (CHUNK + BUFFER) // 4  # the same total number of pixels
 
 
 def passes(repeats: int) -> Figures:
-    """A forward pass over chunk and buffer, one over images of twice the side, and Re-Fed's scores, in fp32."""
+    """Time, in fp32, a forward pass over chunk and buffer, one over images twice as wide and high, and Re-Fed's scores."""
     setting = Setting.draw()
     setting.net.precision = torch.float32
     size = (_FEWER, 3, _LARGER, _LARGER)

@@ -1,7 +1,7 @@
-"""The same work without this project: a plain Flower app in the style of its quickstart, and one process without Flower.
+"""The same work without this project: a plain Flower app in the style of its quickstart, and a single process.
 
-All three train ResNet-18 of the same width on digits of 32 pixels: ten clients, two rounds, the same number of samples
-and epochs each, averaged after each round.
+All three train ResNet-18 of the same width on digits of 32 pixels with ten clients, two rounds, and the same samples
+and epochs, and average the models after each round.
 """
 
 import json
@@ -39,7 +39,7 @@ _SETTINGS = {
 
 
 def plain(repeats: int) -> Figures:
-    """Seconds of the whole and of a round, ours beside the two others."""
+    """Time whole runs and their rounds: this project's and the two others."""
     kinds = {"this project": _ours, "plain Flower app": _flower, "one process without Flower": _alone}
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in kinds}
     for _ in range(repeats):
@@ -98,7 +98,7 @@ def _train(net: ResNet18, client: int, number: int) -> None:
 
 
 def _run_alone() -> float:
-    """Clients one after the other in one process, their models averaged."""
+    """Train the clients one after the other in one process, and average their models."""
     weights = _network().state_dict()
     begun = time.perf_counter()
     for number in range(1, _ROUNDS + 1):
@@ -116,7 +116,7 @@ def _run_alone() -> float:
 
 
 def _run_flower() -> float:
-    """Flower's own FedAvg strategy and simulation, a client written as in its quickstart."""
+    """Train with Flower's own FedAvg strategy and simulation, and a client written as in its quickstart."""
     from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp

@@ -1,4 +1,4 @@
-"""Whole rounds on Flower's simulation: what is not computing, and how that and memory grow with the clients."""
+"""Whole rounds in Flower's simulation: the overhead beyond the clients' computation, and its growth with the clients."""
 
 import json
 import tempfile
@@ -35,7 +35,7 @@ _ON_CIFAR = {
 
 
 def rounds(repeats: int) -> Figures:
-    """Rounds of ten clients on digits, of ten to 1000 tiny ones, and of ten with the paper's sizes."""
+    """Time rounds of ten clients on digits, of 10 to 1000 tiny clients, and of ten clients with the paper's sizes."""
     with _run({**_QUICK, "clients": 10}) as ten:
         parts = ("selection", "evaluation", "transport")
         figures: Figures = {
@@ -45,7 +45,7 @@ def rounds(repeats: int) -> Figures:
     per_client = {}
     for clients, number in {10: 4, 200: 4, 1000: 3}.items():
         with _run({**_TINY, "clients": clients, "rounds": number}) as lines:
-            # The first round also pays for the workers' imports.
+            # The first round is left out because it includes the workers' imports.
             overheads = [
                 (line["seconds"]["round"] - _compute(line["seconds"]) / _WORKERS) / clients for line in lines[1:]
             ]
@@ -61,7 +61,7 @@ def rounds(repeats: int) -> Figures:
 
 
 def paper_round(repeats: int) -> Figures:
-    """One client's round with the paper's settings on CIFAR-100, buffer full: its third, alone, once."""
+    """Time one client's third round with the paper's settings on CIFAR-100, when its buffer is full; measured once."""
     parts = ("training", "selection", "evaluation", "transport", "round")
     names = {part: f"a client's round on CIFAR-100, paper's settings, {part}, seconds" for part in parts}
     with tempfile.TemporaryDirectory(prefix="fedkace-bench-") as folder:
@@ -76,13 +76,13 @@ def paper_round(repeats: int) -> Figures:
 
 
 def _compute(seconds: dict[str, float]) -> float:
-    """What all clients computed, added up."""
+    """Return the computing time of all clients together."""
     return seconds["training"] + seconds["selection"] + seconds["evaluation"]
 
 
 @contextmanager
 def _run(settings: dict[str, Any]) -> Iterator[list[dict[str, Any]]]:
-    """The records of a run of two workers."""
+    """Run a configuration on two workers and return its records."""
     with tempfile.TemporaryDirectory(prefix="fedkace-bench-") as folder, FlowerEngine(_WORKERS, 0.0) as engine:
         config = Config.parse({**settings, "results-dir": folder, "run-name": "round"})
         Experiment(config)

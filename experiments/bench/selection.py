@@ -1,4 +1,4 @@
-"""Choosing the buffer: seconds and memory against its capacity, with and without landmarks."""
+"""Time and memory of buffer selection by capacity, with and without landmarks."""
 
 import statistics
 from functools import partial
@@ -17,7 +17,7 @@ _LANDMARKS = 1000
 
 
 def selection(repeats: int) -> Figures:
-    """Scoring and choosing from given logits; and the whole, forward pass included, as a share of a round."""
+    """Time scoring and selection from given logits, and the whole selection as a share of a round's training."""
     setting = Setting.draw()
     whole, epoch = interleaved(
         [lambda: _forward_and_choose(setting), lambda: setting.train(setting.balanced())], repeats
@@ -46,7 +46,7 @@ def selection(repeats: int) -> Figures:
 
 
 def choose(capacity: int, landmarks: int) -> None:
-    """Score and choose from a full buffer and a chunk of 500, on random logits of 100 classes."""
+    """Score and select from a full buffer and a chunk of 500 samples, with random logits of 100 classes."""
     generator = generator_for(0, "bench-selection", capacity)
     total = capacity + CHUNK
     logits = torch.randn(total, CLASSES, generator=generator)

@@ -1,4 +1,4 @@
-"""A client's state: seconds to write and read, bytes on the disk; and tests shared between clients."""
+"""Time and disk space of a client's state, and the gain from sharing tests between clients."""
 
 import tempfile
 from dataclasses import replace
@@ -22,7 +22,7 @@ _KIB = 1024
 
 
 def state(repeats: int) -> Figures:
-    """Writing and reading a round's outcome, buffers of 1000 held by id (simulation) and by pixel (devices)."""
+    """Time writing and reading a round's state with a buffer of 1000, held by id (simulation) or by pixel (devices)."""
     figures: Figures = {}
     generator = generator_for(0, "bench-state")
     labels = torch.randint(0, CLASSES, (BUFFER,), generator=generator)
@@ -45,7 +45,7 @@ def state(repeats: int) -> Figures:
 
 
 def evaluation(repeats: int) -> Figures:
-    """Ten clients tested by one model: together, against each by itself."""
+    """Time tests of one model for ten clients: together and separately."""
     setting = Setting.draw()
     setting.net.precision = torch.float32
     generator = generator_for(0, "bench-evaluation")

@@ -1,4 +1,4 @@
-"""The parts of the benchmark, and the command that runs them."""
+"""The parts of the benchmark, and the function that runs them."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -41,11 +41,11 @@ def bench(console: Console, *, parts: Sequence[str], repeats: int, output: Path 
     Parameters
     ----------
     console : Console
-        Where the table goes.
+        Where to print the table.
     parts : sequence of str
-        Names in :data:`PARTS`; none stands for all.
+        Names in :data:`PARTS`; empty for all.
     repeats : int
-        Measurements of each figure.
+        Number of measurements per figure.
     output : Path, optional
         JSON file.
     """

@@ -1,7 +1,7 @@
-"""Local training on one thread, compared with a bare loop, a customary loop and a plain matrix product.
+"""Local training on one thread, compared with a bare loop, a typical tutorial loop and a matrix product.
 
 The setting is the paper's for CIFAR-100 (section A.3): width 16, batches of 32, 500 new samples, a buffer of 1000
-and 100 classes; the images are random, which costs the same.
+and 100 classes. The images are random, which does not affect the cost.
 """
 
 import statistics
@@ -47,7 +47,7 @@ class Setting:
     preprocess : Preprocess
         Normalisation.
     old, current : Tensor
-        bool (100,): earlier classes, and the five of the chunk; half of all classes have been seen.
+        bool (100,): the classes seen so far, half of all, and the five classes of the chunk.
     """
 
     images: Tensor
@@ -60,7 +60,7 @@ class Setting:
 
     @classmethod
     def draw(cls, chunk: int = CHUNK, buffer: int = BUFFER, device: str = "cpu") -> "Setting":
-        """Random images, labels and weights from a fixed seed; the network on ``device``."""
+        """Draw images, labels and weights from a fixed seed, and put the network on ``device``."""
         generator = generator_for(0, "bench")
         images = torch.randint(0, 256, (chunk + buffer, 3, SIZE, SIZE), dtype=torch.uint8, generator=generator)
         new = torch.randint(45, 50, (chunk,), generator=generator)
@@ -72,7 +72,7 @@ class Setting:
         return cls(images, torch.cat([new, held]), chunk, net, centre, old.to(device), current.to(device))
 
     def train(self, objective: Objective, precision: torch.dtype = torch.float32) -> None:
-        """One epoch over chunk and buffer."""
+        """Train one epoch over chunk and buffer."""
         new, held = slice(0, self.chunk), slice(self.chunk, None)
         self.net.precision = precision
         train(
@@ -86,12 +86,12 @@ class Setting:
         )
 
     def balanced(self) -> Objective:
-        """FedKACE's loss."""
+        """Return FedKACE's loss."""
         return BalancedReplayLoss(self.current, self.old, GradientBalance())
 
 
 def training(repeats: int) -> Figures:
-    """Rates and ratios of one epoch."""
+    """Measure rates and ratios of one epoch."""
     setting = Setting.draw()
     pictures = Pictures(setting.images, setting.labels)
     contiguous = resnet18(CLASSES, WIDTH, "cifar")
@@ -134,9 +134,9 @@ def training(repeats: int) -> Figures:
 
 
 def _losses(setting: Setting, repeats: int) -> list[list[float]]:
-    """Seconds of an epoch's losses with and without the weight's gradients, from given outputs, without a network.
+    """Time an epoch's losses, with and without the replay weight's gradients, on given outputs without a network.
 
-    The difference between two whole epochs would be lost in the noise of the machine.
+    The machine's noise would hide the difference between two whole epochs.
     """
     steps = -(-(CHUNK + BUFFER) // BATCH)
     generator = generator_for(0, "outputs")
@@ -156,14 +156,14 @@ def _losses(setting: Setting, repeats: int) -> list[list[float]]:
 
 
 def bare_steps(net: nn.Module, forward: Callable[[Tensor], Tensor], inputs: Tensor, labels: Tensor) -> None:
-    """Forward, backward and step on prepared tensors, batch by batch.
+    """Run forward, backward and optimiser step on prepared tensors, batch by batch.
 
     Parameters
     ----------
     net : Module
         The module to train.
     forward : callable
-        The network, or a function that computes the same.
+        The network, or a function that computes the same outputs.
     inputs, labels : Tensor
         Float (n, 3, H, W) and int64 (n,).
     """
@@ -176,7 +176,7 @@ def bare_steps(net: nn.Module, forward: Callable[[Tensor], Tensor], inputs: Tens
 
 
 class Pictures(Dataset[tuple[Tensor, int]]):
-    """Images as PIL pictures with torchvision's transforms, as tutorials load them.
+    """PIL images with torchvision's transforms, as tutorials load them.
 
     Parameters
     ----------
@@ -198,7 +198,7 @@ class Pictures(Dataset[tuple[Tensor, int]]):
 
 
 def customary_epoch(net: nn.Module, pictures: Pictures) -> None:
-    """One epoch as a tutorial writes it: a DataLoader, contiguous tensors, eager fp32."""
+    """Train one epoch as a tutorial does: with a DataLoader, contiguous tensors and eager fp32."""
     optimiser = torch.optim.AdamW(net.parameters(), lr=0.01, weight_decay=0.001)
     net.train()
     for images, labels in DataLoader(pictures, batch_size=BATCH, shuffle=True, generator=generator_for(0, "customary")):
@@ -209,7 +209,7 @@ def customary_epoch(net: nn.Module, pictures: Pictures) -> None:
 
 
 def step_operations(setting: Setting) -> int:
-    """Floating-point operations of one training step, counted by PyTorch: two for a multiplication and addition."""
+    """Count the floating-point operations of one training step with PyTorch: two for each multiply-add."""
     images = setting.preprocess(setting.images[:BATCH])
     setting.net.train()
     with FlopCounterMode(display=False) as counter:
@@ -218,7 +218,7 @@ def step_operations(setting: Setting) -> int:
 
 
 def _bare_epoch(setting: Setting) -> None:
-    """The minimal cost of training: the same images, already normalised."""
+    """Train one epoch at minimal cost: on the same images, normalised in advance."""
     setting.net.precision = torch.float32
     setting.net.train()
     bare_steps(setting.net, setting.net, setting.preprocess(setting.images), setting.labels)

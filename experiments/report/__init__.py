@@ -1,1 +1,1 @@
-"""The report of finished runs: tables, figures and one page, from what :mod:`experiments.results.loading` reads."""
+"""The report of finished runs: tables, figures and one page, from the results of :mod:`experiments.results.loading`."""

@@ -1,4 +1,4 @@
-"""Figures 2 and 3 of the paper and plain comparisons, drawn from finished runs as PNG and SVG."""
+"""Draw Figures 2 and 3 of the paper, or a plain comparison, from finished runs as PNG and SVG."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -28,14 +28,15 @@ _BUFFER = (
 _PIXELS_PER_INCH = 130
 
 Curves = dict[str, dict[str, pd.DataFrame]]
-"""Column of the study, then line, to the rounds of its finished runs."""
+"""The rounds of finished runs by the study's column, then by line."""
 
 
 def draw_figures(results: Results, study: StudyInfo, folder: Path) -> list[Path]:
-    """Draw what the study's finished runs allow; return the files written.
+    """Draw the figures that the study's finished runs allow, and return the files written.
 
-    ``figure2``: accuracy of FedKACE and its rivals over rounds, above the measurements on FedKACE's buffers.
-    ``figure3``: accuracy of FedKACE and its ablations. ``curves``: every line of a study that is neither.
+    ``figure2`` shows the accuracy of FedKACE and its rivals over the rounds, and below it the measurements on
+    FedKACE's buffers. ``figure3`` shows the accuracy of FedKACE and its ablations. ``curves`` shows every line of a
+    study that supports neither.
     """
     curves, methods = _curves(results, study)
     have = {role(method) for method in methods.values()}
@@ -51,7 +52,7 @@ def draw_figures(results: Results, study: StudyInfo, folder: Path) -> list[Path]
 
 
 def _curves(results: Results, study: StudyInfo) -> tuple[Curves, dict[str, str]]:
-    """The rounds of the finished runs by column and line, and the method of each line."""
+    """Return the rounds of the finished runs by column and line, and the method of each line."""
     frame = results.runs[(results.runs["study"] == study.name) & results.runs["finished"]]
     rounds = results.rounds[results.rounds["study"] == study.name] if len(results.rounds) else results.rounds
     curves: Curves = {}
@@ -104,7 +105,7 @@ def _figure(curves: Curves, methods: Mapping[str, str], chosen: Sequence[str]) -
 
 
 def _panels(count: int, rows: int) -> tuple[Figure, Callable[[int, int], Axes]]:
-    """A figure of up to four panels side by side, each of so many rows; more wrap."""
+    """Make a figure of ``count`` panels with ``rows`` axes each, at most four panels side by side."""
     across = min(count, 4)
     down = -(-count // across)
     figure = Figure(figsize=(max(6.0, 3.4 * across), 2.7 * rows * down + 0.8), layout="constrained")
@@ -134,7 +135,7 @@ def _accuracy(axes: Axes, lines: Mapping[str, pd.DataFrame], chosen: Sequence[st
 
 
 def _line(axes: Axes, rounds: pd.DataFrame, key: str, *, band: bool = True, **style: Any) -> None:
-    """The mean over runs, round by round, in a band from the lowest to the highest."""
+    """Draw the mean over runs by round, and a band from the lowest to the highest value."""
     groups = rounds.dropna(subset=[key]).groupby("round")[key]
     mean = groups.mean()
     axes.plot(mean.index, mean.to_numpy(), **style)
@@ -143,7 +144,7 @@ def _line(axes: Axes, rounds: pd.DataFrame, key: str, *, band: bool = True, **st
 
 
 def _finish(axes: Axes, lines: Mapping[str, pd.DataFrame]) -> None:
-    """Scales and frame, once every line is drawn; panels of one column share their rounds."""
+    """Set scales and frame after all lines are drawn; panels of one column share their range of rounds."""
     last = max(int(rounds["round"].max()) for rounds in lines.values())
     axes.set_xlim(1 - 0.02 * last, last * 1.02)
     axes.set_ylim(bottom=0)
@@ -171,7 +172,7 @@ def _legend(figure: Figure, panels: Sequence[Axes], order: Sequence[str]) -> Non
 
 
 def _save(figure: Figure, stem: Path) -> list[Path]:
-    """As PNG and as SVG, both the same bytes for the same runs."""
+    """Save as PNG and SVG; the same runs give identical files."""
     png, svg = stem.with_suffix(".png"), stem.with_suffix(".svg")
     figure.savefig(png, dpi=_PIXELS_PER_INCH)
     with mpl.rc_context({"svg.hashsalt": stem.name, "svg.fonttype": "none"}):

@@ -1,7 +1,6 @@
-"""The buffers that clients hold, from their stored states: when each sample came, and a few of the images.
+"""The clients' buffers, from their stored states: when each sample arrived, and a few of the images.
 
-Nothing is changed or fetched: a state file is read where it lies, and a data set is opened only where its files
-already are.
+State files are only read. A data set is opened only if its files are on this machine; nothing is downloaded.
 """
 
 import base64
@@ -28,14 +27,14 @@ _COLOURS = 96
 
 @dataclass
 class Budget:
-    """How many bytes of images a page may still take in."""
+    """The number of bytes of images that a page may still include."""
 
     left: int
 
     def take(self, size: int) -> bool:
-        """Take so many bytes, if they are left."""
+        """Take ``size`` bytes and return True, or return False if fewer are left."""
         if size > self.left:
-            self.left = 0  # what comes later would leave gaps: all or nothing from here on
+            self.left = 0  # from here on nothing fits, so that the images shown have no gaps
             return False
         self.left -= size
         return True
@@ -43,16 +42,16 @@ class Budget:
 
 @dataclass(frozen=True)
 class Strip:
-    """Some of the images that a client keeps of one class.
+    """Some of a client's buffered images of one class.
 
     Attributes
     ----------
     label, kept : int
-        The class, and how many of it are kept in all.
+        The class, and the number of its samples in the buffer.
     rounds : sequence of int
-        In which round each of the shown images came.
+        The round in which each shown image arrived.
     source : str
-        A PNG as a data URI, the images side by side; empty where there are none.
+        The images side by side, as a PNG in a data URI; empty if there are none.
     """
 
     label: int
@@ -68,11 +67,11 @@ class Held:
     Attributes
     ----------
     round : int
-        The round it was stored in.
+        The round in which it was stored.
     arrivals : sequence of sequence of int
-        Class, then round from 1: how many of the kept samples came then.
+        The number of buffered samples by class, then by round of arrival from 1.
     strips : sequence of Strip
-        A class each; empty where images are left out.
+        One per class; empty if images are not shown.
     """
 
     round: int
@@ -81,12 +80,12 @@ class Held:
 
 
 def newest_state(run: Path, state_dir: str, client: int) -> ClientState | None:
-    """A client's newest stored state; None where there is none.
+    """Read a client's newest stored state; return None if there is none.
 
     Raises
     ------
     StateError
-        It is damaged.
+        The state is damaged.
     """
     folders = [run / "clients", *([Path(state_dir)] if state_dir else [])]
     files = [path for folder in folders for path in (folder / f"client-{client:03d}").glob("state-*.npz")]
@@ -94,21 +93,21 @@ def newest_state(run: Path, state_dir: str, client: int) -> ClientState | None:
 
 
 def open_dataset(config: Config, data_dir: Path | None = None) -> Dataset:
-    """The data set of a run, where its files are on this machine.
+    """Open the data set of a run without downloading it.
 
     Raises
     ------
     FedkaceError
-        They are not.
+        The data set's files are not on this machine.
     """
     settings = config.data if data_dir is None else replace(config.data, data_dir=str(data_dir))
     if settings.dataset == "cifar100" and not (Path(settings.data_dir).expanduser() / "cifar-100-python").is_dir():
-        raise DataError(f"{settings.data_dir} holds no cifar-100-python; name its folder by --data-dir")
+        raise DataError(f"{settings.data_dir} contains no cifar-100-python; set --data-dir to the folder that does")
     return load_dataset(settings)
 
 
 def held(state: ClientState, classes: int, rounds: int, dataset: Dataset | None, budget: Budget) -> Held:
-    """A stored buffer as counts, and as images as far as the budget goes."""
+    """Describe a stored buffer by counts, and by images as far as the budget allows."""
     arrivals = np.zeros((classes, rounds), dtype=int)
     labels, came = state.buffer.labels.numpy(), state.buffer.rounds.numpy()
     np.add.at(arrivals, (labels, np.clip(came, 1, rounds) - 1), 1)
@@ -138,12 +137,12 @@ def _fetch(dataset: Dataset, ids: torch.Tensor) -> torch.Tensor | None:
 
 
 def _spread(count: int, wanted: int) -> torch.Tensor:
-    """Up to ``wanted`` positions of ``count``, from the first to the last, evenly."""
+    """Return up to ``wanted`` evenly spaced positions of ``count``, including the first and the last."""
     return torch.linspace(0, count - 1, min(count, wanted)).round().long()
 
 
 def png_strip(images: npt.NDArray[np.uint8]) -> str:
-    """Images (n, 3, H, W) side by side, as the data URI of a PNG of few colours."""
+    """Return images (n, 3, H, W) side by side, as the data URI of a PNG with few colours."""
     tiles = [Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0))) for image in images]
     strip = Image.new("RGB", (_EDGE * len(tiles), _EDGE))
     for index, tile in enumerate(tiles):
@@ -155,7 +154,7 @@ def png_strip(images: npt.NDArray[np.uint8]) -> str:
 
 
 def try_dataset(config: Config, data_dir: Path | None) -> tuple[Dataset | None, str]:
-    """The data set, or why there is none, in words for a reader."""
+    """Return the data set, or None and the reason why it cannot be opened."""
     try:
         return open_dataset(config, data_dir), ""
     except (FedkaceError, OSError) as error:

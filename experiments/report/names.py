@@ -16,18 +16,18 @@ def method_name(method: str) -> str:
 
 
 def role(method: str) -> Role:
-    """Return what a method is in a comparison; one that is not registered is a rival."""
+    """Return a method's role in a comparison; an unregistered method is a rival."""
     return METHODS[method].role if method in METHODS else "rival"
 
 
 def method_rank(method: str) -> tuple[int, int, str]:
-    """Return a key that sorts methods by role, then as they are registered; unregistered ones by name after those."""
+    """Return a sort key: by role, then in the registry's order, with unregistered methods last and by name."""
     order = list(METHODS)
     return _ROLES.index(role(method)), order.index(method) if method in METHODS else len(order), method
 
 
 def data_name(data: str) -> str:
-    """Return a data set's name, much as the paper spells it."""
+    """Return a data set's name as reports spell it."""
     return _DATA.get(data, data)
 
 

@@ -13,7 +13,7 @@
   const coarse = matchMedia("(pointer: coarse)").matches;
   const narrow = () => innerWidth < 640;
 
-  // Light or dark: the reader's choice, else the system's.
+  // Light or dark: the reader's choice, or else the system's
   const theme = {
     get: () => document.documentElement.dataset.theme,
     set(name) {
@@ -32,7 +32,7 @@
     return `rgba(${number >> 16},${(number >> 8) & 255},${number & 255},0.16)`;
   };
   const lineIndex = (name) => data.lines.indexOf(name);
-  // From the eleventh on colours repeat, and symbols are shifted so that no pair of both does
+  // Colours repeat from the eleventh line on; symbols are shifted so that no pair of colour and symbol repeats
   const symbolIndex = (name) => (lineIndex(name) + 3 * Math.floor(lineIndex(name) / 10)) % SYMBOLS.length;
   const tone = (name) => name === "Centralized" ? css("--ink") : colour(lineIndex(name));
   const panel = (run) => (data.studies.length > 1 ? `${run.study}: ` : "") + run.cell;
@@ -82,7 +82,7 @@
           draw();
         });
         chip.addEventListener("dblclick", () => { filter.on = new Set([value]); draw(); });
-        chip.title = "Click: show or hide. Double click: show this one alone.";
+        chip.title = "Click to show or hide. Double-click to show only this one.";
         group.append(chip);
       }
       byId("filters").append(group);
@@ -108,7 +108,7 @@
     const last = Math.max(2, ...traces.flatMap((trace) => trace.x));
     return axis({ title: { text: "round", standoff: 6, font: { size: 12 } }, dtick: last <= 12 ? 1 : undefined, unifiedhovertitle: { text: "<b>round %{x}</b>" }, range: [1 - 0.02 * last, last + 0.02 * last], ...more });
   };
-  // Ticks at 1, 2 and 5 where a logarithmic axis is short, at powers of ten where it is long
+  // A short logarithmic axis has ticks at 1, 2 and 5, a long one at powers of ten
   function logarithmic(traces) {
     const values = traces.flatMap((trace) => trace.y).filter((value) => value > 0);
     const low = Math.min(...values), high = Math.max(...values);
@@ -139,7 +139,7 @@
     if (box.classList.contains("js-plotly-plot")) Plotly.purge(box);
     box.innerHTML = `<div class="empty">${text}</div>`;
   };
-  // A chart's box changes its width when a neighbour comes or goes, of which Plotly hears nothing by itself
+  // A chart's box changes its width when a neighbour appears or disappears, which Plotly does not notice
   const widths = new WeakMap();
   const watcher = new ResizeObserver((entries) => {
     for (const { target, contentRect } of entries) {
@@ -221,7 +221,7 @@
       Plotly.purge(old.querySelector(".chart"));
       old.remove();
     }
-    if (!shown.length) { box.innerHTML = '<div class="empty" data-id="">No run passes the filters.</div>'; return; }
+    if (!shown.length) { box.innerHTML = '<div class="empty" data-id="">No run matches the filters.</div>'; return; }
     shown.forEach((name, index) => {
       let figure = box.querySelector(`[data-id="${ids[index]}"]`);
       if (!figure) {
@@ -232,7 +232,7 @@
       }
       box.append(figure);
     });
-    shown.forEach((name, index) => {  // only now that every figure has its place, and so its width
+    shown.forEach((name, index) => {  // a separate loop, because widths are final only once all figures are in place
       const own = runs.filter((run) => panel(run) === name);
       const traces = byLine(own).flatMap((group) => curve(group, (run) => run.accuracy, {
         name: group[0].line, shade: tone(group[0].line), symbol: SYMBOLS[symbolIndex(group[0].line)], format: ".1%",
@@ -248,7 +248,7 @@
     });
   }
 
-  // One line for each method and panel: colour and symbol tell the method, the dash the panel
+  // One line per method and panel: colour and symbol show the method, the dash shows the panel
   function drawTrajectory(id, runs, values, { log = false, format = ".3~g", empty }) {
     const groups = byLine(runs.filter(values));
     const several = unique(groups.map(([run]) => panel(run))).length > 1;
@@ -266,7 +266,7 @@
     return true;
   }
 
-  // Several settings in one chart are a tangle: one at a time, or all where the reader asks for it
+  // Show one setting at a time unless the reader asks for all: many settings in one chart are hard to read
   let setting = null;
   function settled(runs) {
     const shown = panels.filter((name) => runs.some((run) => panel(run) === name));
@@ -283,7 +283,7 @@
 
   function drawInside(every) {
     const runs = settled(every);
-    const none = "None of the runs shown recorded this.";
+    const none = "None of these runs recorded this.";
     const legend = byId("cells-legend");
     const shown = panels.filter((name) => runs.some((run) => panel(run) === name));
     legend.textContent = "";
@@ -296,8 +296,8 @@
         legend.append(key);
       }
     }
-    drawTrajectory("weight-chart", runs, (run) => run.weight && run.weight.mean, { log: true, empty: "No run shown weighs replay by gradients." });
-    drawTrajectory("gap-chart", runs, (run) => run.gap && run.gap.mean, { format: ".3f", empty: "No run shown measures a gap." });
+    drawTrajectory("weight-chart", runs, (run) => run.weight && run.weight.mean, { log: true, empty: "None of these runs computes a replay weight." });
+    drawTrajectory("gap-chart", runs, (run) => run.gap && run.gap.mean, { format: ".3f", empty: "None of these runs measures the gap." });
     drawTrajectory("condition-chart", runs, (run) => run.condition && run.condition.mean, { log: true, empty: none });
     drawTrajectory("drift-chart", runs, (run) => run.drift, { log: true, empty: none });
   }
@@ -312,14 +312,14 @@
       const style = { shade, symbol: SYMBOLS[index % SYMBOLS.length], dash: DASHES[index % DASHES.length], format: ".3f" };
       const name = panel(group[0].run);
       return [
-        ...curve(rows, ({ stream }) => stream.largest.map((value) => value * stream.factor), { ...style, name: `${name}, furthest pair` }),
-        ...curve(rows, ({ stream }) => stream.average.map((value) => value * stream.factor), { ...style, name: `${name}, mean pair` })
+        ...curve(rows, ({ stream }) => stream.largest.map((value) => value * stream.factor), { ...style, name: `${name}, most different pair` }),
+        ...curve(rows, ({ stream }) => stream.average.map((value) => value * stream.factor), { ...style, name: `${name}, average pair` })
           .map((trace) => ({ ...trace, opacity: 0.45 })),
       ];
     });
     if (traces.length) plot("tv-chart", traces, layout({ xaxis: along(traces), yaxis: axis({ rangemode: "tozero" }) }));
-    else words("tv-chart", "The classes of these streams are not known without the data set's files.");
-    const none = "None of the runs shown recorded client drift.";
+    else words("tv-chart", "The number of classes is unknown without the data set's files.");
+    const none = "None of these runs recorded client drift.";
     runs = settled(runs);
     drawTrajectory("second-chart", runs, (run) => run.drift, { log: true, empty: none });
     drawTrajectory("mu-chart", runs, (run) => {
@@ -352,7 +352,7 @@
 
   function drawModels(runs) {
     const run = options("models-run", runs.filter((each) => each.detail !== null && (present(data.details[each.detail].local) || present(data.details[each.detail].global))));
-    if (!run) { words("models-chart", "No run shown has clients with models of their own."); byId("models-note").textContent = ""; return; }
+    if (!run) { words("models-chart", "None of these runs has accuracies of single clients."); byId("models-note").textContent = ""; return; }
     const detail = data.details[run.detail];
     const count = detail.local.length;
     const columns = narrow() ? (count > 3 ? 2 : 1) : Math.min(count, count > 6 ? 5 : count === 4 ? 4 : 3);
@@ -386,7 +386,7 @@
     byId("models-chart").style.height = `${full}px`;
     plot("models-chart", traces, layout({ ...axes, shapes, annotations: notes, height: full, margin: { l: 46, r: 10, t: 8, b: 8 } }));
     byId("models-note").textContent = detail.both ? "" :
-      "This run tested only the model that a client answers by, so blue ends where orange begins; with evaluate=both a run tests both in every round.";
+      "This run tested only the model that a client predicts with, so the blue line ends where the orange one begins. Runs with evaluate=both test both models in every round.";
   }
 
   const SCALE = { light: [[0, "#ffffff"], [0.15, "#dcecf8"], [1, "#08436f"]], dark: [[0, "#12171d"], [0.15, "#16344d"], [1, "#9fd3ff"]] };
@@ -406,7 +406,7 @@
     const select = byId("buffers-client");
     byId("arrivals-figure").hidden = byId("kept-figure").hidden = true;
     byId("buffers-note").textContent = "";
-    if (!run) { words("classes-chart", "No run shown keeps a buffer whose classes are recorded."); select.disabled = true; return; }
+    if (!run) { words("classes-chart", "None of these runs recorded the classes in its buffers."); select.disabled = true; return; }
     const detail = data.details[run.detail];
     const before = select.value;
     select.textContent = "";
@@ -419,15 +419,15 @@
     const names = order.map(name);
     const held = detail.held[client];
     byId("arrivals-figure").hidden = !held;  // before the other chart is drawn, whose width depends on it
-    drawHeat("classes-chart", run.rounds, names, detail.buffers[client], "round %{x}: %{z} kept");
+    drawHeat("classes-chart", run.rounds, names, detail.buffers[client], "round %{x}: %{z} samples");
     if (!held) {
-      byId("buffers-note").textContent = "The client's stored state is not here, so neither ages nor images can be shown.";
+      byId("buffers-note").textContent = "The client's stored state is not available, so rounds of arrival and images cannot be shown.";
       return;
     }
     const all = held.arrivals[0].map((_, index) => index + 1);
-    drawHeat("arrivals-chart", all, names, order.map((label) => held.arrivals[label]), `came in round %{x}: %{z} kept after round ${held.round}`);
+    drawHeat("arrivals-chart", all, names, order.map((label) => held.arrivals[label]), `arrived in round %{x}: %{z} samples, in the buffer after round ${held.round}`);
     if (!held.strips.length) {
-      byId("buffers-note").textContent = "The kept images are not shown: the data set is not on this machine, or the page would grow too large.";
+      byId("buffers-note").textContent = "The buffered images are not shown because the data set was not available or the page would have grown too large.";
       return;
     }
     byId("kept-figure").hidden = false;
@@ -443,7 +443,7 @@
       rest.textContent = n < strip.kept ? ` ${n} of ${strip.kept}` : ` ${n}`;
       figure.querySelector("figcaption").append(rest);
       const image = figure.querySelector("img");
-      image.alt = `${n} kept images of ${name(strip.label)}, from rounds ${strip.rounds.join(", ")}`;
+      image.alt = `${n} buffered images of ${name(strip.label)}, from rounds ${strip.rounds.join(", ")}`;
       image.src = strip.source;
       box.append(figure);
     }

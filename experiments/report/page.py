@@ -1,4 +1,4 @@
-"""One HTML page that contains its charts, its data and the program that draws them; it loads nothing from the network."""
+"""Write one HTML page that contains its data and the script that draws the charts, and loads nothing from the network."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -41,11 +41,11 @@ def write_page(
     results : Results
         The runs.
     tables : mapping
-        Each study's tables, by its name.
+        Each study's tables by its name.
     path : Path
         The HTML file.
     data_dir : Path, optional
-        Where the data sets' files are, if not where the runs say.
+        Folder of the data sets' files; by default the one in each run's configuration.
     """
     content = payload(results, data_dir)
     content["lines"] = line_names(content["runs"])
@@ -65,7 +65,7 @@ def write_page(
         style=(_HERE / "page.css").read_text(encoding="utf-8"),
         script=(_HERE / "page.js").read_text(encoding="utf-8"),
         plotly=get_plotlyjs(),
-        # "<" is escaped so that no text of a run can end the element that holds the data
+        # escape "<" so that no text of a run can close the element that holds the data
         data=json.dumps(content, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
     )
     path.write_text(text, encoding="utf-8")
@@ -102,7 +102,7 @@ def _table(table: ResultTable) -> dict[str, Any]:
 
 
 def _best(table: ResultTable, column: str) -> str | None:
-    """The method with the best mean of a column, Centralized and chance aside; None with nothing to compare."""
+    """Return the method with the best mean of a column, except Centralized and chance; None if there is only one."""
     own = {
         row: cell.mean
         for (row, where), cell in table.cells.items()
@@ -115,7 +115,7 @@ def _best(table: ResultTable, column: str) -> str | None:
 
 
 def _runs(results: Results) -> dict[str, Any]:
-    """Every run with its figures, up to a number that a browser can display."""
+    """List the runs with their figures, limited to a number that a browser can display."""
     frame = results.runs
     rows = []
     for row in rows_of(frame.head(_RUNS_LISTED)):
@@ -130,7 +130,7 @@ def _runs(results: Results) -> dict[str, Any]:
 
 
 def _configuration(results: Results, study: StudyInfo) -> dict[str, Any]:
-    """The keys that all runs of a study share, and the values that the other keys take."""
+    """Return the keys with the same value in all runs of a study, and the values of the other keys."""
     frame = results.runs[results.runs["study"] == study.name]
     values = {
         key: list(dict.fromkeys(frame[key])) for key in Config().flat() if key not in folder_keys() | {"run-name"}
@@ -143,7 +143,7 @@ def _configuration(results: Results, study: StudyInfo) -> dict[str, Any]:
 
 
 def _environments(results: Results) -> list[dict[str, Any]]:
-    """Each distinct environment, and how many runs had it."""
+    """Return each distinct environment and its number of runs."""
     columns = [name for name in results.runs.columns if name.startswith("env.") and name != "env.started"]
     if not columns:
         return []

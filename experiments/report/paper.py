@@ -1,4 +1,4 @@
-"""The paper's own numbers: Tables 1 to 4 and the counts of section 5.3, from ``paper.yaml``."""
+"""The paper's numbers, Tables 1 to 4, from ``paper.yaml``."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import yaml
 
 FILE = Path(__file__).with_name("paper.yaml")
 TABLES = ("table1", "table2", "table3", "table4")
-CONDITION = "condition"  # the one metric of table3, beside AA and AR of the others
+CONDITION = "condition"  # the only metric of table3; the other tables have AA and AR
 _ROWS: dict[str, dict[str, str]] = {
     "table1": {
         "fedavg": "FedAVG",
@@ -40,11 +40,11 @@ class Paper:
     Attributes
     ----------
     tables : mapping
-        Table, row, column (``cifar100_O4``), metric (``AA``, ``AR`` in percent; ``condition``) to the number.
+        Numbers by table, row, column (``cifar100_O4``) and metric (``AA``, ``AR`` in percent; ``condition``).
     setting : mapping
-        The setting that they were measured in, by configuration key.
+        The paper's setting by configuration key.
     slips : tuple of mapping
-        Printed numbers that contradict the paper's others: table, row, column, metric, printed, derived.
+        Printed numbers that contradict the paper's other numbers: table, row, column, metric, printed, derived.
     """
 
     tables: Mapping[str, Mapping[str, Mapping[str, Mapping[str, float]]]]
@@ -52,7 +52,7 @@ class Paper:
     slips: tuple[Mapping[str, Any], ...]
 
     def value(self, table: str, row: str | None, column: str, metric: str) -> float | None:
-        """One number, or None where the paper has no such cell."""
+        """Return one number, or None if the paper has no such cell."""
         return self.tables.get(table, {}).get(row or "", {}).get(column, {}).get(metric)
 
 
@@ -69,7 +69,7 @@ def load_paper() -> Paper:
 
 
 def paper_row(table: str, method: str, clients: int, capacity: int) -> str | None:
-    """The row of a table that a run belongs to; None where it has none.
+    """Return the row of a table that a run belongs to, or None if the table has no such row.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ def paper_row(table: str, method: str, clients: int, capacity: int) -> str | Non
     method : str
         The method's name in configurations.
     clients, capacity : int
-        K and M, by which table4 names FedKACE's rows.
+        K and M, which name FedKACE's rows in table4.
     """
     if table == "table4" and method == "fedkace":
         return f"K{clients}_M{capacity}"

@@ -1,4 +1,4 @@
-"""What the page draws, as JSON: every run's curves, and the clients of as many runs as fit."""
+"""The page's data as JSON: the curves of the runs, and the clients of as many runs as the size limit allows."""
 
 import json
 import math
@@ -22,19 +22,19 @@ _DIGITS = 4
 
 
 def payload(results: Results, data_dir: Path | None = None) -> dict[str, Any]:
-    """All that the page's script needs.
+    """Collect the data for the page's script.
 
     Parameters
     ----------
     results : Results
         The runs.
     data_dir : Path, optional
-        Where the data sets' files are, if not where the runs say.
+        Folder of the data sets' files; by default the one in each run's configuration.
 
     Returns
     -------
     dict
-        JSON-ready; its size is bounded whatever the number of runs. What was left out stands under ``notes``.
+        Ready for JSON, with a bounded size for any number of runs; ``notes`` lists omissions.
     """
     studies = {study.name: study for study in results.studies}
     chosen = sorted(rows_of(results.runs), key=_importance(results.runs))
@@ -68,9 +68,14 @@ def payload(results: Results, data_dir: Path | None = None) -> dict[str, Any]:
     images.fill(detailed)
     shown = len(runs)
     if shown < len(chosen):
-        notes.append(f"{len(chosen) - shown} of {len(chosen)} runs are not drawn: without a round yet, or for size.")
+        notes.append(
+            f"{len(chosen) - shown} of {len(chosen)} runs are not drawn: they have no finished round, or the page "
+            "would grow too large."
+        )
     if len(details) < shown:
-        notes.append(f"Client by client, {len(details)} of {shown} runs are drawn, to bound the size of this page.")
+        notes.append(
+            f"The charts of single clients cover {len(details)} of {shown} runs, to limit the size of this page."
+        )
     notes += images.notes
     runs.sort(
         key=lambda run: (
@@ -86,14 +91,14 @@ def payload(results: Results, data_dir: Path | None = None) -> dict[str, Any]:
 
 
 def thinned(records: Sequence[Record]) -> list[Record]:
-    """At most about :data:`POINTS` rounds, evenly, the first and the last among them."""
+    """Return at most about :data:`POINTS` evenly spaced rounds, including the first and the last."""
     step = max(1, math.ceil(len(records) / POINTS))
     kept = list(records[::step])
     return kept if not records or kept[-1] is records[-1] else [*kept, records[-1]]
 
 
 def short(value: Any) -> Any:
-    """Numbers to four significant digits, through lists; the rest as it is."""
+    """Round floats, also in nested lists, to four significant digits; return anything else unchanged."""
     if isinstance(value, float):
         return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
     if isinstance(value, list | tuple):
@@ -102,7 +107,7 @@ def short(value: Any) -> Any:
 
 
 def _importance(frame: Any) -> Any:
-    """Finished runs, then the lowest seed of each method and cell, FedKACE before others."""
+    """Return a sort key: finished runs first, then by seed, then FedKACE before other methods."""
     lowest = frame["seed"].min()
     return lambda row: (not row["finished"], row["seed"] - lowest, method_rank(row["method"]), row["run"])
 
@@ -138,7 +143,7 @@ def _curves(study: StudyInfo, row: Mapping[str, Any], records: Sequence[Record])
 
 
 def _both(record: Record) -> float | None:
-    """Mean lead of the local model over the global one, over the clients of which both were tested."""
+    """Return the clients' mean lead of the local model over the global one, or None unless all tested both."""
     pairs = zip(record["local_accuracy"], record["global_accuracy"], strict=True)
     leads = [local - other for local, other in pairs if local is not None and other is not None]
     full = len(leads) == len(record["local_accuracy"])
@@ -146,7 +151,7 @@ def _both(record: Record) -> float | None:
 
 
 def _weights(record: Record) -> list[float]:
-    """Replay weights of all clients from the second epoch on; that of the first is always 1."""
+    """Return the replay weights of all clients from the second epoch on; the first epoch's weight is always 1."""
     return [weight for column in record["replay_weights"] if column for weight in column[1:]]
 
 
@@ -155,7 +160,7 @@ def _known(values: Iterable[float | None]) -> list[float]:
 
 
 def _spread(values: Sequence[Sequence[float]], *, geometric: bool = False) -> dict[str, Any] | None:
-    """Mean, lowest and highest by round; None where there is nothing, or nothing that moves."""
+    """Return mean, minimum and maximum by round; None if there are no values or all of them are 1."""
     if not any(values) or {value for each in values for value in each} == {1.0}:
         return None
     return {
@@ -175,7 +180,7 @@ def _mean(values: Sequence[float], geometric: bool) -> float | None:
 
 
 def _stream(streams: dict[str, dict[str, Any]], config: Config, records: Sequence[Record]) -> int | None:
-    """Where the distances of the run's stream stand; runs of one stream share them."""
+    """Return the index of the distances of the run's stream, which runs with the same stream share."""
     settings = config.stream
     classes = config.data.num_classes or _class_count(records)
     parts = [config.data.dataset, classes, config.run.seed, settings.clients]
@@ -199,7 +204,7 @@ def _class_count(records: Sequence[Record]) -> int:
 
 
 def _clients(row: Mapping[str, Any], config: Config, records: Sequence[Record]) -> dict[str, Any]:
-    """Each client's two models, its switch, and its buffer by class, classes in the order in which they came."""
+    """Return each client's two accuracies, its switch, and its buffer by class in the order of first arrival."""
     clients = range(int(row["clients"]))
     classes = _class_count(records)
     windows = class_windows_of(config, classes or None)
@@ -221,7 +226,7 @@ def _clients(row: Mapping[str, Any], config: Config, records: Sequence[Record]) 
 
 
 class _Images:
-    """The kept images of the runs, as long as the budget lasts; each data set is opened once."""
+    """The buffered images of the runs within the budget; each data set is opened once."""
 
     def __init__(self, data_dir: Path | None) -> None:
         self.notes: list[str] = []
@@ -230,7 +235,7 @@ class _Images:
         self._opened: dict[str, tuple[Dataset | None, str]] = {}
 
     def fill(self, detailed: Sequence[tuple[Record, Config, int, dict[str, Any]]]) -> None:
-        """Give every run its clients' buffers; the first client of every run comes before any second one."""
+        """Add the clients' buffers to all runs; the first clients of all runs come before any second client."""
         for row, config, _, detail in detailed:
             detail["held"] = [None] * config.stream.clients
             states = any((Path(row["folder"]) / "clients").glob("client-*/state-*.npz")) or config.run.state_dir
@@ -240,13 +245,13 @@ class _Images:
                 if client < config.stream.clients:
                     detail["held"][client] = self._held(Path(row["folder"]), config, rounds, client)
         if self._budget.left == 0:
-            self._note("Kept images are shown for some clients only, to bound the size of this page.")
+            self._note("Buffered images are shown for some clients only, to limit the size of this page.")
 
     def _held(self, folder: Path, config: Config, rounds: int, client: int) -> dict[str, Any] | None:
         try:
             state = newest_state(folder, config.run.state_dir, client)
         except StateError as error:
-            self._note(f"A stored buffer is not shown: {error}")
+            self._note(f"A stored buffer cannot be shown: {error}")
             return None
         if state is None or state.round == 0:
             return None
@@ -260,7 +265,7 @@ class _Images:
     def _names(self, config: Config) -> Sequence[str]:
         dataset, why = self._dataset(config)
         if dataset is None:
-            self._note(f"Kept images of {config.data.dataset} are not shown: {why}")
+            self._note(f"Buffered images of {config.data.dataset} are not shown: {why}")
             return ()
         return dataset.class_names
 
@@ -281,7 +286,7 @@ class _Images:
 
 
 def line_names(runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The names of lines in the order of their colours: FedKACE first."""
+    """Return the names of the lines in the order of their colours, FedKACE first."""
     ranked = sorted(runs, key=lambda run: (method_rank(run["method"]), run["line"]))
     names = list(dict.fromkeys(run["line"] for run in ranked))
     first = [name for name in names if name in {method_name(each) for each in METHODS if role(each) == "method"}]

@@ -1,7 +1,7 @@
-"""Results as tables: methods as rows, the other axes as columns, the paper's numbers beside ours.
+"""Results as tables: methods as rows, the other axes as columns, and the paper's numbers for comparison.
 
-A cell is the mean over the finished runs that fall into it, which differ in their seed; a cell without a finished
-run is a dash, whatever the paper has there.
+A cell is the mean over its finished runs, which differ only in their seed. A cell without a finished run is a dash,
+even if the paper has a number for it.
 """
 
 import statistics
@@ -29,7 +29,7 @@ _METRICS = {
 
 @dataclass(frozen=True)
 class Cell:
-    """Mean and sample standard deviation over ``n`` seeds, and what the paper prints."""
+    """Mean and sample standard deviation over ``n`` seeds, and the paper's number."""
 
     mean: float
     sd: float | None
@@ -38,7 +38,7 @@ class Cell:
 
     @property
     def difference(self) -> float | None:
-        """Ours less the paper's."""
+        """The mean minus the paper's number."""
         return None if self.paper is None else self.mean - self.paper
 
 
@@ -48,16 +48,18 @@ class ResultTable:
 
     Attributes
     ----------
+    study : str
+        The study's name.
     key, title : str
-        The metric's column in ``runs.csv``, and the heading.
+        The metric's column in ``runs.csv``, and the title.
     head : str
-        What the rows are.
+        Heading of the first column.
     rows, columns : sequence of str
-        In order; every pair without an entry in ``cells`` is a dash.
+        Names in order; every pair without an entry in ``cells`` is a dash.
     cells : mapping
-        (row, column) to cell. Shares are in percent.
+        Cells by (row, column). Accuracy and regret are in percent.
     notes : sequence of str
-        What a reader has to know.
+        Remarks for the reader.
     """
 
     study: str
@@ -71,14 +73,14 @@ class ResultTable:
 
     @property
     def with_paper(self) -> bool:
-        """Whether any cell has a number of the paper beside it."""
+        """Whether any cell has a number from the paper."""
         return any(cell.paper is not None for cell in self.cells.values())
 
 
 def study_tables(results: Results, study: StudyInfo) -> list[ResultTable]:
-    """The tables of one study: AA, AR, accuracy early, late and at the end, and condition numbers where they were recorded.
+    """Return a study's tables: AA, AR, accuracy early, late and at the end, and condition numbers if recorded.
 
-    AR is left out where no run has a Centralized run to compare with.
+    There is no AR table if no run has a Centralized run to compare with.
     """
     frame = results.runs[results.runs["study"] == study.name]
     runs = rows_of(frame)
@@ -102,7 +104,7 @@ def study_tables(results: Results, study: StudyInfo) -> list[ResultTable]:
 
 
 def place(study: StudyInfo, run: Mapping[str, Any]) -> tuple[str, str]:
-    """Row and column of a run: methods are rows; where the method is fixed, what is neither data nor overlap."""
+    """Return the row and column of a run. Rows are methods or, if the method is fixed, axes other than data and overlap."""
     cell = {axis: axis_value(study, run, axis) for axis in ("data", "overlap")}
     others = {axis: run[f"axis.{axis}"] for axis in study.axes if axis not in (*cell, "seed")}
     if study.paper != "table4" and ("method" in others or not others):
@@ -114,12 +116,12 @@ def place(study: StudyInfo, run: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def axis_value(study: StudyInfo, run: Mapping[str, Any], axis: str) -> Any:
-    """A run's value on ``data`` or ``overlap``: what the study calls it, else what its configuration says."""
+    """Return a run's value on ``data`` or ``overlap``: the study's name for it, or the configuration's value."""
     return run[f"axis.{axis}"] if axis in study.axes else run["dataset" if axis == "data" else axis]
 
 
 def markdown(table: ResultTable) -> str:
-    """A table for GitHub, with its notes below."""
+    """Return the table in GitHub's Markdown, with its notes below."""
     head, body = _grid(table)
     lines = [f"| {' | '.join(cells)} |" for cells in [head, ["---", *("---:" for _ in head[1:])], *body]]
     notes = [f"*{note}*" for note in table.notes]
@@ -127,7 +129,7 @@ def markdown(table: ResultTable) -> str:
 
 
 def latex(table: ResultTable) -> str:
-    """A LaTeX table; needs no package."""
+    """Return the table in LaTeX; needs no package."""
     head, body = _grid(table)
     columns = "l" + "r" * (len(head) - 1)
     lines = [" & ".join(_tex(cell) for cell in cells) + r" \\" for cells in [head, *body]]
@@ -141,7 +143,7 @@ def latex(table: ResultTable) -> str:
 
 
 def long_frame(tables: Sequence[ResultTable]) -> pd.DataFrame:
-    """Every cell of every table as one line; those where nothing was run are there too, with ``n`` 0."""
+    """Return one row per cell of every table; cells without a run have ``n`` 0."""
     lines = []
     for table in tables:
         for row in table.rows:
@@ -164,7 +166,7 @@ def long_frame(tables: Sequence[ResultTable]) -> pd.DataFrame:
 
 
 def shown(cell: Cell | None) -> str:
-    """A cell in words: ``26.10 ± 0.40 (n=3)``; a dash for none."""
+    """Return a cell's text, for example ``26.10 ± 0.40 (n=3)``, or a dash for None."""
     if cell is None:
         return _DASH
     spread = f" ± {_number(cell.sd)}" if cell.sd is not None else ""
@@ -223,7 +225,7 @@ def _cell(numbers: Sequence[float], paper: float | None = None) -> Cell:
 
 
 def _paper(study: StudyInfo, run: Mapping[str, Any], metric: str) -> float | None:
-    """The paper's number for a run's cell, where the study names a table that has it."""
+    """Return the paper's number for a run's cell, if the study names a table that has one."""
     if study.paper not in TABLES:
         return None
     table = {"condition": "table3"}.get(metric, "table2" if study.paper == "table3" else study.paper)
@@ -237,7 +239,7 @@ def _paper(study: StudyInfo, run: Mapping[str, Any], metric: str) -> float | Non
 
 
 def _chances(runs: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> dict[tuple[str, str], Cell]:
-    """What guessing among the classes met would reach, per column; one value per seed, as runs of a seed agree."""
+    """Return the accuracy of guessing among the classes met, by column; runs with the same seed agree on it."""
     chances = {}
     for column in columns:
         seeds = {
@@ -251,7 +253,7 @@ def _chances(runs: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> dict[
 
 
 def _interpolated(results: Results, runs: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a reference of these runs was trained in some rounds only."""
+    """Return whether a reference among these runs was trained in some rounds only."""
     own = {(run["study"], run["run"]) for run in runs if role(run["method"]) == "reference"}
     marked = results.rounds[results.rounds["interpolated"]] if len(results.rounds) else results.rounds
     return any((row["study"], row["run"]) in own for row in rows_of(marked))
@@ -262,14 +264,14 @@ def _noted(table: ResultTable, study: StudyInfo, runs: Sequence[Mapping[str, Any
     listed = len(study.labels)
     finished = sum(bool(run["finished"]) for run in runs)
     if finished < listed:
-        notes.append(f"{finished} of {listed} runs are finished; the others count in no mean.")
+        notes.append(f"{finished} of {listed} runs are finished; means leave out the others.")
     if interpolated and table.key in ("aa", "ar"):
-        notes.append("Centralized was trained in some rounds only; its accuracy between them is interpolated.")
+        notes.append("Centralized was trained only in some rounds; its accuracy in the others is interpolated.")
     if table.with_paper:
         differs = setting_differences(study, runs)
         if differs:
             notes.append(
-                f"The paper's setting is another one: {differs}. The difference compares settings as well as programs."
+                f"These settings differ from the paper's: {differs}. The differences are due to them as well as to the program."
             )
         notes += _slips(study, table)
     return ResultTable(
@@ -278,7 +280,7 @@ def _noted(table: ResultTable, study: StudyInfo, runs: Sequence[Mapping[str, Any
 
 
 def setting_differences(study: StudyInfo, runs: Sequence[Mapping[str, Any]]) -> str:
-    """In what the runs' configuration departs from the paper's: ``clients 4 (paper 10)``; empty for nothing."""
+    """List the runs' settings that differ from the paper's, for example ``clients 4 (paper 10)``."""
     words = []
     for key, paper in load_paper().setting.items():
         if key in study.axes:
@@ -297,7 +299,7 @@ def _slips(study: StudyInfo, table: ResultTable) -> list[str]:
         held = any(cell.paper == slip["printed"] for cell in table.cells.values())
         if slip["table"] == study.paper and slip["metric"] == _METRICS[table.key][0] and held:
             notes.append(
-                f"The paper prints {slip['printed']:.2f} for {slip['row']}, {column}; its own AA give "
+                f"The paper prints {slip['printed']:.2f} for {slip['row']}, {column}, but its own AA values give "
                 f"{slip['derived']:.2f}."
             )
     return notes
@@ -313,7 +315,7 @@ def _column_rank(study: StudyInfo, run: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _ordered(pairs: Any) -> list[tuple[str, Any]]:
-    """Each name once, by its lowest rank."""
+    """Return each name once, sorted by its lowest rank."""
     lowest: dict[str, Any] = {}
     for name, rank in pairs:
         lowest[name] = min(rank, lowest[name]) if name in lowest else rank

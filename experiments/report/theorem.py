@@ -1,9 +1,9 @@
-"""What of Theorem 3 can be measured: how far the clients' class proportions lie apart.
+"""The measurable part of Theorem 3: the distance between the clients' class proportions.
 
-The theorem bounds the mean regret of the global model less that of the local one by
+The theorem bounds the mean regret of the global model minus that of the local model by
 ``4 (K - 1) / K * Delta_TV(t) - mu / 2 * drift(t)``. All clients share the distribution of images within a class, so
-the total variation distance of two clients' data is that of their class proportions (appendix B.6), and these
-follow from the configuration. ``drift`` stands in the records; ``mu`` is a constant that nobody knows.
+the total variation distance of two clients' data equals that of their class proportions (appendix B.6), which follow
+from the configuration. ``drift`` is in the records; the constant ``mu`` is unknown.
 """
 
 from collections.abc import Sequence
@@ -23,14 +23,14 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Distances:
-    """Total variation distance between the data that pairs of clients have met, by round.
+    """Total variation distance between the data that pairs of clients have received, by round.
 
     Attributes
     ----------
     largest, average : sequence of float
-        Over all pairs of clients, in [0, 1].
+        Maximum and mean over all pairs of clients, in [0, 1].
     factor : float
-        4 (K - 1) / K, by which the theorem multiplies its bound on ``largest``.
+        4 (K - 1) / K, the factor of ``largest`` in the theorem.
     """
 
     largest: Sequence[float]
@@ -39,7 +39,7 @@ class Distances:
 
 
 def proportions(windows: Sequence[Sequence[int]], classes: int) -> Floats:
-    """Share of each class in what a client has met after each round, (T, C); every chunk has as many of each class."""
+    """Return each class's share of a client's data after each round, (T, C); chunks have equally many of each class."""
     counts = np.zeros((len(windows), classes))
     for index, window in enumerate(windows):
         counts[index, list(window)] = 1.0
@@ -49,20 +49,20 @@ def proportions(windows: Sequence[Sequence[int]], classes: int) -> Floats:
 
 
 def pair_distances(shares: Sequence[Floats]) -> tuple[Floats, Floats]:
-    """Largest and mean total variation distance over all pairs of clients, each (T,)."""
+    """Return the maximum and mean total variation distance over all pairs of clients, each (T,)."""
     pairs = np.stack([np.abs(one - other).sum(axis=1) / 2 for one, other in combinations(shares, 2)])
     return pairs.max(axis=0), pairs.mean(axis=0)
 
 
 def class_windows_of(config: Config, classes: int | None = None) -> list[tuple[tuple[int, ...], ...]] | None:
-    """The classes of every client's rounds; None where the number of classes is not known without the files.
+    """Return the classes of every client's rounds; None if the number of classes is unknown without the files.
 
     Parameters
     ----------
     config : Config
-        The run's.
+        The run's configuration.
     classes : int, optional
-        Number of classes where the data set's files decide it.
+        Number of classes, for data sets whose files determine it.
     """
     try:
         count = config.data.num_classes or known_classes(config.data.dataset) or classes
@@ -87,7 +87,7 @@ def class_windows_of(config: Config, classes: int | None = None) -> list[tuple[t
 
 
 def distances(config: Config, classes: int | None = None) -> Distances | None:
-    """The distances of a run's stream; None for a single client, or where the classes are not known."""
+    """Return the distances of a run's stream; None for a single client or if the classes are unknown."""
     windows = class_windows_of(config, classes)
     if windows is None or len(windows) < 2:
         return None

@@ -1,4 +1,4 @@
-"""``python -m experiments report``: everything that a results folder yields, written into one folder."""
+"""``python -m experiments report``: write tables, figures, data frames and the page to one folder."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,26 +11,26 @@ from fedkace_flwr.errors import ResultsError
 
 
 def write_report(folders: Sequence[Path], output: Path | None = None, data_dir: Path | None = None) -> list[Path]:
-    """Read results folders and write tables, figures, frames and the page.
+    """Read results folders and write tables, figures, data frames and the page.
 
     Parameters
     ----------
     folders : sequence of Path
-        Studies' folders, or single runs'.
+        Folders of studies or of single runs.
     output : Path, optional
-        Where to; by default ``report/`` in the first folder.
+        Output folder; by default ``report/`` in the first folder.
     data_dir : Path, optional
-        Where the data sets' files are, if not where the runs say.
+        Folder of the data sets' files; by default the one in each run's configuration.
 
     Returns
     -------
     list of Path
-        What was written.
+        The files written.
 
     Raises
     ------
     ResultsError
-        The folders cannot be read, or the output not written.
+        The folders cannot be read, or the output cannot be written.
     """
     results = load_results(*folders)
     target = output or folders[0] / "report"
@@ -49,7 +49,7 @@ def write_report(folders: Sequence[Path], output: Path | None = None, data_dir: 
         long_frame(every).to_csv(target / "tables.csv", index=False)
         write_page(results, tables, target / "index.html", data_dir)
     except OSError as error:
-        raise ResultsError(f"{target}: cannot be written ({error}); name another folder by --output") from error
+        raise ResultsError(f"{target}: cannot be written ({error}); choose another folder with --output") from error
     return [*written, target / "tables.csv", target / "index.html"]
 
 

@@ -94,6 +94,14 @@ def percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.2f}"
 
 
+def span(seconds: float) -> str:
+    """Return a duration in a suitable unit, for example ``2.5 hours``."""
+    for size, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {name}"
+    return f"{seconds:.0f} seconds"
+
+
 def _cell(study: Study, name: str) -> str:
     """Return the part of a run's name after its method."""
     return name.removeprefix(study.runs[name].method)

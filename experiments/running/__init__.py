@@ -1,1 +1,1 @@
-"""Studies and what runs them."""
+"""Run studies: engines, workers, progress and recovery."""

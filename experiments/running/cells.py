@@ -1,4 +1,4 @@
-"""The folder of one run of a study: whose it is just now, and how far it came."""
+"""The folder of one run of a study: which runner has claimed it, and whether the run is finished."""
 
 import time
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ class Cell:
     name : str
         The name of the run's folder.
     config : Config
-        What it is to be run with.
+        The run's configuration.
     """
 
     def __init__(self, name: str, config: Config) -> None:
@@ -33,7 +33,7 @@ class Cell:
         self._claim = FileLock(self.folder.parent / ".claims" / f"{name}.lock")
 
     def claim(self) -> bool:
-        """Take the run for this process; false where another runner has it. Ends with the process, at the latest."""
+        """Claim the run for this process; return False if another runner has it. The claim ends with the process."""
         Path(self._claim.lock_file).parent.mkdir(parents=True, exist_ok=True)
         try:
             self._claim.acquire(timeout=0)
@@ -42,16 +42,19 @@ class Cell:
         return True
 
     def release(self) -> None:
-        """Let other runners have it."""
+        """Release the claim."""
         self._claim.release()
 
     @property
     def finished(self) -> bool:
-        """Whether the run is there, whole, and made with this configuration."""
+        """Whether the folder holds a complete run with this configuration."""
         return (self.folder / "summary.json").exists() and self._matches()
 
     def prepare(self) -> Config:
-        """Make the folder ready: go on with what matches, set anything else aside; what to start the run with."""
+        """Prepare the folder and return the configuration to start with.
+
+        A partial run with the same configuration is resumed; anything else in the folder is moved aside.
+        """
         resume = (self.folder / "config.json").exists() and self._matches()
         if not resume:
             self._set_aside()
@@ -60,17 +63,17 @@ class Cell:
         return replace(self.config, run=replace(self.config.run, resume=resume))
 
     def summary(self) -> dict[str, Any]:
-        """The finished run's ``summary.json``.
+        """Read the finished run's ``summary.json``.
 
         Raises
         ------
         RunError
-            It cannot be read.
+            The file cannot be read.
         """
         return read_json(self.folder / "summary.json")
 
     def drop_answers(self) -> None:
-        """Stored replies serve repeated messages; of a run that is over none will come."""
+        """Delete stored replies, which serve repeated messages; a finished run receives no more messages."""
         for path in self.folder.glob("clients/client-*/answer-*.npz"):
             path.unlink()
 
@@ -82,13 +85,13 @@ class Cell:
             return False
 
     def _keep_log(self) -> None:
-        """An earlier attempt's log may say why it ended."""
+        """Keep the log of an earlier attempt, which may say why it ended."""
         log = self.folder / "app.log"
         if log.exists():
             log.rename(self.folder / f"app.{1 + len(list(self.folder.glob('app.*.log')))}.log")
 
     def _set_aside(self) -> None:
-        """Keep an earlier run of the same name under another one."""
+        """Rename the folder of an earlier run with the same name."""
         if not self.folder.exists():
             return
         stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(self.folder.stat().st_mtime))
@@ -101,7 +104,7 @@ class Cell:
 
 @contextmanager
 def naming(cell: Cell) -> Iterator[None]:
-    """Put the run's name before an error's message."""
+    """Prefix the messages of errors with the run's name."""
     try:
         yield
     except FedkaceError as error:

@@ -1,4 +1,4 @@
-"""What a user sees while a study runs: live bars on a terminal, plain lines elsewhere."""
+"""Show the progress of a study: live bars on a terminal, plain lines elsewhere."""
 
 import json
 from collections.abc import Iterator
@@ -14,18 +14,18 @@ from experiments.running.cells import Cell
 
 
 class Display:
-    """Runs done of all, and each running one's rounds and accuracy.
+    """Show how many runs are done, and the rounds and accuracy of each current run.
 
     Parameters
     ----------
     console : Console
-        Where it is shown.
+        Where to print.
     total : int
-        Runs of the study.
+        Number of runs in the study.
     rounds : int
-        Rounds of all of them.
+        Number of rounds of all runs together.
     progress : Progress, optional
-        Live bars; without them each step is a line.
+        Live bars; without them each step is printed as a line.
     """
 
     def __init__(self, console: Console, total: int, rounds: int, progress: Progress | None) -> None:
@@ -37,7 +37,7 @@ class Display:
         self._sums: dict[str, tuple[float, int]] = {}
 
     def begin(self, cell: Cell, attempt: int) -> None:
-        """A run starts, or goes on."""
+        """Show that a run starts or resumes."""
         total = cell.config.stream.rounds
         if self._progress:
             if cell.name not in self._bars:
@@ -53,11 +53,11 @@ class Display:
         lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
         for line in lines[self._shown.get(cell.name, 0) :]:
             self._show(cell, json.loads(line))
-        # A resumed run may have dropped lines that were shown already.
+        # A resumed run may have dropped lines that have already been shown.
         self._shown[cell.name] = max(len(lines), self._shown.get(cell.name, 0))
 
     def end(self, cell: Cell, *, note: str) -> None:
-        """A run is over, one way or another."""
+        """Show that a run has ended, successfully or not."""
         self._done += 1
         shown = self._shown.get(cell.name, 0)
         if self._progress:
@@ -73,7 +73,7 @@ class Display:
             self._console.print(f"{cell.name}: {note or 'done'} ({self._done} of {self._total})", highlight=False)
 
     def say(self, text: str) -> None:
-        """A line of its own."""
+        """Print a line."""
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def _show(self, cell: Cell, record: dict[str, Any]) -> None:
@@ -93,7 +93,7 @@ class Display:
 
 @contextmanager
 def display(console: Console, cells: list[Cell]) -> Iterator[Display]:
-    """Show a study's runs until the block ends."""
+    """Show the progress of a study's runs until the block ends."""
     rounds = sum(cell.config.stream.rounds for cell in cells)
     if not console.is_terminal:
         yield Display(console, len(cells), rounds, None)

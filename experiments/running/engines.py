@@ -1,4 +1,4 @@
-"""Two ways to run a configuration: Flower's simulation with Ray, or the inline engine; each in its own process."""
+"""Two engines that run a configuration in a process of its own: Flower's simulation on Ray, and the inline engine."""
 
 import json
 import os
@@ -27,36 +27,36 @@ _START_SECONDS = 60
 _STOP_SECONDS = 20
 _LINK = "study"
 CLUSTER = "RAY_ADDRESS"
-"""The variable that names a Ray cluster to run on."""
+"""The environment variable that names a Ray cluster to run on."""
 
 
 class Job(Protocol):
-    """A run at work."""
+    """A run that has been started."""
 
     def running(self) -> bool:
-        """Whether it still is."""
+        """Whether it is still running."""
 
     def check(self) -> None:
-        """After its end: raise RunError with the app's own words if it failed."""
+        """Wait for its end; raise RunError with the app's error message if it failed."""
 
     def stop(self) -> None:
-        """End it now."""
+        """Stop it now."""
 
 
 class Engine(Protocol):
-    """What starts runs."""
+    """Starts runs."""
 
     def start(self, config: Config, log: Path) -> Job:
         """Start a run whose output goes to ``log``."""
 
 
 class InlineEngine:
-    """One process per run, clients one after another; needs neither Ray nor a SuperLink.
+    """One process per run, with the clients one after another; needs neither Ray nor a SuperLink.
 
     Parameters
     ----------
     environment : mapping, optional
-        For the processes; by default this one's.
+        Environment variables of the processes; by default those of this process.
     """
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
@@ -94,22 +94,22 @@ class _InlineJob:
 
 
 class FlowerEngine:
-    """Flower's simulation: a SuperLink of our own, and ``flwr run`` for each run.
+    """Flower's simulation: a private SuperLink, and ``flwr run`` for each run.
 
-    The SuperLink listens on a free port of the loopback, keeps its files in a folder of its own, and ends
-    with this object, so that neither another checkout nor the user's Flower settings play a part. Where the
-    environment names a Ray cluster (``RAY_ADDRESS``), the clients run there.
+    The SuperLink listens on a free loopback port, keeps its files in a temporary folder, and ends with this object,
+    so neither another checkout nor the user's Flower settings affect it. If the environment names a Ray cluster
+    (``RAY_ADDRESS``), the clients run there.
 
     Parameters
     ----------
     workers : int
-        Clients at work at a time, one CPU each; on a cluster, as many as it has CPUs.
+        Number of clients trained in parallel, one CPU each; ignored on a cluster, whose CPUs set the number.
     gpu_fraction : float
-        Share of a GPU that each takes.
+        Fraction of a GPU for each client.
     environment : mapping, optional
-        For the processes; by default this one's.
+        Environment variables of the processes; by default those of this process.
     home : Path, optional
-        Where the SuperLink's folder is made; by default the system's place for temporary files.
+        Where to create the SuperLink's folder; by default in the system's temporary folder.
 
     Raises
     ------
@@ -133,7 +133,7 @@ class FlowerEngine:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedkace-flower-", dir=self._place)))
-            # Flower and Ray detach what they start for this SuperLink, but it all inherits its home.
+            # Flower and Ray detach the processes that they start for this SuperLink, but all of them inherit its home.
             stack.callback(end_all_of, "FLWR_HOME", str(home))
             port, control = _free_port(), _free_port()
             self._environment = _environment(self._outside, home)
@@ -166,7 +166,7 @@ class FlowerEngine:
             "client-resources-num-cpus": 1,
             "client-resources-num-gpus": self._gpu_fraction,
         }
-        if CLUSTER not in self._outside:  # a cluster that is there has the size that it has
+        if CLUSTER not in self._outside:  # the size of an existing cluster is fixed
             federation["init-args-num-cpus"] = self._workers
         return _FlowerJob(self._app, config, federation, log, self._environment)
 
@@ -174,7 +174,7 @@ class FlowerEngine:
         deadline = time.monotonic() + _START_SECONDS
         while time.monotonic() < deadline and link.poll() is None:
             try:
-                # No proxy: the SuperLink is on this machine whatever the environment says.
+                # The SuperLink runs on this machine, so any proxy in the environment is ignored.
                 opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
                 with opener.open(f"http://127.0.0.1:{port}/health", timeout=2):
                     return
@@ -218,7 +218,7 @@ class _FlowerJob:
         return found[1] if found else None
 
     def _details(self) -> str | None:
-        """The app's error as Flower reports it: ``flwr run`` itself exits with 0 even when the app fails."""
+        """Return the app's error as Flower reports it; ``flwr run`` exits with 0 even if the app fails."""
         number = self._number()
         if number is None:
             return None
@@ -236,8 +236,8 @@ def _environment(outside: Mapping[str, str], home: Path) -> dict[str, str]:
         **flower_environment(home, outside),
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
-        # Ray would keep a record of every task, and count what its own processes do: their memory grew with the rounds
-        # of 200 clients, for nobody to read.
+        # Ray would record every task and collect metrics of its own processes, which nobody reads; with 200 clients the
+        # memory of these processes grew from round to round.
         "RAY_task_events_report_interval_ms": "0",
         "RAY_enable_metrics_collection": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -245,7 +245,7 @@ def _environment(outside: Mapping[str, str], home: Path) -> dict[str, str]:
 
 
 def _tool(name: str) -> str:
-    """A command of the environment that runs this program, activated or not."""
+    """Find a command of the environment that this program runs in, whether it is activated or not."""
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:

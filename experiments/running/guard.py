@@ -1,7 +1,7 @@
-"""Ends what a runner has started when the runner itself has no chance to: after ``kill -9``, or a crash.
+"""End the processes of a runner that could not end them itself because it was killed or crashed.
 
-A process of its own waits for the end of a pipe whose other end the runner alone holds. The kernel closes that
-when the runner is gone, however it went. What the runner starts carries a mark in its environment, and so does
+A guard process waits on a pipe whose other end only the runner holds. The kernel closes that end when the runner
+exits, whatever the cause. Every process that the runner starts carries a mark in its environment, and so does
 everything that Flower and Ray start on its behalf, detached or not.
 """
 
@@ -25,14 +25,14 @@ _END_SECONDS = 20
 
 
 class Guard:
-    """Watches over one runner's processes.
+    """Watches the processes of one runner.
 
     Attributes
     ----------
     environment : dict of str to str
-        For whatever the runner starts.
+        Environment variables for everything that the runner starts.
     home : Path
-        A temporary folder, which goes when the guard does.
+        A temporary folder, deleted with the guard.
     """
 
     def __enter__(self) -> Self:
@@ -41,7 +41,7 @@ class Guard:
         self.home = Path(tempfile.mkdtemp(prefix="fedkace-runner-"))
         end, self._held = os.pipe()
         command = [sys.executable, "-m", "experiments.running.guard", token, str(self.home)]
-        # A session of its own: a Ctrl-C at the terminal is the runner's to handle.
+        # A separate session, so that Ctrl-C at the terminal reaches the runner only.
         quiet = subprocess.DEVNULL
         self._process = subprocess.Popen(
             command, stdin=end, stdout=quiet, stderr=quiet, cwd=CHECKOUT, start_new_session=True
@@ -57,16 +57,17 @@ class Guard:
 
 
 def all_of(name: str, value: str) -> list[psutil.Process]:
-    """Every process that has a variable of this value in its environment, and all that come from it; this one aside.
+    """Return every process with this environment variable and all their descendants, except this process.
 
-    A process that gives itself a title, as Ray's do, may write it over its environment, and then only its parents tell.
+    A process that sets its title, as Ray's do, may overwrite its environment, and is then found only through its
+    parents.
     """
     found: dict[int, psutil.Process] = {}
     parents: dict[psutil.Process, int] = {}
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             if process.pid != os.getpid():
-                marked = process.environ().get(name) == value  # raises for what has ended and waits for its parent
+                marked = process.environ().get(name) == value  # raises for zombies
                 parents[process] = process.ppid()
                 if marked:
                     found[process.pid] = process
@@ -76,7 +77,7 @@ def all_of(name: str, value: str) -> list[psutil.Process]:
 
 
 def end_all_of(name: str, value: str) -> None:
-    """End every process that has a variable of this value in its environment, and all that come from it."""
+    """End every process with this environment variable and all their descendants."""
     left = []
     for process in all_of(name, value):
         with suppress(psutil.Error):

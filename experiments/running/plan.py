@@ -1,12 +1,12 @@
 """Dry run of a study: its runs, and an estimate of how long they would take."""
 
 import time
-from collections.abc import Iterable
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
+from experiments.results.compare import span
 from experiments.running.cells import Cell
 from experiments.running.runner import check_study, show_workers
 from experiments.studies.study import Study
@@ -49,12 +49,17 @@ def show_plan(study: Study, console: Console) -> None:
             f"{samples:,}",
             f"{samples // config.training.batch_size:,}",
             f"{images:,}",
-            "-" if done else _span(estimate / workers.count),
+            "-" if done else span(estimate / workers.count),
         )
     console.print(table)
     console.print(
+<<<<<<< HEAD
         f"{len(study.runs)} runs, about {_span(seconds)} of training and testing on {workers.count} workers on "
         f"an otherwise idle machine; selection, transport and a method's own exchanges take additional time.",
+=======
+        f"{len(study.runs)} runs, about {span(seconds)} of training and tests on {workers.count} workers that have "
+        f"the machine to themselves; selection, transport and a method's own exchanges take more time on top.",
+>>>>>>> wp-h
         highlight=False,
     )
     show_workers(study, workers, console)
@@ -109,12 +114,3 @@ def _calibrate(config: Config) -> tuple[float, float]:
     trained = clock()
     predict(net, torch.Tensor.clone, images, experiment.preprocess)
     return (trained - begun) / len(rows), (clock() - trained) / len(rows)
-
-
-def _span(seconds: float) -> str:
-    """Return a duration in words."""
-    units: Iterable[tuple[float, str]] = ((86400, "days"), (3600, "hours"), (60, "minutes"))
-    for size, name in units:
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {name}"
-    return f"{seconds:.0f} seconds"

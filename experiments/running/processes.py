@@ -1,4 +1,4 @@
-"""Running Flower's commands and the scripts of ``deploy/`` from a program."""
+"""Run Flower's commands and the scripts of ``deploy/`` from Python."""
 
 import os
 import shutil
@@ -10,19 +10,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-"""The folder of the project."""
+"""The project's root folder."""
 
 
 def staged_app(folder: Path) -> Path:
-    """Put what makes up the Flower app alone into a new folder, and return it.
+    """Copy only the files of the Flower app to a new folder, and return the folder.
 
-    ``flwr run`` visits every file below the folder that it is told, in a checkout also those of a virtual environment
-    and of all results; what it makes of either folder is the same to the last byte.
+    ``flwr run`` visits every file below its folder, which in a checkout includes the virtual environment and all
+    results. The bundle that it builds is identical for both folders.
 
     Parameters
     ----------
     folder : Path
-        Does not exist yet.
+        The folder to create; must not exist.
     """
     description = CHECKOUT / "pyproject.toml"
     patterns = tomllib.loads(description.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["fab-include"]
@@ -34,14 +34,14 @@ def staged_app(folder: Path) -> Path:
 
 
 def flower_environment(home: Path, outside: Mapping[str, str]) -> dict[str, str]:
-    """An environment in which this Python comes first and Flower keeps to a folder of its own and to itself.
+    """Return an environment that puts this Python first and gives Flower a folder of its own, without telemetry.
 
     Parameters
     ----------
     home : Path
-        For Flower's settings and files.
+        Folder of Flower's settings and files.
     outside : mapping
-        What else the processes shall see.
+        The environment variables to start from.
     """
     return {
         **outside,
@@ -56,24 +56,24 @@ def flower_environment(home: Path, outside: Mapping[str, str]) -> dict[str, str]
 def finish(
     command: Sequence[str], environment: Mapping[str, str], seconds: float | None = None
 ) -> "subprocess.CompletedProcess[str]":
-    """Run a command to its end, and no longer.
+    """Run a command and wait for it, but not for processes that it leaves behind.
 
-    A SuperNode's SuperExec inherits its output and lives until the SuperNode's entry is gone from the process table.
-    With pipes, which are read to their end before the entry is taken out, the two would wait for each other.
+    The output goes to files. A SuperNode's SuperExec inherits the output and lives until the SuperNode has been
+    reaped. A pipe is read to its end before the process is reaped, so with pipes the two would wait for each other.
 
     Parameters
     ----------
     command : sequence of str
         Program and arguments.
     environment : mapping
-        The whole of it.
+        All environment variables of the command.
     seconds : float, optional
-        How long at most.
+        Time limit.
 
     Raises
     ------
     subprocess.TimeoutExpired
-        It takes longer.
+        The command exceeds the time limit.
     """
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         done = subprocess.run(

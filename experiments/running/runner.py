@@ -1,7 +1,7 @@
-"""Run a study: check all of it, skip what is done, go on with what was cut off, try again what failed.
+"""Run a study: check all runs, skip finished ones, resume interrupted ones, and retry failed ones.
 
-Several runners may work on one study: each run is claimed by one of them, and a runner that has nothing left
-to start waits for the others', or takes them over if their runner is gone.
+Several runners may work on one study. Each run is claimed by one of them. A runner with nothing left to start waits
+for the others' runs, and takes over those whose runner has ended.
 """
 
 import json
@@ -33,12 +33,12 @@ _ATTEMPTS = 2
 
 @dataclass
 class Outcome:
-    """What a study came to.
+    """The results of a study.
 
     Attributes
     ----------
     summaries : dict of str to dict
-        Of the finished runs, by name, in the study's order.
+        Summaries of the finished runs by name, in the study's order.
     failures : dict of str to str
         The last error of each run that failed twice.
     """
@@ -48,12 +48,12 @@ class Outcome:
 
 
 def run_study(study: Study, console: Console) -> Outcome:
-    """Run what is left of a study.
+    """Run the unfinished runs of a study.
 
     Raises
     ------
     FedkaceError
-        Before anything is started: a run's configuration, data, folder or GPUs will not do.
+        A run's configuration, data, folder or GPUs are unsuitable; raised before any run starts.
     """
     cells = [Cell(name, config) for name, config in study.runs.items()]
     workers = check_study(study, progress=console.is_terminal)
@@ -66,12 +66,12 @@ def run_study(study: Study, console: Console) -> Outcome:
 
 
 def check_study(study: Study, *, progress: bool = False) -> Workers:
-    """Check every run as its server would, prepare the data sets, and choose the workers.
+    """Make the server's checks for every run, prepare the data sets, and choose the number of workers.
 
     Raises
     ------
     FedkaceError
-        The first thing that will not do.
+        The first check that fails.
     """
     for config in study.runs.values():
         experiment = Experiment(configured(config)[1], progress=progress)
@@ -79,8 +79,8 @@ def check_study(study: Study, *, progress: bool = False) -> Workers:
         check_events(config)
         if config.run.device.startswith("cuda") and study.gpu_fraction == 0 and study.engine == "flower":
             raise ConfigError(
-                f'device = "{config.run.device}" with gpu-fraction = 0: Ray hides the GPUs from clients that ask for '
-                "none; set --gpu-fraction, for example 0.1"
+                f'device = "{config.run.device}" with gpu-fraction = 0: Ray hides the GPUs from clients that do not '
+                "request one; set --gpu-fraction, for example 0.1"
             )
         _ = experiment.device
         RunFolder.check(Path(config.run.results_dir))
@@ -88,9 +88,9 @@ def check_study(study: Study, *, progress: bool = False) -> Workers:
 
 
 def show_workers(study: Study, workers: Workers, console: Console) -> None:
-    """Print the plan, and what speaks against it."""
+    """Print the plan and its warnings."""
     if study.engine == "flower" and (cluster := os.environ.get(CLUSTER)):
-        console.print(f"plan: as many workers as the Ray cluster at {cluster} has CPUs", highlight=False)
+        console.print(f"plan: one worker for each CPU of the Ray cluster at {cluster}", highlight=False)
         return
     console.print(f"plan: {workers}", highlight=False, soft_wrap=True)
     for warning in workers.warnings:
@@ -98,7 +98,7 @@ def show_workers(study: Study, workers: Workers, console: Console) -> None:
 
 
 def describe(study: Study) -> None:
-    """Add the study's runs and axes to its folder's ``study.json``."""
+    """Add the study's runs and axes to ``study.json`` in its folder."""
     path = study.folder / "study.json"
     runs: dict[str, Any] = {}
     if path.exists():
@@ -142,7 +142,7 @@ class _Shift:
         self._engine: Engine | None = None
 
     def work(self) -> dict[str, str]:
-        """Until nothing is left; the errors of the runs that failed for good."""
+        """Work until no run is left; return the errors of the runs that failed twice."""
         try:
             while self._left or self._running:
                 started = len(self._running) < self._slots and self._start_one()
@@ -159,7 +159,7 @@ class _Shift:
         return self._errors
 
     def _start_one(self) -> bool:
-        """Start the first run that is nobody's; false where there is none."""
+        """Start the first run that no other runner has claimed; return False if there is none."""
         for _ in range(len(self._left)):
             cell = self._left.popleft()
             if not cell.claim():
@@ -167,7 +167,7 @@ class _Shift:
                 continue
             if cell.finished:
                 cell.release()
-                self._shown.end(cell, note="was finished before")
+                self._shown.end(cell, note="already finished")
                 return True
             self._attempts[cell.name] += 1
             self._shown.begin(cell, self._attempts[cell.name])
@@ -205,10 +205,10 @@ class _Shift:
 
     def _after_failure(self, cell: Cell, error: str) -> None:
         if not self._running:
-            self._engines.close()  # whatever is left of Flower or Ray may be what failed
+            self._engines.close()  # Flower or Ray itself may have failed, so start them anew
             self._engine = None
         if self._attempts[cell.name] < _ATTEMPTS:
-            self._shown.say(f"{error}; trying once more")
+            self._shown.say(f"{error}; retrying")
             self._left.appendleft(cell)
         else:
             self._errors[cell.name] = error

@@ -1,4 +1,4 @@
-"""How many workers a study gets, from what the machine has and what one of them needs."""
+"""Choose the number of workers of a study from the machine's resources and the needs of one worker."""
 
 import math
 import os
@@ -17,25 +17,25 @@ from fedkace_flwr.registry import configured
 
 _CGROUP = Path("/sys/fs/cgroup")
 _PROCESS = 450 * 2**20  # Python with PyTorch, Flower and Ray, before any data
-_CONTEXT = 600 * 2**20  # what CUDA and its libraries keep on a GPU for each process
-_SHARE = 0.9  # of the memory that is free; the rest is for the server, the object store and the page cache
-_WEIGHT_COPIES = 8  # network, gradient, two moments, the message and the answer, each stored once more
-_STEP = 1.5  # what a step holds besides its activations, in activations; a batch of tests takes no more
-_SAMPLED = 2  # images by which activations are counted
+_CONTEXT = 600 * 2**20  # GPU memory that CUDA and its libraries take for each process
+_SHARE = 0.9  # of the free memory; the rest is for the server, the object store and the page cache
+_WEIGHT_COPIES = 8  # network, gradient, two moments, message and reply, and stored copies of the last two
+_STEP = 1.5  # memory of a training step as a multiple of its activations; a test batch takes no more
+_SAMPLED = 2  # images in the batch that measures activations
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What there is.
+    """The resources of a machine.
 
     Attributes
     ----------
     cores : int
         CPUs that this process may use.
     memory : int
-        Free bytes.
+        Free memory in bytes.
     gpus : tuple of int
-        Bytes of each GPU.
+        Memory of each GPU in bytes.
     """
 
     cores: int
@@ -44,7 +44,7 @@ class Machine:
 
     @classmethod
     def here(cls, cgroup: Path = _CGROUP) -> "Machine":
-        """What a container or ``taskset`` leaves of this machine."""
+        """Measure this machine, within the limits of a container or ``taskset``."""
         cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
         quota, *period = _words(cgroup / "cpu.max")
         if quota.isdecimal() and period:
@@ -60,16 +60,16 @@ class Machine:
 
 @dataclass(frozen=True)
 class Need:
-    """What one worker takes, at the most: bytes of memory, and of a GPU's if it computes there."""
+    """The most that one worker takes: bytes of memory, and of GPU memory if it computes there."""
 
     memory: int
     gpu: int
 
     @classmethod
     def of(cls, config: Config) -> "Need":
-        """From the network, the batch, and the samples that a client trains on.
+        """Estimate the need from the network, the batch, and the samples that a client trains on.
 
-        The data set itself is not in it: workers share its pages.
+        The data set itself does not count, because the workers share its pages.
         """
         experiment = Experiment(config)
         net = experiment.network(experiment.initial_weights())
@@ -85,20 +85,20 @@ class Need:
 
 @dataclass(frozen=True)
 class Workers:
-    """The plan.
+    """The chosen workers.
 
     Attributes
     ----------
     count : int
-        Clients at work at a time; with the inline engine, runs.
+        Clients trained in parallel; with the inline engine, runs.
     threads : int
-        CPU threads of each.
+        CPU threads of each worker.
     gpu_fraction : float
-        Share of a GPU that each takes; 0: they compute on the CPU.
+        Fraction of a GPU for each worker; 0: compute on the CPU.
     need : Need
-        Of one.
+        What one worker needs.
     machine : Machine
-        What it was chosen for.
+        The machine that the number was chosen for.
     """
 
     count: int
@@ -108,7 +108,7 @@ class Workers:
     machine: Machine
 
     def __str__(self) -> str:
-        """In a line."""
+        """Describe the workers in one line."""
         machine = self.machine
         text = f"{_several(self.count, 'worker')} of {_several(self.threads, 'thread')} on {_several(machine.cores, 'core')}"
         text += f", about {_gib(self.count * self.need.memory)} of {_gib(machine.memory)} free memory"
@@ -121,7 +121,7 @@ class Workers:
 
     @property
     def warnings(self) -> list[str]:
-        """What the plan asks of the machine that it does not have."""
+        """The resources that the plan needs but the machine lacks."""
         found = []
         if self.count * self.threads > self.machine.cores:
             found.append(
@@ -138,22 +138,23 @@ class Workers:
 
 
 def plan_workers(study: Study, machine: Machine | None = None) -> Workers:
-    """Choose what the study and its command line leave open.
+    """Choose the number of workers and the GPU fraction, unless the command line sets them.
 
-    As many workers as there are cores for their threads, free memory, and runs or clients; on a machine with GPUs
-    as many on each as its memory takes, if Flower's engine runs them and ``device`` allows it.
+    The number is bounded by the cores for the workers' threads, by free memory, and by the number of runs or clients.
+    On a machine with GPUs it is also bounded by their memory, if Flower's engine runs the clients and ``device``
+    allows a GPU.
 
     Parameters
     ----------
     study : Study
-        Its ``workers`` and ``gpu_fraction`` are None where they are left open.
+        Its ``workers`` and ``gpu_fraction`` are None where they are to be chosen.
     machine : Machine, optional
-        By default this one.
+        By default this machine.
 
     Raises
     ------
     ConfigError
-        More of a GPU is asked for than the machine has.
+        ``gpu_fraction`` exceeds the number of GPUs.
     """
     machine = machine or Machine.here()
     if (study.gpu_fraction or 0) > len(machine.gpus):
@@ -174,7 +175,7 @@ def plan_workers(study: Study, machine: Machine | None = None) -> Workers:
 
 
 def activations(net: torch.nn.Module, size: int, device: torch.device) -> int:
-    """Bytes that one image's forward pass keeps for the backward pass."""
+    """Return the bytes that the forward pass of one image keeps for the backward pass."""
     kept = 0
 
     def count(tensor: torch.Tensor) -> torch.Tensor:
@@ -199,7 +200,7 @@ def _largest(configs: Iterable[Config]) -> Need:
 
 
 def _fraction(machine: Machine, need: Need, count: int) -> float:
-    """The share by which ``count`` workers spread over the GPUs, or as many of them as fit."""
+    """Return the GPU fraction that spreads ``count`` workers, or as many as fit, evenly over the GPUs."""
     on_one = min(math.ceil(count / len(machine.gpus)), _fitting(_SHARE * min(machine.gpus), need.gpu))
     return 1 / on_one
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Message, MessageType
 from support.common import rounds_of
 from support.inboxes import RUN, names_in
@@ -16,6 +17,8 @@ from experiments.feed import feed
 from experiments.running.inline import InlineGrid, run_inline
 from fedkace_flwr import client_app
 from fedkace_flwr.config import Config
+from fedkace_flwr.registry import configured
+from fedkace_flwr.storage.client_state import read_state
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.experiment import Experiment, as_arrays
 from fedkace_flwr.messaging import records as keys
@@ -98,9 +101,8 @@ def test_buffers_on_a_device_hold_pixels(device: Callable[[str, int], Message], 
     arrive(tmp_path, 1)
     device(MessageType.TRAIN, 2)
     (path,) = (tmp_path / "run" / "clients" / "client-000").glob("state-*.npz")
-    content = durable.read(path)
-    assert content is not None
-    assert content[0]["buffer.content"].dtype == np.uint8 and content[0]["buffer.content"].shape[1:] == (3, 8, 8)
+    content = read_state(path).buffer.content
+    assert content.dtype == torch.uint8 and content.shape[1:] == (3, 8, 8)
 
 
 def test_without_a_test_folder_no_accuracy_is_reported(small: Make, tmp_path: Path) -> None:
@@ -125,9 +127,9 @@ def test_without_a_test_folder_no_accuracy_is_reported(small: Make, tmp_path: Pa
 )
 def test_what_an_inbox_needs_is_asked_for_before_any_round(changes: dict[str, Any], words: str) -> None:
     base = {"data-source": "inbox", "class-names": DIGITS, "image-size": 8}
-    Config.parse(base)
+    configured(Config.parse(base))
     with pytest.raises(ConfigError, match=words):
-        Config.parse({**base, **changes})
+        configured(Config.parse({**base, **changes}))
 
 
 def test_a_node_without_an_inbox_or_with_two_clients_says_so(small: Make, tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from support.tools import need_tools
 
 from experiments.background.control import pause
 from experiments.background.folder import Command, Folder
-from experiments.background.status import Progress, seconds_left, span
+from experiments.background.status import Progress, seconds_left
 from experiments.background.supervisor import lower_own_priority
+from experiments.results.compare import span
 from experiments.running.guard import end_all_of
 from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config

@@ -37,7 +37,7 @@ def test_an_unmeasured_figure_beside_a_measured_one() -> None:
 
 def test_the_measurement_gives_the_figures_that_are_promised() -> None:
     """A small round on the CPU: the same code, figures of no meaning."""
-    small = {"clients": 2, "epochs": 1, "chunk": 5, "buffer": 4}
+    small = {"epochs": 1, "chunk": 5, "buffer": 4}
     figures = gpu_part.training_on(torch.device("cpu"), 1, **small)
     assert list(figures) == list(gpu_part._AIMS)
     assert all(figure["median"] > 0 for figure in figures.values())
@@ -62,4 +62,4 @@ def test_a_file_without_figures_is_named(
     if content is not None:
         path.write_text(content)
     assert main(["bench", "--show", str(path)]) == 2
-    assert capsys.readouterr().err.startswith(f"error: {path}: must be what bench --output has written")
+    assert capsys.readouterr().err.startswith(f"error: {path}: must be a file written by bench --output")

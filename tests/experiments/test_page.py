@@ -112,7 +112,7 @@ def test_it_draws_every_section_without_an_error_or_a_request(browser: Any, page
     images = browser.find_elements("css selector", "#kept img")
     assert len(images) == 3 and all(image.get_property("naturalWidth") > 0 for image in images)
     (ones,) = [image for image in images if " of 1," in image.get_attribute("alt")]  # digits' classes are their names
-    assert ones.get_attribute("alt") == "7 kept images of 1, from rounds 1, 2, 2, 3, 4, 5, 5"
+    assert ones.get_attribute("alt") == "7 buffered images of 1, from rounds 1, 2, 2, 3, 4, 5, 5"
     assert "11 of 12 runs finished" in browser.find_element("css selector", ".lead").text
     overflow = "return [...document.querySelectorAll('.js-plotly-plot')].filter(p => p.querySelector('.main-svg').clientWidth > p.clientWidth + 1).map(p => p.id)"
     waited(browser, lambda: browser.execute_script(overflow) == [])
@@ -161,7 +161,7 @@ def test_filters_change_what_is_drawn(browser: Any, page: Path) -> None:
     chip(browser, "Method", "FedKACE").click()
     assert "FedKACE" not in names_drawn(browser, "accuracy-0")
     chip(browser, "Method", "Centralized").click()
-    assert "No run passes" in browser.find_element("id", "accuracy-charts").text
+    assert "No run matches" in browser.find_element("id", "accuracy-charts").text
     chip(browser, "Method", "FedKACE").click()
     assert "FedKACE" in names_drawn(browser, "accuracy-0")
     assert [entry["message"] for entry in browser.get_log("browser")] == []
@@ -180,7 +180,7 @@ def test_a_client_and_a_run_can_be_chosen(browser: Any, page: Path) -> None:
     opened(browser, page)
     Select(browser.find_element("id", "buffers-client")).select_by_visible_text("1")
     assert not browser.find_element("id", "arrivals-figure").is_displayed()  # only client 0 left its state
-    assert "stored state is not here" in browser.find_element("id", "buffers-note").text
+    assert "stored state is not available" in browser.find_element("id", "buffers-note").text
     Select(browser.find_element("id", "models-run")).select_by_visible_text("FedKACE, digits, O=0, seed 1")
     assert "evaluate=both" in browser.find_element("id", "models-note").text
 

@@ -50,7 +50,7 @@ def test_what_the_service_refuses_it_refuses_in_a_line_and_goes_on(folder: Path)
         post = service.client.post
         replies = [
             (422, "it is damaged", post("/predict", content=picture()[:300])),
-            (422, "not a picture", post("/predict", content=b"nothing of the kind")),
+            (422, "not an image", post("/predict", content=b"nothing of the kind")),
             (422, "the body is empty", post("/predict")),
             (422, "at most 50,000,000", post("/predict", content=blank(8000, 7000))),
             (422, "too many pixels", post("/predict", content=blank(14000, 14000))),

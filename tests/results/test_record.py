@@ -292,7 +292,7 @@ def red(image: np.ndarray) -> int:
     return int((np.abs(image - accent).max(axis=2) < 20).sum())
 
 
-def test_the_picture_shows_accuracy_and_switches(tmp_path: Path) -> None:
+def test_the_picture_shows_accuracy_and_switches(tmp_path: Path, pictures: None) -> None:
     rounds = [made(number) for number in (1, 2, 3, 4)]
     shown = picture(tmp_path / "a", rounds)
     assert len(np.unique(shown.reshape(-1, 3), axis=0)) > 20
@@ -301,7 +301,7 @@ def test_the_picture_shows_accuracy_and_switches(tmp_path: Path) -> None:
     assert red(picture(tmp_path / "b", still)) == 0
 
 
-def test_the_picture_is_drawn_with_nulls_and_with_one_round(tmp_path: Path) -> None:
+def test_the_picture_is_drawn_with_nulls_and_with_one_round(tmp_path: Path, pictures: None) -> None:
     full = picture(tmp_path / "full", [made(n) for n in (1, 2, 3)])
     gap = picture(tmp_path / "gap", [made(1), nothing(2), made(3)])
     assert not np.array_equal(full, gap)

@@ -197,7 +197,7 @@ def _put(name: str, value: Any) -> Callable[[dict[str, Any], dict[str, Any]], No
     [
         (_drop("seen"), "seen"),
         (_drop("buffer.labels"), "buffer.labels"),
-        (_drop("local_accuracy"), ""),
+        (_drop("buffer.rounds"), "buffer.rounds"),
         (_put("global_since", 0.5), "global_since = 0.5"),
         (_put("local_accuracy", "high"), "an accuracy"),
         (_put("round", 3), "round 3"),

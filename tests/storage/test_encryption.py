@@ -164,7 +164,7 @@ def test_who_does_not_have_the_key_cannot_write_a_file_that_is_read(tmp_path: Pa
     content[-40] ^= 1
     content[16:48] = hashlib.sha256(content[48:]).digest()
     path.write_bytes(content)
-    with pytest.raises(StateError, match="changed by someone who does not have the key"):
+    with pytest.raises(StateError, match="changed by someone without the key"):
         durable.read(path)
 
 

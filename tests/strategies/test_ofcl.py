@@ -93,10 +93,10 @@ def counting(counts: Any) -> Callable[[Message], Message]:
     ("counts", "words"),
     [
         (None, "chunk-classes = None: must be 10 whole numbers"),
-        ([16], "must be 10 whole numbers"),
-        ([16.0] + [0.0] * 9, "must be 10 whole numbers"),
-        ([17, -1] + [0] * 8, "none negative"),
-        ([17] + [0] * 9, "must add up to num-examples = 16"),
+        ([16], "must be a list of 10 numbers"),
+        ([16.0] + [0.0] * 9, "must be whole and between 0 and 16"),
+        ([17, -1] + [0] * 8, "must be whole and between 0 and 16"),
+        ([15] + [0] * 9, "must add up to num-examples = 16"),
     ],
 )
 def test_a_client_that_does_not_say_what_it_trained_on_is_left_out(small: Make, counts: object, words: str) -> None:

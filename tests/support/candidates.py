@@ -14,7 +14,7 @@ def mask_of(classes: list[int], size: int) -> Tensor:
 
 
 class Case:
-    """Random candidates: m of old classes, then a chunk of old and new classes, and classes never met beside them."""
+    """Random candidates: m of old classes, then a chunk of old and new classes; ``spare`` classes are never met."""
 
     def __init__(self, seed: int, m: int, chunk: int, active: int, spare: int = 2, spread: float = 2.0) -> None:
         rng = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""What tests of every kind share."""
+"""Helpers for tests of every kind."""
 
 import json
 from pathlib import Path
@@ -19,23 +19,23 @@ SMALL = {
 
 
 class FakeTime:
-    """A clock that only sleeping moves."""
+    """A clock that only ``sleep`` advances."""
 
     def __init__(self) -> None:
         self.now, self.slept = 100.0, list[float]()
 
     def monotonic(self) -> float:
-        """Seconds."""
+        """Return the time in seconds."""
         return self.now
 
     def sleep(self, seconds: float) -> None:
-        """Move on."""
+        """Advance the clock."""
         self.slept.append(seconds)
         self.now += seconds
 
 
 def rounds_of(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run's ``rounds.jsonl``, times taken away."""
+    """Return the lines of a run's ``rounds.jsonl`` without times."""
     records = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     for record in records:
         del record["seconds"]
@@ -43,7 +43,7 @@ def rounds_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def make_events_earlier(folder: Path) -> None:
-    """Date a folder's event files back: TensorBoard reads them by name, which holds the second of their start."""
+    """Backdate a folder's event files: TensorBoard reads them in the order of their names, which hold a start time."""
     for path in folder.glob("events.out.tfevents.*"):
         head, second, rest = path.name.removeprefix("events.out.").split(".", 2)
         path.rename(path.with_name(f"events.out.{head}.{int(second) - 60}.{rest}"))

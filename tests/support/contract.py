@@ -1,4 +1,4 @@
-"""What the contract tests share: a wire that shows and changes every message, and the runs over it."""
+"""Helpers of the contract tests: wires that record and change messages, and the runs over them."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,7 +29,7 @@ from support.common import rounds_of
 Make = Callable[..., Config]
 SHAPE = {"rounds": 3, "epochs": 2, "capacity": 12, "centralized_every": 2, "tfcl_server_epochs": 2}
 
-# Between them these use every kind of message and of server state, so `make quick` runs the whole contract for them.
+# Together these use every kind of message and server state, so `make quick` runs the whole contract for them.
 REPRESENTATIVE = ("fedkace", "fedcbdr", "dcfcl", "tfcl")
 
 
@@ -41,7 +41,7 @@ def _parameters(names: Iterable[str], quick: Callable[[str], bool]) -> list[Any]
 
 
 def is_preset(name: str) -> bool:
-    """Whether a method is another one with some keys fixed, and its server and clients run that method's code.
+    """Return whether a method is another method with some keys fixed, and runs that method's code.
 
     ``lkc`` is a preset too, but without aggregation each client has a model of its own.
     """
@@ -49,12 +49,12 @@ def is_preset(name: str) -> bool:
 
 
 ALL_METHODS = _parameters(sorted(METHODS), lambda name: not METHODS[name].preset)
-"""For what is cheap, or depends on a preset."""
+"""For tests that are cheap or depend on a preset."""
 
 DISTINCT_METHODS = _parameters(
     sorted(name for name in METHODS if not is_preset(name)), lambda name: name in REPRESENTATIVE
 )
-"""For what depends on a method's code and its messages alone."""
+"""For tests that depend only on a method's code and messages."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Crossing:
 
 
 class Wire(InlineGrid):
-    """An inline grid that passes each message and its reply to ``meddle``, which may change or lose the reply."""
+    """An inline grid that passes each message and its reply to ``meddle``, which may change or drop the reply."""
 
     def __init__(self, config: Config, meddle: Callable[[Message, Message], Message | None] | None = None) -> None:
         super().__init__(client_app.app, config.stream.clients, config.flat(), run_id=1)
@@ -100,7 +100,7 @@ class Wire(InlineGrid):
 
 
 class TappedWire(Wire):
-    """Keeps everything that crosses it."""
+    """Records all messages and replies."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config, self._keep)
@@ -137,13 +137,13 @@ class EchoingWire(Wire):
 
 
 def place(message: Message) -> tuple[int, int]:
-    """A message's round and client; round 0 is before the first."""
+    """Return a message's round and client; round 0 precedes the first round."""
     told = message.content.config_records[keys.CONFIG]
     return int(told.get(keys.ROUND, 0)), int(told[keys.CLIENT])  # type: ignore[arg-type]
 
 
 def run_over(grid: Wire, config: Config) -> Path:
-    """Run a configuration over a wire; the run's folder."""
+    """Run a configuration over a wire, and return the run's folder."""
     server_app.run(grid, config, run_id=1)
     return Path(config.run.results_dir) / config.run.run_name
 
@@ -158,12 +158,12 @@ class Watched:
 
 
 def watch(config: Config) -> Watched:
-    """Run a configuration and keep what crosses the wire."""
+    """Run a configuration and record everything that crosses the wire."""
     grid = TappedWire(config)
     return Watched(config, run_over(grid, config), grid.crossings)
 
 
-# Assertions that several tests make
+# Assertions shared by several tests
 
 
 def assert_a_client_drops_out_and_comes_back(config: Config) -> None:
@@ -179,7 +179,7 @@ def assert_a_client_drops_out_and_comes_back(config: Config) -> None:
 
 
 def assert_a_run_in_pieces_equals(whole: Path, pieces: Config) -> None:
-    """The server dies in the middle of a round, again and again; each time a new one resumes the run."""
+    """The server repeatedly dies in the middle of a round, and each time a new one resumes the run."""
     folder, cuts = Path(pieces.run.results_dir) / pieces.run.run_name, 0
     while not (folder / "summary.json").exists():
         left = 4 + 3 * cuts
@@ -200,7 +200,7 @@ def assert_a_run_in_pieces_equals(whole: Path, pieces: Config) -> None:
 
 
 def assert_same_weights(one: Checkpoints, other: Checkpoints) -> None:
-    """The newest checkpoints of two finished runs hold the same bytes."""
+    """The newest checkpoints of two finished runs are identical, byte by byte."""
     first, second = one.newest(), other.newest()
     assert first is not None and second is not None and first.round == second.round == SHAPE["rounds"]
     for mine, theirs in ((first.weights, second.weights), (first.arrays, second.arrays)):
@@ -209,7 +209,7 @@ def assert_same_weights(one: Checkpoints, other: Checkpoints) -> None:
 
 
 def assert_bytes_are_as_declared(run: Watched) -> None:
-    """The bytes in each round's record are the registry's formulas over their symbols, summed over the clients."""
+    """The bytes in each round's record equal the registry's formulas, evaluated and summed over the clients."""
     traffic = METHODS[run.config.method].traffic
     config, experiment, records = run.config, Experiment(run.config), rounds_of(run.folder)
     longest = max(experiment.num_classes, config.training.epochs)

@@ -1,8 +1,8 @@
-"""A disk that can lose power: what a program did to its files, and every state that a crash may leave of it.
+"""A simulated power failure: record a program's file operations, and rebuild every state that a crash may leave.
 
-POSIX promises little. Bytes that were not synced may be lost, cut short or be zeros; an entry of a folder that was
-not synced since may or may not be there, whatever came after it. A :class:`Disk` records what goes on below a
-folder; :meth:`Disk.crashed` rebuilds elsewhere what a crash after any of its steps could leave.
+POSIX promises little. Bytes that were not synced may be lost, truncated or zero. Until a folder is synced, a change to
+its entries may or may not survive, regardless of later changes. A :class:`Disk` records the operations below a folder;
+:meth:`Disk.crashed` rebuilds, in another folder, what a crash after any of its steps could leave.
 """
 
 import errno
@@ -17,13 +17,13 @@ from typing import Any
 
 @dataclass
 class Inode:
-    """A file: its bytes as written, and how many of them are safe."""
+    """A file: the bytes written, and how many of them are synced."""
 
     written: list[tuple[int, bytes]] = field(default_factory=list)  # step, bytes
     synced: list[int] = field(default_factory=list)  # steps
 
     def at(self, step: int) -> tuple[bytes, int]:
-        """Content after a step, and the length of it that is safe."""
+        """Return the content after a step, and the length of its synced part."""
         safe_at = max((when for when in self.synced if when <= step), default=-1)
         content = b"".join(part for when, part in self.written if when <= step)
         return content, sum(len(part) for when, part in self.written if when <= safe_at)
@@ -31,7 +31,7 @@ class Inode:
 
 @dataclass(frozen=True)
 class Entry:
-    """A change of folders' entries: names set and names taken away, all at once."""
+    """An atomic change of folder entries: names set and names removed."""
 
     step: int
     sets: tuple[str, "Inode | None"] | None  # None: a folder
@@ -43,10 +43,10 @@ class Entry:
 
 
 Choice = Callable[[Entry], bool]
-"""Whether a change that need not be on the disk is there."""
+"""Decides whether a change that was not synced survives."""
 
 Tail = Callable[[bytes, int], bytes]
-"""What is left of a file's content of which only the first bytes are safe."""
+"""Decides what remains of a file's content; arguments are the content and the length of its synced part."""
 
 TAILS: dict[str, Tail] = {
     "all written": lambda content, safe: content,
@@ -57,12 +57,12 @@ TAILS: dict[str, Tail] = {
 
 
 class Disk:
-    """What is done below a folder while :meth:`watched`.
+    """Records the file operations below a folder during :meth:`watched`.
 
     Parameters
     ----------
     root : Path
-        An existing folder; what lies in it counts as safe.
+        An existing folder; its present content counts as synced.
     """
 
     def __init__(self, root: Path) -> None:
@@ -80,7 +80,7 @@ class Disk:
 
     @contextmanager
     def watched(self, fails_at: int = 0, error: int = errno.ENOSPC) -> Iterator["Disk"]:
-        """Record; let the call of a number fail, once. Nothing is really synced."""
+        """Record operations, and let one call fail, selected by its number. Calls of ``fsync`` are recorded only."""
         real = {name: getattr(os, name) for name in ("open", "close", "write", "fsync", "replace", "unlink", "mkdir")}
         real |= {name: getattr(os, name) for name in ("rmdir", "rename", "chmod")}
 
@@ -93,7 +93,7 @@ class Disk:
                     return real[name](*args, **kwargs)
                 self.step += 1
                 if self.step == fails_at:
-                    if name == "write":  # a disk that fills up takes what fits
+                    if name == "write":  # a full disk stores the part that fits
                         real[name](args[0], bytes(args[1])[: len(args[1]) // 2])
                     raise OSError(error, os.strerror(error))
                 result = None if name == "fsync" else real[name](*args, **kwargs)
@@ -115,7 +115,7 @@ class Disk:
         if isinstance(args[0], int):
             return args[0] in self._open
         path = os.fspath(args[0])
-        # The lock says nothing on a disk, and reading changes nothing.
+        # Locks do not matter after a crash, and reading changes nothing.
         return isinstance(path, str) and path.startswith(self.root) and not path.endswith(".lock")
 
     def _record(self, name: str, args: tuple[Any, ...], result: Any) -> None:
@@ -149,23 +149,23 @@ class Disk:
         self.entries.append(Entry(self.step, (path, inode), None))
 
     def is_safe(self, entry: Entry, step: int) -> bool:
-        """Whether a change outlives a crash after a step: every folder that it touches was synced since."""
+        """Return whether a change survives a crash after a step, because all its folders have been synced since."""
         return all(
             any(entry.step <= when <= step and folder == synced for when, synced in self.folder_syncs)
             for folder in entry.folders
         )
 
     def crashed(self, step: int, happened: Choice, tail: Tail) -> "Tree":
-        """What a crash after a step may leave.
+        """Return what a crash after a step may leave.
 
         Parameters
         ----------
         step : int
-            The last call that was made.
+            The last call before the crash.
         happened : callable
-            Whether a change that is not safe is on the disk.
+            Decides whether a change that was not synced survives.
         tail : callable
-            What is left of a file's content.
+            Decides what remains of a file's content.
         """
         there: dict[str, Inode | None] = {}
         for entry in self.entries:
@@ -178,7 +178,7 @@ class Disk:
         for path in sorted(there):
             name, inode = os.path.relpath(path, self.root), there[path]
             above = str(Path(name).parent)
-            if above == "." or (above in tree and tree[above] is None):  # else the folder itself is lost
+            if above == "." or (above in tree and tree[above] is None):  # otherwise the folder itself is lost
                 tree[name] = None if inode is None else tail(*inode.at(step))
         return tree
 
@@ -188,7 +188,7 @@ Tree = dict[str, bytes | None]
 
 
 def lay_out(tree: Tree, root: Path) -> None:
-    """Make a folder with these files in it."""
+    """Create a folder with these files."""
     root.mkdir(mode=0o700)
     for name, content in tree.items():
         if content is None:
@@ -198,7 +198,7 @@ def lay_out(tree: Tree, root: Path) -> None:
 
 
 def choices(seed: int) -> dict[str, Choice]:
-    """Which changes that are not safe a crash may keep."""
+    """Return several choices of the unsynced changes that survive a crash."""
     chance = random.Random(seed)
     drawn: dict[int, bool] = {}
     return {

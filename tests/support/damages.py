@@ -1,4 +1,4 @@
-"""Ways in which a reply can be damaged, and the kind of failure as which each is recorded."""
+"""Ways to damage a reply, and the kind of failure that the server records for each."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from support.hostile import Damage
 
 
 def arrays(change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]) -> Damage:
-    """Other arrays; a message without any is lost."""
+    """Change the arrays; a message without arrays is lost."""
 
     def damage(content: RecordDict) -> RecordDict | None:
         if keys.ARRAYS not in content.array_records:
@@ -23,7 +23,7 @@ def arrays(change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]) -> 
 
 
 def each(change: Callable[[np.ndarray], np.ndarray]) -> Damage:
-    """Every floating-point array another."""
+    """Change every floating-point array."""
     return arrays(lambda held: {n: change(a.copy()) if a.dtype.kind == "f" else a for n, a in held.items()})
 
 
@@ -36,7 +36,7 @@ def filled(value: float) -> Damage:
 
 
 def named(end: str, change: Callable[[np.ndarray], np.ndarray]) -> Damage:
-    """The arrays of these names another."""
+    """Change the arrays whose names end like this."""
     return arrays(lambda held: {n: change(a) if n.endswith(end) else a for n, a in held.items()})
 
 
@@ -46,7 +46,7 @@ def rotated(held: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def raw(data: Callable[[bytes], bytes]) -> Damage:
-    """Every array's bytes others, under the same declaration."""
+    """Change every array's bytes but not its declared dtype and shape."""
 
     def damage(content: RecordDict) -> RecordDict | None:
         if keys.ARRAYS not in content.array_records:
@@ -60,7 +60,7 @@ def raw(data: Callable[[bytes], bytes]) -> Damage:
 
 
 def counted(number: int) -> Damage:
-    """Another number of samples, of those who have trained on some."""
+    """Change the number of samples in the replies of clients that have trained on some."""
 
     def damage(content: RecordDict) -> RecordDict | None:
         if keys.ARRAYS not in content.array_records:
@@ -83,7 +83,7 @@ def told(**metrics: Any) -> Damage:
 
 
 def sat_out(number: int) -> Damage:
-    """A training reply that says it had nothing to train on, and yet holds a model."""
+    """Make a training reply that contains a model but claims that there was nothing to train on."""
 
     def damage(content: RecordDict) -> RecordDict | Error | None:
         return told(sat_out=number)(content) if keys.ARRAYS in content.array_records else None

@@ -1,7 +1,7 @@
-"""Made data sets, and what holds for every data set.
+"""Generated data sets, and assertions that hold for every data set.
 
 ``FEDKACE_DATA_DIR`` names a folder with ``cifar-100-python/``, ``tiny-imagenet-100.tar.xz`` and
-``imagenet100-samples/``; without it the tests on those are skipped.
+``imagenet100-samples/``; without it, the tests that need these files are skipped.
 """
 
 import os
@@ -20,13 +20,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def needs(name: str) -> pytest.MarkDecorator:
-    """Skip a test unless ``FEDKACE_DATA_DIR`` has a file or folder of this name."""
+    """Skip the test unless ``FEDKACE_DATA_DIR`` contains a file or folder with this name."""
     there = "FEDKACE_DATA_DIR" in os.environ and (DATA_DIR / name).exists()
     return pytest.mark.skipif(not there, reason=f"FEDKACE_DATA_DIR does not name a folder with {name}")
 
 
 def write_picture(path: Path, shape: tuple[int, int] = (40, 30), mode: str = "RGB", seed: int = 0) -> None:
-    """Write a smooth random picture of width x height ``shape``."""
+    """Write a smooth random image of width x height ``shape``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     coarse = np.random.default_rng(seed).integers(0, 256, (4, 5, 3), dtype=np.uint8)
     Image.fromarray(coarse).resize(shape, Image.Resampling.BICUBIC).convert(mode).save(path)
@@ -39,7 +39,7 @@ def write_tree(root: Path, classes: tuple[str, ...], count: int, seed: int = 0) 
 
 
 def assert_consistent(dataset: Dataset) -> None:
-    """Everything that holds for a data set loaded with all its classes."""
+    """Assert everything that holds for a data set loaded with all its classes."""
     count = len(dataset.labels)
     assert isinstance(dataset.images, np.memmap)
     assert dataset.images.dtype == np.uint8 and dataset.labels.dtype == np.int64
@@ -64,7 +64,7 @@ def cache_folder(cache: Path) -> Path:
 
 
 def start_python(script: str, *args: str) -> "subprocess.Popen[str]":
-    """Start a script in a Python process of its own."""
+    """Start a script in a new Python process."""
     return subprocess.Popen(
         [sys.executable, "-c", script, *args],
         cwd=ROOT,

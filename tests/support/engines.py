@@ -1,4 +1,4 @@
-"""Engines that start no process."""
+"""Engines that start no processes."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +11,7 @@ from fedkace_flwr.errors import FedkaceError, RunError
 
 
 class InProcessEngine:
-    """The inline engine without a process for each run, which spends most of a small run's time on imports.
+    """The inline engine without a process per run, whose imports would take most of a small run's time.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ class InProcessEngine:
         pass
 
     def start(self, config: Config, log: Path) -> Job:
-        """Run a configuration to its end."""
+        """Run a configuration and wait for its end."""
         return _FinishedJob(config)
 
 

@@ -1,4 +1,4 @@
-"""Clients that misbehave, over the inline grid."""
+"""Misbehaving clients on the inline grid."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from fedkace_flwr.config import Config
 from fedkace_flwr.messaging import records as keys
 
 Damage = Callable[[str, int, int, Message], Message | None]
-"""Takes message type, round, client and reply; gives the reply that arrives, or None for none."""
+"""Takes message type, round, client and reply; returns the reply to deliver, or None to drop it."""
 
 
 def honest(kind: str, number: int, client: int, reply: Message) -> Message:
@@ -39,9 +39,9 @@ class Crossing:
 
 
 class FaultyGrid(InlineGrid):
-    """Keeps all messages of rounds, and passes their replies through ``damage``.
+    """Records all messages of rounds, and passes their replies through ``damage``.
 
-    A message whose reply is lost counts as not taken, so that nobody waits for it.
+    A message whose reply is lost counts as not received, so that the server does not wait for it.
     """
 
     def __init__(self, config: Config, damage: Damage = honest) -> None:
@@ -67,11 +67,11 @@ class FaultyGrid(InlineGrid):
 
     @property
     def places(self) -> list[tuple[str, int, int]]:
-        """Message type, round and client of every message, in the order of sending."""
+        """Return type, round and client of all messages in the order of sending."""
         return [crossing.place for crossing in self.crossings]
 
     def of(self, kind: str, number: int) -> dict[int, Crossing]:
-        """A round's messages of one type, by client."""
+        """Return a round's messages of one type by client."""
         return {crossing.client: crossing for crossing in self.crossings if crossing.place[:2] == (kind, number)}
 
     def model_sent(self, kind: str, number: int, client: int) -> dict[str, np.ndarray]:
@@ -86,18 +86,18 @@ class FaultyGrid(InlineGrid):
 def only(
     client: int, round_number: int, act: Callable[[Message], Message | None], kind: str = MessageType.TRAIN
 ) -> Damage:
-    """Damage to one reply."""
+    """Damage one reply."""
     place = kind, round_number, client
     return lambda *told: act(told[-1]) if told[:-1] == place else told[-1]
 
 
 def on_training(act: Callable[[int, int, Message], Message | None]) -> Damage:
-    """Damage to training replies, by round and client."""
+    """Damage training replies, depending on round and client."""
     return lambda kind, *told: act(*told) if kind == MessageType.TRAIN else told[-1]
 
 
 def changed(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Message], Message]:
-    """Another array of that name."""
+    """Change the array with this name."""
 
     def act(reply: Message) -> Message:
         record = reply.content.array_records[keys.ARRAYS]
@@ -108,7 +108,7 @@ def changed(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[
 
 
 def with_array(name: str, array: np.ndarray) -> Callable[[Message], Message]:
-    """This array under that name, whether or not there was one."""
+    """Add or replace the array with this name."""
 
     def act(reply: Message) -> Message:
         reply.content.array_records[keys.ARRAYS][name] = Array(array)
@@ -118,10 +118,10 @@ def with_array(name: str, array: np.ndarray) -> Callable[[Message], Message]:
 
 
 def failed(reply: Message) -> Message:
-    """An error in place of the reply."""
+    """Replace the reply by an error."""
     reply.__dict__["_content"], reply.__dict__["_error"] = None, Error(2, "Traceback\nOSError: disk on fire")
     return reply
 
 
 def lost(reply: Message) -> None:
-    """No reply."""
+    """Drop the reply."""

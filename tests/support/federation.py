@@ -1,4 +1,4 @@
-"""A federation of real processes on the loopback, started by the scripts of ``deploy/``; for tests."""
+"""A federation of real processes on the loopback, started by the scripts of ``deploy/``."""
 
 import contextlib
 import json
@@ -23,20 +23,20 @@ T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 CONNECTION = "under-test"
-# For a single command. A whole run takes what it takes; a test that hangs runs into its own timeout.
+# The limit for a single command. Whole runs have no limit other than the test's own timeout.
 STEP_SECONDS = 600.0
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
-    """What the scripts and Flower's command line see: this Python first, and a Flower home of their own."""
-    # Without compiled files every message would compile the app anew.
+    """Return the environment of the scripts and Flower's command line: this Python first, and a separate Flower home."""
+    # Without compiled files, every message would compile the app again.
     left_out = ("FLWR", "RAY", "PYTHONDONTWRITEBYTECODE")
     kept = {key: value for key, value in os.environ.items() if not key.startswith(left_out)}
     return flower_environment(home / "flwr", kept) | more
 
 
 def serverapps_of(home: Path) -> list[psutil.Process]:
-    """The ServerApps at work whose Flower home is the one of :func:`environment`."""
+    """Return the running ServerApps whose Flower home is that of :func:`environment`."""
     found = []
     for process in all_of("FLWR_HOME", str(home / "flwr")):
         with contextlib.suppress(psutil.Error):
@@ -46,23 +46,23 @@ def serverapps_of(home: Path) -> list[psutil.Process]:
 
 
 def script(name: str, *arguments: object, env: dict[str, str]) -> "subprocess.CompletedProcess[str]":
-    """Run a script of ``deploy/`` to its end."""
+    """Run a script of ``deploy/`` and wait for its end."""
     return finish([str(DEPLOY / name), *map(str, arguments)], env, STEP_SECONDS)
 
 
 def until(what: Callable[[], T], goal: str, *, pause: float = 0.2, log: Callable[[], str] = str) -> T:
-    """Wait for the first true value of a condition; one that never comes true runs into the test's timeout.
+    """Wait until a condition is true, and return its value; the test's timeout is the only limit.
 
     Parameters
     ----------
     what : callable
         The condition.
     goal : str
-        What is awaited, for the report of a timeout.
+        Description of the condition, for the report of a timeout.
     pause : float
-        Seconds between two looks.
+        Seconds between two checks.
     log : callable
-        What the report of a timeout shows beside the goal.
+        Further text for the report of a timeout.
     """
     try:
         while not (value := what()):
@@ -79,11 +79,11 @@ class Federation:
     Parameters
     ----------
     folder : Path
-        For everything the federation writes.
+        Folder for everything that the federation writes.
     setup : sequence of str
         Further options of ``federation.sh setup``.
     env : mapping, optional
-        Further environment of all its processes.
+        Further environment variables of all its processes.
     """
 
     def __init__(self, folder: Path, *setup: str, env: dict[str, str] | None = None) -> None:
@@ -100,13 +100,13 @@ class Federation:
         return script("federation.sh", task, self.folder, *arguments, env=self.env)
 
     def must(self, task: str, *arguments: object) -> str:
-        """The same, and it succeeds; what it prints."""
+        """Run the script, assert that it succeeds, and return what it prints."""
         done = self.script(task, *arguments)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
     def flwr(self, *arguments: str) -> dict[str, Any]:
-        """Flower's command line, and what it answers as JSON."""
+        """Run Flower's command line and return its JSON output."""
         command = ["flwr", *arguments, "--format", "json"]
         done = subprocess.run(
             command, cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=STEP_SECONDS, check=False
@@ -116,21 +116,21 @@ class Federation:
         return answer
 
     def submit(self, name: str, config: dict[str, Any]) -> str:
-        """Start a run of the app with a configuration; its id."""
+        """Start a run of the app with a configuration, and return its id."""
         path = self.folder.parent / f"{name}.toml"
         told = {"results-dir": str(self.results), "run-name": name, **config}
         path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in told.items()))
         return str(self.flwr("run", str(self._app), CONNECTION, "--run-config", str(path))["run-id"])
 
     def run(self, number: str) -> dict[str, Any]:
-        """What the SuperLink says of a run."""
+        """Return the SuperLink's description of a run."""
         found: dict[str, Any] = self.flwr("list", CONNECTION, "--run-id", number)["runs"][0]
         return found
 
     def finished(self, number: str) -> dict[str, Any]:
-        """The same, once the run is over.
+        """Wait for the end of a run and return the SuperLink's description of it.
 
-        The command line costs a second of a core, so it is only called when no ServerApp is at work any more.
+        The command line takes a second of CPU time, so it is called only when no ServerApp is running any more.
         """
 
         def over() -> dict[str, Any]:
@@ -141,7 +141,7 @@ class Federation:
         return until(over, f"run {number} ends", pause=3, log=self._logs)
 
     def rounds(self, name: str) -> int:
-        """How many rounds a run has recorded."""
+        """Return the number of rounds that a run has recorded."""
         path = self.results / name / "rounds.jsonl"
         return len(path.read_text().splitlines()) if path.exists() else 0
 
@@ -155,15 +155,15 @@ class Federation:
         )
 
     def log(self, member: str) -> str:
-        """What a member has written, without colours."""
+        """Return a member's log without colours."""
         return re.sub(r"\x1b\[[0-9;]*m", "", (self.folder / member / "log").read_text(errors="replace"))
 
     def process(self, member: str) -> psutil.Process:
-        """A member's own process."""
+        """Return a member's main process."""
         return psutil.Process(int((self.folder / member / "pid").read_text()))
 
     def processes(self, words: str = "") -> list[psutil.Process]:
-        """All processes of this federation whose command line contains the words."""
+        """Return all processes of this federation whose command line contains the words."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -175,17 +175,17 @@ class Federation:
         return found
 
     def kill(self, member: str) -> None:
-        """``kill -9`` of a member but not of its children."""
+        """Kill a member with SIGKILL, but not its children."""
         process = self.process(member)
         process.send_signal(signal.SIGKILL)
         process.wait(STEP_SECONDS)
 
     def nodes(self) -> list[str]:
-        """The status of each registered node."""
+        """Return the status of each registered node."""
         return [node["status"] for node in self.flwr("supernode", "list", CONNECTION)["nodes"]]
 
     def started(self) -> None:
-        """Start what is down; the SuperLink refuses a node that was killed until it counts the node as offline."""
+        """Start stopped members; the SuperLink refuses a killed node until it counts the node as offline."""
         said = [""]
 
         def up() -> bool:
@@ -198,19 +198,19 @@ class Federation:
 
 
 def results_of(folder: Path) -> list[dict[str, Any]]:
-    """A run's records without times and bytes, which depend on how messages travel."""
+    """Return a run's records without times and bytes, which depend on the transport."""
     records = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     return [{key: value for key, value in record.items() if key not in ("seconds", "bytes")} for record in records]
 
 
 def assert_same_numbers(folder: Path, whole: Path) -> None:
-    """Two runs have the same records and the same final model."""
+    """Assert that two runs have the same records and the same final model."""
     assert results_of(folder) == results_of(whole)
     assert_same_weights(folder, whole)
 
 
 def assert_same_weights(folder: Path, whole: Path) -> None:
-    """The newest checkpoints of two runs hold the same model, bit for bit."""
+    """Assert that the newest checkpoints of two runs hold the same model, bit for bit."""
     mine, theirs = Checkpoints(folder / "server").newest(), Checkpoints(whole / "server").newest()
     assert mine is not None and theirs is not None and mine.round == theirs.round
     assert all(mine.weights[name].tobytes() == theirs.weights[name].tobytes() for name in theirs.weights)

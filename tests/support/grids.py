@@ -1,4 +1,4 @@
-"""Grids with faults of their own, and echoing clients."""
+"""Faulty grids, and clients that echo."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
@@ -21,7 +21,7 @@ SHORT, LONG = 0.25, 30.0
 
 
 def echo(fail: Callable[[int], bool] = lambda client: False) -> ClientApp:
-    """A client that names itself, sends the weights back and raises where told."""
+    """A client that states its number, returns the weights, and raises an error where told to."""
     app = ClientApp()
 
     @app.query()
@@ -41,7 +41,7 @@ def echo(fail: Callable[[int], bool] = lambda client: False) -> ClientApp:
 
 
 def questions(grid: InlineGrid, clients: Iterable[int], nodes: int) -> dict[int, Message]:
-    """A training message for each client."""
+    """Return a training message for each client."""
     arrays = keys.array_record(WEIGHTS)
     return by_client(
         grid.create_message(keys.instruction(arrays, {}, client, 1), MessageType.TRAIN, 2 + client % nodes, "1")
@@ -54,7 +54,7 @@ def client_said(reply: Message) -> Any:
 
 
 class RecordingGrid(InlineGrid):
-    """Keeps what was sent, and counts the pulls."""
+    """Records the messages sent, and counts the pulls."""
 
     def __init__(self, app: ClientApp, nodes: int) -> None:
         super().__init__(app, nodes, {}, run_id=11)
@@ -75,7 +75,7 @@ class RecordingGrid(InlineGrid):
 
 
 class SilentGrid(RecordingGrid):
-    """Withholds replies of some clients until a moment of the server's clock, if at all."""
+    """Withholds the replies of some clients until a time on the server's clock, or for ever."""
 
     def __init__(self, app: ClientApp, nodes: int, silent: set[int], until: float = float("inf")) -> None:
         super().__init__(app, nodes)
@@ -88,7 +88,7 @@ class SilentGrid(RecordingGrid):
 
 
 class LossyGrid(RecordingGrid):
-    """Loses replies to some training messages, by their place in the order of sending; holds others back."""
+    """Loses or delays replies to training messages, selected by their place in the order of sending."""
 
     def __init__(self, app: ClientApp, lost: Iterable[int] = (), late: dict[int, float] | None = None) -> None:
         super().__init__(app, 1)
@@ -106,7 +106,7 @@ class LossyGrid(RecordingGrid):
 
 
 class ChangingGrid(RecordingGrid):
-    """Nodes come and go: each call names the next set, the last one for ever."""
+    """Nodes come and go: each call returns the next set, and the last set is repeated."""
 
     def __init__(self, app: ClientApp, nodes: int, *present: set[int]) -> None:
         super().__init__(app, nodes)
@@ -117,7 +117,7 @@ class ChangingGrid(RecordingGrid):
 
 
 class FlakyGrid(RecordingGrid):
-    """Fails so many times at each of its calls (``look``, ``push``, ``pull``) with an error."""
+    """Raises an error the given number of times in each of its calls (``look``, ``push``, ``pull``)."""
 
     def __init__(self, app: ClientApp, nodes: int, error: Exception, **times: int) -> None:
         super().__init__(app, nodes)
@@ -142,7 +142,7 @@ class FlakyGrid(RecordingGrid):
 
 
 class MeddlingGrid(RecordingGrid):
-    """Replies as ``meddle(grid, numbers, pull)`` gives them; ``pull`` is the grid's own."""
+    """Delivers the replies that ``meddle(grid, numbers, pull)`` returns; ``pull`` is the grid's own method."""
 
     def __init__(self, app: ClientApp, nodes: int, meddle: Callable[..., Iterable[Message]]) -> None:
         super().__init__(app, nodes)
@@ -154,7 +154,7 @@ class MeddlingGrid(RecordingGrid):
 
 @contextmanager
 def heard(name: str) -> Iterator[list[tuple[int, str]]]:
-    """Level and text of what a logger says, wherever the log goes."""
+    """Collect the level and text of a logger's messages, wherever the log goes."""
     lines: list[tuple[int, str]] = []
 
     class Ear(logging.Handler):

@@ -1,8 +1,8 @@
-"""Clients that lie or break, and runs that show whether it changes anything.
+"""Clients that lie or break, and runs that show whether they change anything.
 
-A reference run is made in which the hostile clients' replies never arrive. The honest clients' answers are real and
-are kept by the message that they answer. A hostile run is then served from these: every message to an honest client
-must be one of the reference's, bit for bit, or the hostile clients have changed something.
+In a reference run the hostile clients' replies never arrive. The honest clients' replies are real, and are stored by
+the message that they answer. A hostile run then takes its replies from this store. Every message to an honest client
+must therefore equal one of the reference run, bit for bit; otherwise the hostile clients have changed something.
 """
 
 import copy
@@ -29,7 +29,7 @@ Damage = Callable[[RecordDict], RecordDict | Error | None]
 
 
 def key_of(message: Message) -> Key:
-    """What a message says to whom."""
+    """Return a message's type, recipient and digest."""
     content, told = hashlib.sha256(), message.content.config_records[keys.CONFIG]
     for name, record in sorted(message.content.items()):
         content.update(name.encode())
@@ -39,13 +39,13 @@ def key_of(message: Message) -> Key:
 
 
 def is_inquiry(message: Message) -> bool:
-    """Whether the server only asks a SuperNode who it is."""
+    """Return whether the server only asks a SuperNode for its identity."""
     return message.metadata.message_type == MessageType.QUERY
 
 
 @dataclass
 class Reference:
-    """A run without the hostile clients' replies to messages of some kinds, and every answer that was given."""
+    """A run without the hostile clients' replies to some kinds of messages, and all other replies."""
 
     config: Config
     kinds: frozenset[str]
@@ -57,7 +57,7 @@ class Reference:
 
 
 class RecordingWire(InlineGrid):
-    """Keeps all answers and loses those of the hostile."""
+    """Records all replies and drops those of the hostile clients."""
 
     def __init__(self, reference: Reference) -> None:
         super().__init__(client_app.app, CLIENTS, reference.config.flat(), run_id=1)
@@ -73,13 +73,13 @@ class RecordingWire(InlineGrid):
                 self._reference.answers[key_of(message)] = kept
                 if self._reference.is_hostile(message):
                     del self._replies[number]
-                    number = ""  # as a message that was not taken: a client that is silent, without the waiting
+                    number = ""  # as if the message had not been received: a silent client without the wait
             numbers.append(number)
         return numbers
 
 
 class HostileWire(InlineGrid):
-    """Answers as the reference did; what the hostile say is damaged."""
+    """Replies as in the reference run, with damage to the hostile clients' replies."""
 
     def __init__(self, reference: Reference, config: Config, damage: Damage) -> None:
         super().__init__(client_app.app, CLIENTS, config.flat(), run_id=1)
@@ -126,7 +126,7 @@ def last(config: Config) -> Checkpoint:
 
 
 def columns_of_the_honest(config: Config) -> list[dict[str, Any]]:
-    """What a run's record says of everything but the hostile clients and the bytes."""
+    """Return a run's record without the hostile clients and the bytes."""
     records = rounds_of(folder_of(config))
     for record in records:
         del record["bytes"], record["failures"]
@@ -137,7 +137,7 @@ def columns_of_the_honest(config: Config) -> list[dict[str, Any]]:
 
 
 def assert_nothing_changes(reference: Reference, folder: Path, damage: Damage) -> list[dict[str, Any]]:
-    """Run with the damage; the failures of all rounds."""
+    """Run with the damage, and return the failures of all rounds."""
     config = configured(folder, "hostile", reference.config.method)
     wire = HostileWire(reference, config, damage)
     server_app.run(wire, config, run_id=1)

@@ -1,4 +1,4 @@
-"""A federation in this process, message by message."""
+"""A federation in this process, driven message by message."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from fedkace_flwr.messaging import records as keys
 
 
 class Federation:
-    """One message at a time to the real ClientApp."""
+    """Sends one message at a time to the real ClientApp."""
 
     def __init__(self, config: Config, nodes: int | None = None) -> None:
         self.config = config

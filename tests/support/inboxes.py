@@ -13,7 +13,7 @@ RUN = "00000000000000000007"
 
 
 def drop(folder: Path, name: str, *numbers: int) -> None:
-    """One file; a sample's number is its first pixel."""
+    """Write one file; the first pixel of a sample is its number."""
     pixels = np.zeros((len(numbers), SIZE, SIZE, 3), dtype=np.uint8)
     pixels[:, 0, 0, 0] = numbers
     (folder / "new").mkdir(parents=True, exist_ok=True)

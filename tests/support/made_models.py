@@ -1,4 +1,4 @@
-"""Files of models that no training made: each answers one class, whatever it is shown."""
+"""Files of untrained models, each of which predicts the same class for every image."""
 
 import io
 from typing import Any
@@ -17,7 +17,7 @@ CLASSES = 10
 
 
 def constant(round_number: int, label: int, seen: tuple[int, ...] = tuple(range(CLASSES)), **changes: object):  # type: ignore[no-untyped-def]
-    """A generation whose global model answers ``label``."""
+    """Return a generation whose global model predicts ``label``."""
     net = seeded_resnet18(CLASSES, 2, "cifar", seed=round_number)
     with torch.no_grad():
         net.output.weight.zero_()
@@ -44,7 +44,7 @@ def constant(round_number: int, label: int, seen: tuple[int, ...] = tuple(range(
 
 
 def picture(kind: str = "PNG", size: tuple[int, int] = (30, 20), mode: str = "RGB", seed: int = 0) -> bytes:
-    """A picture of noise, as a file's bytes."""
+    """Return a noise image as the bytes of a file."""
     noise = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
     file = io.BytesIO()
     Image.fromarray(noise).convert(mode).save(file, kind)
@@ -52,7 +52,7 @@ def picture(kind: str = "PNG", size: tuple[int, int] = (30, 20), mode: str = "RG
 
 
 def blank(width: int, height: int) -> bytes:
-    """A black picture, of few bytes."""
+    """Return a black image, a file of few bytes."""
     file = io.BytesIO()
     Image.new("1", (width, height)).save(file, "PNG")
     return file.getvalue()

@@ -1,4 +1,4 @@
-"""Results folders made by hand, for the tests of results and report."""
+"""Results folders with made-up values, for the tests of results and report."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ SMALL_RUN: dict[str, Any] = {
 
 
 def made_round(number: int, accuracy: float | None, clients: int = 2, **changes: Any) -> dict[str, Any]:
-    """A line of ``rounds.jsonl``; the first client switches in round 3, the other never."""
+    """Return a line of ``rounds.jsonl``; the first client switches in round 3, the other one never."""
     switched = [3 if number >= 3 else None, *[None] * (clients - 1)]
     return {
         "round": number,
@@ -51,7 +51,7 @@ def made_round(number: int, accuracy: float | None, clients: int = 2, **changes:
 def write_run(
     study: Path, name: str, accuracies: Sequence[float | None], *, finished: bool = True, **config: Any
 ) -> Path:
-    """A run's folder with these accuracies, its configuration keys as keywords with underscores."""
+    """Write a run's folder with these accuracies; keywords are configuration keys with underscores."""
     folder = study / name
     folder.mkdir(parents=True)
     named = {key.replace("_", "-"): value for key, value in config.items()}
@@ -66,7 +66,7 @@ def write_run(
 
 
 def write_study(folder: Path, runs: Mapping[str, Mapping[str, Any]], **changes: Any) -> None:
-    """A ``study.json`` over runs that are there, or will be."""
+    """Write a ``study.json`` for runs that exist or will exist."""
     told = {
         "schema": 1,
         "study": "table1",

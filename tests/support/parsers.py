@@ -1,4 +1,4 @@
-"""Every reader of what others write, as a function that takes bytes and raises no error but the reader's own.
+"""Every reader of foreign data, as a function that takes bytes and raises only the reader's own errors.
 
 ``fuzz/test_files.py`` (hypothesis) and ``fuzz/coverage_guided.py`` (atheris) call them.
 """
@@ -56,13 +56,13 @@ CORPUS = [
 
 
 def scratch() -> Path:
-    """A folder in memory if there is one: millions of inputs are written."""
+    """Return a folder in memory if possible, because millions of inputs are written."""
     memory = Path("/dev/shm")
     return Path(tempfile.mkdtemp(prefix="fedkace-fuzz-", dir=memory if os.access(memory, os.W_OK) else None))
 
 
 def pristine() -> dict[str, bytes]:
-    """Archives as this package writes them, without their checksums."""
+    """Return archives as this package writes them, without checksums."""
     folder = scratch()
     store = ClientStore(folder, empty())
     for number in (1, 2):
@@ -75,7 +75,7 @@ def pristine() -> dict[str, bytes]:
 
 
 def dropped() -> dict[str, bytes]:
-    """Files as a device drops them into an inbox: archives of the layouts and kinds of labels, pictures."""
+    """Return files as a device puts them into an inbox: images, and archives of all layouts and kinds of labels."""
     files = {}
     for name, shape, labels in (
         ("last", (2, SIDE, SIDE, 3), np.array([0, 2])),
@@ -93,7 +93,7 @@ def dropped() -> dict[str, bytes]:
 
 
 def folded_weights() -> bytes:
-    """A model's arrays as they travel between machines."""
+    """Return a model's arrays as they are sent between machines."""
     (array,) = fold(keys.array_record(WEIGHTS)).values()
     return array.data
 
@@ -118,7 +118,7 @@ class Parsers:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def stored(self, content: bytes) -> None:
-        """As every file that is read, and from outside."""
+        """Read as every kind of stored file."""
         for name in NAMES:
             (self.folder / name).write_bytes(content)
         for reader in (durable.read, durable.read_record):
@@ -151,7 +151,7 @@ class Parsers:
         self._clear()
 
     def archived(self, body: bytes) -> None:
-        """The parser below the checksum, alone."""
+        """Parse without the checksum."""
         try:
             arrays = archive.unpack(io.BytesIO(body), len(body))
         except StateError as error:
@@ -160,11 +160,11 @@ class Parsers:
             assert sum(array.nbytes for array in arrays.values()) <= len(body)
 
     def archived_arrival(self, content: bytes) -> None:
-        """An archive in an inbox."""
+        """Read as an archive in an inbox."""
         self._arrived("a.npz", None, content)
 
     def picture(self, content: bytes) -> None:
-        """A picture in a class's folder of an inbox."""
+        """Read as an image in a class's folder of an inbox."""
         self._arrived("a.png", "dog", content)
 
     def _arrived(self, name: str, class_name: str | None, content: bytes) -> None:
@@ -184,7 +184,7 @@ class Parsers:
         assert labels.shape == (claimed,) and labels.min() >= 0 and labels.max() < len(AGREED)
 
     def reply(self, content: RecordDict | Error) -> None:
-        """A client's reply, all the way that a training reply and an evaluation's go."""
+        """Process as a client's reply, with every step for training and evaluation replies."""
         message = Message(content, reply_to=self._question)
         for shapes in (SHAPES, None):
             try:
@@ -203,7 +203,7 @@ class Parsers:
                 assert plausibility.statistics_distance(found.weights, WEIGHTS) >= 0
 
     def folded(self, content: bytes) -> None:
-        """The arrays of a reply as they travel between machines."""
+        """Read as the arrays of a reply as they are sent between machines."""
         name, kind = "fedkace.folded", "fedkace.folded"
         arrays = ArrayRecord({name: Array("uint8", (len(content),), kind, content)})
         told = MetricRecord({keys.EXAMPLES: 5, keys.ACCURACY: 0.5})
@@ -230,7 +230,7 @@ class Parsers:
             _assert_line(error)
 
     def run_config(self, content: bytes) -> None:
-        """JSON, as the inline engine is given it."""
+        """Parse as JSON, as given to the inline engine."""
         try:
             values = json.loads(content)
         except (ValueError, RecursionError):

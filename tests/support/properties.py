@@ -1,7 +1,7 @@
-"""Profiles of hypothesis: how many examples each property is tried on.
+"""Hypothesis profiles, which set the number of examples per property.
 
-``quick``, the default, tries the same few examples in every run, so that a change fails on its own account and not by
-chance. ``thorough`` draws many new ones and belongs before a release::
+``quick``, the default, tries the same few examples in every run, so that a failure is due to a change and not to
+chance. ``thorough`` draws many new ones, and is meant to be run before a release::
 
     python -m pytest -m hypothesis --hypothesis-profile=thorough --timeout=3600
 
@@ -25,5 +25,5 @@ def load_profile() -> None:
 
 
 def examples(factor: float) -> settings:
-    """Settings with a multiple of the profile's number of examples, for properties that cost more or less than most."""
+    """Return settings with a multiple of the profile's number of examples, for especially cheap or costly properties."""
     return settings(max_examples=max(1, round(factor * settings().max_examples)))

@@ -1,7 +1,7 @@
-"""A stand-in for CUDA graphs on a CPU: it records the operations of a block and plays them back over the same tensors.
+"""A stand-in for CUDA graphs on a CPU: it records the operations of a block and replays them on the same tensors.
 
-Like a CUDA graph it does nothing while it records, knows tensors only by their place, calls no Python when it plays,
-and refuses what would have to wait for the device.
+Like a CUDA graph it changes nothing while it records, knows tensors only by their memory, runs no Python code during
+replay, and rejects operations that would wait for the device.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ _WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique
 
 
 class Recording(TorchDispatchMode):
-    """What a block asked for, operation by operation."""
+    """The operations of a block, in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Recording(TorchDispatchMode):
         if name in _WAITING or by_mask:
             raise RuntimeError(f"{func} waits for the device, which a recording cannot")
         for argument, value in zip(func._schema.arguments, args, strict=False):
-            # native_batch_norm writes statistics that its schema gives as read alone.
+            # native_batch_norm writes statistics that its schema declares read-only.
             if (argument.alias_info and argument.alias_info.is_write) or argument.name.startswith("running_"):
                 written = [each for each in tree_leaves(value) if isinstance(each, Tensor)]
                 self._before += [(each, each.detach().clone()) for each in written]
@@ -52,7 +52,7 @@ class Recording(TorchDispatchMode):
         return found
 
     def undo(self) -> None:
-        """Take back what recording has done: nothing has happened yet."""
+        """Undo the effects of recording, because a recording executes nothing."""
         with torch.no_grad():
             for tensor, value in reversed(self._before):
                 tensor.copy_(value)
@@ -87,7 +87,7 @@ def _graph(recording: Recording, *, stream: object, capture_error_mode: str) -> 
 
 @pytest.fixture
 def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
-    """In this test static steps are recorded and played, by the code that does so on CUDA."""
+    """Record and replay static steps in this test, with the code that does so on CUDA."""
     made: list[Recording] = []
 
     def new() -> Recording:

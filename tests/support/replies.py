@@ -17,7 +17,7 @@ WEIGHTS: dict[str, np.ndarray] = {
 
 
 def ask(answer: Callable[[Message], RecordDict]) -> Message:
-    """Send one training message to a node that answers like this; an error reply where it raises."""
+    """Send one training message to a node with this ``answer``; if that raises, the reply is an error."""
     app = ClientApp()
 
     @app.train()

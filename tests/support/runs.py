@@ -1,4 +1,4 @@
-"""Whole runs over a faulty grid, and what they leave behind."""
+"""Whole runs over a faulty grid, and the files that they leave."""
 
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ def same(one: Checkpoint, other: Checkpoint) -> bool:
 
 
 def failing(*places: tuple[str, int, int], times: int = 10**6) -> Damage:
-    """Errors in place of the replies of these kinds, rounds and clients, so many times each."""
+    """Replace replies of these kinds, rounds and clients by errors, ``times`` times each."""
     left = dict.fromkeys(places, times)
 
     def damage(kind: str, number: int, client: int, reply: Message) -> Message:

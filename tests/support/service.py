@@ -1,4 +1,4 @@
-"""The command ``predict`` and its service, as processes of their own."""
+"""The command ``predict`` and its service, each in a separate process."""
 
 import os
 import re
@@ -22,7 +22,7 @@ def predict(*arguments: object) -> "subprocess.CompletedProcess[str]":
 
 
 class Service:
-    """A service in a process of its own."""
+    """A service in a separate process."""
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         self.log = (folder.parent / "service.log").open("w+")
@@ -38,16 +38,16 @@ class Service:
         self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=None)
 
     def said(self) -> str:
-        """What the process has logged."""
+        """Return the process's log."""
         return Path(self.log.name).read_text()
 
     def stop(self) -> int:
-        """SIGTERM; the exit status."""
+        """Send SIGTERM and return the exit status."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait()
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """End the process."""
         self.client.close()
         if self.process.poll() is None:
             self.process.kill()

@@ -27,7 +27,7 @@ def empty(classes: int = CLASSES, pixels_of: tuple[int, int, int] | None = None)
 
 
 def learned(round_number: int, pixels: bool = False, size: int = 4) -> ClientState:
-    """A state with everything set, different in each round."""
+    """Return a state with all fields set, different in each round."""
     generator = torch.Generator().manual_seed(round_number)
     content = (
         torch.randint(0, 256, (size, 3, 4, 4), dtype=torch.uint8, generator=generator)
@@ -73,18 +73,18 @@ def of_run(run: str, number: int = 0, client: int | None = 3) -> ClientState:
 
 
 def trained(folder: Path, run: str, *rounds: int, client: int | None = 3) -> None:
-    """Store rounds of a run, each by a store of its own."""
+    """Store rounds of a run, each with a new store object."""
     for number in rounds:
         ClientStore(folder, of_run(run, client=client)).save_trained(of_run(run, number, client), reply(number))
 
 
 def sealed(body: bytes) -> bytes:
-    """A file's content with the right checksum."""
+    """Return a file's content with a correct checksum."""
     return hashlib.sha256(body).digest() + body
 
 
 def body_of(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """A file's arrays and record, read without this project's code."""
+    """Read a file's arrays and record without this project's code."""
     content = path.read_bytes()
     assert hashlib.sha256(content[_DIGEST:]).digest() == content[:_DIGEST]
     with np.load(io.BytesIO(content[_DIGEST:]), allow_pickle=False) as archive:
@@ -93,7 +93,7 @@ def body_of(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 
 
 def put(path: Path, arrays: dict[str, np.ndarray], record: dict[str, Any]) -> None:
-    """Write a file with the right checksum, without this project's code."""
+    """Write a file with a correct checksum, without this project's code."""
     packed = io.BytesIO()
     members: dict[str, Any] = {"record": np.frombuffer(json.dumps(record).encode(), dtype=np.uint8), **arrays}
     np.savez(packed, **members)
@@ -108,7 +108,7 @@ def rewrite(path: Path, change: Callable[[dict[str, np.ndarray], dict[str, Any]]
 
 
 def names(folder: Path) -> list[str]:
-    """The files in a folder, without the lock."""
+    """Return the files in a folder, except the lock."""
     return sorted(path.name for path in folder.iterdir() if path.name != ".lock")
 
 
@@ -128,7 +128,7 @@ def assert_same(state: ClientState, other: ClientState) -> None:
 
 def assert_bit_identical(answer: Answer | None, other: Answer) -> None:
     assert answer is not None
-    assert list(answer.arrays) == list(other.arrays)  # the order is that of the model
+    assert list(answer.arrays) == list(other.arrays)  # in the model's order
     for name, array in other.arrays.items():
         got = answer.arrays[name]
         assert (got.dtype, got.shape, got.tobytes()) == (array.dtype, array.shape, array.tobytes()), name

@@ -1,4 +1,4 @@
-"""Programs from outside Python that some tests need, and what happens where one is missing."""
+"""External programs that some tests need, and what happens if one is missing."""
 
 import os
 import shutil
@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 REQUIRE = "FEDKACE_REQUIRE_TOOLS"
-"""The environment variable under which a missing program fails a test, where it skips it otherwise."""
+"""The environment variable with which a missing program fails a test; otherwise the test is skipped."""
 
 _PACKAGES = {
     "chromedriver": "chromium-driver",
@@ -20,7 +20,7 @@ _PACKAGES = {
 
 
 def need_tools(*names: str) -> None:
-    """Skip the test where a program is missing, with the Debian package that holds it; fail under :data:`REQUIRE`."""
+    """Skip the test if a program is missing, and name its Debian package; with :data:`REQUIRE` set, fail instead."""
     missing = [name for name in names if shutil.which(name) is None]
     if not missing:
         return

@@ -87,7 +87,7 @@ def test_nothing_is_overwritten_and_a_renewed_certificate_keeps_its_key(
 ) -> None:
     need_tools("ssh-keygen")
     before = {path: path.read_bytes() for path in certificates.iterdir()}
-    assert "is there already" in refused("certificates.sh", "ca", certificates, env=env)
+    assert "already exists" in refused("certificates.sh", "ca", certificates, env=env)
     assert "--renew" in refused("certificates.sh", "superlink", certificates, "10.0.0.6", env=env)
     good("node-key.sh", tmp_path / "key", "edge-1", env=env)
     key = (tmp_path / "key").read_bytes()
@@ -129,8 +129,8 @@ def settings_of(certificates: Path, tmp_path: Path, env: dict[str, str]) -> dict
         ("FEDKACE_PARTITION", "2", "FEDKACE_PARTITION = '2': must be between 0 and 1"),
         ("FEDKACE_PARTITIONS", "two", "FEDKACE_PARTITIONS = 'two': must be a whole number"),
         ("FEDKACE_SUPERLINK", "hub", "FEDKACE_SUPERLINK = 'hub': must be HOST:PORT"),
-        ("FEDKACE_INBOX", '/a" x="1', "must hold no quotes"),
-        ("FEDKACE_STATE", "/proc/none", "FEDKACE_STATE = /proc/none: cannot be made"),
+        ("FEDKACE_INBOX", '/a" x="1', "must not contain quotes"),
+        ("FEDKACE_STATE", "/proc/none", "FEDKACE_STATE = /proc/none: cannot be created"),
     ],
 )
 def test_a_supernode_with_a_wrong_setting_names_it(
@@ -188,7 +188,7 @@ def test_the_connection_is_added_and_everything_else_stays(
     assert tomllib.loads(file.read_text())["superlink"]["fedkace"] == entry
     before = file.read_bytes()
     assert "already" in good("connection.sh", "fedkace", "hub:9092", ca, env=env)
-    assert "another entry superlink.fedkace (hub:9092)" in refused("connection.sh", "fedkace", "x:1", ca, env=env)
+    assert "already has superlink.fedkace (hub:9092)" in refused("connection.sh", "fedkace", "x:1", ca, env=env)
     assert file.read_bytes() == before
     with file.open("a") as more:
         more.write("\n[superlink.after]\naddress = 'z:9'\n")

@@ -178,11 +178,13 @@ def test_what_cannot_start_says_why_in_one_line(running: Federation, tmp_path: P
     taken = port[0].split("'")[1]
     env = {**running.env, "FEDKACE_CERTIFICATES": str(running.folder / "certificates")}
     env |= {"FEDKACE_DATABASE": str(tmp_path / "db"), "FEDKACE_PORT": taken}
-    assert_one_line(script("superlink.sh", env=env), f"FEDKACE_PORT = {taken}: something listens on port {taken}")
-    assert_one_line(running.script("setup"), "is set up already")
-    assert_one_line(running.script("start", "node-9"), "node-9 is no member of")
+    assert_one_line(
+        script("superlink.sh", env=env), f"FEDKACE_PORT = {taken}: port {taken} of 127.0.0.1 is already in use"
+    )
+    assert_one_line(running.script("setup"), "is already set up")
+    assert_one_line(running.script("start", "node-9"), "node-9 is not a member of")
     done = script("connection.sh", CONNECTION, "localhost:1", running.folder / "certificates" / "ca.crt", env=env)
-    assert_one_line(done, f"has another entry superlink.{CONNECTION}")
+    assert_one_line(done, f"already has superlink.{CONNECTION}")
 
 
 def assert_one_line(done: "subprocess.CompletedProcess[str]", words: str) -> None:
