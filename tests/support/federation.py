@@ -191,7 +191,7 @@ class Federation:
         def up() -> bool:
             done = self.script("start")
             said[0] = done.stderr
-            assert done.returncode == 0 or "counts an earlier process of it as online" in done.stderr, done.stderr
+            assert done.returncode == 0 or "still counts an earlier process as online" in done.stderr, done.stderr
             return done.returncode == 0
 
         until(up, "the federation is up", log=lambda: said[0])
