@@ -53,13 +53,8 @@ def show_plan(study: Study, console: Console) -> None:
         )
     console.print(table)
     console.print(
-<<<<<<< HEAD
-        f"{len(study.runs)} runs, about {_span(seconds)} of training and testing on {workers.count} workers on "
+        f"{len(study.runs)} runs, about {span(seconds)} of training and testing on {workers.count} workers on "
         f"an otherwise idle machine; selection, transport and a method's own exchanges take additional time.",
-=======
-        f"{len(study.runs)} runs, about {span(seconds)} of training and tests on {workers.count} workers that have "
-        f"the machine to themselves; selection, transport and a method's own exchanges take more time on top.",
->>>>>>> wp-h
         highlight=False,
     )
     show_workers(study, workers, console)

@@ -240,7 +240,10 @@ def test_pictures_of_any_mode_become_squares(mode: str) -> None:
     [
         (b"", "not an image, or its format is not supported"),
         (b"nothing of the kind", "not an image, or its format is not supported"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n", "not an image, or its format is not supported"),
+        (
+            b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n",
+            "not an image, or its format is not supported",
+        ),
         (picture(size=(300, 200))[:-5000], "it is damaged"),
         (blank(8000, 7000), "8000 x 7000 pixels; at most 50,000,000 are"),
         (blank(14000, 14000), "too many pixels; at most 50,000,000 are"),

@@ -193,7 +193,9 @@ def test_only_methods_that_merge_by_a_mean_may_ask(small: Make, told: dict[str, 
             with pytest.raises(ConfigError, match=r"^aggregation = 'none': the server keeps"):
                 configured(small(method=name, **told))
         else:
-            with pytest.raises(ConfigError, match=rf"with method = '{name}': its server needs more than the mean of the models"):
+            with pytest.raises(
+                ConfigError, match=rf"with method = '{name}': its server needs more than the mean of the models"
+            ):
                 configured(small(method=name, **told))
 
 

@@ -244,7 +244,9 @@ def test_a_pool_size_that_cannot_be_is_refused(cbdr_config: Make) -> None:
 
     reports, _ = start(cbdr_config(rounds=2), damage=only(1, 2, act, MessageType.TRAIN))
     (failure,) = reports[1].failures
-    assert failure["client"] == 1 and "'pool-size' = 1000000000: must be whole and between 1 and 36" in failure["reason"]
+    assert (
+        failure["client"] == 1 and "'pool-size' = 1000000000: must be whole and between 1 and 36" in failure["reason"]
+    )
 
 
 def test_repeated_messages_get_the_same_answers(cbdr_config: Make) -> None:
