@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from support.common import SMALL, FakeTime
+from support.doubles.recording import recordings as recordings
 from support.properties import load_profile
-from support.recording import recordings as recordings
 
 from fedkace_flwr import registry as registry  # declares the methods' keys
 from fedkace_flwr.config import Config

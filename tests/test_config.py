@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from support.keys import KEYS
+from support.made.keys import KEYS
 
 from experiments.studies.study import load_study
 from fedkace_flwr import config_docs

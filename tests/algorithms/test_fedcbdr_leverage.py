@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.leverage import pinv_leverage
+from support.doubles.leverage import pinv_leverage
 from torch import Tensor
 
 from fedkace_flwr.algorithms import fedcbdr_leverage as cbdr

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.candidates import Case, generator, mask_of
+from support.made.candidates import Case, generator, mask_of
 from torch import Tensor
 
 from fedkace_flwr.algorithms.fedkace_buffer import (

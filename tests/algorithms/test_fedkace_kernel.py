@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.candidates import Case, generator, mask_of
+from support.made.candidates import Case, generator, mask_of
 
 from fedkace_flwr.algorithms.fedkace_buffer import (
     kernel_beta,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.candidates import generator, mask_of
+from support.made.candidates import generator, mask_of
 
 from fedkace_flwr.algorithms.fedkace_buffer import (
     Scores,

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.common import rounds_of
-from support.in_process import Federation
+from support.systems.in_process import Federation
 from torch import Tensor
 
 from clients.base import ClientRound

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.common import rounds_of
 from support.gradients import gradient_of
-from support.in_process import Federation
+from support.systems.in_process import Federation
 from torch import Tensor
 from torch.nn import functional
 

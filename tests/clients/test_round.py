@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Message, MessageType
-from support.in_process import Federation
+from support.systems.in_process import Federation
 
 from clients.fedkace import GAPS
 from fedkace_flwr.config import Config

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from support.datasets import write_picture, write_tree
+from support.made.datasets import write_picture, write_tree
 
 from fedkace_flwr.sections import DataConfig
 

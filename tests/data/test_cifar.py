@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.datasets import (
+from support.made.datasets import (
     DATA_DIR,
     assert_consistent,
     needs,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.datasets import assert_consistent, cache_folder, start_python
+from support.made.datasets import assert_consistent, cache_folder, start_python
 
 from fedkace_flwr.data import datasets
 from fedkace_flwr.data import readers as image_sources

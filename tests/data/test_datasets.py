@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support.datasets import assert_consistent, cache_folder
+from support.made.datasets import assert_consistent, cache_folder
 
 from fedkace_flwr.data.datasets import DATASETS, known_classes, load_dataset
 from fedkace_flwr.data.torchvision_compat import import_torchvision

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from support.datasets import DATA_DIR, assert_consistent, needs, write_picture
+from support.made.datasets import DATA_DIR, assert_consistent, needs, write_picture
 
 from fedkace_flwr.data.datasets import load_dataset
 from fedkace_flwr.data.torchvision_compat import import_torchvision

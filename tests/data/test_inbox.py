@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from support.inboxes import RUN, drop, names_in, numbers_of, opened
+from support.made.inboxes import RUN, drop, names_in, numbers_of, opened
 
 from fedkace_flwr.errors import DataError
 

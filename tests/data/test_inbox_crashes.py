@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.inboxes import RUN, SIZE, drop, names_in, numbers_of, opened
+from support.made.inboxes import RUN, SIZE, drop, names_in, numbers_of, opened
 
 from fedkace_flwr.data import inbox
 from fedkace_flwr.samples import Samples

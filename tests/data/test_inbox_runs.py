@@ -11,7 +11,7 @@ import pytest
 import torch
 from flwr.app import Message, MessageType
 from support.common import rounds_of
-from support.inboxes import RUN, names_in
+from support.made.inboxes import RUN, names_in
 
 from experiments.feed import feed
 from experiments.running.inline import InlineGrid, run_inline

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support.common import SMALL, rounds_of
-from support.federation import until
+from support.systems.federation import until
 from support.tools import need_tools
 
 from experiments.background.control import pause

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.made_results import made_round, write_run, write_study
+from support.made.results import made_round, write_run, write_study
 from support.tools import need_tools
 
 from experiments.report.write import write_report

@@ -14,7 +14,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 from PIL import Image
-from support.made_results import write_run, write_study
+from support.made.results import write_run, write_study
 
 from experiments.__main__ import main
 from experiments.report.images import PER_CLASS, Budget, held, newest_state

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from support.made_results import made_round, write_run, write_study
+from support.made.results import made_round, write_run, write_study
 
 from experiments.results.loading import SCHEMA, Results, load_results
 from fedkace_flwr.errors import ResultsError

@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas
 import pytest
 from rich.console import Console
-from support.engines import InProcessEngine
+from support.systems.engines import InProcessEngine
 
 from experiments.report.write import write_report
 from experiments.running import runner

@@ -17,7 +17,7 @@ import atheris
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 
 with atheris.instrument_imports(include=["fedkace_flwr", "experiments.studies", "zipfile", "yaml", "json"]):
-    from support.parsers import CORPUS, Parsers, dropped, folded_weights, pristine, sealed
+    from support.made.parsers import CORPUS, Parsers, dropped, folded_weights, pristine, sealed
 
     from fedkace_flwr.config import Config
 

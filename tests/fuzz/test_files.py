@@ -16,7 +16,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.parsers import CORPUS, NAMES, Parsers, pristine, sealed
+from support.made.parsers import CORPUS, NAMES, Parsers, pristine, sealed
 
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError, StateError

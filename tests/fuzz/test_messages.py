@@ -12,8 +12,8 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.parsers import LIMITS, SHAPES, WEIGHTS, Parsers, folded_weights
-from support.replies import ask_with
+from support.made.parsers import LIMITS, SHAPES, WEIGHTS, Parsers, folded_weights
+from support.made.replies import ask_with
 
 from fedkace_flwr.errors import MessageError
 from fedkace_flwr.messaging import records as keys

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from support.made_models import constant
+from support.made.models import constant
 
 from fedkace_flwr.inference import kept_models as serving
 

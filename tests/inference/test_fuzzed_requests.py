@@ -8,7 +8,7 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.made_models import constant, picture
+from support.made.models import constant, picture
 
 from fedkace_flwr.data.images import Framing, read_square
 from fedkace_flwr.errors import DataError

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from support.common import rounds_of
-from support.in_process import Federation
-from support.made_models import CLASSES, blank, constant, picture
+from support.made.models import CLASSES, blank, constant, picture
+from support.systems.in_process import Federation
 
 from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config

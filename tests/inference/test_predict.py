@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from support.common import SMALL
-from support.made_models import picture
-from support.service import ENVIRONMENT, ROOT, predict
+from support.made.models import picture
+from support.systems.service import ENVIRONMENT, ROOT, predict
 
 
 def test_the_command_names_what_pictures_show_and_says_what_failed(folder: Path, tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.made_models import CLASSES, blank, constant, picture
-from support.service import Service, predict, serving_of
+from support.made.models import CLASSES, blank, constant, picture
+from support.systems.service import Service, predict, serving_of
 
 from fedkace_flwr.inference import kept_models as serving
 

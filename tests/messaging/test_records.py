@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from support.replies import WEIGHTS, ask, ask_with
+from support.made.replies import WEIGHTS, ask, ask_with
 
 from fedkace_flwr.errors import MessageError, StateError
 from fedkace_flwr.messaging import records as keys

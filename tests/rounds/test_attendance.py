@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable
 import pytest
 from flwr.app import Message, MessageType
 from support.common import FakeTime
-from support.faults import Damage, FaultyGrid, honest
-from support.runs import EVALUATE, METHODS, TRAIN, TRAINING_KINDS, last, records, run, same
+from support.doubles.faults import Damage, FaultyGrid, honest
+from support.systems.runs import EVALUATE, METHODS, TRAIN, TRAINING_KINDS, last, records, run, same
 
 from experiments.running.inline import InlineGrid
 from fedkace_flwr import server_app

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Message, MessageType
-from support.faults import Damage, failed, honest, lost, on_training, only, with_array
-from support.runs import folder_of, records, run
+from support.doubles.faults import Damage, failed, honest, lost, on_training, only, with_array
+from support.systems.runs import folder_of, records, run
 
 from experiments.running.inline import InlineGrid, run_inline
 from fedkace_flwr import client_app, server_app

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 import pytest
 from flwr.app import Message, RecordDict
 from support.common import FakeTime
-from support.grids import (
+from support.doubles.grids import (
     LONG,
     SHORT,
     WEIGHTS,

@@ -10,8 +10,8 @@ import numpy as np
 import psutil
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MessageType, MetricRecord, RecordDict
-from support.damages import FAULTS, MODEL_FAULTS, filled, named
-from support.hostile import (
+from support.doubles.damages import FAULTS, MODEL_FAULTS, filled, named
+from support.doubles.hostile import (
     CLIENTS,
     HOSTILE,
     ROUNDS,

@@ -7,7 +7,7 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from support.common import FakeTime
-from support.grids import WEIGHTS, LossyGrid
+from support.doubles.grids import WEIGHTS, LossyGrid
 
 from experiments.running.inline import InlineGrid
 from fedkace_flwr import client_app

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from flwr.app import Array, Message
-from support.faults import honest
-from support.runs import EVALUATE, METHODS, TRAIN, TRAINING_KINDS, failing, folder_of, last, records, run, same
+from support.doubles.faults import honest
+from support.systems.runs import EVALUATE, METHODS, TRAIN, TRAINING_KINDS, failing, folder_of, last, records, run, same
 
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError, RunError

@@ -7,7 +7,7 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from support.common import FakeTime
-from support.grids import (
+from support.doubles.grids import (
     LONG,
     SHORT,
     WEIGHTS,

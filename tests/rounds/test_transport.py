@@ -8,7 +8,7 @@ from flwr.app import Message
 from flwr.superlink.grid.http_grid import HttpGrid
 from flwr.superlink.grid.inmemory_grid import InMemoryGrid as InMemory
 from support.common import FakeTime
-from support.grids import LONG, FlakyGrid, MeddlingGrid, RecordingGrid, client_said, echo, questions
+from support.doubles.grids import LONG, FlakyGrid, MeddlingGrid, RecordingGrid, client_said, echo, questions
 
 from fedkace_flwr import client_app
 from fedkace_flwr.rounds import transport

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.common import rounds_of
-from support.stored import assert_bit_identical, assert_same, empty, heard, learned, names, of_run, reply, trained
+from support.made.stored import assert_bit_identical, assert_same, empty, heard, learned, names, of_run, reply, trained
 
 from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
@@ -56,7 +56,7 @@ def test_a_name_that_will_not_do_is_refused_in_one_line(small: Make, name: Any) 
 HOLD = """
 import sys
 from pathlib import Path
-from support.stored import empty, learned, reply
+from support.made.stored import empty, learned, reply
 from fedkace_flwr.storage.client_store import ClientStore
 with ClientStore(Path(sys.argv[1]), empty()).locked() as store:
     store.save_trained(learned(1), reply(1))

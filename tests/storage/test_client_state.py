@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.in_process import Federation
-from support.stored import assert_same, body_of, empty, heard, learned, names, put, reply, train
+from support.made.stored import assert_same, body_of, empty, heard, learned, names, put, reply, train
+from support.systems.in_process import Federation
 
 from clients.fedkace import GAPS
 from fedkace_flwr.config import Config

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.common import rounds_of
-from support.stored import assert_bit_identical, assert_same, body_of, empty, learned, names, reply, train
+from support.made.stored import assert_bit_identical, assert_same, body_of, empty, learned, names, reply, train
 
 from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import settings
-from support.crashes import TAILS, Disk, Tree, choices, lay_out
-from support.stored import assert_bit_identical, assert_same, empty, learned, reply
+from support.doubles.crashes import TAILS, Disk, Tree, choices, lay_out
+from support.made.stored import assert_bit_identical, assert_same, empty, learned, reply
 
 from fedkace_flwr.errors import RunError, StateError
 from fedkace_flwr.storage.checkpoint import Checkpoint, Checkpoints

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.stored import (
+from support.made.stored import (
     CLASSES,
     assert_bit_identical,
     assert_same,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.stored import assert_bit_identical, assert_same, empty, heard, learned, names, reply, train
+from support.made.stored import assert_bit_identical, assert_same, empty, heard, learned, names, reply, train
 
 from fedkace_flwr.errors import StateError
 from fedkace_flwr.storage.client_store import ClientStore

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from support.common import rounds_of
-from support.stored import assert_bit_identical, assert_same, empty, heard, learned, reply, trained
+from support.made.stored import assert_bit_identical, assert_same, empty, heard, learned, reply, trained
 
 from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Message, MessageType
-from support.faults import failed, on_training, only, with_array
-from support.runs import records, run
+from support.doubles.faults import failed, on_training, only, with_array
+from support.systems.runs import records, run
 
 import strategies.dcfcl
 from clients.base import ClientRound

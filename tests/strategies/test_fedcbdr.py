@@ -10,8 +10,8 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from support.common import rounds_of
-from support.faults import Damage, FaultyGrid, changed, failed, honest, lost, only
-from support.leverage import pinv_leverage
+from support.doubles.faults import Damage, FaultyGrid, changed, failed, honest, lost, only
+from support.doubles.leverage import pinv_leverage
 from torch import Tensor
 
 import strategies.fedcbdr

@@ -8,8 +8,8 @@ import pytest
 from flwr.app import Message, MessageType, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
-from support.faults import FaultyGrid, only
-from support.runs import records, run
+from support.doubles.faults import FaultyGrid, only
+from support.systems.runs import records, run
 
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment, as_arrays

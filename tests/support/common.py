@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from support.recording import recordings as recordings
+from support.doubles.recording import recordings as recordings
 
 SMALL = {
     "clients": 3,

@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 from support.common import SMALL
-from support.contract import SHAPE, Watched, watch
+from support.systems.contract import SHAPE, Watched, watch
 
 from fedkace_flwr.config import Config
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, Message
 from support.common import rounds_of
-from support.contract import (
+from support.systems.contract import (
     ALL_METHODS,
     DISTINCT_METHODS,
     SHAPE,

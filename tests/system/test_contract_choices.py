@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 from support.common import SMALL, rounds_of
-from support.contract import (
+from support.made.keys import KEYS
+from support.systems.contract import (
     SHAPE,
     Make,
     Watched,
@@ -15,7 +16,6 @@ from support.contract import (
     assert_bytes_are_as_declared,
     watch,
 )
-from support.keys import KEYS
 
 from fedkace_flwr.config import Config
 from fedkace_flwr.registry import METHODS

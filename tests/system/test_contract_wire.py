@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flwr.app import MessageType
 from support.common import rounds_of
-from support.contract import (
+from support.systems.contract import (
     ALL_METHODS,
     DISTINCT_METHODS,
     SHAPE,

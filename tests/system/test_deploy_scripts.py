@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from cryptography import x509
-from support.federation import DEPLOY, ROOT, environment, script
+from support.systems.federation import DEPLOY, ROOT, environment, script
 from support.tools import need_tools
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.common import SMALL
-from support.federation import (
+from support.systems.federation import (
     CONNECTION,
     DEPLOY,
     STEP_SECONDS,

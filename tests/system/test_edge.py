@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 from support.common import SMALL
-from support.federation import Federation, assert_same_weights, results_of, until
+from support.systems.federation import Federation, assert_same_weights, results_of, until
 
 from experiments.feed import feed
 from experiments.running.inline import run_inline

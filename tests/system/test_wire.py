@@ -22,7 +22,7 @@ import psutil
 import pytest
 import torch
 from support.common import SMALL
-from support.federation import ROOT, STEP_SECONDS, environment, serverapps_of, until
+from support.systems.federation import ROOT, STEP_SECONDS, environment, serverapps_of, until
 
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment

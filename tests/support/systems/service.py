@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 COMMAND = [sys.executable, "-m", "fedkace_flwr.inference.predict"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 

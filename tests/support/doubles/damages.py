@@ -7,7 +7,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, RecordDict
 
 from fedkace_flwr.messaging import records as keys
-from support.hostile import Damage
+from support.doubles.hostile import Damage
 
 
 def arrays(change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]) -> Damage:

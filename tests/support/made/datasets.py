@@ -16,7 +16,7 @@ from PIL import Image
 from fedkace_flwr.data.datasets import Dataset
 
 DATA_DIR = Path(os.environ.get("FEDKACE_DATA_DIR", ""))
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def needs(name: str) -> pytest.MarkDecorator:

@@ -11,7 +11,7 @@ from fedkace_flwr.config import Config
 from fedkace_flwr.methods import tfcl as tfcl_names
 from fedkace_flwr.storage.checkpoint import Checkpoint, Checkpoints
 from support.common import rounds_of
-from support.faults import Damage, FaultyGrid, failed, honest
+from support.doubles.faults import Damage, FaultyGrid, failed, honest
 
 TRAIN, EVALUATE = MessageType.TRAIN, MessageType.EVALUATE
 TRAINING_KINDS = {TRAIN, tfcl_names.HEAD_ACTION}

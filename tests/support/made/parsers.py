@@ -30,8 +30,8 @@ from fedkace_flwr.storage import npz as archive
 from fedkace_flwr.storage.checkpoint import Checkpoint, Checkpoints
 from fedkace_flwr.storage.client_state import Answer, ClientState, read_state
 from fedkace_flwr.storage.client_store import ClientStore
-from support.replies import ask_with
-from support.stored import CLASSES, empty, learned, reply
+from support.made.replies import ask_with
+from support.made.stored import CLASSES, empty, learned, reply
 
 NAMES = ("state-000002.npz", "answer-000002.npz", "checkpoint-000002.npz")
 WEIGHTS: dict[str, np.ndarray] = {

@@ -20,7 +20,7 @@ from support.tools import need_tools
 
 T = TypeVar("T")
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 DEPLOY = ROOT / "deploy"
 CONNECTION = "under-test"
 # The limit for a single command. Whole runs have no limit other than the test's own timeout.

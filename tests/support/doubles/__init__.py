@@ -1,0 +1,1 @@
+"""Stand-ins that misbehave, record or fail."""

@@ -1,0 +1,1 @@
+"""Made data: states, replies, results and inputs."""

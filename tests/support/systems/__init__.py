@@ -1,0 +1,1 @@
+"""Whole federations, runs and services under test."""
