@@ -47,6 +47,7 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("ablations")
 @pytest.mark.parametrize("name", ABLATIONS)
 def test_an_ablation_runs_and_differs_from_fedkace(small: Make, usual: list[dict[str, Any]], name: str) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
 from clients.base import ClientRound, Training
@@ -40,6 +41,7 @@ def stream_through(client: ReplayClient, chunks: int, size: int) -> Samples:
     return state.buffer
 
 
+@pytest.mark.slow
 def test_every_sample_is_kept_with_the_same_probability(small: Make, tmp_path: Path) -> None:
     experiment = Experiment(small())
     kept: Counter[int] = Counter()

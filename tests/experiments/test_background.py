@@ -116,6 +116,7 @@ def test_after_a_crash_of_everything_a_start_without_arguments_goes_on(started: 
     assert len(rounds_of(path.parent)) == ROUNDS
 
 
+@pytest.mark.slow
 def test_what_cannot_be_started_is_refused_in_one_line(tmp_path: Path) -> None:
     need_tools("git")
     assert "lies in the checkout" in refused("start", ROOT / "results" / "long", "--", "quickstart")
