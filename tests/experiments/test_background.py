@@ -23,7 +23,7 @@ from fedkace_flwr.config import Config
 from fedkace_flwr.errors import RunError
 
 ROOT = Path(__file__).parents[2]
-ROUNDS = 14
+ROUNDS = 40  # enough that a pause comes before the end on a fast machine
 SETTINGS = {key: value for key, value in {**SMALL, "rounds": ROUNDS}.items() if key != "seed"}
 RUN = f"fedkace_seed-{SMALL['seed']}"
 
