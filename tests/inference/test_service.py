@@ -83,7 +83,9 @@ def test_what_the_service_refuses_it_refuses_in_a_line_and_goes_on(folder: Path)
 def test_a_damaged_newest_generation_falls_back_to_the_one_before(folder: Path) -> None:
     with serving_of(folder) as service:
         (folder / "models-000004.npz").write_bytes(b"half of it")
-        while "models-000004.npz: its checksum does not match; using the model of round 3 instead" not in service.said():
+        while (
+            "models-000004.npz: its checksum does not match; using the model of round 3 instead" not in service.said()
+        ):
             assert service.client.post("/predict", content=picture()).json()["round"] == 3
         serving.write(folder, constant(5, 4))
         while service.client.get("/health").json()["round"] != 5:
