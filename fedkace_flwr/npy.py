@@ -1,14 +1,21 @@
-"""Headers of arrays in NumPy's own format, read from bytes that may be anyone's."""
+"""Arrays in NumPy's own format, read from bytes that may be anyone's."""
 
+import functools
+import io
 import math
+import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import IO, Any
 
 import numpy as np
+import numpy.typing as npt
 
 _READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+_LENGTH_BYTES = {(1, 0): 2, (2, 0): 4}
 _LONGEST = 10_000
+_KINDS = "biufc"  # booleans and numbers
+_REMEMBERED = 1024  # different headers; a model has some dozens
 
 
 class HeaderError(ValueError):
@@ -64,8 +71,48 @@ def read_header(
         raise HeaderError(f"a broken header: {type(error).__name__}") from error
     if version not in versions or version not in _READERS:
         raise HeaderError(f"format {version[0]}.{version[1]}")
+    length = file.read(_LENGTH_BYTES[version])
+    size = int.from_bytes(length, "little")
+    if size > longest:
+        raise HeaderError(f"a header of {size} bytes")
     try:
-        shape, fortran_order, dtype = _READERS[version](file, max_header_size=longest)
+        return _parsed(version, length + file.read(size))
     except Exception as error:  # it is parsed as a Python literal: nesting alone ends in four kinds of error
         raise HeaderError(f"a broken header: {type(error).__name__}") from error
-    return Header(shape, fortran_order, dtype)
+
+
+@functools.lru_cache(_REMEMBERED)
+def _parsed(version: tuple[int, int], content: bytes) -> Header:
+    """Parsing takes longer than reading a small array, and the arrays of a model have few different headers."""
+    return Header(*_READERS[version](io.BytesIO(content), max_header_size=len(content)))
+
+
+def read_content(file: IO[bytes], header: Header) -> npt.NDArray[Any]:
+    """Read the content that follows a header, into memory that can be written to.
+
+    Raises
+    ------
+    HeaderError
+        The header announces other things than booleans and numbers, negative lengths, or more bytes than there are.
+    """
+    if header.dtype.kind not in _KINDS:
+        raise HeaderError(f"an array of {header.dtype}")
+    if min(header.shape, default=0) < 0:
+        raise HeaderError(f"an array of shape {header.shape}")
+    content = bytearray(file.read(min(header.size, sys.maxsize)))
+    if len(content) != header.size:
+        raise HeaderError(f"{len(content)} bytes for an array of {header.dtype} {header.shape}")
+    flat = np.frombuffer(content, header.dtype)
+    return flat.reshape(header.shape, order="F" if header.fortran_order else "C")
+
+
+def read_array(content: bytes) -> npt.NDArray[Any]:
+    """Read a serialised array, into memory that can be written to.
+
+    Raises
+    ------
+    HeaderError
+        The bytes are not an array of booleans or numbers.
+    """
+    file = io.BytesIO(content)
+    return read_content(file, read_header(file))

@@ -22,7 +22,7 @@ from fedkace_flwr.methods.fedkace import GAP as GAP
 from fedkace_flwr.methods.fedkace import REPLAY_SKIPPED as REPLAY_SKIPPED
 from fedkace_flwr.methods.fedkace import REPLAY_WEIGHTS as REPLAY_WEIGHTS
 from fedkace_flwr.methods.ofcl import CHUNK_CLASSES as CHUNK_CLASSES
-from fedkace_flwr.npy import HeaderError, read_header
+from fedkace_flwr.npy import HeaderError, read_array, read_content, read_header
 
 ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
 ROUND, CLIENT, RUN = "round", "client", "run"
@@ -69,7 +69,7 @@ def array_record(weights: Weights) -> ArrayRecord:
 
 def unpack(record: ArrayRecord) -> dict[str, NumpyArray]:
     """Undo :func:`array_record`."""
-    return {name: array.numpy() for name, array in record.items()}
+    return {name: read_array(array.data) for name, array in record.items()}
 
 
 def instruction(arrays: ArrayRecord, config: Mapping[str, Any], client: int, round_number: int) -> RecordDict:
@@ -228,9 +228,7 @@ def _checked_array(name: str, data: bytes, shape: tuple[int, ...], dtype: np.dty
         raise MessageError(
             f"array {name!r} cannot be read (the length of its content does not match {shape})", "arrays"
         )
-    stream.seek(0)
-    array: NumpyArray = np.lib.format.read_array(stream, allow_pickle=False, max_header_size=_LARGEST_HEADER)
-    return array
+    return read_content(stream, found)
 
 
 def checked_metrics(record: MetricRecord) -> dict[str, Any]:

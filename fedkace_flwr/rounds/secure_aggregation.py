@@ -8,7 +8,6 @@ The protocol tolerates clients that drop out after keys are shared, while two th
 earlier, the protocol starts again without it.
 """
 
-import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from flwr.server.workflow.secure_aggregation.secaggplus_workflow import Workflow
 
 from fedkace_flwr.errors import FedkaceError, MessageError
 from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.npy import HeaderError, read_array
 from fedkace_flwr.rounds.exchange import by_client
 
 _LEFT = 2 / 3
@@ -216,8 +216,8 @@ class _Relay:
             if not isinstance(block, bytes) or len(block) > 8 * math.prod(shape) + _HEADER:
                 raise MessageError(f"a masked array of {shape} has a wrong size", "size")
             try:
-                array = np.lib.format.read_array(io.BytesIO(block), allow_pickle=False)
-            except Exception as error:  # the bytes are the client's, and NumPy raises whatever its parsers raise
-                raise MessageError(f"a masked array cannot be read ({type(error).__name__})", "arrays") from error
+                array = read_array(block)
+            except HeaderError as error:
+                raise MessageError(f"a masked array cannot be read ({error})", "arrays") from error
             if array.shape != shape or array.dtype != np.int64 or bool((array < 0).any() | (array >> 32).any()):
                 raise MessageError(f"a masked array is {array.dtype} {array.shape}, or out of its range", "arrays")

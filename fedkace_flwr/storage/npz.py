@@ -13,11 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedkace_flwr.errors import StateError
-from fedkace_flwr.npy import HeaderError, read_header
+from fedkace_flwr.npy import HeaderError, read_content, read_header
 
 Array = npt.NDArray[Any]
-
-_KINDS = "biufc"  # booleans and numbers
 
 
 def pack(arrays: Mapping[str, Array]) -> memoryview:
@@ -69,12 +67,9 @@ def _array(content: bytes) -> Array:
     file = io.BytesIO(content)
     try:
         header = read_header(file)
+        left = len(content) - file.tell()
+        if header.size != left:
+            raise HeaderError(f"{left} bytes for an array of {header.dtype} {header.shape}")
+        return read_content(file, header)
     except HeaderError as error:
         raise StateError(f"an array cannot be read ({error})") from error
-    if header.dtype.kind not in _KINDS:
-        raise StateError(f"it holds an array of {header.dtype}")
-    body = memoryview(content)[file.tell() :]
-    if min(header.shape, default=0) < 0 or header.size != len(body):
-        raise StateError(f"it holds {len(body)} bytes for an array of {header.dtype} {header.shape}")
-    flat = np.frombuffer(body, dtype=header.dtype).copy()
-    return flat.reshape(header.shape, order="F" if header.fortran_order else "C")
