@@ -41,6 +41,14 @@ def no_pictures() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """Runs inside this process do not wait until their files survive a power cut; no test cuts the power."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
 @pytest.fixture
 def pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test's runs draw their pictures."""

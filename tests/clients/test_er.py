@@ -21,19 +21,26 @@ from fedkace_flwr.training.losses import TaskLoss
 Make = Callable[..., Config]
 
 
-def training_of(client: ReplayClient, number: int) -> Training:
+@pytest.fixture
+def experiment(small: Make) -> Experiment:
+    return Experiment(small())
+
+
+@pytest.fixture
+def training(experiment: Experiment) -> Training:
+    """A training of any kind: the reservoir does not look at it."""
     classes = torch.ones(10, dtype=torch.bool)
-    net = client.network({})
-    return Training(net, TaskLoss(classes, classes), client.config.training, client.generator("batches", number))
+    net = experiment.network(experiment.initial_weights())
+    return Training(net, TaskLoss(classes, classes), experiment.config.training, torch.Generator())
 
 
-def stream_through(client: ReplayClient, chunks: int, size: int) -> Samples:
+def stream_through(client: ReplayClient, training: Training, chunks: int, size: int) -> Samples:
     classes = torch.zeros(10, dtype=torch.bool)
     state = ClientState(seen=classes, buffer=Samples.none())
     for number in range(1, chunks + 1):
         ids = torch.arange((number - 1) * size, number * size)
         now = ClientRound(number, Samples.arrived(ids, ids % 10, number), state, classes)
-        kept = client.maintain(now, training_of(client, number))
+        kept = client.maintain(now, training)
         buffer, state = kept.buffer, replace(state, round=number, buffer=kept.buffer, extra=kept.extra)
         assert len(buffer) == min(20, number * size)
         assert len(set(buffer.content.tolist())) == len(buffer)
@@ -41,15 +48,15 @@ def stream_through(client: ReplayClient, chunks: int, size: int) -> Samples:
     return state.buffer
 
 
-@pytest.mark.slow
-def test_every_sample_is_kept_with_the_same_probability(small: Make, tmp_path: Path) -> None:
-    experiment = Experiment(small())
+def test_every_sample_is_kept_with_the_same_probability(
+    experiment: Experiment, training: Training, tmp_path: Path
+) -> None:
     kept: Counter[int] = Counter()
     draws, samples = 400, 60
     for number in range(draws):
         store = ClientStore(tmp_path, ClientState(torch.zeros(10).bool(), Samples.none()))
         client = ReplayClient(number, experiment, StreamSource(experiment, number), store)
-        kept.update(stream_through(client, 6, 10).content.tolist())
+        kept.update(stream_through(client, training, 6, 10).content.tolist())
     expected = draws * 20 / samples
     variance = draws * (20 / samples) * (1 - 20 / samples)
     statistic = sum((kept[sample] - expected) ** 2 for sample in range(samples)) / variance

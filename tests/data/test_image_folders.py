@@ -156,11 +156,15 @@ def test_folder_without_images_or_splits(folder: DataConfig, tmp_path: Path) -> 
 def test_real_image_folder(tmp_path: Path) -> None:
     with tarfile.open(DATA_DIR / "tiny-imagenet-100.tar.xz") as archive:
         archive.extraction_filter = getattr(tarfile, "data_filter", None)  # early releases of Python 3.11 have none
-        archive.extractall(tmp_path)
-    dataset = load_dataset(DataConfig("folder", str(tmp_path / "tiny-imagenet-100"), str(tmp_path / "cache")))
+        members = archive.getmembers()
+        class_of = {member: "".join(member.name.split("/")[2:3]) for member in members}  # split/class/picture
+        classes = sorted(set(class_of.values()) - {""})[:10]
+        archive.extractall(tmp_path, [member for member in members if class_of[member] in classes])
+    root = tmp_path / "tiny-imagenet-100"
+    dataset = load_dataset(DataConfig("folder", str(root), str(tmp_path / "cache")))
     assert_consistent(dataset)
-    assert dataset.images.shape == (15_000, 3, 64, 64) and dataset.train_size == 10_000
-    assert {len(dataset.test_ids(label)) for label in range(100)} == {50}
-    path = sorted((tmp_path / "tiny-imagenet-100" / "train" / dataset.class_names[7]).iterdir())[3]
+    assert dataset.images.shape == (1500, 3, 64, 64) and dataset.train_size == 1000
+    assert {len(dataset.test_ids(label)) for label in range(10)} == {50}
+    path = sorted((root / "train" / dataset.class_names[7]).iterdir())[3]
     expected = np.asarray(Image.open(path).convert("RGB")).transpose(2, 0, 1)  # native size: not resampled
     np.testing.assert_array_equal(dataset.images[dataset.train_ids(7)[3]], expected)

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import psutil
@@ -12,6 +14,7 @@ from support.common import SMALL, rounds_of
 from support.systems.federation import until
 from support.tools import need_tools
 
+from experiments.__main__ import main
 from experiments.background.control import pause
 from experiments.background.folder import Command, Folder
 from experiments.background.status import Progress, seconds_left
@@ -23,26 +26,28 @@ from fedkace_flwr.config import Config
 from fedkace_flwr.errors import RunError
 
 ROOT = Path(__file__).parents[2]
-ROUNDS = 40  # enough that a pause comes before the end on a fast machine
+ROUNDS = 24  # enough that a pause comes before the end on a fast machine
 SETTINGS = {key: value for key, value in {**SMALL, "rounds": ROUNDS}.items() if key != "seed"}
 RUN = f"fedkace_seed-{SMALL['seed']}"
 
 
-def background(*arguments: object) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "experiments", "background", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+def background(*arguments: object) -> tuple[int, str, str]:
+    """Run the command in this process, where it starts at once: its status, output and error output."""
+    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+        status = main(["background", *map(str, arguments)])
+    return status, out.getvalue(), err.getvalue()
 
 
 def good(*arguments: object) -> str:
-    done = background(*arguments)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    status, out, err = background(*arguments)
+    assert status == 0, out + err
+    return out
 
 
 def refused(*arguments: object) -> str:
-    done = background(*arguments)
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stdout + done.stderr
-    return done.stderr
+    status, out, err = background(*arguments)
+    assert status == 2 and len(err.splitlines()) == 1, out + err
+    return err
 
 
 @pytest.fixture
@@ -53,40 +58,49 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
     end_all_of("FEDKACE_BACKGROUND", str(made.path))
 
 
-@pytest.fixture
-def started(folder: Folder, tmp_path: Path) -> Folder:
-    study = tmp_path / "tiny.yaml"
-    study.write_text("".join(["config:\n", *(f"  {key}: {value}\n" for key, value in SETTINGS.items())]))
-    run = ["--", study, "--engine", "inline", "--seeds", SMALL["seed"]]
-    # Normal priority: at the lowest one, the tests would wait for the rest of the machine.
-    good("start", folder.path, "--python", sys.executable, "--priority", "normal", *run)
-    return folder
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_a_study_is_started_paused_and_continued_to_the_same_numbers(started: Folder, tmp_path: Path) -> None:
-    path = started.results / "tiny" / RUN / "rounds.jsonl"
-    assert "running already since" in refused("start", started.path)
-    until(lambda: path.exists() and path.read_text().count("\n") >= 1, "a round is done")
-    assert pause(started)  # in this process: a command takes longer to start than the rounds take
-    assert not started.processes() and not started.locked
-    told = good("status", started.path)
-    done = path.read_text().count("\n")
-    assert f"0 of 1 runs and {done} of {ROUNDS} rounds are done" in told and "paused since" in told
-    assert "about" in told and 1 <= done < ROUNDS
-    assert "nothing is running" in good("pause", started.path)
+def test_a_study_is_started_killed_paused_and_continued_to_the_same_numbers(folder: Folder, tmp_path: Path) -> None:
+    study = tmp_path / "tiny.yaml"
+    study.write_text("".join(["config:\n", *(f"  {key}: {value}\n" for key, value in SETTINGS.items())]))
+    path = folder.results / "tiny" / RUN / "rounds.jsonl"
 
-    assert "is the folder of" in refused("start", started.path, "--", "quickstart")
-    good("start", started.path)
-    until(lambda: not started.locked, "the study ends")
-    told = good("status", started.path)
+    def rounds_done() -> int:
+        return path.read_text().count("\n") if path.exists() else 0
+
+    # Normal priority: at the lowest one, the test would wait for the rest of the machine.
+    options = ["--python", sys.executable, "--priority", "normal", "--"]
+    command = [sys.executable, "-m", "experiments", "background", "start", str(folder.path), *options]
+    subprocess.run([*command, str(study), "--engine", "inline", "--seeds", str(SMALL["seed"])], cwd=ROOT, check=True)
+    until(lambda: rounds_done() >= 1, "a round is done")
+    assert "running already since" in refused("start", folder.path)
+
+    for process in folder.processes():
+        process.kill()
+    until(lambda: not folder.processes(), "all processes are gone")
+    assert "then killed, or the machine was restarted" in good("status", folder.path)
+    killed_after = rounds_done()
+    assert 1 <= killed_after < ROUNDS
+
+    good("start", folder.path)
+    until(lambda: rounds_done() > killed_after, "the study goes on")
+    assert pause(folder)
+    assert not folder.processes() and not folder.locked
+    told, done = good("status", folder.path), rounds_done()
+    assert f"0 of 1 runs and {done} of {ROUNDS} rounds are done" in told and "paused since" in told
+    assert "about" in told and killed_after < done < ROUNDS
+    assert "nothing is running" in good("pause", folder.path)
+
+    assert "is the folder of" in refused("start", folder.path, "--", "quickstart")
+    good("start", folder.path)
+    until(lambda: not folder.locked, "the study ends")
+    told = good("status", folder.path)
     assert f"1 of 1 runs and {ROUNDS} of {ROUNDS} rounds are done" in told and "finished since" in told
     whole = {**SETTINGS, "seed": SMALL["seed"], "results-dir": str(tmp_path), "run-name": "whole"}
     run_inline(Config.parse(whole))
     assert rounds_of(path.parent) == rounds_of(tmp_path / "whole")
-    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=started.source, capture_output=True, text=True, check=True)
-    assert (started.command() or Command("", "", [], "")).commit == head.stdout.strip()
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder.source, capture_output=True, text=True, check=True)
+    assert (folder.command() or Command("", "", [], "")).commit == head.stdout.strip()
 
 
 @pytest.mark.slow
@@ -102,21 +116,6 @@ def test_all_processes_have_the_lowest_priority_unless_told_otherwise(folder: Fo
     assert not folder.processes()
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_after_a_crash_of_everything_a_start_without_arguments_goes_on(started: Folder) -> None:
-    path = started.results / "tiny" / RUN / "rounds.jsonl"
-    until(lambda: path.exists() and path.read_text().count("\n") >= 1, "a round is done")
-    for process in started.processes():
-        process.kill()
-    until(lambda: not started.processes(), "all processes are gone")
-    assert "then killed, or the machine was restarted" in good("status", started.path)
-    good("start", started.path)
-    until(lambda: not started.locked, "the study ends")
-    assert len(rounds_of(path.parent)) == ROUNDS
-
-
-@pytest.mark.slow
 def test_what_cannot_be_started_is_refused_in_one_line(tmp_path: Path) -> None:
     need_tools("git")
     assert "lies in the checkout" in refused("start", ROOT / "results" / "long", "--", "quickstart")

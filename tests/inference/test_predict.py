@@ -12,6 +12,8 @@ from support.common import SMALL
 from support.made.models import picture
 from support.systems.service import ENVIRONMENT, ROOT, predict
 
+from fedkace_flwr.inference.predict import main
+
 
 def test_the_command_names_what_pictures_show_and_says_what_failed(folder: Path, tmp_path: Path) -> None:
     for name, content in (
@@ -42,7 +44,9 @@ def test_the_command_names_what_pictures_show_and_says_what_failed(folder: Path,
     assert "damaged" in answers["broken.png"]["error"] and "classes" not in answers["broken.png"]
 
 
-def test_the_command_without_a_model_says_so_in_one_line(folder: Path, tmp_path: Path) -> None:
+def test_the_command_without_a_model_says_so_in_one_line(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "a.png").write_bytes(picture())
     (tmp_path / "empty").mkdir()
     expected = {
@@ -51,12 +55,13 @@ def test_the_command_without_a_model_says_so_in_one_line(folder: Path, tmp_path:
         tmp_path: "name one of the folders in it: client",
     }
     for state, text in expected.items():
-        done = predict("--state", state, tmp_path / "a.png")
-        assert (done.returncode, done.stdout) == (2, "")
-        (line,) = done.stderr.splitlines()
-        assert line.startswith(f"error: {state}: ") and text in line
-    done = predict("serve", "--state", tmp_path / "nowhere")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1) and "there is no such folder" in done.stderr
+        assert main(["--state", str(state), str(tmp_path / "a.png")]) == 2
+        said = capsys.readouterr()
+        assert said.out == "" and len(said.err.splitlines()) == 1
+        assert said.err.startswith(f"error: {state}: ") and text in said.err
+    assert main(["serve", "--state", str(tmp_path / "nowhere")]) == 2
+    said = capsys.readouterr()
+    assert len(said.err.splitlines()) == 1 and "there is no such folder" in said.err
 
 
 def test_the_command_loads_neither_flower_nor_ray_nor_torchvision() -> None:
