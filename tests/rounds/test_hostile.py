@@ -31,11 +31,6 @@ from fedkace_flwr.results import run_folder
 GIGABYTE = 2**30
 
 
-@pytest.fixture(autouse=True)
-def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_folder, "draw_accuracy", lambda *args, **kwargs: None)
-
-
 @pytest.fixture(scope="module")
 def reference_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Reference]:
     """Each reference is made once."""
@@ -50,17 +45,24 @@ def reference_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Refe
     return make
 
 
+def by_method(name: str) -> pytest.MarkDecorator:
+    """Let one worker run all tests of a method, so that its reference is made once."""
+    return pytest.mark.xdist_group(f"hostile to {name}")
+
+
 # The driver reads and checks the replies of all methods, so one method meets every fault, the others one of each kind.
 ONE_OF_EACH_KIND = (
     *("nan", "huge", "swapped keys", "an exception"),
     *("past the deadline", "absurd samples", "sat out with a model"),
 )
-METHODS = ["fedavg", "dcfcl", "fedcbdr"]
-MORE_METHODS = ["er", "lkc", "ofcl", "refed"]
+METHODS = ["fedavg", "dcfcl", "fedcbdr", "er", "lkc", "ofcl", "refed"]
 MATRIX = [
-    *(("fedkace", fault) for fault in [*MODEL_FAULTS, *FAULTS]),
-    *((method, fault) for method in METHODS for fault in ONE_OF_EACH_KIND),
-    *(pytest.param(method, fault, marks=pytest.mark.slow) for method in MORE_METHODS for fault in ONE_OF_EACH_KIND),
+    *(pytest.param("fedkace", fault, marks=by_method("fedkace")) for fault in [*MODEL_FAULTS, *FAULTS]),
+    *(
+        pytest.param(method, fault, marks=[by_method(method), pytest.mark.slow])
+        for method in METHODS
+        for fault in ONE_OF_EACH_KIND
+    ),
 ]
 
 
@@ -86,6 +88,7 @@ LESSON_FAULTS = {name: fault for name, fault in (MODEL_FAULTS | FAULTS).items() 
 
 
 @pytest.mark.slow
+@by_method("tfcl")
 @pytest.mark.parametrize("fault", LESSON_FAULTS)
 def test_what_tfcl_teaches_is_learnt_from_the_honest_alone(
     reference_of: Callable[..., Reference], tmp_path: Path, fault: str
@@ -109,6 +112,8 @@ SCORE_FAULTS = {
 }
 
 
+@pytest.mark.slow
+@by_method("fedcbdr")
 @pytest.mark.parametrize("fault", FEATURE_FAULTS)
 def test_features_of_the_hostile_touch_no_ones_selection(
     reference_of: Callable[..., Reference], tmp_path: Path, fault: str
@@ -118,6 +123,8 @@ def test_features_of_the_hostile_touch_no_ones_selection(
     assert {failure["client"] for failure in failures if failure["phase"] == fedcbdr_names.FEATURES_QUERY} == HOSTILE
 
 
+@pytest.mark.slow
+@by_method("fedcbdr")
 @pytest.mark.parametrize("fault", SCORE_FAULTS)
 def test_scores_of_the_hostile_touch_no_ones_selection(
     reference_of: Callable[..., Reference], tmp_path: Path, fault: str
@@ -134,6 +141,7 @@ METRIC_FAULTS = {
 }
 
 
+@by_method("fedkace")
 @pytest.mark.parametrize("fault", [name for name in METRIC_FAULTS if "sat out" not in name])
 def test_a_hostile_evaluation_counts_for_nothing(
     reference_of: Callable[..., Reference], tmp_path: Path, fault: str
@@ -147,6 +155,8 @@ def test_a_hostile_evaluation_counts_for_nothing(
 # Sizes
 
 
+@pytest.mark.slow
+@by_method("er")
 @pytest.mark.parametrize("place", ["an array of the model", "another record", "a text", "numbers"])
 def test_a_message_of_a_gigabyte_is_refused_unread(
     reference_of: Callable[..., Reference], tmp_path: Path, place: str

@@ -43,7 +43,7 @@ def test_a_second_run_gives_the_same_numbers(small: Make, watched_run: WatchedRu
     assert all(size is None or size <= 12 for record in first for size in record["buffer_size"])
 
 
-@every_method
+@every_distinct_method
 def test_bf16_works(small: Make, method: str) -> None:
     config = small(method=method, precision="bf16", **{**SHAPE, "rounds": 2})
     run_inline(config)

@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from support.common import SMALL
-from support.systems.federation import ROOT, STEP_SECONDS, environment, serverapps_of, until
+from support.systems.federation import ROOT, STEP_SECONDS, environment, until, wait_for_serverapps
 
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment
@@ -218,7 +217,7 @@ class Wire:
         number = str(self.flwr("run", str(project), CONNECTION, *options)["run-id"])
 
         def over() -> dict[str, Any]:
-            psutil.wait_procs(serverapps_of(self.folder))
+            wait_for_serverapps(self.folder)
             run: dict[str, Any] = self.flwr("list", CONNECTION, "--run-id", number)["runs"][0]
             return run if run["status"].startswith("finished") else {}
 

@@ -45,6 +45,15 @@ def serverapps_of(home: Path) -> list[psutil.Process]:
     return found
 
 
+def wait_for_serverapps(home: Path) -> None:
+    """Wait until no ServerApp of this Flower home is running.
+
+    One that has ended counts as gone even if its parent has not collected it yet; psutil's own waiting would not return
+    before that, and the parent collects it only when it starts the next one.
+    """
+    until(lambda: not serverapps_of(home), "the ServerApp ends", pause=0.5)
+
+
 def script(name: str, *arguments: object, env: dict[str, str]) -> "subprocess.CompletedProcess[str]":
     """Run a script of ``deploy/`` and wait for its end."""
     return finish([str(DEPLOY / name), *map(str, arguments)], env, STEP_SECONDS)
@@ -134,7 +143,7 @@ class Federation:
         """
 
         def over() -> dict[str, Any]:
-            psutil.wait_procs(serverapps_of(self.folder.parent))
+            wait_for_serverapps(self.folder.parent)
             run = self.run(number)
             return run if run["status"].startswith("finished") else {}
 
