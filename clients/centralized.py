@@ -10,7 +10,7 @@ from torch import Tensor
 from clients.base import Array, ClientRule, Evaluation, Metrics, Stopwatch, Training
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.methods.centralized import CentralizedKeys
-from fedkace_flwr.results.reference_cache import anchors, cached_accuracy
+from fedkace_flwr.results.reference_cache import cached_accuracy
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.seeding import seed_for
 from fedkace_flwr.storage.client_state import ClientState
@@ -26,7 +26,7 @@ class CentralizedClient(ClientRule):
 
     No model travels. Rounds are independent: a round's weights depend on seed, client and round alone. With
     ``centralized-every`` above 1 only some rounds are trained; those between them are interpolated linearly and
-    marked. Only a simulation can do this: a real device no longer has its earlier chunks.
+    marked. ``centralized-first`` adds the first rounds, in which the curve is steepest. Only a simulation can do this: a real device no longer has its earlier chunks.
     """
 
     evaluation_times = frozenset()  # the report holds the training's seconds
@@ -58,7 +58,7 @@ class CentralizedClient(ClientRule):
     def _accuracy(self, number: int) -> tuple[float, bool]:
         """The accuracy of a round, and whether it is interpolated."""
         settings = self.config
-        below, above = anchors(number, settings.of(CentralizedKeys).centralized_every, settings.stream.rounds)
+        below, above = settings.of(CentralizedKeys).anchors(number, settings.stream.rounds)
         left, right = (
             cached_accuracy(settings, self.number, anchor, lambda anchor=anchor: self._train_and_test(anchor))  # type: ignore[misc]
             for anchor in (below, above)

@@ -1,18 +1,23 @@
 """The client of FedKACE: balanced replay, kernel-scored buffer, inference switch (paper, section 4)."""
 
-import math
 from dataclasses import replace
 
 import torch
 from flwr.app import RecordDict
 
 from clients.base import ClientRound, ClientRule, Kept, Metrics, Training
-from fedkace_flwr.algorithms.fedkace_buffer import kernel_beta, kernel_condition_number, score_candidates, select
+from fedkace_flwr.algorithms.fedkace_buffer import (
+    class_condition_number,
+    kernel_beta,
+    kernel_condition_number,
+    score_candidates,
+    select,
+)
 from fedkace_flwr.algorithms.fedkace_loss import BalancedReplayLoss, FullGradientReplayLoss
 from fedkace_flwr.algorithms.fedkace_replay import GradientBalance
 from fedkace_flwr.algorithms.fedkace_switch import InferenceSwitch
 from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.methods.fedkace import FedKaceKeys
+from fedkace_flwr.methods.fedkace import SINGULAR, FedKaceKeys
 from fedkace_flwr.metrics import accuracy, true_class_probability
 from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.training.losses import Objective, TaskLoss
@@ -30,7 +35,8 @@ class FedKaceClient(ClientRule):
     def objective(self, net: ResNet18, now: ClientRound) -> Objective:
         """Task loss plus replay loss, weighted by the ratio of output-layer gradient norms (section 4.2)."""
         settings, device = self.config.of(FedKaceKeys), self.experiment.device
-        current, old = now.current.to(device), now.old.to(device)
+        new, replayed = (now.current, now.old) if settings.replay_classes == "split" else (now.seen, now.seen)
+        current, old = new.to(device), replayed.to(device)
         if settings.replay_weight == "one":
             return TaskLoss(current, old)
         sizes = {"task_size": len(now.chunk), "replay_size": max(1, len(now.state.buffer))}
@@ -67,7 +73,7 @@ class FedKaceClient(ClientRule):
         return Kept(candidates.take(kept), logits=logits[kept])
 
     def report(self, now: ClientRound, training: Training, kept: Kept) -> Metrics:
-        """Each epoch's replay weight, and the condition number of the new buffer's kernel matrix (Table 3)."""
+        """Each epoch's replay weight, and the condition numbers of the new buffer's kernel matrices (Table 3)."""
         report = super().report(now, training, kept)
         objective, logits = training.objective, kept.logits
         if isinstance(objective, BalancedReplayLoss):
@@ -76,9 +82,12 @@ class FedKaceClient(ClientRule):
             report[keys.REPLAY_WEIGHTS] = [1.0] * self.config.training.epochs
         if self.config.run.diagnostics and logits is not None and len(logits) <= _LARGEST_DIAGNOSED_BUFFER:
             beta = kernel_beta(len(now.state.buffer), int(now.seen.sum()))
-            number = kernel_condition_number(logits, now.seen, beta)
-            if math.isfinite(number):
-                report[keys.CONDITION_NUMBER] = number
+            report |= {
+                keys.CONDITION_NUMBER: min(SINGULAR, kernel_condition_number(logits, now.seen, beta)),
+                keys.CLASS_CONDITION_NUMBER: min(
+                    SINGULAR, class_condition_number(logits, kept.buffer.labels, now.seen, beta)
+                ),
+            }
         return report
 
     def receive(

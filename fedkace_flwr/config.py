@@ -26,10 +26,11 @@ LARGEST_SUM = 1000
 
 Section = TypeVar("Section")
 
-_METHOD_SECTIONS: list[type] = []
+_METHOD_SECTIONS: dict[type, set[str]] = {}
+"""The methods' sections, each with the names of the methods that read it."""
 
 
-def register_section(section: type) -> None:
+def register_section(section: type, method: str) -> None:
     """Add a method's keys to the configuration.
 
     A section may have a method ``check(config)`` that raises ConfigError if its keys contradict others.
@@ -37,7 +38,9 @@ def register_section(section: type) -> None:
     Parameters
     ----------
     section : type
-        A frozen dataclass of keys; registering it twice has no further effect.
+        A frozen dataclass of keys; several methods may share it.
+    method : str
+        Name of a method that reads it.
 
     Raises
     ------
@@ -45,12 +48,13 @@ def register_section(section: type) -> None:
         One of its keys already exists.
     """
     if section in _METHOD_SECTIONS:
+        _METHOD_SECTIONS[section].add(method)
         return
     known = {name for _, name, _ in all_keys()}
     for name in keys_of(section):
         if kebab(name) in known:
             raise ValueError(f"{section.__name__}: key {kebab(name)} is already declared")
-    _METHOD_SECTIONS.append(section)
+    _METHOD_SECTIONS[section] = {method}
 
 
 def all_keys() -> Iterator[tuple[type, str, Key]]:
@@ -64,6 +68,12 @@ def all_keys() -> Iterator[tuple[type, str, Key]]:
 def keys_affecting(*what: Affects) -> frozenset[str]:
     """Return the names of the keys that affect any of these."""
     return frozenset(name for _, name, declared in all_keys() if declared.affects in what)
+
+
+def keys_of_other_methods(method: str) -> frozenset[str]:
+    """Return the names of the keys that only other methods read."""
+    foreign = (section for section, methods in _METHOD_SECTIONS.items() if method not in methods)
+    return frozenset(kebab(name) for section in foreign for name in keys_of(section))
 
 
 def folder_keys() -> frozenset[str]:

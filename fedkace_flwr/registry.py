@@ -178,9 +178,9 @@ METHODS: dict[str, Method] = {
 """All methods; reports list the methods of each role in this order."""
 
 
-for _method in METHODS.values():
+for _name, _method in METHODS.items():
     for _section in _method.keys:
-        register_section(_section)
+        register_section(_section, _name)
     register_metrics(_method.metrics)
 
 

@@ -108,7 +108,7 @@ def _best(table: ResultTable, column: str) -> str | None:
         for (row, where), cell in table.cells.items()
         if where == column and row not in ("Centralized", "chance")
     }
-    if len(own) < 2 or table.key == "condition":
+    if len(own) < 2 or table.key.endswith("condition"):
         return None
     choose = min if table.key == "ar" else max
     return choose(own, key=lambda row: own[row])

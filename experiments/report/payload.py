@@ -10,6 +10,7 @@ from experiments.report.images import Budget, held, newest_state, try_dataset
 from experiments.report.names import axis_label, method_name, method_rank, role
 from experiments.report.tables import axis_value, place
 from experiments.report.theorem import class_windows_of, distances
+from experiments.results.averages import conditions
 from experiments.results.loading import Record, Results, StudyInfo, rows_of
 from fedkace_flwr.config import Config
 from fedkace_flwr.data.datasets import Dataset
@@ -136,7 +137,9 @@ def _curves(study: StudyInfo, row: Mapping[str, Any], records: Sequence[Record])
         "interpolated": any(record.get("interpolated") for record in records),
         "weight": _spread([_weights(record) for record in records], geometric=True),
         "gap": _spread([_known(record["gap"]) for record in records]),
-        "condition": _spread([_known(record["condition_number"]) for record in records], geometric=True),
+        "condition": _spread(
+            [list(filter(math.isfinite, conditions(record["condition_number"]))) for record in records], geometric=True
+        ),
         "drift": short([record["client_drift"] for record in records]),
         "lead": short(pairs) if row["evaluate"] == "both" else None,
     }

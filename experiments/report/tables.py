@@ -4,6 +4,7 @@ A cell is the mean over its finished runs, which differ only in their seed. A ce
 even if the paper has a number for it.
 """
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,14 +18,17 @@ from experiments.results.loading import Results, StudyInfo, rows_of
 
 CHANCE = "chance"
 _DASH = "-"
+_MEDIAN = "median over clients and the final three quarters of the rounds"
 _METRICS = {
     "aa": ("AA", "Average accuracy (AA), %"),
     "ar": ("AR", "Average regret against Centralized (AR), % points"),
     "early": ("early", "Accuracy, mean over the first quarter of the rounds, %"),
     "late": ("late", "Accuracy, mean over the second half of the rounds, %"),
     "final": ("final", "Accuracy after the last round, %"),
-    "condition": (CONDITION, "Condition number of the buffer kernel, mean over the final three quarters of the rounds"),
+    "condition": (CONDITION, f"Condition number of the whole buffer's kernel matrix, {_MEDIAN}"),
+    "class_condition": (CONDITION, f"Condition number of each class's kernel matrix, averaged over classes, {_MEDIAN}"),
 }
+_CONDITIONS = ("condition", "class_condition")
 
 
 @dataclass(frozen=True)
@@ -90,11 +94,11 @@ def study_tables(results: Results, study: StudyInfo) -> list[ResultTable]:
     columns = [column for column, _ in _ordered((run["_column"], _column_rank(study, run)) for run in runs)]
     tables = []
     for key, (metric, title) in _METRICS.items():
-        scale = 1.0 if key == "condition" else 100.0
+        scale = 1.0 if key in _CONDITIONS else 100.0
         cells = _cells(study, runs, key, metric, scale)
         if not cells and key != "aa":
             continue
-        every = [row for row in rows if key != "condition" or any(row == own for own, _ in cells)]
+        every = [row for row in rows if key not in _CONDITIONS or any(row == own for own, _ in cells)]
         if key == "aa":
             cells |= _chances(runs, columns)
             every.append(CHANCE)
@@ -220,7 +224,7 @@ def _cells(
 
 
 def _cell(numbers: Sequence[float], paper: float | None = None) -> Cell:
-    sd = statistics.stdev(numbers) if len(numbers) > 1 else None
+    sd = statistics.stdev(numbers) if len(numbers) > 1 and all(map(math.isfinite, numbers)) else None
     return Cell(statistics.fmean(numbers), sd, len(numbers), paper)
 
 
@@ -267,7 +271,14 @@ def _noted(table: ResultTable, study: StudyInfo, runs: Sequence[Mapping[str, Any
         notes.append(f"{finished} of {listed} runs are finished; means leave out the others.")
     if interpolated and table.key in ("aa", "ar"):
         notes.append("Centralized was trained only in some rounds; its accuracy in the others is interpolated.")
+    if table.key in _CONDITIONS:
+        notes += _singular(table, runs)
     if table.with_paper:
+        if table.key in _CONDITIONS:
+            notes.append(
+                "The paper labels the rows of its Table 3 AS5, AS6 and FedKACE, but its text describes AS6, AS7 and "
+                "FedKACE, and its numbers fit these. They stand here by their printed labels."
+            )
         differs = setting_differences(study, runs)
         if differs:
             notes.append(
@@ -277,6 +288,16 @@ def _noted(table: ResultTable, study: StudyInfo, runs: Sequence[Mapping[str, Any
     return ResultTable(
         table.study, table.key, table.title, table.head, table.rows, table.columns, table.cells, tuple(notes)
     )
+
+
+def _singular(table: ResultTable, runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    shares: dict[tuple[str, str], list[float]] = {}
+    for run in runs:
+        share = run[f"{table.key}_singular"]
+        if run["finished"] and not pd.isna(share):
+            shares.setdefault((run["_row"], run["_column"]), []).append(100 * share)
+    found = [f"{row}, {column}: {statistics.fmean(each):.1f} %" for (row, column), each in shares.items() if any(each)]
+    return [f"Singular matrices, which count as infinite: {'; '.join(found)}."] if found else []
 
 
 def setting_differences(study: StudyInfo, runs: Sequence[Mapping[str, Any]]) -> str:

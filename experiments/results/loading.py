@@ -8,20 +8,19 @@ runs differ.
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import pandas as pd
 
+from experiments.results.averages import average_over_clients, condition_numbers, mean
 from experiments.results.regret import is_reference, regret, regrets, stream_of
 from fedkace_flwr.config import Config, keys_affecting
 from fedkace_flwr.errors import ConfigError, ResultsError
 from fedkace_flwr.keys import kebab, keys_of
 from fedkace_flwr.messaging.metrics import COMMON, known_metrics
-from fedkace_flwr.methods.metric import Metric
 from fedkace_flwr.registry import METHODS
 from fedkace_flwr.results.record import totals
 
@@ -31,7 +30,8 @@ SCHEMA = 1
 _SET_ASIDE = re.compile(r"\.\d{8}-\d{6}(-\d+)?$")  # an earlier run of the same name
 # These keys affect numbers only through rounding, a run that stops, or values that are not recorded; none is an axis.
 _NOT_AXES = frozenset({"device", "quorum", "diagnostics", "report-classes"})
-_RUN_NUMBERS = ("aa", "early", "late", "ar", "final", "chance", "condition")
+_CONDITIONS = ("condition", "condition_singular", "class_condition", "class_condition_singular")
+_RUN_NUMBERS = ("aa", "early", "late", "ar", "final", "chance", *_CONDITIONS)
 
 Record = dict[str, Any]
 
@@ -76,7 +76,8 @@ class Results:
     runs : DataFrame
         One row per run: ``schema``, ``study``, ``run``, ``folder``, ``finished``, ``rounds_done``; shares ``aa``,
         ``early`` and ``late`` (mean accuracy over the first quarter and the second half of the rounds), ``final``,
-        ``ar``, ``chance``; ``condition`` (mean over the final three quarters of the rounds);
+        ``ar``, ``chance``; ``condition``, ``class_condition`` (medians over clients and the final three quarters of
+        the rounds) and the shares ``condition_singular`` and ``class_condition_singular``;
         ``switched``, ``failures``, bytes, seconds; ``axis.*``, every configuration key, ``env.*``. For an unfinished
         run, the numbers cover the rounds so far, and ``ar`` is missing.
     rounds : DataFrame
@@ -137,17 +138,6 @@ def load_results(*folders: Path) -> Results:
 def rows_of(frame: pd.DataFrame) -> list[Record]:
     """Return the rows of a table as mappings."""
     return [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
-
-
-def final_part(records: Sequence[Record]) -> Sequence[Record]:
-    """Return the final three quarters of the rounds; in the paper, the final 75 of 100."""
-    return records[len(records) // 4 :]
-
-
-def mean(values: Iterable[float | None]) -> float | None:
-    """Return the mean of the values that are not None, or None if there are none."""
-    known = [float(value) for value in values if value is not None]
-    return fmean(known) if known else None
 
 
 def _load_study(folder: Path) -> tuple[StudyInfo, list[tuple[Path, Record, Mapping[str, Any]]]]:
@@ -272,7 +262,7 @@ def _run_row(
         "ar": None,
         "final": total["final_accuracy"],
         "chance": total["average_chance"],
-        "condition": mean(mean(record["condition_number"]) for record in final_part(records)),
+        **condition_numbers(records),
         "switched": sum(number is not None for number in total["switched_at"]),
         "failures": total["failures"],
         "bytes_down": total["bytes"]["down"],
@@ -293,8 +283,16 @@ def _round_row(study: StudyInfo, path: Path, method: str, labels: Mapping[str, A
         "accuracy": record["accuracy"],
         "regret": None,
         "chance": record["chance"],
-        **{metric.average: _average(metric, record[metric.column]) for metric in COMMON if metric.average},
-        **{metric.average: _average(metric, record.get(metric.column, ())) for metric in own if metric.average},
+        **{
+            metric.average: average_over_clients(metric, record.get(metric.column, ()))
+            for metric in COMMON
+            if metric.average
+        },
+        **{
+            metric.average: average_over_clients(metric, record.get(metric.column, ()))
+            for metric in own
+            if metric.average
+        },
         "client_drift": record["client_drift"],
         "switched": sum(number is not None for number in record["switched_at"]),
         "interpolated": bool(record.get("interpolated", False)),
@@ -303,13 +301,6 @@ def _round_row(study: StudyInfo, path: Path, method: str, labels: Mapping[str, A
         "bytes_up": record["bytes"]["up"],
         **{f"seconds_{name}": value for name, value in record["seconds"].items()},
     }
-
-
-def _average(metric: Metric, column: Sequence[Any]) -> float | None:
-    """Return the mean over clients; lists over epochs are averaged without the first epoch."""
-    if metric.length is None:
-        return mean(column)
-    return mean(value for values in column if values for value in values[1 if metric.length == "epochs" else 0 :])
 
 
 def _add_regret(rows: Sequence[Record], rounds: Sequence[Record]) -> None:

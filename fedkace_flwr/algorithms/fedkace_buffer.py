@@ -211,6 +211,26 @@ def kernel_condition_number(logits: Tensor, active: Tensor, beta: float) -> floa
     return largest / smallest
 
 
+def class_condition_number(logits: Tensor, labels: Tensor, active: Tensor, beta: float) -> float:
+    """Mean over classes of the condition number of each class's own kernel matrix (paper, section B.4).
+
+    Parameters
+    ----------
+    logits, active, beta
+        As in :func:`kernel_condition_number`.
+    labels : Tensor
+        int64 (m,): class of each sample.
+
+    Returns
+    -------
+    float
+        Infinite if any of the matrices is singular in float64; a class with a single sample counts as 1.
+    """
+    labels = labels.cpu()
+    numbers = [kernel_condition_number(logits[labels == label], active, beta) for label in sorted(set(labels.tolist()))]
+    return math.fsum(numbers) / len(numbers)
+
+
 def _directions(x: Tensor) -> Tensor:
     """Rows scaled to unit length; rows of zeros stay. Scaling by the largest entry first avoids overflow."""
     tiny = torch.finfo(torch.float64).tiny

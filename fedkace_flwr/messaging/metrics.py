@@ -86,7 +86,7 @@ COMMON: tuple[Metric, ...] = (
     *fedkace.BUFFER_METRICS,
     Metric(
         keys.INTERPOLATED,
-        "Whether the accuracy was interpolated between two trained rounds (`centralized-every`).",
+        "Whether the accuracy was interpolated between two trained rounds (`centralized-every`, `centralized-first`).",
         phase="evaluation",
         whole=True,
         column="interpolated",

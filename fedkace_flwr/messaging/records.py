@@ -17,6 +17,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from fedkace_flwr.errors import MessageError
 from fedkace_flwr.methods.fedkace import BUFFER_ACCURACY as BUFFER_ACCURACY
 from fedkace_flwr.methods.fedkace import BUFFER_PROBABILITY as BUFFER_PROBABILITY
+from fedkace_flwr.methods.fedkace import CLASS_CONDITION_NUMBER as CLASS_CONDITION_NUMBER
 from fedkace_flwr.methods.fedkace import CONDITION_NUMBER as CONDITION_NUMBER
 from fedkace_flwr.methods.fedkace import GAP as GAP
 from fedkace_flwr.methods.fedkace import REPLAY_SKIPPED as REPLAY_SKIPPED

@@ -1,4 +1,4 @@
-"""What the two halves of Centralized share: its key, and the choice of the rounds that it trains."""
+"""What the two halves of Centralized share: its keys, and the choice of the rounds that it trains."""
 
 from dataclasses import dataclass
 
@@ -16,9 +16,29 @@ class CentralizedKeys:
         unit="rounds",
         low=1,
     )
+    centralized_first: int = key(
+        1,
+        "Train in each of the first rounds up to this one as well, where the accuracy changes most.",
+        unit="rounds",
+        low=1,
+    )
+
+    def trains(self, round_number: int, rounds: int) -> bool:
+        """Return whether a round, from 1, is trained in a run of so many rounds."""
+        return (
+            round_number <= self.centralized_first
+            or (round_number - 1) % self.centralized_every == 0
+            or round_number >= rounds
+        )
+
+    def anchors(self, round_number: int, rounds: int) -> tuple[int, int]:
+        """Return the nearest trained rounds on either side of a round; both are the round itself if it is trained."""
+        below = next(number for number in range(round_number, 0, -1) if self.trains(number, rounds))
+        above = next(number for number in range(round_number, rounds + 1) if self.trains(number, rounds))
+        return below, above
 
 
 def samples(config: Config, round_number: int) -> int:
     """Count the samples of an epoch: all chunks so far, or none in a round that is not trained."""
-    skipped = (round_number - 1) % config.of(CentralizedKeys).centralized_every
-    return 0 if skipped and round_number < config.stream.rounds else round_number * config.largest_chunk
+    trained = config.of(CentralizedKeys).trains(round_number, config.stream.rounds)
+    return round_number * config.largest_chunk if trained else 0

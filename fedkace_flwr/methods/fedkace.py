@@ -11,11 +11,12 @@ from fedkace_flwr.methods.metric import EPOCHS, Bound, Metric
 GAP = "gap"
 BUFFER_ACCURACY, BUFFER_PROBABILITY = "buffer-accuracy", "buffer-probability"
 REPLAY_WEIGHTS, REPLAY_SKIPPED = "replay-weights", "replay-ratios-skipped"
-CONDITION_NUMBER = "condition-number"
+CONDITION_NUMBER, CLASS_CONDITION_NUMBER = "condition-number", "class-condition-number"
 """Names of the metrics."""
 
 _SHARE = 1 + 1e-6  # rounding may push a mean of probabilities slightly above 1
-_LARGEST_CONDITION = 1e300  # small enough that sums of condition numbers stay finite
+SINGULAR = 1e300
+"""Condition number reported for a matrix that is singular in float64; messages and records hold finite numbers only."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,10 @@ class FedKaceKeys:
     )
     gradient_bias: bool = key(False, "Reading: whether the output layer's gradient norm includes its bias.")
     lambda_max: float = key(10000.0, "Reading: the replay weight is clipped to [0, lambda-max].", above=0)
+    replay_classes: Literal["split", "seen"] = key(
+        "split",
+        "Reading: classes among which training distinguishes. `split`: the chunk's for new samples and those of earlier chunks for replayed ones (equations 5 and 6); `seen`: all classes met so far for both (section A.3).",
+    )
     replay_weight: Literal["balanced", "one"] = key(
         "balanced",
         "Weight of the replay loss: set by gradient balance (`balanced`), or always 1 (`one`, ablation AS4).",
@@ -133,11 +138,21 @@ REPLAY_METRICS = (
 BUFFER_METRICS = (
     Metric(
         CONDITION_NUMBER,
-        "FedKACE: condition number of the new buffer's kernel matrix; reported only with `diagnostics`.",
-        high=_LARGEST_CONDITION,
+        "FedKACE: condition number of the new buffer's kernel matrix, 1e+300 if the matrix is singular; reported only with `diagnostics`.",
+        high=SINGULAR,
         column="condition_number",
         tag="condition_number",
         average="condition_number",
+        average_by="median",
+    ),
+    Metric(
+        CLASS_CONDITION_NUMBER,
+        "FedKACE: mean over classes of the condition number of each class's own kernel matrix (section B.4), 1e+300 if one of the matrices is singular; reported only with `diagnostics`.",
+        high=SINGULAR,
+        column="class_condition_number",
+        tag="class_condition_number",
+        average="class_condition_number",
+        average_by="median",
     ),
 )
 """Properties of the new buffer."""

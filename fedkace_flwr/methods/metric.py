@@ -123,8 +123,10 @@ class Metric:
         TensorBoard tag, followed by ``/`` and the client's number. A number is shown as it is, a list over epochs by
         its last entry, and a list over classes as a histogram. If empty, the metric is not shown.
     average : str
-        Column of the results tables (``rounds.csv``) for the mean over clients. The mean of a list over epochs leaves
+        Column of the results tables (``rounds.csv``) for the average over clients. That of a list over epochs leaves
         out the first epoch, in which the replay loss is not yet weighted. If empty, the tables omit the metric.
+    average_by : {"mean", "median"}
+        How clients are averaged: by the median if single values may be huge.
     """
 
     name: str
@@ -139,6 +141,7 @@ class Metric:
     any_client: bool = False
     tag: str = ""
     average: str = ""
+    average_by: Literal["mean", "median"] = "mean"
 
     def __post_init__(self) -> None:
         """Check that a metric with a tag, an average or a Boolean field has a column.

@@ -76,17 +76,6 @@ def fingerprint(config: Config) -> str:
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
-def anchors(round_number: int, every: int, rounds: int) -> tuple[int, int]:
-    """Return the nearest trained rounds on either side of a round; both are the round itself if it is trained.
-
-    Rounds 1, 1 + m, 1 + 2m, ... and the last are trained.
-    """
-    below = round_number - (round_number - 1) % every
-    if round_number in (below, rounds):
-        return round_number, round_number
-    return below, min(below + every, rounds)
-
-
 def _read(path: Path) -> float | None:
     try:
         return float(json.loads(path.read_text(encoding="utf-8"))["accuracy"])

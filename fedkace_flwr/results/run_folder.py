@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
-from fedkace_flwr.config import Config, keys_affecting
+from fedkace_flwr.config import Config, keys_affecting, keys_of_other_methods
 from fedkace_flwr.errors import ConfigError, RunError
 from fedkace_flwr.results.plot import draw_accuracy
 from fedkace_flwr.results.record import accuracy_so_far, environment, summarise, title
@@ -243,10 +243,11 @@ def read_json(path: Path) -> dict[str, Any]:
 def differences(before: Mapping[str, Any], config: Config) -> list[str]:
     """Return the keys for which a stored ``config.json`` would give different numbers from ``config``.
 
-    A key that is missing from the file was added later; its default is the program's earlier behaviour.
+    A key that is missing from the file was added later; its default is the program's earlier behaviour. Keys that only
+    other methods read give the same numbers whatever their values.
     """
     known, values = {**Config().flat(), **before}, config.flat()
-    affecting = keys_affecting("numbers")
+    affecting = keys_affecting("numbers") - keys_of_other_methods(config.method)
     return [key for key, value in values.items() if key in affecting and known[key] != value]
 
 

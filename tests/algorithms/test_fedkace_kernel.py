@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from support.made.candidates import Case, generator, mask_of
 
 from fedkace_flwr.algorithms.fedkace_buffer import (
+    class_condition_number,
     kernel_beta,
     kernel_condition_number,
 )
@@ -64,6 +65,22 @@ def test_condition_number_is_infinite_for_duplicates(seed, m, active, beta, stre
     logits = torch.randn(m, active, generator=generator(seed))
     logits = torch.cat([logits, stretch * logits[:1]])
     assert kernel_condition_number(logits, torch.ones(active, dtype=torch.bool), beta) == math.inf
+
+
+def test_class_condition_number_by_hand():
+    # Class 0: orthogonal directions; class 1: a single sample, which counts as 1.
+    k = math.exp(-1.0)
+    logits = torch.tensor([[7.0, 0.0], [3.0, 3.0], [0.0, 0.5]])
+    both = torch.tensor([True, True])
+    value = class_condition_number(logits, torch.tensor([0, 1, 0]), both, 0.5)
+    assert value == pytest.approx(((1 + k) / (1 - k) + 1) / 2, rel=1e-12)
+
+
+def test_class_condition_number_is_infinite_if_one_class_holds_a_duplicate():
+    logits = torch.tensor([[7.0, 0.0], [14.0, 0.0], [0.0, 0.5], [1.0, 1.0]])
+    both = torch.tensor([True, True])
+    assert class_condition_number(logits, torch.tensor([0, 0, 1, 1]), both, 1.0) == math.inf
+    assert math.isfinite(class_condition_number(logits, torch.tensor([0, 1, 0, 1]), both, 1.0))
 
 
 def test_beta_by_hand():

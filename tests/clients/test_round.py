@@ -184,6 +184,7 @@ def test_class_counts_stay_at_home_when_asked(small: Make) -> None:
         {"batching": "paired"},
         {"gradient_norm": "mean"},
         {"gradient_bias": True},
+        {"replay_classes": "seen"},
         {"self_distance": "exclude"},
         {"leftover": "fill"},
         {"landmarks": 5},

@@ -160,6 +160,11 @@ def test_condition_numbers_stand_beside_table_3_in_the_ablation_study(tmp_path: 
     tables = tables_of(tmp_path)
     cell = tables["condition"].cells[("FedKACE", "CIFAR-100, O=5")]
     assert cell.mean == pytest.approx(300.0) and cell.paper == 1593.4
+    assert any("AS6, AS7 and FedKACE" in note for note in tables["condition"].notes)
+    assert tables["class_condition"].cells[("FedKACE", "CIFAR-100, O=5")].paper == 1593.4
+    assert "Singular matrices, which count as infinite: FedKACE, CIFAR-100, O=5: 50.0 %." in (
+        tables["class_condition"].notes
+    )
     assert tables["aa"].cells[("FedKACE", "CIFAR-100, O=5")].paper == 26.59
 
 

@@ -37,7 +37,9 @@ def test_a_run_is_summed_up_as_worked_by_hand(tmp_path: Path) -> None:
     assert run["aa"] == pytest.approx(0.5)
     assert (run["early"], run["late"], run["final"]) == (0.2, pytest.approx(0.7), 0.8)
     assert run["chance"] == pytest.approx((1 / 2 + 1 / 3 + 1 / 4 + 1 / 5) / 4)
-    assert run["condition"] == pytest.approx(300)  # rounds 2 to 4 of 4: 200, 300, 400
+    assert (run["condition"], run["condition_singular"]) == (300, 0)  # rounds 2 to 4 of 4: 200, 300, 400
+    # One client's are 20, 30 and 40, the other's infinite.
+    assert (run["class_condition"], run["class_condition_singular"]) == (math.inf, 0.5)
     assert (run["switched"], run["failures"], run["bytes_down"], run["bytes_up"]) == (1, 0, 4000, 2000)
     assert (run["seconds_round"], run["seed"], run["window"], run["method"]) == (8.0, 3, 2, "fedkace")
     assert run["env.python"] == "3.11.7"

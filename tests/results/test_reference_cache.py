@@ -11,16 +11,19 @@ from support.common import rounds_of
 
 from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
-from fedkace_flwr.results.reference_cache import anchors, cached_accuracy, fingerprint, reference_keys
+from fedkace_flwr.methods.centralized import CentralizedKeys
+from fedkace_flwr.results.reference_cache import cached_accuracy, fingerprint, reference_keys
 
 Make = Callable[..., Config]
 
 
-@given(st.integers(1, 60), st.integers(1, 12), st.data())
-def test_anchors_enclose_the_round_and_are_trained_rounds(rounds: int, every: int, data: st.DataObject) -> None:
+@given(st.integers(1, 60), st.integers(1, 12), st.integers(1, 70), st.data())
+def test_anchors_enclose_the_round_and_are_trained_rounds(
+    rounds: int, every: int, first: int, data: st.DataObject
+) -> None:
     number = data.draw(st.integers(1, rounds))
-    trained = {*range(1, rounds + 1, every), rounds}
-    below, above = anchors(number, every, rounds)
+    trained = {*range(1, rounds + 1, every), *range(1, min(first, rounds) + 1), rounds}
+    below, above = CentralizedKeys(every, first).anchors(number, rounds)
     assert {below, above} <= trained and below <= number <= above
     assert (below == above) == (number in trained)
     assert not [other for other in trained if below < other < above]

@@ -99,7 +99,7 @@ def test_a_wrong_authority_an_unregistered_key_and_no_key_are_refused(
 def test_a_killed_supernode_comes_back_into_the_same_run(running: Federation) -> None:
     # A message that the node had taken is lost with it, and the probe finds that out. Without the node there is no
     # quorum, so the run cannot end before Flower lets the node in again.
-    settings = {"clients": 2, "rounds": 3, "quorum": 1.0, "below-quorum": "repeat", "probe": 30}
+    settings = {"clients": 2, "rounds": 2, "quorum": 1.0, "below-quorum": "repeat", "probe": 30}
     number = running.submit("node-lost", {**NUMBERS, **settings})
     running.after_round("node-lost", 1)
     running.kill("node-2")
@@ -107,8 +107,7 @@ def test_a_killed_supernode_comes_back_into_the_same_run(running: Federation) ->
     assert running.finished(number)["status"] == "finished:completed"
     records = results_of(running.results / "node-lost")
     missing = {record["round"]: {failure["client"] for failure in record["failures"]} for record in records}
-    assert list(missing) == [1, 2, 3] and set().union(*missing.values()) <= {1}, missing
-    assert missing[1] == missing[3] == set(), missing
+    assert list(missing) == [1, 2] and not missing[1] and missing[2] <= {1}, missing
     assert all(None not in record["client_accuracy"] for record in records), records
     kept = list(running.folder.glob("node-*/state/**/*.npz"))
     assert kept and all(sealing.is_sealed(path.read_bytes()) for path in kept), "the key reaches Flower's processes"

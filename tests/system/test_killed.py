@@ -94,20 +94,24 @@ def wait_until_gone(study: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "signals"),
+    ("engine", "ends"),
     [
-        ("inline", [signal.SIGKILL, signal.SIGINT, signal.SIGKILL]),
-        ("flower", [signal.SIGKILL, signal.SIGTERM, signal.SIGKILL]),
+        (
+            "inline",
+            {"starting": signal.SIGKILL, "round 1 of 8": signal.SIGINT, "round 5 of 8": signal.SIGKILL},
+        ),
+        ("flower", {"round 1 of 8": signal.SIGKILL, "round 5 of 8": signal.SIGTERM}),
     ],
+    ids=["inline", "flower"],
 )
 def test_a_runner_that_is_killed_or_interrupted_leaves_no_process_and_can_be_restarted(
-    engine: str, signals: list[signal.Signals], study: Path, whole: Path
+    engine: str, ends: dict[str, signal.Signals], study: Path, whole: Path
 ) -> None:
-    """One study is stopped while it starts, after round 1 and after round 5; SIGINT and SIGTERM unwind alike.
+    """One study is stopped again and again; SIGINT and SIGTERM unwind alike.
 
     The rounds between leave room for those that a run still completes while it is being ended.
     """
-    for moment, number in zip(("starting", "round 1 of 8", "round 5 of 8"), signals, strict=True):
+    for moment, number in ends.items():
         runner = start(study, engine)
         wait_for(runner, moment)
         runner.send_signal(number)

@@ -96,6 +96,12 @@ def test_a_key_that_does_not_affect_the_numbers_may_differ(key: str) -> None:
     assert differences(Config().flat() | {key: "other" if isinstance(default, str) else 9}, Config()) == []
 
 
+def test_a_key_of_another_method_may_differ_and_one_of_its_own_may_not() -> None:
+    for method, expected in (("fedavg", []), ("centralized", ["centralized-every"])):
+        config = Config.parse({"method": method, "centralized-every": 5})
+        assert differences(Config.parse({"method": method}).flat(), config) == expected
+
+
 def test_a_run_is_resumed_with_other_waiting_times_threads_and_models_kept(
     small: Make, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkace_flwr.config import Config
+from fedkace_flwr.methods.fedkace import SINGULAR
 
 SMALL_RUN: dict[str, Any] = {
     "dataset": "digits",
@@ -39,6 +40,7 @@ def made_round(number: int, accuracy: float | None, clients: int = 2, **changes:
         "buffer_size": [20] * clients,
         "buffer_classes": [[number, 0, 1, 0, 0, 0, 0, 0, 0, 2]] * clients,
         "condition_number": [100.0 * number, *[None] * (clients - 1)],
+        "class_condition_number": [10.0 * number, SINGULAR, *[None] * (clients - 2)],
         "interpolated": False,
         "client_drift": 4.0,
         "bytes": {"down": 1000, "up": 500},

@@ -1,0 +1,51 @@
+"""Averages over clients and rounds, from the records of a run; None stands for missing values and is left out."""
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from fedkace_flwr.methods.fedkace import SINGULAR
+from fedkace_flwr.methods.metric import Metric
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """Return the mean, or None if there are no values."""
+    known = [float(value) for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def median(values: Iterable[float | None]) -> float | None:
+    """Return the median, or None if there are no values."""
+    known = [float(value) for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def conditions(values: Iterable[float | None]) -> list[float]:
+    """Return the condition numbers of a record that are not None; those of singular matrices are infinite."""
+    return [math.inf if value >= SINGULAR else value for value in values if value is not None]
+
+
+def final_part(records: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Return the final three quarters of the rounds; in the paper, the final 75 of 100."""
+    return records[len(records) // 4 :]
+
+
+def average_over_clients(metric: Metric, column: Sequence[Any]) -> float | None:
+    """Return a metric's average over clients; lists over epochs are averaged without the first epoch."""
+    if metric.length is None:
+        return (median if metric.average_by == "median" else mean)(column)
+    return mean(value for values in column if values for value in values[1 if metric.length == "epochs" else 0 :])
+
+
+def condition_numbers(records: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """Return a run's condition numbers: those of the whole buffer's matrix, and those of the classes' matrices.
+
+    Each is the median over clients and the final three quarters of the rounds, with the share of singular matrices,
+    whose condition number is infinite.
+    """
+    row: dict[str, float | None] = {}
+    for name, column in (("condition", "condition_number"), ("class_condition", "class_condition_number")):
+        values = [value for record in final_part(records) for value in conditions(record.get(column, ()))]
+        row |= {name: median(values), f"{name}_singular": mean(map(math.isinf, values))}
+    return row
