@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# More workers than processors: the tests of real federations spend much of their time waiting.
+WORKERS := $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )))
 
 .PHONY: help run test quick check bench docs setup clean
 
@@ -21,7 +23,7 @@ run: $(READY)
 	$(BIN)/python -m experiments run quickstart
 
 test: $(READY)
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n $(WORKERS)
 
 quick: $(READY)
 	$(BIN)/python -m pytest -n auto -m 'not slow'

@@ -1,6 +1,6 @@
 """Every choice of a method's own keys: it runs, sends the documented bytes, and survives lost replies and restarts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cache
 from typing import Any
 
@@ -33,6 +33,12 @@ READINGS = [
     *("fedcbdr-temperatures", "fedcbdr-scores", "fedcbdr-replacement"),
     *("ofcl-merge", "ofcl-aggregation", "refed-start", "refed-anchor"),
 ]
+# These change what a client computes from a round's samples and nothing that is stored or sent, so that a lost reply or
+# a restart means to them what it means to the default.
+STATELESS = {
+    *("fedcbdr-new-columns", "fedcbdr-temperatures", "ofcl-views", "ofcl-rescore", "refed-reduction"),
+    *("refed-gradient", "tfcl-loss", "tfcl-prune", "dcfcl-distil-classes"),
+}
 # The second round's classes are the first one's, the third one's are new; every sample fits in the first round's
 # buffer and in no later one.
 CHOICE_SHAPE = {**SHAPE, "overlap": 2, "capacity": 20}
@@ -40,17 +46,22 @@ CHOICE_SHAPE = {**SHAPE, "overlap": 2, "capacity": 20}
 pytestmark = pytest.mark.slow
 
 Choice = dict[str, Any]
-every_choice = pytest.mark.parametrize(
-    "choice",
-    [
-        pytest.param(
-            {"method": method, name.replace("-", "_"): value},
-            id=f"{name}={value}",
-            marks=pytest.mark.xdist_group(f"choices of {method}"),
-        )
-        for method, name, value in OWN_CHOICES
-    ],
-)
+
+
+def choices(*, left_out: Collection[str] = ()) -> pytest.MarkDecorator:
+    """Parametrise a test by choice; one worker runs all choices of a method, so that runs are shared."""
+    return pytest.mark.parametrize(
+        "choice",
+        [
+            pytest.param(
+                {"method": method, name.replace("-", "_"): value},
+                id=f"{name}={value}",
+                marks=pytest.mark.xdist_group(f"choices of {method}"),
+            )
+            for method, name, value in OWN_CHOICES
+            if name not in left_out
+        ],
+    )
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +77,7 @@ def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Choice], Watch
     return lambda choice: watched(*choice.items())
 
 
-@every_choice
+@choices()
 def test_a_choice_runs_with_the_documented_bytes(run_of: Callable[[Choice], Watched], choice: Choice) -> None:
     run = run_of(choice)
     assert_bytes_are_as_declared(run)
@@ -77,12 +88,12 @@ def test_a_choice_runs_with_the_documented_bytes(run_of: Callable[[Choice], Watc
         assert records != rounds_of(run_of({"method": choice["method"]}).folder)
 
 
-@every_choice
+@choices(left_out=STATELESS)
 def test_a_client_that_drops_out_comes_back_under_every_choice(small: Make, choice: Choice) -> None:
     assert_a_client_drops_out_and_comes_back(small(deadline=0.05, **choice, **CHOICE_SHAPE))
 
 
-@every_choice
+@choices(left_out=STATELESS)
 def test_a_run_in_pieces_equals_an_undisturbed_one_under_every_choice(
     small: Make, run_of: Callable[[Choice], Watched], choice: Choice
 ) -> None:
