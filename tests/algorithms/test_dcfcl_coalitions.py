@@ -120,6 +120,7 @@ def test_gram_matrices_of_models_and_of_updates(monkeypatch: pytest.MonkeyPatch)
     np.testing.assert_allclose(gram_matrix(trained, ["b", "a"], sent), updates @ updates.T, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("players", [1, 2, 3, 10, 24])
 def test_equal_positive_affinities_give_the_grand_coalition(players: int) -> None:
     updates = np.eye(players) + 0.5  # every pair has the same positive cosine, every player the same length
@@ -128,6 +129,7 @@ def test_equal_positive_affinities_give_the_grand_coalition(players: int) -> Non
     assert result.passes <= players + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("owners", [[0, 1], [0, 0, 1, 1], [0, 1, 0, 1, 1, 0, 1], [0] * 5 + [1] * 5, [0, 1] * 12])
 def test_two_opposed_blocks_give_exactly_the_two(owners: list[int]) -> None:
     expected = tuple(tuple(p for p, owner in enumerate(owners) if owner == block) for block in (0, 1))

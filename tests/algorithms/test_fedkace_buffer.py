@@ -224,6 +224,7 @@ def test_landmark_scores_come_from_so_many_centres_alone(seed, self_distance):
     assert_scores(scores, naive_scores(case, self_distance, centres))
 
 
+@pytest.mark.slow
 def test_landmarks_are_drawn_uniformly_and_repeat_with_the_generator():
     case = Case(0, 6, 1, 3)
     draws = [influential(case, 2, seed) for seed in range(300)]

@@ -37,7 +37,7 @@ def test_every_ablation_is_a_preset_of_keys_that_exist(small: Make) -> None:
         find_method("as9")
 
 
-SHAPE = {"rounds": 6, "epochs": 3, "capacity": 12, "evaluate": "both"}
+SHAPE = {"rounds": 5, "epochs": 3, "capacity": 12, "evaluate": "both"}
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +65,7 @@ def test_an_ablation_runs_and_differs_from_fedkace(small: Make, usual: list[dict
         assert usual[1]["replay_weights"] != ablated[1]["replay_weights"]
 
 
+@pytest.mark.slow
 def test_without_aggregation_a_client_gets_its_own_model_back(small: Make) -> None:
     records = outcome(small(method="lkc", evaluate="both", rounds=4))
     for record in records:

@@ -137,6 +137,7 @@ def test_a_repeated_message_changes_nothing(small: Make) -> None:
         assert federation.evaluate(0, number) == federation.evaluate(0, number)
 
 
+@pytest.mark.slow
 def test_three_rounds_from_end_to_end_repeat_with_the_seed(small: Make) -> None:
     root = Path(small().run.results_dir)
     for name, seed in (("first", 7), ("again", 7), ("other", 8)):

@@ -192,6 +192,7 @@ def test_scores_do_not_depend_on_the_blocks() -> None:
     torch.testing.assert_close(whole, parts, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradient", ["full", "last-layer"])
 def test_the_anchor_pulls_from_the_first_step_where_the_start_is_another_model(gradient: Gradient) -> None:
     start, anchor = network(), seeded_resnet18(5, 2, "cifar", 9)
@@ -265,6 +266,7 @@ def test_what_fits_is_kept_and_then_the_global_model_chooses_the_highest(small: 
     assert ids(state.buffer) == ids(pool.take(most_informative(scores, 20)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("anchor", ["current", "previous"])
 @pytest.mark.parametrize("start", ["global", "local", "persistent"])
 def test_the_highest_stay_by_the_start_and_the_anchor_that_were_chosen(small: Make, start: str, anchor: str) -> None:
@@ -325,6 +327,7 @@ def test_a_class_with_the_highest_losses_may_fill_the_buffer(small: Make) -> Non
     assert counts[unlikely] == 10 == sum(counts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "reading",
     [{}, {"refed_start": "local"}, {"refed_start": "persistent"}, {"refed_anchor": "previous"}],
@@ -357,6 +360,7 @@ def test_rounds_missed_on_either_side_leave_the_buffer_alone(small: Make) -> Non
     assert len(state.buffer) == 20 and set(state.buffer.rounds.tolist()) <= {1, 3}
 
 
+@pytest.mark.slow
 def test_three_rounds_from_end_to_end_repeat_with_the_seed(small: Make) -> None:
     root = Path(small().run.results_dir)
     for name, seed in (("first", 7), ("again", 7), ("other", 8)):

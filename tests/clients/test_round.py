@@ -178,6 +178,7 @@ def test_class_counts_stay_at_home_when_asked(small: Make) -> None:
     assert keys.BUFFER_CLASSES not in Federation(small(report_classes=False)).train(0, 1).metrics
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

@@ -302,6 +302,7 @@ def test_a_task_that_goes_on_trains_its_own_weights_and_claims_none(small: Make)
     assert submodels.opened(trained(client, 3)) == [1, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prune", ["within-round", "literal"])
 def test_a_task_that_comes_back_changes_its_own_sub_model_and_no_other(small: Make, prune: str) -> None:
     client = client_of(small(**SHAPE, **{**RETURNING, "num_classes": 6}, rounds=8, tfcl_prune=prune))
@@ -335,6 +336,7 @@ def test_who_came_back_answers(small: Make, inference: str, monkeypatch: pytest.
     assert asked == ([1] if inference == "latest" else [1, 2])
 
 
+@pytest.mark.slow
 def test_a_returning_round_that_is_repeated_or_left_open_ends_alike(small: Make) -> None:
     """Round 3 goes on with the first one's task; it is trained again from the disk, and ended by the next message."""
     config = small(**SHAPE, **RETURNING, rounds=4)

@@ -29,6 +29,7 @@ def cifar_config(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
     return DataConfig("cifar100", str(DATA_DIR), str(tmp_path_factory.mktemp("cifar-cache")))
 
 
+@pytest.mark.slow
 @needs("cifar-100-python")
 def test_real_cifar100(cifar_config: DataConfig) -> None:
     dataset = load_dataset(cifar_config)

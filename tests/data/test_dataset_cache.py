@@ -107,6 +107,7 @@ datasets.load_dataset(DataConfig(dataset="digits", cache_dir=sys.argv[1]))
 """
 
 
+@pytest.mark.slow
 def test_killed_preparation_is_not_trusted(digits: DataConfig) -> None:
     process = start_python(KILLED, digits.cache_dir)
     _, errors = process.communicate()
@@ -138,6 +139,7 @@ print(int(dataset.images.sum()))
 """
 
 
+@pytest.mark.slow
 def test_two_processes_prepare_once(folder: DataConfig, tmp_path: Path) -> None:
     both = [start_python(TOGETHER, folder.data_dir, folder.cache_dir, str(tmp_path / f"ready-{i}")) for i in range(2)]
     told = [process.communicate() for process in both]

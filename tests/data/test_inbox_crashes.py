@@ -106,6 +106,7 @@ def live(folder: Path, disk: Disk, kills: list[int], *, keep: bool, skips: bool)
 EVERYTHING = [10, 11, 20, 21, 30, 31]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("skips", [True, False])
 def test_a_crash_at_any_change_of_the_disk_loses_no_sample_and_learns_none_twice(

@@ -106,6 +106,7 @@ def test_a_place_that_no_file_has_is_a_damaged_file_and_no_broken_disk(tmp_path:
         read(tmp_path / "a.npz")
 
 
+@pytest.mark.slow
 def test_a_bomb_is_refused_unpacked(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as file:
         with file.open("images.npy", "w", force_zip64=True) as member:
@@ -116,6 +117,7 @@ def test_a_bomb_is_refused_unpacked(tmp_path: Path) -> None:
         read(tmp_path / "a.npz")
 
 
+@pytest.mark.slow
 def test_a_picture_that_would_take_much_memory_is_refused(tmp_path: Path) -> None:
     Image.new("1", (2, 20_000_000)).save(tmp_path / "a.png")
     with pytest.raises(DataError, match=r"a\.png: it is too long and thin"):
@@ -201,6 +203,7 @@ def heads(draw: st.DrawFn) -> bytes:
     return packed.getvalue()
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.one_of(damaged(), heads()),

@@ -42,7 +42,10 @@ def over_inbox(make: Make, **changes: Any) -> Config:
     return make(data_source="inbox", class_names=DIGITS, image_size=8, inbox_bound=bound, normalise=False, **changes)
 
 
-@pytest.mark.parametrize("method", ["fedkace", "er", "ofcl", "refed", "fedcbdr", "tfcl", "dcfcl"])
+OTHERS = ["er", "ofcl", "refed", "fedcbdr", "tfcl", "dcfcl"]
+
+
+@pytest.mark.parametrize("method", ["fedkace", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
 def test_a_run_over_inboxes_is_the_run_over_the_stream(method: str, small: Make, tmp_path: Path) -> None:
     stream = small(run_name="stream", method=method, normalise=False)
     run_inline(stream)

@@ -35,6 +35,7 @@ def test_an_unmeasured_figure_beside_a_measured_one() -> None:
     assert spread([1.0, 3.0, 2.0], ">= 1") == {"median": 2.0, "low": 1.0, "high": 3.0, "aim": ">= 1"}
 
 
+@pytest.mark.slow
 def test_the_measurement_gives_the_figures_that_are_promised() -> None:
     """A small round on the CPU: the same code, figures of no meaning."""
     small = {"epochs": 1, "chunk": 5, "buffer": 4}

@@ -38,6 +38,7 @@ def test_counts_worked_by_hand(network, output: int, forward: int, stem: int) ->
     assert output == network.output  # as the paper has it
 
 
+@pytest.mark.slow
 def test_the_papers_figure_for_the_full_model_is_one_forward_pass() -> None:
     """By the rule that counts batch norm, pooling and a softmax too; no other reading comes near in both networks."""
     # Values that batch norm puts out: the stem, four layers of the first stage, five of each other.
@@ -61,6 +62,7 @@ def test_the_papers_figure_for_the_full_model_is_one_forward_pass() -> None:
         assert all(abs(figure["against_paper"]) > 2e-3 for figure in rest.values())
 
 
+@pytest.mark.slow
 def test_the_command_prints_and_writes_counts_and_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "cost.json"
     size = ["--chunk", "4", "--buffer", "4", "--repeats", "2"]

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from experiments.running.processes import staged_app
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,6 +20,7 @@ def bundle(app: Path, place: Path) -> bytes:
     return made.read_bytes()
 
 
+@pytest.mark.slow
 def test_the_staged_app_is_the_checkouts(tmp_path: Path) -> None:
     staged = staged_app(tmp_path / "app")
     assert {path.name for path in staged.iterdir()} == {"pyproject.toml", "fedkace_flwr", "strategies", "clients"}

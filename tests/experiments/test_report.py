@@ -309,6 +309,7 @@ def test_text_of_a_run_cannot_leave_the_page_s_data(tmp_path: Path) -> None:
     assert json.loads(data)["runs"][0]["line"] == "kind=</script>"
 
 
+@pytest.mark.slow
 def test_the_command_writes_everything_and_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = tmp_path / "compare"
     for method, accuracy in (("fedkace", 0.6), ("er", 0.5), ("as4", 0.55), ("centralized", 0.8)):
@@ -358,6 +359,7 @@ def test_every_line_of_a_figure_lies_within_its_panel(tmp_path: Path, monkeypatc
         assert axes.get_xlim() == saved[0].axes[0].get_xlim()
 
 
+@pytest.mark.slow
 def test_without_its_extra_the_command_says_what_to_install(tmp_path: Path) -> None:
     program = "import sys; sys.modules['plotly'] = None; from experiments.__main__ import main; sys.exit(main())"
     command = [sys.executable, "-c", program, "report", str(tmp_path)]

@@ -153,6 +153,7 @@ def _header(shape: object, dtype: str = "<f8") -> str:
     return f"{{'descr': {dtype!r}, 'fortran_order': False, 'shape': {shape!r}, }}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "body",
     [

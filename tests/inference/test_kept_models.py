@@ -40,10 +40,10 @@ SERVED = [
 ]
 CASES = [
     *(
-        pytest.param({"method": name}, id=name, marks=[pytest.mark.slow] if METHODS[name].preset else [])
+        pytest.param({"method": name}, id=name, marks=[] if name == "fedkace" else [pytest.mark.slow])
         for name in SERVED
     ),
-    pytest.param({"method": "tfcl", "tfcl_inference": "most-confident"}, id="tfcl-most-confident"),
+    pytest.param({"method": "tfcl", "tfcl_inference": "most-confident"}, id="tfcl-most", marks=pytest.mark.slow),
     pytest.param({"method": "dcfcl", "dcfcl_batch_norm": "local"}, id="dcfcl-local", marks=pytest.mark.slow),
     pytest.param({"method": "er", "inference": "local", "evaluate": "both"}, id="er-local", marks=pytest.mark.slow),
     pytest.param({"method": "fedkace", "precision": "bf16"}, id="bf16", marks=pytest.mark.slow),
@@ -133,6 +133,7 @@ def test_a_crash_before_the_state_is_saved_is_made_good(small: Make, monkeypatch
     assert read_state(folder / "state-000001.npz").evaluated == 1
 
 
+@pytest.mark.slow
 def test_simulation_keeps_no_models_and_keeping_them_changes_no_number(small: Make, tmp_path: Path) -> None:
     for name, keep in (("usual", "auto"), ("keeping", "always"), ("never", "never")):
         run_inline(small(run_name=name, keep_models=keep))

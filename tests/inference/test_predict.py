@@ -15,6 +15,7 @@ from support.systems.service import ENVIRONMENT, ROOT, predict
 from fedkace_flwr.inference.predict import main
 
 
+@pytest.mark.slow
 def test_the_command_names_what_pictures_show_and_says_what_failed(folder: Path, tmp_path: Path) -> None:
     for name, content in (
         ("a.png", picture()),
@@ -64,6 +65,7 @@ def test_the_command_without_a_model_says_so_in_one_line(
     assert len(said.err.splitlines()) == 1 and "there is no such folder" in said.err
 
 
+@pytest.mark.slow
 def test_the_command_loads_neither_flower_nor_ray_nor_torchvision() -> None:
     code = "import sys, fedkace_flwr.inference.predict; print(*{name.split('.')[0] for name in sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True)

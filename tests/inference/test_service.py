@@ -13,6 +13,7 @@ from support.systems.service import Service, predict, serving_of
 from fedkace_flwr.inference import kept_models as serving
 
 
+@pytest.mark.slow
 def test_the_service_answers_and_says_what_it_is(folder: Path) -> None:
     with serving_of(folder) as service:
         for kind in ("PNG", "JPEG", "WEBP"):
@@ -31,6 +32,7 @@ def test_the_service_answers_and_says_what_it_is(folder: Path) -> None:
         assert "without authentication" not in service.said()
 
 
+@pytest.mark.slow
 def test_the_service_waits_for_the_first_model(tmp_path: Path) -> None:
     (tmp_path / "client").mkdir()
     with serving_of(tmp_path / "client") as service:
@@ -43,6 +45,7 @@ def test_the_service_waits_for_the_first_model(tmp_path: Path) -> None:
         assert service.client.post("/predict", content=picture()).json()["classes"][0]["class"] == "class 5"
 
 
+@pytest.mark.slow
 def test_what_the_service_refuses_it_refuses_in_a_line_and_goes_on(folder: Path) -> None:
     form = {"content-type": "multipart/form-data; boundary=x"}
     two = {"a": ("a", picture()), "b": ("b", picture())}
@@ -80,6 +83,7 @@ def test_what_the_service_refuses_it_refuses_in_a_line_and_goes_on(folder: Path)
         assert "Traceback" not in service.said()
 
 
+@pytest.mark.slow
 def test_a_damaged_newest_generation_falls_back_to_the_one_before(folder: Path) -> None:
     with serving_of(folder) as service:
         (folder / "models-000004.npz").write_bytes(b"half of it")
@@ -95,6 +99,7 @@ def test_a_damaged_newest_generation_falls_back_to_the_one_before(folder: Path) 
         assert service.client.post("/predict", content=picture()).json()["round"] == 5
 
 
+@pytest.mark.slow
 def test_the_service_outlives_its_folder(folder: Path) -> None:
     with serving_of(folder) as service:
         folder.rename(folder.with_name("moved"))
@@ -146,6 +151,7 @@ def test_no_request_is_dropped_while_models_replace_each_other(folder: Path) -> 
     assert {7, 14, 21, 28} <= {each["round"] for each in results}
 
 
+@pytest.mark.slow
 def test_a_request_in_flight_is_answered_before_the_end(folder: Path) -> None:
     """Half of a body is sent before SIGTERM, the rest once the service no longer takes connections."""
     body = picture(size=(200, 200))
@@ -172,6 +178,7 @@ def _takes_connections(port: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_the_service_warns_where_other_machines_reach_it(folder: Path) -> None:
     with serving_of(folder, "--host", "0.0.0.0") as service:
         assert service.client.get("/health").status_code == 200
@@ -179,6 +186,7 @@ def test_the_service_warns_where_other_machines_reach_it(folder: Path) -> None:
         assert len(warned) == 1 and "reverse proxy" in warned[0]
 
 
+@pytest.mark.slow
 def test_an_address_that_cannot_be_had_is_named(folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

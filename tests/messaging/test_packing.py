@@ -134,6 +134,7 @@ def test_a_record_for_many_is_folded_once_and_other_records_stay() -> None:
 SENDING = [name for name, method in METHODS.items() if not method.preset and name != "centralized"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "more"), [*((name, {}) for name in SENDING), ("fedkace", {"secagg": True})])
 def test_a_run_whose_messages_are_folded_is_the_same_run(
     small: Make, tmp_path: Path, method: str, more: dict[str, bool]

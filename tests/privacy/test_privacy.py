@@ -214,6 +214,7 @@ def test_samples_do_not_weigh_where_noise_is_measured_for_equal_weights(small: M
     assert weight(small(method="fedavg", dp="central")) == weight(small(method="fedavg", secagg=True)) == 1
 
 
+@pytest.mark.slow
 def test_a_run_reports_epsilon_and_no_classes(small: Make) -> None:
     for name, told in (("plain", {}), ("noised", {"dp": "central", "dp_noise": 0.1})):
         run_inline(small(run_name=name, rounds=2, **told))

@@ -292,6 +292,7 @@ def red(image: np.ndarray) -> int:
     return int((np.abs(image - accent).max(axis=2) < 20).sum())
 
 
+@pytest.mark.slow
 def test_the_picture_shows_accuracy_and_switches(tmp_path: Path, pictures: None) -> None:
     rounds = [made(number) for number in (1, 2, 3, 4)]
     shown = picture(tmp_path / "a", rounds)

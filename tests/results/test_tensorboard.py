@@ -92,6 +92,7 @@ def test_a_round_without_any_client_still_has_a_cost() -> None:
     assert "run/client_drift" not in found
 
 
+@pytest.mark.slow
 def test_a_run_leaves_events_that_say_what_its_record_says(small: Make, tmp_path: Path) -> None:
     run_inline(small(tensorboard=True, epochs=2))
     folder = tmp_path / "run"

@@ -69,6 +69,7 @@ def test_every_round_is_on_disk_before_the_next_begins(small: Make) -> None:
     assert not (folder_of(config) / "summary.json").exists()
 
 
+@pytest.mark.slow
 def test_the_order_of_replies_does_not_matter(small: Make) -> None:
     class Backwards(InlineGrid):
         def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -80,6 +81,7 @@ def test_the_order_of_replies_does_not_matter(small: Make) -> None:
     assert records(forward) == records(backward)
 
 
+@pytest.mark.slow
 def test_fewer_supernodes_than_clients_host_them_all_with_the_same_numbers(small: Make) -> None:
     one_each, crowded = small(run_name="one-each"), small(run_name="crowded")
     run_inline(one_each)

@@ -77,6 +77,7 @@ def test_repeat_asks_the_same_round_again_and_nothing_is_learnt_twice(made: Make
     assert len(trained) == 9
 
 
+@pytest.mark.slow
 def test_repeat_of_an_evaluation_asks_for_the_evaluation_alone(made: Make) -> None:
     plain, again = made("plain"), made("again", below_quorum="repeat")
     run(plain, honest)
@@ -85,6 +86,7 @@ def test_repeat_of_an_evaluation_asks_for_the_evaluation_alone(made: Make) -> No
     assert len([place for place in wire.places if place[:2] == (TRAIN, 2)]) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rule", "done"), [("stop", 1), ("skip", 4), ("repeat", 1)])
 def test_after_so_many_in_a_row_the_run_ends_in_one_line_and_can_go_on(made: Make, rule: str, done: int) -> None:
     changes = {"below_quorum": rule, "below_quorum_limit": 3, "rounds": 6}
@@ -103,12 +105,14 @@ def test_after_so_many_in_a_row_the_run_ends_in_one_line_and_can_go_on(made: Mak
     assert records(config)[-1]["failures"] == []
 
 
+@pytest.mark.slow
 def test_askings_with_a_good_one_between_are_not_in_a_row(made: Make) -> None:
     config = made(below_quorum="repeat", below_quorum_limit=3, rounds=4)
     run(config, failing(*((TRAIN, number, client) for number in (1, 2, 3, 4) for client in (0, 1)), times=2))
     assert [record["repeated"] for record in records(config)] == [{"training": 2}] * 4
 
 
+@pytest.mark.slow
 def test_skipped_rounds_with_a_good_one_between_are_not_in_a_row(made: Make) -> None:
     config = made(below_quorum="skip", below_quorum_limit=2, rounds=4)
     run(config, failing(*((TRAIN, number, client) for number in (1, 3) for client in (0, 1))))
@@ -121,6 +125,7 @@ def test_a_run_whose_last_round_was_skipped_is_finished(made: Make) -> None:
     assert records(config)[1]["below_quorum"] == ["training"] and (folder_of(config) / "summary.json").exists()
 
 
+@pytest.mark.slow
 def test_another_rule_may_go_on_with_a_run(made: Make) -> None:
     config = made()
     with pytest.raises(RunError):
@@ -134,6 +139,7 @@ def test_a_bound_below_one_is_refused() -> None:
         Config.parse({"norm-bound": 0.5})
 
 
+@pytest.mark.slow
 def test_with_few_replies_the_last_measure_of_enough_holds_also_after_a_resume(made: Make) -> None:
     """Of two models either may be the hostile one; what was usual the round before says which."""
 

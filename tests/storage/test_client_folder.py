@@ -78,6 +78,7 @@ def holder(folder: Path) -> "subprocess.Popen[str]":
     return process
 
 
+@pytest.mark.slow
 def test_two_processes_are_not_at_work_on_a_client_at_once(tmp_path: Path) -> None:
     folder = tmp_path / "client-000"
     process = holder(folder)

@@ -68,6 +68,7 @@ def test_a_file_of_version_1_without_its_switch_is_damaged() -> None:
         migrated({}, {"gaps": []}, 1)
 
 
+@pytest.mark.slow
 def test_fedkace_goes_on_from_a_file_of_version_1_as_from_its_own(small: Make) -> None:
     """With the gaps of the old file, the switch comes in the same round and all numbers are the same."""
 

@@ -172,6 +172,7 @@ def test_the_disk_of_these_tests_can_lose_what_was_not_synced(tmp_path: Path) ->
         assert tree in left
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_syncs")
 def test_after_a_power_cut_at_any_call_the_round_has_happened_or_not(tmp_path: Path, course: Course) -> None:
     assert course.disk.step >= 100
@@ -185,6 +186,7 @@ def test_after_a_power_cut_at_any_call_the_round_has_happened_or_not(tmp_path: P
     assert outcomes > 2 * course.disk.step
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_syncs")
 def test_more_power_cuts_while_the_first_is_made_good(tmp_path: Path, course: Course) -> None:
     chance, whole = random.Random(20), files(course.trees[-1])
@@ -210,6 +212,7 @@ def test_more_power_cuts_while_the_first_is_made_good(tmp_path: Path, course: Co
         assert files(tree_of(place)).items() >= whole.items()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_syncs")
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EACCES, errno.EROFS], ids=errno.errorcode.get)
 def test_a_call_that_fails_costs_one_line_and_no_state(tmp_path: Path, course: Course, number: int) -> None:

@@ -50,6 +50,7 @@ def _killed_at(step: int, action: Callable[[], None]) -> bool:
     return os.WIFSIGNALED(status)
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_the_round_has_either_happened_or_not(tmp_path: Path) -> None:
     outcomes, step = [], 0
     while True:

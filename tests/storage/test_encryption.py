@@ -176,6 +176,7 @@ def test_a_younger_encryption_is_refused(tmp_path: Path, key: str, monkeypatch: 
         ClientStore(tmp_path, NO_PIXELS).before(2)
 
 
+@pytest.mark.slow
 def test_a_run_with_a_key_makes_the_numbers_of_one_without(
     small: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,6 +77,7 @@ def always(monkeypatch: pytest.MonkeyPatch, *partition: tuple[int, ...]) -> None
     monkeypatch.setattr(strategies.dcfcl, "form_coalitions", lambda *told: fixed)
 
 
+@pytest.mark.slow
 def test_three_rounds_end_to_end_with_the_same_numbers_for_the_same_seed(small: Make) -> None:
     first, second = small(method="dcfcl", run_name="a"), small(method="dcfcl", run_name="b")
     grids = [run(first), run(second)]
@@ -116,6 +117,7 @@ def test_who_is_alone_keeps_its_own_bits(small: Make, monkeypatch: pytest.Monkey
     assert not same(alone, first)
 
 
+@pytest.mark.slow
 def test_the_grand_coalition_without_distillation_is_federated_averaging(
     small: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +187,7 @@ def test_a_client_that_drops_out_keeps_its_model_and_comes_back_alone(
     assert all(np.isfinite(array).all() for place in grid.places for array in grid.model_sent(*place).values())
 
 
+@pytest.mark.slow
 def test_coalitions_follow_the_updates_of_the_round_and_not_the_models(small: Make) -> None:
     """Client 2 moves against the other two, which then go together without it."""
     config = small(method="dcfcl")
@@ -213,6 +216,7 @@ def test_distillation_begins_in_round_two_and_its_teacher_never_changes(small: M
         assert same(grid.model_sent(MessageType.TRAIN, 2, client), grid.model_sent(MessageType.EVALUATE, 1, client))
 
 
+@pytest.mark.slow
 def test_lambda_temperature_and_classes_count_from_round_two_on(small: Make) -> None:
     variants: list[dict[str, Any]] = [
         {},

@@ -115,6 +115,7 @@ def test_with_the_published_codes_scores_only_each_clients_sum_is_that_of_its_fe
     assert selected(reports[1]) == {0: 1, 1: 1, 2: 1} and not any(report.failures for report in reports)
 
 
+@pytest.mark.slow
 def test_three_rounds_with_the_same_seed_give_the_same_numbers(cbdr_config: Make) -> None:
     first, second, other = (cbdr_config(run_name=name, seed=seed) for name, seed in (("a", 7), ("b", 7), ("c", 8)))
     for config in (first, second, other):
@@ -302,6 +303,7 @@ def test_a_query_out_of_turn_is_refused(cbdr_config: Make) -> None:
     assert "must be float64 (32, rank)" in ask(2, fedcbdr_names.SCORES_QUERY, rows[1:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

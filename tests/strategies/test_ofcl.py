@@ -48,6 +48,7 @@ def test_one_mean_by_those_weights_is_the_mean_of_the_classes_means(
     assert weighted_mean(models, weights.tolist())["w"] == pytest.approx(expected, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_the_global_model_is_half_the_classes_mean_and_half_the_one_before(small: Make) -> None:
     config = small(method="ofcl", rounds=2, clients=4, window=3, ofcl_aggregation="class-mean", report_classes=False)
     grid = run(config)
@@ -89,6 +90,7 @@ def counting(counts: Any) -> Callable[[Message], Message]:
     return act
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("counts", "words"),
     [

@@ -126,6 +126,7 @@ def run(config: Config, meddle: Callable[[str, int, int, Message], Message | Non
     return Path(config.run.results_dir) / config.run.run_name, grid
 
 
+@pytest.mark.slow
 def test_three_rounds_give_the_same_numbers_twice(small: Make) -> None:
     for name in ("first", "again"):
         run_inline(small(**SHAPE, run_name=name))  # three rounds, as in ``SMALL``
@@ -155,6 +156,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_bad_reply_is_left_out_and_named_and_its_sender_comes_back(small: Make, fault: str) -> None:
     act, words = FAULTS[fault]
@@ -173,6 +175,7 @@ def test_a_bad_reply_is_left_out_and_named_and_its_sender_comes_back(small: Make
     assert first["client_accuracy"][1] is not None  # it ends its round by labels alone
 
 
+@pytest.mark.slow
 def test_a_client_whose_answer_gets_lost_ends_its_round_all_the_same(small: Make) -> None:
     def meddle(kind: str, number: int, client: int, reply: Message) -> Message | None:
         return None if (kind, number, client) == ("train.tail", 1, 0) else reply
@@ -203,6 +206,7 @@ def test_a_diverging_server_leaves_the_clients_to_themselves(small: Make, monkey
     assert None not in rounds_of(folder)[0]["client_accuracy"]
 
 
+@pytest.mark.slow
 def test_a_group_learns_from_its_own_members_alone(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     from strategies import tfcl
 
@@ -227,6 +231,7 @@ def test_a_group_learns_from_its_own_members_alone(small: Make, monkeypatch: pyt
     assert any(1 < len(group) < 6 for record in records for group in record["groups"])
 
 
+@pytest.mark.slow
 def test_one_group_of_all_is_the_round(small: Make) -> None:
     folders = [
         run(small(**SHAPE, run_name=name, **changes))[0]

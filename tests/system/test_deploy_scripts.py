@@ -201,6 +201,7 @@ def test_the_connection_is_added_and_everything_else_stays(
     )
 
 
+@pytest.mark.slow
 def test_what_flower_writes_by_default_is_kept_in_a_fresh_home(certificates: Path, env: dict[str, str]) -> None:
     good("connection.sh", "fedkace", "hub:9092", certificates / "ca.crt", env=env)
     links = tomllib.loads((Path(env["FLWR_HOME"]) / "config.toml").read_text())["superlink"]

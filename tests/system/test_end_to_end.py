@@ -51,6 +51,7 @@ def test_two_runs_in_a_row_give_the_same_numbers_and_another_seed_does_not(small
     assert rounds_of(root / "first") == rounds_of(root / "again") != rounds_of(root / "other")
 
 
+@pytest.mark.slow
 def test_learning_beats_chance_by_far_on_real_digits(small: Make) -> None:
     config = small(rounds=10, epochs=5, width=8, samples_per_class=25, capacity=60, clients=4)
     run_inline(config)
@@ -126,6 +127,7 @@ def test_plain_flwr_run_works_offline_in_a_fresh_home(fresh_home: dict[str, str]
     assert rounds_of(tmp_path / "by-hand") == rounds_of(tmp_path / "inline")
 
 
+@pytest.mark.slow
 def test_the_app_file_that_flower_builds_holds_the_code_and_nothing_else(tmp_path: Path) -> None:
     import zipfile
 

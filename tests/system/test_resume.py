@@ -49,6 +49,7 @@ def whole(small: Make) -> Path:
     return folder_of(config)
 
 
+@pytest.mark.slow
 def test_lines_after_the_checkpoint_are_done_again(small: Make, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server may die between a round's line and its checkpoint, and in the middle of a line."""
     folder = cut_after_round(small(), 1, monkeypatch)
@@ -58,6 +59,7 @@ def test_lines_after_the_checkpoint_are_done_again(small: Make, whole: Path, mon
     assert rounds_of(folder) == rounds_of(whole)
 
 
+@pytest.mark.slow
 def test_a_run_that_had_no_checkpoint_yet_starts_anew(small: Make, whole: Path) -> None:
     folder = folder_of(small())
     RunFolder(folder).begin(small(), torch.device("cpu"))
@@ -66,6 +68,7 @@ def test_a_run_that_had_no_checkpoint_yet_starts_anew(small: Make, whole: Path) 
     assert rounds_of(folder) == rounds_of(whole)
 
 
+@pytest.mark.slow
 def test_resume_begins_a_run_that_is_not_there_and_leaves_a_finished_one_alone(small: Make, whole: Path) -> None:
     run_inline(small(resume=True))
     assert rounds_of(folder_of(small())) == rounds_of(whole)
@@ -102,6 +105,7 @@ def test_a_key_of_another_method_may_differ_and_one_of_its_own_may_not() -> None
         assert differences(Config.parse({"method": method}).flat(), config) == expected
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_with_other_waiting_times_threads_and_models_kept(
     small: Make, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,6 +114,7 @@ def test_a_run_is_resumed_with_other_waiting_times_threads_and_models_kept(
     assert [record["round"] for record in rounds_of(folder)] == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     small: Make, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +167,7 @@ def test_keys_that_came_later_stand_at_their_defaults(small: Make, monkeypatch: 
     run_inline(small(resume=True))
 
 
+@pytest.mark.slow
 def test_two_servers_do_not_write_one_folder(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedkace_flwr.results.run_folder._LOCK_SECONDS", 0)
     first = RunFolder(folder_of(small()))
@@ -171,6 +177,7 @@ def test_two_servers_do_not_write_one_folder(small: Make, monkeypatch: pytest.Mo
     run_inline(small(resume=True))
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_run_in_one_line_and_room_lets_it_go_on(small: Make, whole: Path) -> None:
     """A limit on the size of files stands for the full disk: the checkpoint does not fit."""
     small_enough = (whole / "server" / "checkpoint-000003.npz").stat().st_size - 1

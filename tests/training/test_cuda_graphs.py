@@ -99,6 +99,7 @@ def test_static_steps_end_where_the_plain_loop_ends(name, batching, precision, s
         assert len(set(one.weights)) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("batching", sorted(EPOCHS))
 @pytest.mark.parametrize("name", OBJECTIVES)

@@ -148,6 +148,7 @@ for _ in range(8):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("width", "stem", "size"),

@@ -29,13 +29,11 @@ from support.common import rounds_of
 Make = Callable[..., Config]
 SHAPE = {"rounds": 3, "epochs": 2, "capacity": 12, "centralized_every": 2, "tfcl_server_epochs": 2}
 
-# Together these use every kind of message and server state, so `make quick` runs the whole contract for them.
-REPRESENTATIVE = ("fedkace", "fedcbdr", "dcfcl", "tfcl")
 
-
-def _parameters(names: Iterable[str], quick: Callable[[str], bool]) -> list[Any]:
+def _parameters(names: Iterable[str]) -> list[Any]:
+    """Parametrise by method; one worker runs all tests of a method, and `make quick` runs those of ``fedkace``."""
     return [
-        pytest.param(name, marks=[pytest.mark.xdist_group(name)] + ([] if quick(name) else [pytest.mark.slow]))
+        pytest.param(name, marks=[pytest.mark.xdist_group(name)] + ([] if name == "fedkace" else [pytest.mark.slow]))
         for name in names
     ]
 
@@ -48,12 +46,10 @@ def is_preset(name: str) -> bool:
     return bool(METHODS[name].preset) and name != "lkc"
 
 
-ALL_METHODS = _parameters(sorted(METHODS), lambda name: not METHODS[name].preset)
+ALL_METHODS = _parameters(sorted(METHODS))
 """For tests that are cheap or depend on a preset."""
 
-DISTINCT_METHODS = _parameters(
-    sorted(name for name in METHODS if not is_preset(name)), lambda name: name in REPRESENTATIVE
-)
+DISTINCT_METHODS = _parameters(sorted(name for name in METHODS if not is_preset(name)))
 """For tests that depend only on a method's code and messages."""
 
 

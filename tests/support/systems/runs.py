@@ -16,8 +16,11 @@ from support.doubles.faults import Damage, FaultyGrid, failed, honest
 TRAIN, EVALUATE = MessageType.TRAIN, MessageType.EVALUATE
 TRAINING_KINDS = {TRAIN, tfcl_names.HEAD_ACTION}
 METHODS = [
-    *("fedkace", "fedavg", "dcfcl", "fedcbdr"),
-    *(pytest.param(method, marks=pytest.mark.slow) for method in ("er", "ofcl", "lkc", "refed", "tfcl")),
+    "fedkace",
+    *(
+        pytest.param(method, marks=pytest.mark.slow)
+        for method in ("fedavg", "dcfcl", "fedcbdr", "er", "ofcl", "lkc", "refed", "tfcl")
+    ),
 ]
 
 
