@@ -1,4 +1,7 @@
-"""Superlink and supernodes as real processes, with TLS and authentication, started by the scripts of ``deploy/``."""
+"""Superlink and supernodes as real processes, with TLS and authentication, started by the scripts of ``deploy/``.
+
+``test_edge.py`` kills SuperNodes.
+"""
 
 import signal
 import socket
@@ -96,23 +99,6 @@ def test_a_wrong_authority_an_unregistered_key_and_no_key_are_refused(
     assert sorted(running.nodes()) == before, "nobody was let in, and nobody who was in was thrown out"
 
 
-def test_a_killed_supernode_comes_back_into_the_same_run(running: Federation) -> None:
-    # A message that the node had taken is lost with it, and the probe finds that out. Without the node there is no
-    # quorum, so the run cannot end before Flower lets the node in again.
-    settings = {"clients": 2, "rounds": 2, "quorum": 1.0, "below-quorum": "repeat", "probe": 30}
-    number = running.submit("node-lost", {**NUMBERS, **settings})
-    running.after_round("node-lost", 1)
-    running.kill("node-2")
-    running.started()
-    assert running.finished(number)["status"] == "finished:completed"
-    records = results_of(running.results / "node-lost")
-    missing = {record["round"]: {failure["client"] for failure in record["failures"]} for record in records}
-    assert list(missing) == [1, 2] and not missing[1] and missing[2] <= {1}, missing
-    assert all(None not in record["client_accuracy"] for record in records), records
-    kept = list(running.folder.glob("node-*/state/**/*.npz"))
-    assert kept and all(sealing.is_sealed(path.read_bytes()) for path in kept), "the key reaches Flower's processes"
-
-
 def test_a_run_outlives_the_server_app_and_the_superlink(
     running: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,6 +123,8 @@ def test_a_run_outlives_the_server_app_and_the_superlink(
         run = running.finished(running.submit("resumed", told))
     assert run["status"] == "finished:completed", run
     assert_same_numbers(running.results / "resumed", tmp_path / "whole")
+    kept = list(running.folder.glob("node-*/state/**/*.npz"))
+    assert kept and all(sealing.is_sealed(path.read_bytes()) for path in kept), "the key reaches Flower's processes"
 
 
 def test_masked_updates_of_real_supernodes_add_up_to_the_model_of_a_plain_run(
