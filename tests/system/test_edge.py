@@ -112,7 +112,7 @@ def kill(home: Path) -> None:
 
 def watch(federation: Federation, what: Callable[[], object], goal: str) -> None:
     """Wait for a short moment of a run."""
-    until(what, goal, pause=0.005, log=lambda: federation.log("node-2")[-500:])
+    until(what, goal, pause=0.02, log=lambda: federation.log("node-2")[-500:])
 
 
 def taken(home: Path, number: int) -> list[Path]:

@@ -51,7 +51,7 @@ def wait_for_serverapps(home: Path) -> None:
     One that has ended counts as gone even if its parent has not collected it yet; psutil's own waiting would not return
     before that, and the parent collects it only when it starts the next one.
     """
-    until(lambda: not serverapps_of(home), "the ServerApp ends", pause=0.5)
+    until(lambda: not serverapps_of(home), "the ServerApp ends", pause=1)
 
 
 def script(name: str, *arguments: object, env: dict[str, str]) -> "subprocess.CompletedProcess[str]":
@@ -203,7 +203,8 @@ class Federation:
             assert done.returncode == 0 or "still counts an earlier process as online" in done.stderr, done.stderr
             return done.returncode == 0
 
-        until(up, "the federation is up", log=lambda: said[0])
+        # An attempt starts a SuperNode, which costs seconds of CPU time; the SuperLink takes a minute to give a node up.
+        until(up, "the federation is up", pause=8, log=lambda: said[0])
 
 
 def results_of(folder: Path) -> list[dict[str, Any]]:
