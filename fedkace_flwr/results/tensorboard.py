@@ -15,6 +15,10 @@ from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.messaging.metrics import known_metrics
 from fedkace_flwr.methods.metric import Metric
 
+_LARGEST = float(
+    np.finfo(np.float32).max
+)  # events are in single precision, which cannot hold a singular matrix's 1e300
+
 
 class RoundEvents:
     """Writes rounds to a new event file in a run's folder.
@@ -79,7 +83,7 @@ def check_events(config: Config) -> None:
 
 
 def scalars(record: Mapping[str, Any], average: float | None) -> dict[str, float]:
-    """Return a round's scalars by tag; numbers missing from the record are omitted.
+    """Return a round's scalars by tag; numbers that the record lacks, or that events cannot hold, are omitted.
 
     Parameters
     ----------
@@ -106,7 +110,7 @@ def scalars(record: Mapping[str, Any], average: float | None) -> dict[str, float
             for name, value in record[group].items():
                 yield f"{group}/{name}", value
 
-    return {tag: value for tag, value in found() if value is not None}
+    return {tag: value for tag, value in found() if value is not None and abs(value) < _LARGEST}
 
 
 def _shown(record: Mapping[str, Any]) -> list[Metric]:

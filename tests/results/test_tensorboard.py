@@ -16,6 +16,7 @@ from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.methods.fedkace import SINGULAR
 from fedkace_flwr.results.record import round_record
 from fedkace_flwr.results.run_folder import RunFolder
 from fedkace_flwr.results.tensorboard import RoundEvents, scalars
@@ -84,6 +85,13 @@ def test_the_scalars_of_a_round_worked_by_hand() -> None:
     }
 
 
+def test_a_singular_matrix_leaves_no_point() -> None:
+    record = {**made(4), "condition_number": [SINGULAR, None, 7.0]}
+    assert {tag: value for tag, value in scalars(record, None).items() if tag.startswith("cond")} == {
+        "condition_number/2": 7.0
+    }
+
+
 def test_a_round_without_any_client_still_has_a_cost() -> None:
     record = round_record(1, 2, {}, {}, drift=None, failures=[], bytes_down=5, bytes_up=0, seconds=1.0)
     found = scalars(record, None)
@@ -112,7 +120,7 @@ def test_a_run_leaves_events_that_say_what_its_record_says(small: Make, tmp_path
             assert points(events, f"{group}/{name}") == close({r["round"]: r[group][name] for r in rounds}, abs=1e-6)
     for tag in ("client_accuracy", "gap", "condition_number", "buffer_size"):
         for client in range(3):
-            known = {r["round"]: r[tag][client] for r in rounds if r[tag][client] is not None}
+            known = {r["round"]: r[tag][client] for r in rounds if r[tag][client] not in (None, SINGULAR)}
             assert known, tag
             assert points(events, f"{tag}/{client}") == close(known), tag
     for client in range(3):

@@ -20,7 +20,7 @@ from fedkace_flwr.storage.checkpoint import Checkpoints
 
 ROOT = Path(__file__).parents[2]
 ROUNDS = 8
-MORE_ROUNDS = 16  # several are completed while a run is being ended
+MORE_ROUNDS = 40  # several are completed while a run is being ended
 MARK = "FEDKACE_TEST_MARK"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -106,9 +106,9 @@ def wait_until_gone(study: Path) -> None:
     [
         (
             "inline",
-            {"starting": signal.SIGKILL, "round 1 of 16": signal.SIGINT, "round 6 of 16": signal.SIGKILL},
+            {"starting": signal.SIGKILL, "round 1 of 40": signal.SIGINT, "round 6 of 40": signal.SIGKILL},
         ),
-        ("flower", {"round 1 of 16": signal.SIGKILL, "round 6 of 16": signal.SIGTERM}),
+        ("flower", {"round 1 of 40": signal.SIGKILL, "round 6 of 40": signal.SIGTERM}),
     ],
     ids=["inline", "flower"],
 )
