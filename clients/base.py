@@ -4,195 +4,42 @@ The round itself is run by :class:`clients.round.StreamingClient`.
 """
 
 import logging
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import numpy.typing as npt
 import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
+from clients.values import Acted as Acted
+from clients.values import Array as Array
+from clients.values import ClientRound as ClientRound
+from clients.values import Evaluation as Evaluation
+from clients.values import Kept as Kept
+from clients.values import Metrics as Metrics
+from clients.values import Stopwatch as Stopwatch
+from clients.values import Training as Training
 from fedkace_flwr.errors import MessageError, RunError
 from fedkace_flwr.experiment import Experiment, as_arrays
 from fedkace_flwr.inference import kept_models as serving
 from fedkace_flwr.inference.kept_models import Answering
 from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.metrics import accuracy
+from fedkace_flwr.metrics import accuracy, combined_scores
 from fedkace_flwr.samples import Samples
-from fedkace_flwr.sections import TrainingConfig
 from fedkace_flwr.seeding import generator_for
 from fedkace_flwr.sources import Source
 from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.storage.client_store import ClientStore
-from fedkace_flwr.training.batches import Batching
 from fedkace_flwr.training.loop import predict, train
 from fedkace_flwr.training.losses import Objective, TaskLoss
 from fedkace_flwr.training.model import ResNet18
+from fedkace_flwr.training.recalibration import recalibrate
+from fedkace_flwr.training.snapshots import snapshot, weights_in
+from fedkace_flwr.training.stored_logits import StoredLogits, StoredLogitsLoss
 
 logger = logging.getLogger(__name__)
-
-Array = npt.NDArray[Any]
-Metrics = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class ClientRound:
-    """A client's round at its start.
-
-    Attributes
-    ----------
-    number : int
-        t, from 1.
-    chunk : Samples
-        D_t.
-    state : ClientState
-        The client's state at the end of its previous round; its buffer is M_{t-1}.
-    current : Tensor
-        bool (C,): the chunk's classes, C_t.
-    sent : mapping of str to array
-        Weights of the model that the server sent, by name; empty for methods that send none.
-    """
-
-    number: int
-    chunk: Samples
-    state: ClientState
-    current: Tensor
-    sent: Mapping[str, Array] = field(default_factory=dict)
-
-    @property
-    def old(self) -> Tensor:
-        """Classes of earlier chunks, C_<t, bool (C,)."""
-        return self.state.seen
-
-    @property
-    def seen(self) -> Tensor:
-        """Classes of all chunks so far, C_<=t, bool (C,)."""
-        return self.current | self.state.seen
-
-
-@dataclass(frozen=True)
-class Training:
-    """One local training.
-
-    Attributes
-    ----------
-    net : ResNet18
-        The network to train, in place.
-    objective : Objective
-        The loss; its tensors are on the experiment's device.
-    settings : TrainingConfig
-        Epochs, batch size, learning rate, weight decay and batching.
-    generator : torch.Generator
-        CPU generator that orders the samples.
-    batching : str, optional
-        A key of :data:`fedkace_flwr.training.batches.EPOCHS`; by default that of the settings.
-    optimiser : Optimizer, optional
-        By default a new AdamW.
-    epochs : range, optional
-        The epochs to run, from 0; by default all.
-    after_step : callable, optional
-        Called after each step with the epoch, from 1, and the share of its steps that are done.
-    captured : bool
-        Whether to record the step as a CUDA graph where that is possible.
-    """
-
-    net: ResNet18
-    objective: Objective
-    settings: TrainingConfig
-    generator: torch.Generator
-    batching: Batching | None = None
-    optimiser: torch.optim.Optimizer | None = None
-    epochs: range | None = None
-    after_step: Callable[[int, float], None] | None = None
-    captured: bool = False
-
-
-@dataclass(frozen=True)
-class Kept:
-    """What a client keeps of a round.
-
-    Attributes
-    ----------
-    buffer : Samples
-        M_t.
-    extra : mapping of str to Tensor
-        CPU tensors to store in ``ClientState.extra``; they replace earlier ones of the same name.
-    logits : Tensor, optional
-        The local model's logits of the buffer, float32 (m, C), if the method has them; for its report.
-    """
-
-    buffer: Samples
-    extra: Mapping[str, Tensor] = field(default_factory=dict)
-    logits: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """A test of the model that answers.
-
-    Attributes
-    ----------
-    accuracy : float or None
-        Share of right answers; None without test images.
-    examples : int
-        Number of test images.
-    report : mapping
-        Metrics beside the accuracy.
-    """
-
-    accuracy: float | None
-    examples: int
-    report: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Acted:
-    """The result of a message of the method's own.
-
-    Attributes
-    ----------
-    reply : RecordDict
-        Content of the reply.
-    state : ClientState, optional
-        The new state, which is stored before the reply is sent.
-    """
-
-    reply: RecordDict
-    state: ClientState | None = None
-
-
-class Stopwatch:
-    """Takes times.
-
-    Attributes
-    ----------
-    started : float
-        When it was made, seconds since the epoch.
-    seconds : dict of str to float
-        Seconds by purpose.
-    """
-
-    def __init__(self) -> None:
-        self.started = time.time()
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, purpose: str) -> Iterator[None]:
-        """Add the time that the block takes."""
-        begun = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[purpose] = self.seconds.get(purpose, 0.0) + time.perf_counter() - begun
-
-    def times(self, wanted: Collection[str]) -> Metrics:
-        """Seconds by purpose, start and end up to now, as far as they are wanted."""
-        every = self.seconds | {keys.STARTED: self.started, keys.FINISHED: time.time()}
-        return {name: value for name, value in every.items() if name in wanted}
 
 
 class ClientRule:
@@ -257,8 +104,15 @@ class ClientRule:
             self.objective(net, now),
             self.config.training,
             self.generator("batches", now.number),
+            augmentation=self.generator("augmentation", now.number),
+            stored=self.stored_logits(now.state) if self.logits_weight else None,
             captured=self.config.run.step == "captured",
         )
+
+    @property
+    def logits_weight(self) -> float:
+        """Weight of the distance of replayed samples' logits from stored ones; with 0 none are stored."""
+        return self.config.buffer.stored_logits
 
     def maintain(self, now: ClientRound, training: Training) -> Kept:
         """Choose the new buffer M_t; ``training.net`` is the trained local model."""
@@ -266,7 +120,8 @@ class ClientRule:
 
     def needs_local_accuracy(self, state: ClientState) -> bool:
         """Whether to test the local model after its training, given the state before the round."""
-        return state.global_since is None or self.config.run.evaluate == "both"
+        answers = self.config.answers
+        return answers.evaluate == "both" or (state.global_since is None and answers.inference != "mean")
 
     def report(self, now: ClientRound, training: Training, kept: Kept) -> Metrics:
         """Metrics of training and buffer for the server, beside times."""
@@ -288,34 +143,49 @@ class ClientRule:
         report : dict
             Metrics for the server.
         """
-        if self.config.run.inference == "local":
+        if self.config.answers.inference in ("local", "mean"):
             return state, {}
         return replace(state, global_since=state.global_since or round_number), {}
 
     def evaluate(self, net: ResNet18, state: ClientState) -> Evaluation:
-        """Test the model that answers; ``net`` holds the global model."""
-        report = {keys.LOCAL_ACCURACY: state.local_accuracy}
-        by_global = state.global_since is not None
-        if by_global or self.config.run.evaluate == "both":
-            report[keys.GLOBAL_ACCURACY], examples = self.test_accuracy(net, state.seen)
-        else:
-            examples = len(self.source.test_set(state.seen))
-        answers = report[keys.GLOBAL_ACCURACY if by_global else keys.LOCAL_ACCURACY]
-        return Evaluation(answers, examples, {name: value for name, value in report.items() if value is not None})
+        """Test the models that the client predicts with; ``net`` holds the global model, as received."""
+        predicting, samples = self.predicting(state), self.source.test_set(state.seen)
+        if not len(samples):
+            return Evaluation(None, 0)
+        found = {keys.LOCAL_ACCURACY: state.local_accuracy}
+        wanted = {*predicting, *([serving.GLOBAL] if self.config.answers.evaluate == "both" else [])}
+        if predicting == (serving.LOCAL,):
+            wanted.remove(serving.LOCAL)  # it was tested after its training
+        logits = {}
+        for name in (serving.GLOBAL, serving.AVERAGE, serving.LOCAL):  # the network holds one model at a time
+            weights = {} if name == serving.GLOBAL or name not in wanted else self.weights_of(name, state)
+            if name in wanted and weights is not None:
+                logits[name] = self.test_logits(self.network(weights) if weights else net, samples)
+                metric = keys.LOCAL_ACCURACY if name == serving.LOCAL else keys.GLOBAL_ACCURACY
+                found[metric] = accuracy(logits[name], samples.labels, state.seen)
+        answers = found[keys.LOCAL_ACCURACY]
+        if predicting != (serving.LOCAL,):
+            scores = combined_scores([logits[name] for name in predicting if name in logits], state.seen)
+            answers = accuracy(scores, samples.labels, state.seen)
+        return Evaluation(answers, len(samples), {name: value for name, value in found.items() if value is not None})
 
     def answering(self, sent: Mapping[str, Array], state: ClientState) -> Answering | None:
-        """The networks to keep for inference after an evaluation, and those among them that answer.
+        """The networks to keep for inference after an evaluation, and those among them that predict.
 
-        Returns None if there is nothing to keep: here, if the local model should answer and its file is lost.
+        ``sent`` is the global model as the client uses it. Returns None if there is nothing to keep: here, if the local
+        model should predict alone and its file is lost.
         """
-        weights: dict[str, Mapping[str, Array]] = {serving.GLOBAL: sent}
-        if state.global_since is not None:
-            return Answering(weights, {serving.GLOBAL: state.seen})
-        trained = self.store.answer(state.round)
-        if trained is None:
+        predicting = self.predicting(state)
+        weights = {serving.GLOBAL: sent}
+        for name in predicting:
+            own = sent if name == serving.GLOBAL else self.weights_of(name, state)
+            if own is not None:
+                weights[name] = own
+        known = [name for name in predicting if name in weights]
+        if not known:
             logger.warning("client %d: no model of round %d to keep; the last one stays", self.number, state.evaluated)
             return None
-        return Answering({**weights, serving.LOCAL: trained.arrays}, {serving.LOCAL: state.seen})
+        return Answering(weights, dict.fromkeys(known, state.seen), combined="mean")
 
     def act(self, action: str, content: RecordDict, round_number: int) -> Acted:
         """Answer a message of the method's own, such as ``query.features``, within a round.
@@ -339,6 +209,53 @@ class ClientRule:
             return self.experiment.network(self.experiment.initial_weights())
         return self.experiment.network({name: torch.from_numpy(array) for name, array in weights.items()})
 
+    def predicting(self, state: ClientState) -> tuple[str, ...]:
+        """Names of the models that the client predicts with; the probabilities of several are averaged."""
+        settings = self.config.answers
+        received = (serving.GLOBAL, serving.AVERAGE) if settings.model_average else (serving.GLOBAL,)
+        if settings.inference == "mean":
+            return (serving.LOCAL, *received)
+        return received[-1:] if state.global_since is not None else (serving.LOCAL,)
+
+    def received(self, sent: Mapping[str, Array], state: ClientState, round_number: int) -> ResNet18:
+        """The process's network, holding a received model as this client uses it: with ``recalibrate``, recalibrated."""
+        net = self.network(sent)
+        if sent and self.config.answers.recalibrate:
+            self.recalibrate(net, self.own_samples(state, round_number), round_number)
+        return net
+
+    def own_samples(self, state: ClientState, round_number: int) -> Samples:
+        """All samples that the client holds in a round, once it has trained: its buffer, and the chunk if it had one."""
+        if state.round != round_number:
+            return state.buffer
+        fresh = self.source.chunk(round_number, state.round)
+        return state.buffer.followed_by(fresh)
+
+    def recalibrate(self, net: ResNet18, samples: Samples, round_number: int) -> None:
+        """Take the network's batch-norm statistics anew, in place, on samples; with fewer than two they stay."""
+        if len(samples) > 1:
+            generator = self.generator("recalibration", round_number)
+            recalibrate(net, self.images(samples), self.experiment.preprocess, generator)
+
+    def averaged(self, sent: Mapping[str, Array], state: ClientState, round_number: int) -> ClientState:
+        """Take a received model into the exponential mean that the client keeps with ``model-average``."""
+        if not sent or not self.config.answers.model_average:
+            return state
+        decay = min(self.config.answers.model_average, round_number / (round_number + 9))
+        mean = {name: torch.from_numpy(array) for name, array in sent.items()}
+        for name, before in weights_in(serving.AVERAGE, state.extra).items():
+            if mean[name].is_floating_point():
+                mean[name] = torch.lerp(mean[name], before, decay)
+        return replace(state, extra={**state.extra, **snapshot(serving.AVERAGE, mean)})
+
+    def weights_of(self, name: str, state: ClientState) -> Mapping[str, Array] | None:
+        """Weights of the local or the averaged model, ready to predict; None if they are not there."""
+        if name == serving.LOCAL:
+            trained = self.store.answer(state.round)
+            return trained.arrays if trained is not None else None
+        kept = weights_in(serving.AVERAGE, state.extra)
+        return as_arrays(self.received(as_arrays(kept), state, state.evaluated).state_dict()) if kept else None
+
     def images(self, samples: Samples) -> Tensor:
         """Pixels, uint8 (n, 3, H, W)."""
         return samples.images(self.experiment.dataset.fetch)
@@ -351,11 +268,15 @@ class ClientRule:
         RunError
             The loss of an epoch is not finite.
         """
+        objective = training.objective
+        if training.stored is not None and len(buffer):
+            stored = training.stored.to(self.experiment.device)
+            objective = StoredLogitsLoss(objective, stored, self.logits_weight, len(chunk))
         train(
             training.net,
             (self.images(chunk), chunk.labels),
             (self.images(buffer), buffer.labels),
-            training.objective,
+            objective,
             training.settings,
             self.experiment.preprocess,
             training.generator,
@@ -363,8 +284,23 @@ class ClientRule:
             optimiser=training.optimiser,
             epochs=training.epochs,
             after_step=training.after_step,
+            augmentation=training.augmentation,
             captured=training.captured,
         )
+
+    def teacher_logits(self, net: ResNet18, now: ClientRound) -> Tensor:
+        """Logits of the chunk by the received model, float32 (n, C) on the CPU; for distillation, before training."""
+        if self.config.answers.recalibrate:
+            self.recalibrate(net, now.state.buffer.followed_by(now.chunk), now.number)
+        return self.logits(net, now.chunk)
+
+    def stored_logits(self, state: ClientState) -> StoredLogits:
+        """The stored logits of the buffer's samples, in their order."""
+        return StoredLogits.read(state.extra, self.experiment.num_classes).of(state.buffer)
+
+    def with_new_logits(self, now: ClientRound, net: ResNet18) -> StoredLogits:
+        """The stored logits of the buffer's samples, and the trained network's of the chunk's."""
+        return self.stored_logits(now.state).joined_by(now.chunk, self.logits(net, now.chunk), now.seen)
 
     def logits(self, net: ResNet18, samples: Samples) -> Tensor:
         """Logits in evaluation mode, float32 (n, C) on the CPU.
@@ -386,9 +322,12 @@ class ClientRule:
         samples = self.source.test_set(seen)
         if not len(samples):
             return None, 0
+        return accuracy(self.test_logits(net, samples), samples.labels, seen), len(samples)
+
+    def test_logits(self, net: ResNet18, samples: Samples) -> Tensor:
+        """As :meth:`logits`, for a client's test set; clients of a process that test the same model share them."""
         logits_of = partial(self.logits, net)
-        logits = self.experiment.shared_logits(net, samples, logits_of) if samples.by_id else logits_of(samples)
-        return accuracy(logits, samples.labels, seen), len(samples)
+        return self.experiment.shared_logits(net, samples, logits_of) if samples.by_id else logits_of(samples)
 
     def class_histogram(self, buffer: Samples) -> Metrics:
         """The metric that holds the buffer's samples of each class; none if ``report-classes`` is off."""

@@ -1,42 +1,12 @@
 """The client of DCFCL: no buffer; distillation from the model it was sent (Yang et al., NeurIPS 2025)."""
 
 import torch
-from torch import Tensor
 
 from clients.base import ClientRound, ClientRule
 from fedkace_flwr.methods.dcfcl import DcfclKeys
-from fedkace_flwr.training.distillation import soft_cross_entropy
-from fedkace_flwr.training.losses import Batch, Objective, TaskLoss
+from fedkace_flwr.training.distillation import DistillationLoss
+from fedkace_flwr.training.losses import Objective
 from fedkace_flwr.training.model import ResNet18
-
-
-class DistillationLoss(TaskLoss):
-    """Cross-entropy over all classes met, plus lambda times soft cross-entropy from a teacher over some of them.
-
-    Parameters
-    ----------
-    seen, distilled : Tensor
-        bool (C,): C_<=t, and the classes that are distilled, at least one.
-    teacher : Tensor
-        Float (n, C): the teacher's logits of the chunk's samples, in their order; constant.
-    weight : float
-        lambda.
-    temperature : float
-        Divides the logits of both sides.
-    """
-
-    def __init__(self, seen: Tensor, distilled: Tensor, teacher: Tensor, weight: float, temperature: float) -> None:
-        super().__init__(seen, seen)
-        self._distilled = distilled
-        self._teacher = teacher
-        self._weight = weight
-        self._temperature = temperature
-
-    def loss(self, logits: Tensor, features: Tensor, batch: Batch) -> Tensor:
-        """Mean over the batch."""
-        learned = self._teacher[batch.positions]
-        forgotten = soft_cross_entropy(logits, learned, self._distilled, self._temperature)
-        return super().loss(logits, features, batch) + self._weight * forgotten
 
 
 class DcfclClient(ClientRule):
@@ -56,7 +26,7 @@ class DcfclClient(ClientRule):
         settings, device = self.config.of(DcfclKeys), self.experiment.device
         if settings.dcfcl_lambda == 0 or not bool(now.old.any()):
             return super().objective(net, now)
-        teacher = self.logits(net, now.chunk).to(device)
+        teacher = self.teacher_logits(net, now).to(device)
         distilled = now.old if settings.dcfcl_distil_classes == "old" else torch.ones_like(now.old)
         masks = now.seen.to(device), distilled.to(device)
         return DistillationLoss(*masks, teacher, settings.dcfcl_lambda, settings.dcfcl_temperature)

@@ -90,7 +90,8 @@ class FedCbdrClient(ClientRule):
         left = cbdr.random_orthogonal(len(pool), self.generator("fedcbdr-p", round_number))
 
         if action == names.FEATURES_QUERY:
-            net = self.network({name: received[name] for name in self.experiment.weight_names})
+            sent = {name: received[name] for name in self.experiment.weight_names}
+            net = self.received(sent, self.store.before(round_number + 1), round_number)
             features = self._features(net, pool)
             shared = generator_for(self.config.run.seed, "fedcbdr-q", round_number)
             right = cbdr.random_orthogonal(features.shape[1], shared)

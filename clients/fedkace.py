@@ -94,7 +94,7 @@ class FedKaceClient(ClientRule):
         self, net: ResNet18, state: ClientState, round_number: int, content: RecordDict
     ) -> tuple[ClientState, Metrics]:
         """Compare the global model's accuracy and confidence on the buffer, until the switch (section 4.1)."""
-        if self.config.run.inference != "auto":
+        if self.config.answers.inference != "auto":
             return super().receive(net, state, round_number, content)
         if state.global_since is not None or len(state.buffer) == 0:
             return state, {}

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from clients.base import Array, ClientRound, ClientRule, Metrics, Stopwatch
 from fedkace_flwr.data.datasets import framing_of
+from fedkace_flwr.experiment import as_arrays
 from fedkace_flwr.inference import kept_models as serving
 from fedkace_flwr.inference.kept_models import KeptModels
 from fedkace_flwr.messaging import records as keys
@@ -97,6 +98,7 @@ class StreamingClient(NumPyClient):
             rule.train(training, chunk, state.buffer)
         with watch(keys.SELECTION_SECONDS):
             kept = rule.maintain(now, training)
+            stored = rule.with_new_logits(now, training.net).tensors() if training.stored is not None else {}
         with watch(keys.EVALUATION_SECONDS):
             local = rule.test_accuracy(training.net, now.seen)[0] if rule.needs_local_accuracy(state) else None
         report = rule.report(now, training, kept)
@@ -110,7 +112,7 @@ class StreamingClient(NumPyClient):
             seen=now.seen,
             buffer=kept.buffer,
             local_accuracy=local,
-            extra={**state.extra, **kept.extra},
+            extra={**state.extra, **kept.extra, **stored},
         )
         rule.store.save_trained(learned, answer)
         rule.source.learned(round_number)  # the chunk is put away only when its outcome is on disk
@@ -118,8 +120,9 @@ class StreamingClient(NumPyClient):
 
     def _evaluate_round(self, sent: Mapping[str, Array], state: ClientState, round_number: int) -> ClientState:
         rule, watch = self.rule, Stopwatch()
-        net = rule.network(sent)
+        state = rule.averaged(sent, replace(state, evaluated=round_number), round_number)
         with watch(keys.EVALUATION_SECONDS):
+            net = rule.received(sent, state, round_number)
             state, report = rule.receive(net, state, round_number, self.content)
             tested = rule.evaluate(net, state)
         report |= tested.report
@@ -129,7 +132,7 @@ class StreamingClient(NumPyClient):
             report[keys.SWITCHED_AT] = state.global_since
         report |= {keys.SEEN_CLASSES: int(state.seen.sum()), keys.EXAMPLES: tested.examples}
         report |= watch.times(rule.evaluation_times)
-        return replace(state, evaluated=round_number, evaluation=report)
+        return replace(state, evaluation=report)
 
     def _caught_up(self, state: ClientState, round_number: int) -> ClientState:
         finished = self.rule.catch_up(state, round_number)
@@ -139,7 +142,8 @@ class StreamingClient(NumPyClient):
 
     def _keep_models(self, sent: Mapping[str, Array], state: ClientState) -> None:
         rule, experiment = self.rule, self.rule.experiment
-        answering = rule.answering(sent, state)
+        received = as_arrays(rule.received(sent, state, state.evaluated).state_dict()) if sent else {}
+        answering = rule.answering(received, state)
         if answering is None:
             return
         mean, std = experiment.normalisation
@@ -160,6 +164,7 @@ class StreamingClient(NumPyClient):
             precision=str(precision).removeprefix("torch."),
             answers={name: _labels(classes) for name, classes in answering.answers.items()},
             weights=answering.weights,
+            combined=answering.combined,
         )
         serving.write(rule.store.folder, kept)
 

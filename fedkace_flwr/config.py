@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.keys import Affects, Key, Scalar, checked, default_of, kebab, key, keys_of
 from fedkace_flwr.sections import (
+    AnswerConfig,
     BufferConfig,
     DataConfig,
     ModelConfig,
@@ -89,7 +90,7 @@ class Config:
     ----------
     method : str
         Name of the method; see :mod:`fedkace_flwr.registry`.
-    data, stream, model, training, buffer, privacy, run
+    data, stream, model, training, buffer, answers, privacy, run
         The sections.
     methods : tuple
         The methods' sections in which a key differs from its default; :meth:`of` reads any section.
@@ -101,6 +102,7 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     buffer: BufferConfig = field(default_factory=BufferConfig)
+    answers: AnswerConfig = field(default_factory=AnswerConfig)
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     run: RunConfig = field(default_factory=RunConfig)
     methods: tuple[object, ...] = ()
@@ -214,6 +216,7 @@ _SECTIONS: dict[str, type[Any]] = {
     "model": ModelConfig,
     "training": TrainingConfig,
     "buffer": BufferConfig,
+    "answers": AnswerConfig,
     "privacy": PrivacyConfig,
     "run": RunConfig,
 }

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 
@@ -25,6 +26,21 @@ def true_class_probability(logits: Tensor, labels: Tensor, mask: Tensor) -> floa
     """Return the mean softmax probability of the label over the allowed classes; arguments as in :func:`accuracy`."""
     probability = logits.double().masked_fill(~mask, -float("inf")).softmax(dim=1)
     return float(probability.gather(1, labels.unsqueeze(1)).mean())
+
+
+def combined_scores(logits: Sequence[Tensor], mask: Tensor) -> Tensor:
+    """Return the scores by which several models answer together: the mean of their probabilities.
+
+    Parameters
+    ----------
+    logits : sequence of Tensor
+        Float (N, C), at least one; a single model's are returned as they are.
+    mask : Tensor
+        bool (C,): the allowed classes; the others have probability 0.
+    """
+    if len(logits) == 1:
+        return logits[0]
+    return torch.stack([each.masked_fill(~mask, -float("inf")).softmax(dim=1) for each in logits]).mean(dim=0)
 
 
 def average_accuracy(accuracies: Sequence[float]) -> float:

@@ -7,9 +7,12 @@ from typing import Any, Literal
 from clients.base import ClientRule
 from clients.centralized import CentralizedClient
 from clients.dcfcl import DcfclClient
+from clients.derpp import DerppClient
 from clients.er import ReplayClient
 from clients.fedcbdr import FedCbdrClient
 from clients.fedkace import FedKaceClient
+from clients.fedprox import FedProxClient
+from clients.flwf import FlwfClient
 from clients.ofcl import OfclClient
 from clients.refed import RefedClient
 from clients.tfcl import TfclClient
@@ -20,8 +23,11 @@ from fedkace_flwr.messaging.metrics import register_metrics
 from fedkace_flwr.methods import centralized, fedcbdr, ofcl, tfcl
 from fedkace_flwr.methods.centralized import CentralizedKeys
 from fedkace_flwr.methods.dcfcl import DcfclKeys
+from fedkace_flwr.methods.derpp import DerppKeys
 from fedkace_flwr.methods.fedcbdr import FedcbdrKeys
 from fedkace_flwr.methods.fedkace import FedKaceKeys
+from fedkace_flwr.methods.fedprox import FedProxKeys
+from fedkace_flwr.methods.flwf import FlwfKeys
 from fedkace_flwr.methods.metric import Metric
 from fedkace_flwr.methods.ofcl import OfclKeys
 from fedkace_flwr.methods.refed import RefedKeys
@@ -155,6 +161,9 @@ METHODS: dict[str, Method] = {
     ),
     "dcfcl": Method(Dcfcl, DcfclClient, "DCFCL", keys=(DcfclKeys,), samples=chunk_alone),
     "er": Method(ServerRule, ReplayClient, "ER", is_mean=True),
+    "derpp": Method(ServerRule, DerppClient, "DER++", keys=(DerppKeys,), is_mean=True),
+    "fedprox": Method(ServerRule, FedProxClient, "FedProx", keys=(FedProxKeys,), is_mean=True, samples=chunk_alone),
+    "flwf": Method(ServerRule, FlwfClient, "FLwF", keys=(FlwfKeys,), is_mean=True, samples=chunk_alone),
     "lkc": _ablation("LKC", preset={"aggregation": "none"}, is_mean=False),
     "as1": _ablation("AS1", preset={"patience": 1}),
     "as2": _ablation("AS2", preset={"inference": "global"}),

@@ -104,6 +104,16 @@ class TrainingConfig:
         "union",
         "Reading: `union` passes once over chunk and buffer shuffled together; `paired` takes `batch-size` samples of each in every step and cycles through the smaller one.",
     )
+    augment: Literal["none", "flip-shift"] = key(
+        "none",
+        "Random changes of training images, drawn anew for each epoch: `flip-shift` mirrors half of the images and shifts each by up to an eighth of its side, repeating its edge.",
+    )
+    logit_adjustment: float = key(
+        0.0,
+        "In training, adds this many times the logarithm of each class's number of samples in chunk and buffer to its logit; 1 is balanced softmax, 0 plain softmax.",
+        low=0,
+        high=10,
+    )
 
 
 @dataclass(frozen=True)
@@ -111,6 +121,35 @@ class BufferConfig:
     """Buffer."""
 
     capacity: int = key(60, "Buffer capacity M of each client; at least the number of classes.", unit="samples", low=1)
+    stored_logits: float = key(
+        0.0,
+        "Weight of the squared distance between a replayed sample's logits and those that the local model gave it in its first round, which are stored with the buffer; 0: none are stored.",
+        low=0,
+    )
+
+
+@dataclass(frozen=True)
+class AnswerConfig:
+    """Answers."""
+
+    inference: Literal["auto", "global", "local", "mean"] = key(
+        "auto",
+        "Which model a client predicts with: `auto` follows the method (FedKACE switches; most others use the global model); `global` and `local` always use that model (ablations AS2, AS3); `mean` averages the probabilities of all models that the client has: the local, the global and, with `model-average`, the averaged one.",
+    )
+    evaluate: Literal["inference", "both"] = key(
+        "inference",
+        "Which models a client tests each round: those that it predicts with, or the local and the global one as well (`both`).",
+    )
+    recalibrate: bool = key(
+        False,
+        "Whether a client replaces the batch-norm statistics of every model that it receives by those of its own images, before the model predicts, is compared with another one, or scores samples.",
+    )
+    model_average: float = key(
+        0.0,
+        "Decay of an exponential mean of the received models, which each client keeps and predicts with in place of the last one received; 0: none. The first rounds decay faster, by round / (round + 9).",
+        low=0,
+        high=1,
+    )
 
 
 @dataclass(frozen=True)
@@ -191,14 +230,6 @@ class RunConfig:
         "auto",
         "Whether a client keeps the models that it predicts with as `models-ROUND.npz` in its state folder, for `python -m fedkace_flwr.inference.predict`: `auto` keeps them if data arrives in an inbox, as on a device. `centralized` has no model to keep.",
         affects="place",
-    )
-    inference: Literal["auto", "global", "local"] = key(
-        "auto",
-        "Which model a client predicts with: `auto` follows the method (FedKACE switches; most others use the global model); `global` and `local` always use that model (ablations AS2, AS3).",
-    )
-    evaluate: Literal["inference", "both"] = key(
-        "inference",
-        "Which models a client tests each round: its inference model only, or the local and the global one (`both`).",
     )
     diagnostics: bool = key(
         True,

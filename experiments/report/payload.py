@@ -219,7 +219,7 @@ def _clients(row: Mapping[str, Any], config: Config, records: Sequence[Record]) 
         "local": [short([record["local_accuracy"][client] for record in records]) for client in clients],
         "global": [short([record["global_accuracy"][client] for record in records]) for client in clients],
         "switched": records[-1]["switched_at"],
-        "both": config.run.evaluate == "both",
+        "both": config.answers.evaluate == "both",
         "orders": orders,
         "buffers": [
             [[(record["buffer_classes"][client] or [0] * classes)[label] for record in records] for label in order]

@@ -37,7 +37,7 @@ class TemperatureLoss(TaskLoss):
 
     def loss(self, logits: Tensor, features: Tensor, batch: Batch) -> Tensor:
         """The weighted sum; a side without samples in the batch contributes 0."""
-        losses, _ = masked_cross_entropy(self.scaled(logits), batch.labels, self.masks_of(batch))
+        losses, _ = masked_cross_entropy(self.scaled(batch.adjusted(logits)), batch.labels, self.masks_of(batch))
         old = batch.replayed.to(losses.dtype)
         return self._weight_old * _mean(losses, old) + self._weight_new * _mean(losses, 1 - old)
 
@@ -56,7 +56,7 @@ class TwiceScaledLoss(TemperatureLoss):
         """The mean; it depends on the number of samples of each side."""
         old = batch.replayed.to(logits.dtype)
         origin = old * self._tau_old + (1 - old) * self._tau_new
-        twice = self.scaled(logits) / origin.unsqueeze(1)
+        twice = self.scaled(batch.adjusted(logits)) / origin.unsqueeze(1)
         losses, _ = masked_cross_entropy(twice, batch.labels, self.masks_of(batch))
         return (losses * (old * self._weight_old + (1 - old) * self._weight_new)).mean()
 

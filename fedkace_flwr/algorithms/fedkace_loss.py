@@ -49,7 +49,7 @@ class BalancedReplayLoss(TaskLoss):
 
     def loss(self, logits: Tensor, features: Tensor, batch: Batch) -> Tensor:
         """Weighted mean over the batch; the balance observes gradients from the same softmax."""
-        losses, residual = masked_cross_entropy(logits, batch.labels, self.masks_of(batch))
+        losses, residual = masked_cross_entropy(batch.adjusted(logits), batch.labels, self.masks_of(batch))
         replayed = batch.replayed.to(losses.dtype)
         excess, task_draws, replay_draws = self._terms.to(losses.dtype)
         if self._replays:
@@ -90,7 +90,7 @@ class FullGradientReplayLoss(BalancedReplayLoss):
 
     def loss(self, logits: Tensor, features: Tensor, batch: Batch) -> Tensor:
         """Weighted mean over the batch; the balance observes the gradient of each side separately."""
-        losses, _ = masked_cross_entropy(logits, batch.labels, self.masks_of(batch))
+        losses, _ = masked_cross_entropy(batch.adjusted(logits), batch.labels, self.masks_of(batch))
         replayed = batch.replayed.to(losses.dtype)
         excess, task_draws, replay_draws = self._terms.to(losses.dtype)
         if self._replays:

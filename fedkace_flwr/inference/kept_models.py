@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedkace_flwr.data.images import Framing
 from fedkace_flwr.errors import ConfigError, StateError
+from fedkace_flwr.metrics import combined_scores
 from fedkace_flwr.storage import atomic as durable
 from fedkace_flwr.storage.npz import Array
 from fedkace_flwr.training.loop import Preprocess, predict
@@ -27,10 +28,11 @@ from fedkace_flwr.training.model import ResNet18, load_weights, resnet18
 
 logger = logging.getLogger(__name__)
 
-GLOBAL, LOCAL, SUB_MODELS = "global", "local", "sub-models"
-"""Names of the models that can predict."""
+GLOBAL, LOCAL, AVERAGE = "global", "local", "average"
+"""Names of the models that can predict; a method may have others."""
 
-_KIND, _FORMAT, _GENERATIONS, _ATTEMPTS = "models", 1, 2, 20
+_KIND, _FORMAT, _GENERATIONS, _ATTEMPTS = "models", 2, 2, 20
+_READABLE = (1, 2)  # format 1 has no `combined`
 
 _WRITTEN_WHEN = "clients keep one after each round if data-source = 'inbox' or keep-models = 'always'"
 
@@ -46,12 +48,14 @@ class Answering:
     weights : dict of str to dict of str to array
         Weights of each network, by the network's name.
     answers : dict of str to Tensor
-        For each network that predicts, the classes it predicts, bool (C,). If there are several networks, the most
-        confident one decides.
+        For each network that predicts, the classes it predicts, bool (C,).
+    combined : {"most-confident", "mean"}
+        How several networks predict: by the most confident one for each image, or by the mean of their probabilities.
     """
 
     weights: Mapping[str, Mapping[str, Array]]
     answers: Mapping[str, Tensor]
+    combined: Literal["most-confident", "mean"] = "most-confident"
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,8 @@ class KeptModels:
         As in :class:`Answering`, with classes by number.
     weights : dict of str to dict of str to array
         As in :class:`Answering`.
+    combined : {"most-confident", "mean"}
+        As in :class:`Answering`.
     """
 
     method: str
@@ -103,12 +109,15 @@ class KeptModels:
     precision: str
     answers: Mapping[str, tuple[int, ...]]
     weights: Mapping[str, Mapping[str, Array]]
+    combined: str = "most-confident"
 
     @property
     def answering(self) -> str:
-        """Name of the model that predicts."""
+        """Name of the model that predicts, or how several predict together."""
         (first, *others) = self.answers
-        return first if not others and first in (GLOBAL, LOCAL) else SUB_MODELS
+        if not others and first in (GLOBAL, LOCAL, AVERAGE):
+            return first
+        return "sub-models" if self.combined == "most-confident" else " and ".join(self.answers)
 
     def described(self) -> dict[str, Any]:
         """A JSON-ready description, without the weights."""
@@ -138,8 +147,8 @@ class KeptModels:
             The arguments are not what :meth:`to_record` returns.
         """
         content = dict(record)
-        if (found := content.pop("format", None)) != _FORMAT:
-            raise StateError(f"its models have format {found}; this program reads format {_FORMAT}")
+        if (found := content.pop("format", None)) not in _READABLE:
+            raise StateError(f"its models have format {found}; this program reads formats 1 and 2")
         try:
             content["framing"] = Framing(**content["framing"])
             for name in ("seen", "class_names", "mean", "std"):
@@ -215,8 +224,11 @@ class Predictor:
         if len(found) == 1:
             ((logits, mask),) = found
             return logits.double().masked_fill(~(mask & self._seen), -torch.inf).softmax(dim=1)
+        # In single precision, as clients evaluate, so that ties are decided alike.
+        if self.kept.combined == "mean":
+            return combined_scores([logits for logits, _ in found], self._seen).double()
         scores = torch.zeros(len(images), len(self.kept.class_names))
-        for logits, mask in found:  # in single precision, as clients evaluate, so that ties are decided alike
+        for logits, mask in found:
             scores = torch.maximum(scores, logits.masked_fill(~mask, -torch.inf).softmax(dim=1))
         scores = scores.double().masked_fill(~self._seen, 0)
         return scores / scores.sum(dim=1, keepdim=True)

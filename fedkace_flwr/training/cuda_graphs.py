@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedkace_flwr.training.augmentation import FlipShift
 from fedkace_flwr.training.losses import Batch, Objective
 from fedkace_flwr.training.model import ResNet18
 
@@ -42,17 +43,25 @@ class Pool:
         bool (n,): whether the sample is from the buffer.
     preprocess : callable
         Maps uint8 (B, 3, H, W) to normalised float (B, 3, H, W).
+    augment : FlipShift, optional
+        Changes the images of a batch.
+    adjustment : Tensor, optional
+        As in :class:`~fedkace_flwr.training.losses.Batch`.
     """
 
     images: Tensor
     labels: Tensor
     replayed: Tensor
     preprocess: Callable[[Tensor], Tensor]
+    augment: FlipShift | None = None
+    adjustment: Tensor | None = None
 
     def batch(self, positions: Tensor) -> Batch:
         """Gather samples by position, int64 on the device, of any shape; images always have shape (B, 3, H, W)."""
-        images = self.preprocess(self.images.index_select(0, positions.flatten()).permute(0, 3, 1, 2))
-        return Batch(images, self.labels[positions], self.replayed[positions], positions)
+        flat = positions.flatten()
+        images = self.images.index_select(0, flat) if self.augment is None else self.augment(self.images, flat)
+        images = self.preprocess(images.permute(0, 3, 1, 2))
+        return Batch(images, self.labels[positions], self.replayed[positions], positions, self.adjustment)
 
 
 def take_step(

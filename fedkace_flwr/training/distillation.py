@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedkace_flwr.training.losses import Batch, masked_cross_entropy
+from fedkace_flwr.training.losses import Batch, TaskLoss, masked_cross_entropy
 from fedkace_flwr.training.model import ResNet18
 
 _LOWER_BLOCKS = 4
@@ -67,6 +67,35 @@ def mean_bce(logits: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
     return ((losses * mask).sum(dim=1) / mask.sum(dim=1)).mean()
 
 
+class DistillationLoss(TaskLoss):
+    """Cross-entropy over all classes met, plus lambda times soft cross-entropy from a teacher over some of them.
+
+    Parameters
+    ----------
+    seen, distilled : Tensor
+        bool (C,): C_<=t, and the classes that are distilled, at least one.
+    teacher : Tensor
+        Float (n, C): the teacher's logits of the chunk's samples, in their order; constant.
+    weight : float
+        lambda.
+    temperature : float
+        Divides the logits of both sides.
+    """
+
+    def __init__(self, seen: Tensor, distilled: Tensor, teacher: Tensor, weight: float, temperature: float) -> None:
+        super().__init__(seen, seen)
+        self._distilled = distilled
+        self._teacher = teacher
+        self._weight = weight
+        self._temperature = temperature
+
+    def loss(self, logits: Tensor, features: Tensor, batch: Batch) -> Tensor:
+        """Mean over the batch."""
+        learned = self._teacher[batch.positions]
+        forgotten = soft_cross_entropy(logits, learned, self._distilled, self._temperature)
+        return super().loss(logits, features, batch) + self._weight * forgotten
+
+
 class DistilledLoss:
     """Label loss; with a teacher, weight * label loss + (1 - weight) * softened divergence.
 
@@ -101,7 +130,7 @@ class DistilledLoss:
         if by_class:
             label_loss = mean_bce(logits, batch.labels, mask)
         else:
-            label_loss = masked_cross_entropy(logits, batch.labels, mask)[0].mean()
+            label_loss = masked_cross_entropy(batch.adjusted(logits), batch.labels, mask)[0].mean()
         if self._teacher is None:
             return label_loss
         divergence = softened_divergence(logits, self._teacher[batch.positions], mask, self._temperature)

@@ -6,7 +6,7 @@ processes. Shapes: n images, B batch, H and W height and width, C classes, F fea
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -14,7 +14,8 @@ from torch import Tensor
 
 from fedkace_flwr.errors import RunError
 from fedkace_flwr.sections import TrainingConfig
-from fedkace_flwr.training.batches import EPOCHS, Batching
+from fedkace_flwr.training.augmentation import FlipShift
+from fedkace_flwr.training.batches import EPOCHS, Batching, Epoch
 from fedkace_flwr.training.cuda_graphs import Pool, StaticSteps, take_step, tensors_in
 from fedkace_flwr.training.losses import Objective
 from fedkace_flwr.training.model import ResNet18
@@ -64,6 +65,7 @@ def train(
     optimiser: torch.optim.Optimizer | None = None,
     epochs: range | None = None,
     after_step: Callable[[int, float], None] | None = None,
+    augmentation: torch.Generator | None = None,
     captured: bool = False,
 ) -> None:
     """Train ``net`` in place on chunk and buffer for one round (paper, section A.3).
@@ -79,7 +81,7 @@ def train(
     objective : Objective
         The loss.
     settings : TrainingConfig
-        Epochs, batch size, learning rate, weight decay and batching.
+        Epochs, batch size, learning rate, weight decay, batching, augmentation and logit adjustment.
     preprocess : Preprocess
         Normalisation and device.
     generator : torch.Generator
@@ -92,6 +94,8 @@ def train(
         The epochs to run, from 0, at the learning rates that they have among all epochs. By default all.
     after_step : callable, optional
         Called after each step with the epoch's number, from 1, and the share of its steps that are done.
+    augmentation : torch.Generator, optional
+        CPU generator of the changes that ``settings.augment`` asks for; needed if it asks for any.
     captured : bool
         Use :class:`~fedkace_flwr.training.cuda_graphs.StaticSteps`, unless ``optimiser`` or ``after_step`` is given.
         The results are those of the plain loop, on a GPU up to rounding.
@@ -100,9 +104,18 @@ def train(
     ------
     RunError
         The loss of an epoch is not finite.
+    ValueError
+        ``settings.augment`` asks for changes, and there is no generator for them.
     """
     device = preprocess.scale.device
     pool = pool_of(chunk, buffer, preprocess)
+    if settings.augment == "flip-shift":
+        if augmentation is None:
+            raise ValueError("augment = 'flip-shift': needs a generator")
+        samples, height, width, _ = pool.images.shape
+        pool = replace(pool, augment=FlipShift(samples, height, width, device, augmentation))
+    if settings.logit_adjustment:
+        pool = replace(pool, adjustment=torch.zeros(net.output.out_features, device=device))
     static = captured and optimiser is None and after_step is None
     optimiser = optimiser or adamw(net, settings, capturable=static)
     take = partial(take_step, net, pool, objective, optimiser)
@@ -116,6 +129,11 @@ def train(
         set_learning_rate(optimiser, rate)
         epoch = EPOCHS[batching or settings.batching](len(chunk[1]), len(buffer[1]), settings.batch_size, generator)
         objective.begin_epoch(epoch.task_draws, epoch.replay_draws)
+        if pool.augment is not None:
+            pool.augment.draw()
+        if pool.adjustment is not None:
+            counts = log_class_counts(chunk[1], buffer[1], epoch, len(pool.adjustment))
+            pool.adjustment.copy_(settings.logit_adjustment * counts)
         if steps is not None:
             total = steps.epoch(epoch.batches)
         else:
@@ -127,6 +145,23 @@ def train(
         objective.end_epoch()
         if not math.isfinite(float(total)):
             raise diverged(number, settings)
+
+
+def log_class_counts(chunk: Tensor, buffer: Tensor, epoch: Epoch, classes: int) -> Tensor:
+    """Logarithm of the number of samples of each class that an epoch draws, float (C,); 0 for classes without samples.
+
+    Parameters
+    ----------
+    chunk, buffer : Tensor
+        int64 (n,): labels.
+    epoch : Epoch
+        Tells how often each sample of chunk and buffer is drawn.
+    classes : int
+        C.
+    """
+    new, held = (torch.bincount(labels.cpu(), minlength=classes) for labels in (chunk, buffer))
+    counts = new * epoch.task_draws + held * epoch.replay_draws
+    return torch.where(counts > 0, counts, 1.0).log()
 
 
 def pool_of(chunk: tuple[Tensor, Tensor], buffer: tuple[Tensor, Tensor], preprocess: Preprocess) -> Pool:

@@ -49,12 +49,19 @@ class Batch:
         bool (B,): whether the sample is from the buffer rather than the chunk.
     positions : Tensor
         int64 (B,): position among the chunk's samples followed by the buffer's.
+    adjustment : Tensor, optional
+        Float (C,), added to the logits in label losses (``logit-adjustment``).
     """
 
     images: Tensor
     labels: Tensor
     replayed: Tensor
     positions: Tensor
+    adjustment: Tensor | None = None
+
+    def adjusted(self, logits: Tensor) -> Tensor:
+        """Logits (B, C) as a label loss sees them: with the adjustment, if there is one."""
+        return logits if self.adjustment is None else logits + self.adjustment
 
 
 class Objective(Protocol):
@@ -96,7 +103,7 @@ class TaskLoss:
 
     def loss(self, logits: Tensor, features: Tensor, batch: Batch) -> Tensor:
         """Mean over the batch."""
-        return masked_cross_entropy(logits, batch.labels, self.masks_of(batch))[0].mean()
+        return masked_cross_entropy(batch.adjusted(logits), batch.labels, self.masks_of(batch))[0].mean()
 
     def end_epoch(self) -> None:
         """Nothing to conclude."""

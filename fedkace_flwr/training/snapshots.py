@@ -29,8 +29,13 @@ def restored(kind: str, tensors: Mapping[str, Tensor], like: ResNet18) -> ResNet
     like : ResNet18
         Gives architecture, device and precision; left as it is.
     """
-    weights = {name.removeprefix(f"{kind}."): t for name, t in tensors.items() if name.startswith(f"{kind}.")}
+    weights = weights_in(kind, tensors)
     return copied(like, weights) if weights else None
+
+
+def weights_in(kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights and statistics of a :func:`snapshot`, named as in the network's ``state_dict``; empty if there are none."""
+    return {name.removeprefix(f"{kind}."): t for name, t in tensors.items() if name.startswith(f"{kind}.")}
 
 
 def copied(net: ResNet18, weights: Mapping[str, Tensor]) -> ResNet18:

@@ -181,9 +181,16 @@ def test_folders_without_a_model_are_named(tmp_path: Path) -> None:
 
 def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
     arrays, record = constant(1, 1).to_record()
-    durable.write(tmp_path / "models-000001.npz", arrays, {**record, "format": 2})
-    with pytest.raises(StateError, match="have format 2; this program reads format 1"):
+    durable.write(tmp_path / "models-000001.npz", arrays, {**record, "format": 3})
+    with pytest.raises(StateError, match=r"have format 3; this program reads formats 1 and 2"):
         load_newest(tmp_path)
+
+
+def test_a_file_of_format_1_is_read_as_it_was_written(tmp_path: Path) -> None:
+    arrays, record = constant(1, 1).to_record()
+    del record["combined"]
+    durable.write(tmp_path / "models-000001.npz", arrays, {**record, "format": 1})
+    assert load_newest(tmp_path).kept.combined == "most-confident"
 
 
 @given(st.sets(st.integers(0, CLASSES - 1), min_size=1), st.integers(0, CLASSES - 1), st.integers(1, 12))

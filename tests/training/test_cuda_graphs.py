@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from clients.dcfcl import DistillationLoss
 from fedkace_flwr.algorithms.fedcbdr_loss import TemperatureLoss, TwiceScaledLoss
 from fedkace_flwr.algorithms.fedkace_loss import BalancedReplayLoss, FullGradientReplayLoss
 from fedkace_flwr.algorithms.fedkace_replay import GradientBalance
@@ -17,6 +16,7 @@ from fedkace_flwr.sections import TrainingConfig
 from fedkace_flwr.training import loop as training
 from fedkace_flwr.training.batches import EPOCHS
 from fedkace_flwr.training.cuda_graphs import StaticSteps, take_step, tensors_in, undone
+from fedkace_flwr.training.distillation import DistillationLoss
 from fedkace_flwr.training.loop import Preprocess, adamw, train
 from fedkace_flwr.training.losses import Batch, Objective, TaskLoss
 from fedkace_flwr.training.model import ResNet18, seeded_resnet18

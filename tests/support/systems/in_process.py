@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import torch
 from flwr.app import Message, MessageType
 
 from experiments.running.inline import InlineGrid
@@ -9,6 +10,9 @@ from fedkace_flwr import client_app
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment, as_arrays
 from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.samples import Samples
+from fedkace_flwr.storage.client_state import ClientState
+from fedkace_flwr.storage.client_store import ClientStore
 
 
 class Federation:
@@ -32,6 +36,12 @@ class Federation:
 
     def evaluate(self, client: int, round_number: int) -> keys.Reply:
         return keys.read_reply(self.send(MessageType.EVALUATE, client, round_number), client, None)
+
+    def store(self, client: int) -> ClientStore:
+        """Open a client's stored states."""
+        unmet = torch.zeros(self.experiment.num_classes, dtype=torch.bool)
+        empty = ClientState(unmet, Samples.none(), run="", client=client)  # messages here name no run
+        return ClientStore(self.folder / f"client-{client:03d}", empty)
 
     def state(self, client: int, round_number: int) -> Path:
         return self.folder / f"client-{client:03d}" / f"state-{round_number:06d}.npz"

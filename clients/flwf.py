@@ -1,0 +1,26 @@
+"""The client of FLwF: federated averaging that distils from the received model."""
+
+from clients.base import ClientRound, ClientRule
+from fedkace_flwr.methods.flwf import FlwfKeys
+from fedkace_flwr.training.distillation import DistillationLoss
+from fedkace_flwr.training.losses import Objective
+from fedkace_flwr.training.model import ResNet18
+
+
+class FlwfClient(ClientRule):
+    """Learning without forgetting (Li and Hoiem, ECCV 2016) with the received global model as teacher.
+
+    As in FLwF (Usmanova et al., "A distillation-based approach integrating continual learning and federated learning
+    for pervasive services", 2021): cross-entropy on the chunk, plus lambda times distillation of the classes met in
+    earlier rounds. Inferred: lambda = 1 and T = 2 (``flwf-lambda``, ``flwf-temperature``), as in Li and Hoiem's
+    publication; the model of a client's previous task, a second teacher in one variant of FLwF, is left out.
+    """
+
+    def objective(self, net: ResNet18, now: ClientRound) -> Objective:
+        """Cross-entropy plus distillation from ``net`` as received; in round 1 there is nothing to distil."""
+        settings, device = self.config.of(FlwfKeys), self.experiment.device
+        if not bool(now.old.any()):
+            return super().objective(net, now)
+        teacher = self.teacher_logits(net, now).to(device)
+        masks = now.seen.to(device), now.old.to(device)
+        return DistillationLoss(*masks, teacher, settings.flwf_lambda, settings.flwf_temperature)

@@ -1,0 +1,101 @@
+"""The models that a client predicts with: recalibrated, averaged over rounds, and several together."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.common import rounds_of
+from support.systems.in_process import Federation
+
+from clients.base import ClientRule
+from experiments.running.inline import run_inline
+from fedkace_flwr.config import Config
+from fedkace_flwr.experiment import Experiment
+from fedkace_flwr.inference.kept_models import load_newest
+from fedkace_flwr.metrics import accuracy, combined_scores
+from fedkace_flwr.sources import StreamSource
+
+Make = Callable[..., Config]
+SHAPE = {"rounds": 4, "epochs": 2, "capacity": 20, "samples_per_class": 12}
+
+
+def ran(config: Config) -> list[dict[str, Any]]:
+    run_inline(config)
+    return rounds_of(Path(config.run.results_dir) / config.run.run_name)
+
+
+def test_the_mean_of_probabilities_by_hand() -> None:
+    first, second = torch.tensor([[2.0, 0.0, 9.0]]), torch.tensor([[0.0, 1.0, 0.0]])
+    mask = torch.tensor([True, True, False])
+    e = 2.718281828459045
+    own = [e**2 / (e**2 + 1), 1 / (1 + e)]
+    scores = combined_scores([first, second], mask)
+    assert scores.tolist() == [pytest.approx([sum(own) / 2, 1 - sum(own) / 2, 0])]
+    assert combined_scores([first], mask) is first
+
+
+def test_recalibration_repairs_the_mean_of_the_first_rounds(small: Make) -> None:
+    plain = ran(small(method="fedavg", run_name="plain", overlap=0, **SHAPE))
+    repaired = ran(small(method="fedavg", run_name="repaired", recalibrate=True, overlap=0, **SHAPE))
+    assert plain[0]["client_accuracy"] != repaired[0]["client_accuracy"]
+    assert plain[0]["client_drift"] == repaired[0]["client_drift"], "training is the same"
+    assert sum(line["accuracy"] for line in repaired[:3]) > sum(line["accuracy"] for line in plain[:3])
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.5])
+def test_a_client_predicts_by_the_mean_of_its_models_and_predict_answers_alike(
+    small: Make, tmp_path: Path, decay: float
+) -> None:
+    changes = {"inference": "mean", "model_average": decay, "recalibrate": True, "keep_models": "always"}
+    config = small(method="er", **changes, **SHAPE)
+    last = ran(config)[-1]
+    experiment = Experiment(config)
+    names = ["local", "global"] + (["average"] if decay else [])
+    for client in range(config.stream.clients):
+        predictor = load_newest(tmp_path / "run" / "clients" / f"client-{client:03d}")
+        assert list(predictor.kept.answers) == names and predictor.kept.described()["model"] == " and ".join(names)
+        seen = torch.zeros(10, dtype=torch.bool)
+        seen[list(predictor.kept.seen)] = True
+        test = experiment.test_set(client, seen)
+        scores = predictor.probabilities(experiment.dataset.fetch(test.content))
+        assert accuracy(scores, test.labels, seen) == last["client_accuracy"][client]
+    assert last["switched_at"] == [None] * 3
+    assert all(value is not None for value in last["local_accuracy"] + last["global_accuracy"])
+
+
+def test_the_average_decays_by_the_round_and_then_by_its_key(small: Make) -> None:
+    config = small(method="fedavg", model_average=0.15, **SHAPE)
+    federation = Federation(config)
+    store = federation.store(0)
+    rule = ClientRule(0, federation.experiment, StreamSource(federation.experiment, 0), store)
+    state, sent = store.before(1), [torch.full((2,), value) for value in (1.0, 2.0, 4.0)]
+    for number, value in enumerate(sent, start=1):
+        state = rule.averaged({"w": value.numpy(), "n": torch.tensor(number).numpy()}, state, number)
+    second = 2 + (1 - 2) * 0.15  # round 2 would decay by 2/11
+    assert state.extra["average.w"].tolist() == pytest.approx([4 + (second - 4) * 0.15] * 2)
+    assert int(state.extra["average.n"]) == 3, "counters are the last ones"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedkace", "er", "refed", "ofcl", "fedcbdr", "dcfcl", "fedavg", "derpp", "flwf"])
+def test_every_part_makes_a_difference_to_every_method_that_it_touches(small: Make, method: str) -> None:
+    parts: dict[str, dict[str, Any]] = {
+        "usual": {},
+        "recalibrate": {"recalibrate": True},
+        "mean": {"inference": "mean"},
+        "average": {"model_average": 0.5, "inference": "global"},
+        "augment": {"augment": "flip-shift"},
+        "adjusted": {"logit_adjustment": 1.0},
+    }
+    if method not in ("dcfcl", "fedavg", "flwf", "derpp"):
+        parts["stored"] = {"stored_logits": 0.5}
+    found = {
+        name: json.dumps(
+            [line["client_accuracy"] for line in ran(small(method=method, run_name=name, **part, **SHAPE))]
+        )
+        for name, part in parts.items()
+    }
+    assert len(set(found.values())) == len(parts), found
