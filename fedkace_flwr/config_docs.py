@@ -60,7 +60,7 @@ def metrics_page() -> str:
         "the `evaluation` message, to `either` of them (the later value is used), or to a message of the method's own "
         "(`own`). *Record* is its field in `rounds.jsonl`, a list with one entry per client; times are summed over "
         "clients. *TensorBoard* is its tag, which is followed by the client's number. *Tables* is its column in "
-        "`rounds.csv`, a mean over clients. [method.md](method.md) describes the other fields of a record, which the "
+        "`rounds.csv`, an average over clients. [method.md](method.md) describes the other fields of a record, which the "
         "server computes.",
         "",
         "## In every record",
