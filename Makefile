@@ -15,7 +15,7 @@ help:
 	@echo 'make quick   the tests without the slow ones'
 	@echo 'make check   lint, format, types, direction of imports, dead code, dependencies'
 	@echo 'make bench   speed of local training, selection and the rest of a round'
-	@echo 'make docs    docs/configuration.md and defaults in pyproject.toml, from the code'
+	@echo 'make docs    the generated pages, and defaults in pyproject.toml, from the code'
 	@echo 'make setup   the virtual environment alone'
 	@echo 'make clean   remove the virtual environment, caches and build leftovers; results stay'
 
