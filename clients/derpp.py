@@ -12,8 +12,9 @@ class DerppClient(ReplayClient):
     """DER++ (Buzzega et al., "Dark Experience for General Continual Learning", NeurIPS 2020), averaged by the server.
 
     The loss is the chunk's mean cross-entropy, plus beta times the replayed samples', plus alpha times the squared
-    distance of the replayed samples' logits from those that were stored with them (as with ``stored-logits``). alpha = 0.1 and
-    beta = 0.5 are the publication's for the smallest buffer on CIFAR-10.
+    distance of the replayed samples' logits from those that were stored with them (as with ``stored-logits``). The
+    publication tunes alpha and beta for each data set and buffer; here they are 0.1 and 0.5 everywhere (``derpp-alpha``,
+    ``derpp-beta``).
 
     Inferred: the publication draws two independent batches from the buffer for its two replay terms, and stores logits
     while it trains, as each sample arrives; here both terms see the replayed samples of the batch, and logits are

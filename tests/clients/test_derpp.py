@@ -1,13 +1,18 @@
 """DER++: the logits that are stored with the reservoir."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from support.systems.in_process import Federation
 
+from fedkace_flwr.config import Config
 from fedkace_flwr.training.stored_logits import StoredLogits
 
+Make = Callable[..., Config]
 
-def test_each_sample_keeps_the_logits_of_its_first_round(small) -> None:  # type: ignore[no-untyped-def]
+
+def test_each_sample_keeps_the_logits_of_its_first_round(small: Make) -> None:
     federation = Federation(small(method="derpp", overlap=0, capacity=20, rounds=4))
     rows = dict[int, torch.Tensor]()
     for number in (1, 2, 3, 4):
@@ -23,7 +28,7 @@ def test_each_sample_keeps_the_logits_of_its_first_round(small) -> None:  # type
             assert torch.equal(before, logits)
 
 
-def test_alpha_and_beta_count_once_there_is_a_buffer(small) -> None:  # type: ignore[no-untyped-def]
+def test_alpha_and_beta_count_once_there_is_a_buffer(small: Make) -> None:
     def outcome(name: str, **changes: float) -> list[bytes]:
         federation = Federation(small(method="derpp", run_name=name, **changes))
         return [federation.train(0, number).weights["output.weight"].tobytes() for number in (1, 2)]
@@ -35,7 +40,7 @@ def test_alpha_and_beta_count_once_there_is_a_buffer(small) -> None:  # type: ig
 
 
 @pytest.mark.parametrize("method", ["er", "fedkace"])
-def test_other_methods_store_logits_when_asked(small, method: str) -> None:  # type: ignore[no-untyped-def]
+def test_other_methods_store_logits_when_asked(small: Make, method: str) -> None:
     for weight in (0.2, 0.0):
         federation = Federation(small(method=method, stored_logits=weight, run_name=f"{weight:g}"))
         federation.train(0, 1)

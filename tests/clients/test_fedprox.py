@@ -1,12 +1,16 @@
 """FedProx: the proximal term."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from support.systems.in_process import Federation
 
 from clients.fedprox import ProximalLoss
+from fedkace_flwr.config import Config
 from fedkace_flwr.training.losses import Batch, TaskLoss
 
+Make = Callable[..., Config]
 SEEN = torch.ones(3, dtype=torch.bool)
 
 
@@ -26,7 +30,7 @@ def test_the_term_is_half_mu_times_the_squared_distance_from_the_start() -> None
     assert parameters[0].grad is not None and parameters[0].grad.tolist() == pytest.approx([0.4, -0.8])
 
 
-def test_a_large_mu_keeps_the_model_near_the_one_received(small) -> None:  # type: ignore[no-untyped-def]
+def test_a_large_mu_keeps_the_model_near_the_one_received(small: Make) -> None:
     def moved(mu: float) -> float:
         federation = Federation(small(method="fedprox", fedprox_mu=mu, epochs=4, run_name=f"mu-{mu:g}"))
         first = federation.train(0, 1).weights["output.weight"]

@@ -1,10 +1,16 @@
 """FLwF: distillation from the received model."""
 
+from collections.abc import Callable
+
 import numpy as np
 from support.systems.in_process import Federation
 
+from fedkace_flwr.config import Config
 
-def test_round_one_is_federated_averaging_and_later_rounds_distil(small) -> None:  # type: ignore[no-untyped-def]
+Make = Callable[..., Config]
+
+
+def test_round_one_is_federated_averaging_and_later_rounds_distil(small: Make) -> None:
     def outcome(method: str, **changes: float) -> list[np.ndarray]:
         federation = Federation(small(method=method, run_name=f"{method}-{len(changes)}", **changes))
         return [federation.train(0, number).weights["output.weight"] for number in (1, 2)]
