@@ -7,23 +7,27 @@ READY := $(VENV)/.ready
 # More workers than processors: the tests of real federations spend much of their time waiting.
 WORKERS := $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )))
 
-.PHONY: help run test quick check bench docs setup clean
+.PHONY: help run test federations quick check bench docs setup clean
 
 help:
-	@echo 'make run     ten clients learn a stream of digits; prints a table and the path of a picture'
-	@echo 'make test    all tests'
-	@echo 'make quick   the tests without the slow ones'
-	@echo 'make check   lint, format, types, direction of imports, dead code, dependencies'
-	@echo 'make bench   speed of local training, selection and the rest of a round'
-	@echo 'make docs    the generated pages, and defaults in pyproject.toml, from the code'
-	@echo 'make setup   the virtual environment alone'
-	@echo 'make clean   remove the virtual environment, caches and build leftovers; results stay'
+	@echo 'make run          ten clients learn a stream of digits; prints a table and the path of a picture'
+	@echo 'make quick        the fast tests'
+	@echo 'make test         all tests but the next; on two cores in less than twenty minutes'
+	@echo 'make federations  tests of SuperNodes, Ray clusters and killed parts, as real processes; another ten minutes'
+	@echo 'make check        lint, format, types, direction of imports, dead code, dependencies'
+	@echo 'make bench        speed of local training, selection and the rest of a round'
+	@echo 'make docs         the generated pages, and defaults in pyproject.toml, from the code'
+	@echo 'make setup        the virtual environment alone'
+	@echo 'make clean        remove the virtual environment, caches and build leftovers; results stay'
 
 run: $(READY)
 	$(BIN)/python -m experiments run quickstart
 
 test: $(READY)
-	$(BIN)/python -m pytest -n $(WORKERS)
+	$(BIN)/python -m pytest -n $(WORKERS) -m 'not federation'
+
+federations: $(READY)
+	$(BIN)/python -m pytest -n $(WORKERS) -m federation
 
 quick: $(READY)
 	$(BIN)/python -m pytest -n auto -m 'not slow'

@@ -22,6 +22,7 @@ from fedkace_flwr.methods import tfcl as names
 from fedkace_flwr.methods.tfcl import TfclKeys
 from fedkace_flwr.metrics import accuracy
 from fedkace_flwr.storage.client_state import ClientState
+from fedkace_flwr.training.adam import Adam
 from fedkace_flwr.training.distillation import DistilledLoss, lower_half
 from fedkace_flwr.training.loop import adamw
 from fedkace_flwr.training.model import ResNet18
@@ -46,13 +47,13 @@ class HalfTraining(Training):
         The task that is trained.
     claim : Claim
         Its weights in the network, and its pick mask.
-    adam : torch.optim.Adam
+    adam : Adam
         The optimiser of the weights.
     """
 
     task: int
     claim: tags.Claim
-    adam: torch.optim.Adam
+    adam: Adam
 
 
 class TfclClient(ClientRule):
@@ -273,7 +274,7 @@ class TfclClient(ClientRule):
     def _half(
         self,
         claim: tags.Claim,
-        adam: torch.optim.Adam,
+        adam: Adam,
         task: int,
         now: ClientRound,
         teacher: Tensor | None,

@@ -15,6 +15,7 @@ from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.sections import TrainingConfig
 from fedkace_flwr.storage.client_state import ClientState
+from fedkace_flwr.training.adam import Adam
 from fedkace_flwr.training.batches import Batching
 from fedkace_flwr.training.losses import Objective
 from fedkace_flwr.training.model import ResNet18
@@ -75,7 +76,7 @@ class Training:
         CPU generator that orders the samples.
     batching : str, optional
         A key of :data:`fedkace_flwr.training.batches.EPOCHS`; by default that of the settings.
-    optimiser : Optimizer, optional
+    optimiser : Adam, optional
         By default a new AdamW.
     epochs : range, optional
         The epochs to run, from 0; by default all.
@@ -94,7 +95,7 @@ class Training:
     settings: TrainingConfig
     generator: torch.Generator
     batching: Batching | None = None
-    optimiser: torch.optim.Optimizer | None = None
+    optimiser: Adam | None = None
     epochs: range | None = None
     after_step: Callable[[int, float], None] | None = None
     augmentation: torch.Generator | None = None

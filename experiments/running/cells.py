@@ -50,6 +50,12 @@ class Cell:
         """Whether the folder holds a complete run with this configuration."""
         return (self.folder / "summary.json").exists() and self._matches()
 
+    @property
+    def rounds(self) -> int:
+        """The number of rounds on record."""
+        path = self.folder / "rounds.jsonl"
+        return path.read_bytes().count(b"\n") if path.exists() else 0
+
     def prepare(self) -> Config:
         """Prepare the folder and return the configuration to start with.
 

@@ -87,7 +87,7 @@ class _InlineJob:
 
     def check(self) -> None:
         if self._process.wait() != 0:
-            raise RunError(f"{_last_error(self._log)} (log: {self._log})")
+            raise RunError(f"{last_error(self._log)} (log: {self._log})")
 
     def stop(self) -> None:
         _end(self._process)
@@ -180,7 +180,7 @@ class FlowerEngine:
                     return
             except OSError:
                 time.sleep(0.2)
-        raise RunError(f"Flower's SuperLink did not start: {_last_error(self._link_log)}")
+        raise RunError(f"Flower's SuperLink did not start: {last_error(self._link_log)}")
 
 
 class _FlowerJob:
@@ -204,7 +204,7 @@ class _FlowerJob:
         self._process.wait()
         if self._summary.exists():
             return
-        raise RunError(f"{self._details() or _last_error(self._log)} (log: {self._log})")
+        raise RunError(f"{self._details() or last_error(self._log)} (log: {self._log})")
 
     def stop(self) -> None:
         number = self._number()
@@ -263,8 +263,11 @@ def _toml(value: Scalar) -> str:
     return json.dumps(value)
 
 
-def _last_error(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+def last_error(log: Path) -> str:
+    """The last line of a log that names an error, or else its last line; frames of Flower's messages do not count."""
+    text = log.read_text(errors="replace").splitlines()
+    lines = [line.strip("│ \t") for line in text if not line.lstrip().startswith(("╭", "╰"))]
+    lines = [line for line in lines if line]
     named = [line for line in lines if "Error" in line]
     return (named or lines or ["it left no output"])[-1]
 

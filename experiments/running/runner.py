@@ -28,7 +28,7 @@ from fedkace_flwr.results.run_folder import SCHEMA, RunFolder
 from fedkace_flwr.results.tensorboard import check_events
 
 _POLL_SECONDS = 0.25
-_ATTEMPTS = 2
+_ATTEMPTS = 2  # without a finished round between them
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Outcome:
     summaries : dict of str to dict
         Summaries of the finished runs by name, in the study's order.
     failures : dict of str to str
-        The last error of each run that failed twice.
+        The last error of each run that failed twice without finishing a round in between.
     """
 
     summaries: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -137,7 +137,9 @@ class _Shift:
         self._left = deque(cells)
         self._slots = workers.count if study.engine == "inline" else 1
         self._running: list[_Running] = []
-        self._attempts: Counter[str] = Counter()
+        self._starts: Counter[str] = Counter()
+        self._failures: Counter[str] = Counter()  # in a row
+        self._reached: Counter[str] = Counter()  # rounds on record at the last failure
         self._errors: dict[str, str] = {}
         self._engine: Engine | None = None
 
@@ -169,8 +171,8 @@ class _Shift:
                 cell.release()
                 self._shown.end(cell, note="already finished")
                 return True
-            self._attempts[cell.name] += 1
-            self._shown.begin(cell, self._attempts[cell.name])
+            self._starts[cell.name] += 1
+            self._shown.begin(cell, self._starts[cell.name])
             try:
                 with naming(cell):
                     job = self._ready_engine().start(cell.prepare(), cell.folder / "app.log")
@@ -207,7 +209,11 @@ class _Shift:
         if not self._running:
             self._engines.close()  # Flower or Ray itself may have failed, so start them anew
             self._engine = None
-        if self._attempts[cell.name] < _ATTEMPTS:
+        if cell.rounds > self._reached[cell.name]:
+            self._failures[cell.name] = 0
+        self._failures[cell.name] += 1
+        self._reached[cell.name] = cell.rounds
+        if self._failures[cell.name] < _ATTEMPTS:
             self._shown.say(f"{error}; retrying")
             self._left.appendleft(cell)
         else:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from fedkace_flwr.training.adam import Adam, Moments
 from fedkace_flwr.training.model import ResNet18
 
 FREE = 0
@@ -178,7 +179,7 @@ class Claim:
     ----------
     net : ResNet18
         The copy. Its parameters do not include the mask.
-    pick_optimiser : torch.optim.Adam
+    pick_optimiser : Adam
         Updates the mask.
     steps : int
         Steps taken so far.
@@ -206,7 +207,7 @@ class Claim:
         for layer, claim in zip(self._layers, self._claims, strict=True):
             parametrize.register_parametrization(layer, "weight", claim)
         self._claimed = [int((claim.tags == task).sum()) for claim in self._claims]
-        self.pick_optimiser = torch.optim.Adam([claim.pick for claim in self._claims], lr=pick_rate, fused=True)
+        self.pick_optimiser = Adam([claim.pick for claim in self._claims], pick_rate)
         self.steps = 0
 
     @torch.no_grad()
@@ -220,7 +221,7 @@ class Claim:
         """
         if share is None:
             self.pick_optimiser.step()
-        self.pick_optimiser.zero_grad(set_to_none=True)
+        self.pick_optimiser.zero_grad()
         self.steps += 1
         if share is not None and (self.steps % _PRUNE_EVERY == 0 or share == 1):
             self.prune(share)
@@ -246,26 +247,21 @@ class Claim:
         return list(zip(self._claims, stored, strict=True))
 
 
-def read_moments(optimiser: torch.optim.Adam) -> Tensor:
+def read_moments(optimiser: Adam) -> Tensor:
     """Adam's two moments, float32 (2, P), parameter after parameter, to keep between two halves of a training."""
-    states = [optimiser.state[parameter] for parameter in _parameters(optimiser)]
-    return torch.stack([_joined([state[name] for state in states]) for name in ("exp_avg", "exp_avg_sq")])
+    kept = [optimiser.moments[parameter] for parameter in optimiser.parameters]
+    return torch.stack([_joined([each.first for each in kept]), _joined([each.second for each in kept])])
 
 
-def write_moments(optimiser: torch.optim.Adam, moments: Tensor, steps: int) -> None:
+def write_moments(optimiser: Adam, moments: Tensor, steps: int) -> None:
     """Undo :func:`read_moments`; ``steps`` have been taken so far."""
-    content = optimiser.state_dict()
-    for index, parameter in enumerate(_parameters(optimiser)):
-        # Fused kernels require parameters and moments with the same strides.
-        first, second = torch.empty_like(parameter.detach()), torch.empty_like(parameter.detach())
-        content["state"][index] = {"step": torch.tensor(float(steps)), "exp_avg": first, "exp_avg_sq": second}
-    for name, values in zip(("exp_avg", "exp_avg_sq"), moments, strict=True):
-        _scatter([content["state"][index][name] for index in sorted(content["state"])], values)
-    optimiser.load_state_dict(content)
-
-
-def _parameters(optimiser: torch.optim.Optimizer) -> list[Tensor]:
-    return [parameter for group in optimiser.param_groups for parameter in group["params"]]
+    for parameter in optimiser.parameters:
+        taken = torch.tensor(float(steps), device=parameter.device)
+        empty = torch.empty_like(parameter, requires_grad=False)  # the fused kernel requires the parameter's strides
+        optimiser.moments[parameter] = Moments(taken, empty, empty.clone())
+    kept = [optimiser.moments[parameter] for parameter in optimiser.parameters]
+    _scatter([each.first for each in kept], moments[0])
+    _scatter([each.second for each in kept], moments[1])
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedkace_flwr.training.adam import Adam
 from fedkace_flwr.training.augmentation import FlipShift
 from fedkace_flwr.training.losses import Batch, Objective
 from fedkace_flwr.training.model import ResNet18
@@ -64,14 +65,12 @@ class Pool:
         return Batch(images, self.labels[positions], self.replayed[positions], positions, self.adjustment)
 
 
-def take_step(
-    net: ResNet18, pool: Pool, objective: Objective, optimiser: torch.optim.Optimizer, positions: Tensor
-) -> Tensor:
+def take_step(net: ResNet18, pool: Pool, objective: Objective, optimiser: Adam, positions: Tensor) -> Tensor:
     """Forward, backward and update on the samples at ``positions``, int64 (B,); return the detached scalar loss."""
     batch = pool.batch(positions)
     features = net.features(batch.images)
     loss = objective.loss(net.output(features), features, batch)
-    optimiser.zero_grad(set_to_none=True)
+    optimiser.zero_grad()
     torch.autograd.backward(loss)
     optimiser.step()
     return loss.detach()
@@ -186,22 +185,21 @@ def undone(tensors: Callable[[], Iterable[Tensor]]) -> Iterator[None]:
                 tensor.zero_()
 
 
-def tensors_in(net: torch.nn.Module, optimiser: torch.optim.Optimizer, *others: object) -> list[Tensor]:
+def tensors_in(net: torch.nn.Module, optimiser: Adam, *others: object) -> list[Tensor]:
     """All tensors that a training step may change in place and that outlive it, each once.
 
     Parameters
     ----------
     net : Module
         Parameters and buffers count.
-    optimiser : Optimizer
-        Its state counts.
+    optimiser : Adam
+        Its moments count.
     others : object
         Tensors count that are reachable through attributes, mappings and sequences, such as those of a loss.
     """
-    memory = [value for state in optimiser.state.values() for value in state.values()]
     found: dict[int, Tensor] = {}
     visited: set[int] = set()
-    open_ends: list[object] = [*net.parameters(), *net.buffers(), *memory, *others]
+    open_ends: list[object] = [*net.parameters(), *net.buffers(), *optimiser.moments.values(), *others]
     while open_ends:
         each = open_ends.pop()
         if id(each) in visited:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedkace_flwr.errors import RunError
 from fedkace_flwr.sections import TrainingConfig
+from fedkace_flwr.training.adam import Adam
 from fedkace_flwr.training.augmentation import FlipShift
 from fedkace_flwr.training.batches import EPOCHS, Batching, Epoch
 from fedkace_flwr.training.cuda_graphs import Pool, StaticSteps, take_step, tensors_in
@@ -62,7 +63,7 @@ def train(
     generator: torch.Generator,
     *,
     batching: Batching | None = None,
-    optimiser: torch.optim.Optimizer | None = None,
+    optimiser: Adam | None = None,
     epochs: range | None = None,
     after_step: Callable[[int, float], None] | None = None,
     augmentation: torch.Generator | None = None,
@@ -88,7 +89,7 @@ def train(
         CPU generator that orders the samples.
     batching : str, optional
         A key of :data:`fedkace_flwr.training.batches.EPOCHS`, in place of the settings'.
-    optimiser : Optimizer, optional
+    optimiser : Adam, optional
         An optimiser of :func:`adamw` to continue with, for training in parts.
     epochs : range, optional
         The epochs to run, from 0, at the learning rates that they have among all epochs. By default all.
@@ -126,7 +127,7 @@ def train(
     epochs = range(settings.epochs) if epochs is None else epochs
     net.train()
     for number, rate in enumerate(learning_rates(settings, epochs), start=epochs.start + 1):
-        set_learning_rate(optimiser, rate)
+        optimiser.set_rate(rate)
         epoch = EPOCHS[batching or settings.batching](len(chunk[1]), len(buffer[1]), settings.batch_size, generator)
         objective.begin_epoch(epoch.task_draws, epoch.replay_draws)
         if pool.augment is not None:
@@ -172,7 +173,7 @@ def pool_of(chunk: tuple[Tensor, Tensor], buffer: tuple[Tensor, Tensor], preproc
     return Pool(images, labels, torch.arange(len(labels), device=device) >= len(chunk[1]), preprocess)
 
 
-def adamw(net: ResNet18, settings: TrainingConfig, *, capturable: bool = False) -> torch.optim.AdamW:
+def adamw(net: ResNet18, settings: TrainingConfig, *, capturable: bool = False) -> Adam:
     """The optimiser of local training, at the first epoch's learning rate.
 
     With ``capturable`` its whole state is in tensors on the device, including the learning rate.
@@ -180,7 +181,7 @@ def adamw(net: ResNet18, settings: TrainingConfig, *, capturable: bool = False) 
     return optimiser_of(list(net.parameters()), settings, capturable=capturable)
 
 
-def optimiser_of(parameters: list[Tensor], settings: TrainingConfig, *, capturable: bool = False) -> torch.optim.AdamW:
+def optimiser_of(parameters: list[Tensor], settings: TrainingConfig, *, capturable: bool = False) -> Adam:
     """As :func:`adamw`, for any parameters."""
     rate: float | Tensor = settings.learning_rate
     recorded = capturable and parameters[0].device.type == "cuda"
@@ -188,8 +189,7 @@ def optimiser_of(parameters: list[Tensor], settings: TrainingConfig, *, capturab
         # CUDA's fused kernel accepts the rate in float32 only; the CPU's reads a Python number as float64.
         precision = torch.float32 if recorded else torch.float64
         rate = torch.tensor(rate, dtype=precision, device=parameters[0].device)
-    decay = settings.weight_decay
-    return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay, fused=True, capturable=recorded)
+    return Adam(parameters, rate, weight_decay=settings.weight_decay, capturable=recorded)
 
 
 def learning_rates(settings: TrainingConfig, epochs: range) -> list[float]:
@@ -202,15 +202,6 @@ def learning_rates(settings: TrainingConfig, epochs: range) -> list[float]:
     for epoch in epochs[1:]:
         rates.append(heights[epoch] / heights[epoch - 1] * rates[-1])
     return rates
-
-
-def set_learning_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
-    """Set the learning rate, in place if it is a tensor."""
-    for group in optimiser.param_groups:
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
-        else:
-            group["lr"] = rate
 
 
 def diverged(epoch: int, settings: TrainingConfig) -> RunError:

@@ -35,7 +35,12 @@ from fedkace_flwr.storage.checkpoint import Checkpoints
 NUMBERS = {**SMALL, "samples-per-class": 6}
 STATE_KEY = "A" * 43 + "="
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.xdist_group("deployment")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.federation,
+    pytest.mark.timeout(1800),
+    pytest.mark.xdist_group("deployment"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ EDGE = {
 # that were lost with the machine.
 PATIENT = {"quorum": 1.0, "below-quorum": "repeat", "below-quorum-limit": 100, "probe": 30}
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.federation, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,7 @@ ALL = sorted(set(METHODS) - {"centralized"})
 METHODS_HERE = ALL if os.environ.get("FEDKACE_WIRE") == "all" else ["fedkace"]
 CONNECTION = "wire"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.xdist_group("wire")]
+pytestmark = [pytest.mark.slow, pytest.mark.federation, pytest.mark.timeout(1800), pytest.mark.xdist_group("wire")]
 
 
 class Proxy:

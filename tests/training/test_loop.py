@@ -10,12 +10,12 @@ import pytest
 import torch
 from support.gradients import gradient_of
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fedkace_flwr.algorithms.fedkace_loss import BalancedReplayLoss
 from fedkace_flwr.algorithms.fedkace_replay import GradientBalance
 from fedkace_flwr.errors import RunError
 from fedkace_flwr.sections import TrainingConfig
+from fedkace_flwr.training.adam import Adam
 from fedkace_flwr.training.batches import EPOCHS
 from fedkace_flwr.training.loop import Preprocess, predict, train
 from fedkace_flwr.training.losses import Batch, TaskLoss
@@ -79,15 +79,14 @@ def recorded_steps() -> Iterator[list[dict[str, float]]]:
     """The hyperparameters that every optimiser step in the block is taken with."""
     steps: list[dict[str, float]] = []
 
-    def record(optimiser: torch.optim.Optimizer, args: object, kwargs: object) -> None:
-        (group,) = optimiser.param_groups
-        steps.append({"lr": float(group["lr"]), "weight_decay": group["weight_decay"]})
+    def recorded(optimiser: Adam) -> None:
+        steps.append({"lr": float(optimiser.rate), "weight_decay": optimiser.weight_decay})
+        step(optimiser)
 
-    handle = register_optimizer_step_pre_hook(record)
-    try:
+    step = Adam.step
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Adam, "step", recorded)
         yield steps
-    finally:
-        handle.remove()
 
 
 # Objectives

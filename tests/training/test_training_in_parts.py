@@ -58,6 +58,6 @@ def test_the_learning_rate_of_a_part_is_the_one_it_has_in_the_whole():
             torch.Generator().manual_seed(0),
             optimiser=optimiser,
             epochs=part,
-            after_step=lambda *_, held=optimiser: rates.append(held.param_groups[0]["lr"]),
+            after_step=lambda *_, held=optimiser: rates.append(held.rate),
         )
     assert rates == pytest.approx([0.01 * (1 + np.cos(np.pi * epoch / 4)) / 2 for epoch in range(4)], rel=1e-9)

@@ -1,0 +1,80 @@
+"""The optimiser equals PyTorch's, and spares each process PyTorch's compiler."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedkace_flwr.training.adam import Adam
+
+PARAMETERS = ((3, 4), (5,), (2, 3, 3, 3))
+
+
+def parameters(seed: int) -> list[Tensor]:
+    draws = torch.Generator().manual_seed(seed)
+    made = [torch.randn(*shape, generator=draws) for shape in PARAMETERS]
+    made[2] = made[2].contiguous(memory_format=torch.channels_last)
+    return [each.requires_grad_() for each in made]
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_weights_and_moments_equal_pytorchs_bit_for_bit(decay: float, as_tensor: bool) -> None:
+    """Over steps with changing rates, in some of which a parameter has no gradient."""
+    mine, theirs = parameters(1), parameters(1)
+    rate = torch.tensor(0.01, dtype=torch.float64) if as_tensor else 0.01
+    adam = Adam(mine, rate, weight_decay=decay)
+    reference = torch.optim.AdamW(theirs, lr=0.01, weight_decay=decay, fused=True)
+    draws = torch.Generator().manual_seed(2)
+    for number in range(7):
+        adam.set_rate(0.01 / (1 + number))
+        reference.param_groups[0]["lr"] = 0.01 / (1 + number)
+        for index, (one, other) in enumerate(zip(mine, theirs, strict=True)):
+            gradient = torch.randn(one.shape, generator=draws)
+            one.grad, other.grad = (None, None) if (index, number % 3) == (1, 0) else (gradient, gradient.clone())
+        adam.step()
+        reference.step()
+        for one, other in zip(mine, theirs, strict=True):
+            assert torch.equal(one, other)
+            if one in adam.moments:
+                moments, state = adam.moments[one], reference.state[other]
+                assert torch.equal(moments.first, state["exp_avg"])
+                assert torch.equal(moments.second, state["exp_avg_sq"])
+                assert float(moments.steps) == float(state["step"])
+
+
+def test_without_decay_it_is_adam() -> None:
+    mine, theirs = parameters(1), parameters(1)
+    adam, reference = Adam(mine, 0.1), torch.optim.Adam(theirs, lr=0.1, fused=True)
+    for _ in range(3):
+        for one, other in zip(mine, theirs, strict=True):
+            one.grad, other.grad = one.detach().sin(), other.detach().sin()
+        adam.step()
+        reference.step()
+    assert all(torch.equal(one, other) for one, other in zip(mine, theirs, strict=True))
+
+
+def test_gradients_are_dropped() -> None:
+    (one, *_) = kept = parameters(1)
+    one.grad = torch.ones_like(one)
+    Adam(kept, 0.1).zero_grad()
+    assert one.grad is None
+
+
+ROUND = """
+import sys, tempfile
+from experiments.running.inline import run_inline
+from fedkace_flwr.config import Config
+small = {"clients": 2, "rounds": 2, "epochs": 1, "width": 2, "samples-per-class": 2, "capacity": 10, "threads": 1}
+with tempfile.TemporaryDirectory() as folder:
+    run_inline(Config.parse({**small, "method": sys.argv[1], "results-dir": folder, "run-name": "run"}))
+print(sorted({"torch._dynamo", "sympy"} & set(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize("method", ["fedkace", pytest.param("tfcl", marks=pytest.mark.slow)])
+def test_a_process_that_trains_does_not_load_the_compiler(method: str) -> None:
+    done = subprocess.run([sys.executable, "-c", ROUND, method], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]", done.stdout
