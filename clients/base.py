@@ -32,6 +32,7 @@ from fedkace_flwr.seeding import generator_for
 from fedkace_flwr.sources import Source
 from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.storage.client_store import ClientStore
+from fedkace_flwr.training.discriminant import refit
 from fedkace_flwr.training.loop import predict, train
 from fedkace_flwr.training.losses import Objective, TaskLoss
 from fedkace_flwr.training.model import ResNet18
@@ -218,10 +219,15 @@ class ClientRule:
         return received[-1:] if state.global_since is not None else (serving.LOCAL,)
 
     def received(self, sent: Mapping[str, Array], state: ClientState, round_number: int) -> ResNet18:
-        """The process's network, holding a received model as this client uses it: with ``recalibrate``, recalibrated."""
+        """The process's network, holding a received model as this client predicts with it.
+
+        With ``recalibrate`` it is recalibrated, and its output layer is refitted as ``classifier`` asks.
+        """
         net = self.network(sent)
         if sent and self.config.answers.recalibrate:
             self.recalibrate(net, self.own_samples(state, round_number), round_number)
+        if sent:
+            self.refit(net, self.own_samples(state, round_number))
         return net
 
     def own_samples(self, state: ClientState, round_number: int) -> Samples:
@@ -236,6 +242,13 @@ class ClientRule:
         if len(samples) > 1:
             generator = self.generator("recalibration", round_number)
             recalibrate(net, self.images(samples), self.experiment.preprocess, generator)
+
+    def refit(self, net: ResNet18, samples: Samples) -> None:
+        """Fit the output layer to samples, in place, as ``classifier`` asks."""
+        settings = self.config.answers
+        if settings.classifier != "trained" and len(samples):
+            share = 0.5 if settings.classifier == "both" else 1.0
+            refit(net, self.images(samples), samples.labels, self.experiment.preprocess, settings.shrinkage, share)
 
     def averaged(self, sent: Mapping[str, Array], state: ClientState, round_number: int) -> ClientState:
         """Take a received model into the exponential mean that the client keeps with ``model-average``."""
@@ -252,7 +265,11 @@ class ClientRule:
         """Weights of the local or the averaged model, ready to predict; None if they are not there."""
         if name == serving.LOCAL:
             trained = self.store.answer(state.round)
-            return trained.arrays if trained is not None else None
+            if trained is None or self.config.answers.classifier == "trained":
+                return trained.arrays if trained is not None else None
+            net = self.network(trained.arrays)
+            self.refit(net, self.own_samples(state, state.evaluated))
+            return as_arrays(net.state_dict())
         kept = weights_in(serving.AVERAGE, state.extra)
         return as_arrays(self.received(as_arrays(kept), state, state.evaluated).state_dict()) if kept else None
 
@@ -316,6 +333,17 @@ class ClientRule:
             rate = self.config.training.learning_rate
             raise RunError(f"the model's logits are not finite; try a learning-rate below {rate:g}")
         return logits
+
+    def local_accuracy(self, now: ClientRound, training: Training, kept: Kept) -> float | None:
+        """Test accuracy of the trained local model, as it predicts; the network ends as it was."""
+        output = training.net.output
+        trained = [parameter.detach().clone() for parameter in (output.weight, output.bias)]
+        self.refit(training.net, kept.buffer.followed_by(now.chunk))
+        tested = self.test_accuracy(training.net, now.seen)[0]
+        with torch.no_grad():
+            output.weight.copy_(trained[0])
+            output.bias.copy_(trained[1])
+        return tested
 
     def test_accuracy(self, net: ResNet18, seen: Tensor) -> tuple[float | None, int]:
         """Accuracy on the test images of the classes seen, bool (C,), and their number; None if there are none."""

@@ -100,7 +100,7 @@ class StreamingClient(NumPyClient):
             kept = rule.maintain(now, training)
             stored = rule.with_new_logits(now, training.net).tensors() if training.stored is not None else {}
         with watch(keys.EVALUATION_SECONDS):
-            local = rule.test_accuracy(training.net, now.seen)[0] if rule.needs_local_accuracy(state) else None
+            local = rule.local_accuracy(now, training, kept) if rule.needs_local_accuracy(state) else None
         report = rule.report(now, training, kept)
         arrays = rule.reply(now, training)
         report |= watch.times(rule.training_times)

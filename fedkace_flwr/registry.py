@@ -9,6 +9,7 @@ from clients.centralized import CentralizedClient
 from clients.dcfcl import DcfclClient
 from clients.derpp import DerppClient
 from clients.er import ReplayClient
+from clients.er_balanced import BalancedReplayClient
 from clients.fedcbdr import FedCbdrClient
 from clients.fedkace import FedKaceClient
 from clients.fedprox import FedProxClient
@@ -17,6 +18,7 @@ from clients.ofcl import OfclClient
 from clients.refed import RefedClient
 from clients.tfcl import TfclClient
 from fedkace_flwr.config import Config, register_section
+from fedkace_flwr.data.datasets import DATASETS
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.keys import Scalar
 from fedkace_flwr.messaging.metrics import register_metrics
@@ -161,6 +163,7 @@ METHODS: dict[str, Method] = {
     ),
     "dcfcl": Method(Dcfcl, DcfclClient, "DCFCL", keys=(DcfclKeys,), samples=chunk_alone),
     "er": Method(ServerRule, ReplayClient, "ER", is_mean=True),
+    "er-balanced": Method(ServerRule, BalancedReplayClient, "balanced ER", is_mean=True),
     "derpp": Method(ServerRule, DerppClient, "DER++", keys=(DerppKeys,), is_mean=True),
     "fedprox": Method(ServerRule, FedProxClient, "FedProx", keys=(FedProxKeys,), is_mean=True, samples=chunk_alone),
     "flwf": Method(ServerRule, FlwfClient, "FLwF", keys=(FlwfKeys,), is_mean=True, samples=chunk_alone),
@@ -222,6 +225,9 @@ def configured(config: Config) -> tuple[Method, Config]:
     _check_privacy(method, config)
     if method.needs_stream and config.data.data_source != "stream":
         raise ConfigError(f"method = {config.method!r}: keeps all data; works with data-source = 'stream' only")
+    if config.training.augment == "auto":
+        mirrors = config.data.data_source == "stream" and DATASETS[config.data.dataset].mirrors
+        config = Config.parse({**config.flat(), "augment": "flip-shift" if mirrors else "none"})
     if config.privacy.hides:
         config = Config.parse({**config.flat(), "report-classes": False})
     return method, config

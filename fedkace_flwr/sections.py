@@ -104,9 +104,9 @@ class TrainingConfig:
         "union",
         "Reading: `union` passes once over chunk and buffer shuffled together; `paired` takes `batch-size` samples of each in every step and cycles through the smaller one.",
     )
-    augment: Literal["none", "flip-shift"] = key(
+    augment: Literal["none", "flip-shift", "auto"] = key(
         "none",
-        "Random changes of training images, drawn anew for each epoch: `flip-shift` mirrors half of the images and shifts each by up to an eighth of its side, repeating its edge.",
+        "Random changes of training images, drawn anew for each epoch: `flip-shift` mirrors half of the images and shifts each by up to an eighth of its side, repeating its edge; `auto` does so for cifar100 and imagenet100, whose images may be mirrored, and not for other data.",
     )
     logit_adjustment: float = key(
         0.0,
@@ -143,6 +143,16 @@ class AnswerConfig:
     recalibrate: bool = key(
         False,
         "Whether a client replaces the batch-norm statistics of every model that it receives by those of its own images, before the model predicts, is compared with another one, or scores samples.",
+    )
+    classifier: Literal["trained", "discriminant", "both"] = key(
+        "trained",
+        "Output layer by which a model predicts: the `trained` one; a `discriminant` fitted to the features of the client's own images each time a model is trained or received; or the mean of `both`. The models that are sent keep the trained one.",
+    )
+    shrinkage: float = key(
+        0.1,
+        "With a discriminant: weight of a multiple of the identity in the features' covariance.",
+        above=0,
+        high=1,
     )
     model_average: float = key(
         0.0,

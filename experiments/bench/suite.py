@@ -11,6 +11,7 @@ from experiments.bench.gpu import gpu, gpu_run
 from experiments.bench.machines import machines
 from experiments.bench.measure import Figures, report
 from experiments.bench.memory import memory
+from experiments.bench.parts import parts as costs_of_parts
 from experiments.bench.passes import passes
 from experiments.bench.plain import plain
 from experiments.bench.rounds import paper_round, rounds
@@ -22,6 +23,7 @@ PARTS: dict[str, Callable[[int], Figures]] = {
     "training": training,
     "compiled": compiled,
     "passes": passes,
+    "parts": costs_of_parts,
     "selection": selection,
     "evaluation": evaluation,
     "state": state,

@@ -38,8 +38,8 @@ logger = logging.getLogger(__name__)
 
 DATASETS: dict[str, Source] = {
     "digits": Source(classes=10, image_size=8, find=find_digits),
-    "cifar100": Source(classes=100, image_size=32, find=find_cifar100),
-    "imagenet100": Source(classes=100, image_size=224, find=find_imagenet100, framing=imagenet_framing),
+    "cifar100": Source(classes=100, image_size=32, find=find_cifar100, mirrors=True),
+    "imagenet100": Source(classes=100, image_size=224, find=find_imagenet100, framing=imagenet_framing, mirrors=True),
     "folder": Source(classes=None, image_size=64, find=find_folder, framing=Framing.of_files),
 }
 """The data sets by name. Register new ones here."""

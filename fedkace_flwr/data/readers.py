@@ -88,12 +88,15 @@ class Source:
         not as expected.
     framing : callable
         Called with the wanted image size; returns how pictures become squares of that size.
+    mirrors : bool
+        Whether a mirrored image still shows its class, so that ``augment = auto`` may mirror it.
     """
 
     classes: int | None
     image_size: int
     find: Callable[[DataConfig, int], Origin]
     framing: FramingOf = Framing.of_arrays
+    mirrors: bool = False
 
 
 def check_num_classes(config: DataConfig, classes: int) -> None:

@@ -5,7 +5,7 @@ processes. Shapes: n images, B batch, H and W height and width, C classes, F fea
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -236,10 +236,26 @@ def predict(net: ResNet18, images_of: Callable[[Tensor], Tensor], content: Tenso
     net.eval()
     if not len(content):
         return torch.empty((0, net.output.out_features))
+    return torch.cat([net(preprocess(part)).cpu() for part in _parts(images_of, content, preprocess)])
+
+
+@torch.inference_mode()
+def features_of(
+    net: ResNet18, images_of: Callable[[Tensor], Tensor], content: Tensor, preprocess: Preprocess
+) -> Tensor:
+    """As :func:`predict`, but features instead of logits, float32 (n, F)."""
+    net.eval()
+    if not len(content):
+        return torch.empty((0, net.output.in_features))
+    return torch.cat([net.features(preprocess(part)).cpu() for part in _parts(images_of, content, preprocess)])
+
+
+def _parts(images_of: Callable[[Tensor], Tensor], content: Tensor, preprocess: Preprocess) -> Iterator[Tensor]:
+    """Images, fetched block by block, in parts of a size that suits the device."""
     on_cpu = preprocess.scale.device.type == "cpu"
-    blocks = (images_of(block) for block in torch.split(content, _FETCHED))
-    parts = (part for block in blocks for part in (_cached(block) if on_cpu else [block]))
-    return torch.cat([net(preprocess(part)).cpu() for part in parts])
+    for block in torch.split(content, _FETCHED):
+        images = images_of(block)
+        yield from _cached(images) if on_cpu else [images]
 
 
 def _cached(images: Tensor) -> Sequence[Tensor]:

@@ -46,10 +46,12 @@ def test_recalibration_repairs_the_mean_of_the_first_rounds(small: Make) -> None
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.5])
+@pytest.mark.parametrize("classifier", ["trained", "discriminant"])
 def test_a_client_predicts_by_the_mean_of_its_models_and_predict_answers_alike(
-    small: Make, tmp_path: Path, decay: float
+    small: Make, tmp_path: Path, decay: float, classifier: str
 ) -> None:
     changes = {"inference": "mean", "model_average": decay, "recalibrate": True, "keep_models": "always"}
+    changes |= {"classifier": classifier}
     config = small(method="er", **changes, **SHAPE)
     last = ran(config)[-1]
     experiment = Experiment(config)
@@ -64,6 +66,23 @@ def test_a_client_predicts_by_the_mean_of_its_models_and_predict_answers_alike(
         assert accuracy(scores, test.labels, seen) == last["client_accuracy"][client]
     assert last["switched_at"] == [None] * 3
     assert all(value is not None for value in last["local_accuracy"] + last["global_accuracy"])
+
+
+def test_a_local_model_is_tested_with_the_output_layer_that_it_predicts_with_and_sent_with_the_trained_one(
+    small: Make, tmp_path: Path
+) -> None:
+    for name in ("trained", "discriminant"):
+        changes = {"inference": "local", "classifier": name, "keep_models": "always", "run_name": name}
+        last = ran(small(method="er", **changes, **SHAPE))[-1]
+        predictor = load_newest(tmp_path / name / "clients" / "client-000")
+        experiment, seen = Experiment(small()), torch.zeros(10, dtype=torch.bool)
+        seen[list(predictor.kept.seen)] = True
+        test = experiment.test_set(0, seen)
+        scores = predictor.probabilities(experiment.dataset.fetch(test.content))
+        assert accuracy(scores, test.labels, seen) == last["client_accuracy"][0] == last["local_accuracy"][0]
+    one, other = (rounds_of(tmp_path / name) for name in ("trained", "discriminant"))
+    assert [line["client_drift"] for line in one] == [line["client_drift"] for line in other]
+    assert [line["client_accuracy"] for line in one] != [line["client_accuracy"] for line in other]
 
 
 def test_the_average_decays_by_the_round_and_then_by_its_key(small: Make) -> None:
@@ -86,6 +105,8 @@ def test_every_part_makes_a_difference_to_every_method_that_it_touches(small: Ma
         "usual": {},
         "recalibrate": {"recalibrate": True},
         "mean": {"inference": "mean"},
+        "discriminant": {"classifier": "discriminant"},
+        "both": {"classifier": "both"},
         "average": {"model_average": 0.5, "inference": "global"},
         "augment": {"augment": "flip-shift"},
         "adjusted": {"logit_adjustment": 1.0},
