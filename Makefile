@@ -13,7 +13,7 @@ help:
 	@echo 'make run          ten clients learn a stream of digits; prints a table and the path of a picture'
 	@echo 'make quick        the fast tests'
 	@echo 'make test         all tests but the next; on two cores in less than twenty minutes'
-	@echo 'make federations  tests of SuperNodes, Ray clusters and killed parts, as real processes; another ten minutes'
+	@echo 'make federations  tests of SuperNodes, Ray clusters and killed parts, as real processes; another twelve minutes'
 	@echo 'make check        lint, format, types, direction of imports, dead code, dependencies'
 	@echo 'make bench        speed of local training, selection and the rest of a round'
 	@echo 'make docs         the generated pages, and defaults in pyproject.toml, from the code'
