@@ -223,11 +223,12 @@ class ClientRule:
 
         With ``recalibrate`` it is recalibrated, and its output layer is refitted as ``classifier`` asks.
         """
-        net = self.network(sent)
-        if sent and self.config.answers.recalibrate:
-            self.recalibrate(net, self.own_samples(state, round_number), round_number)
-        if sent:
-            self.refit(net, self.own_samples(state, round_number))
+        net, settings = self.network(sent), self.config.answers
+        if sent and (settings.recalibrate or settings.classifier != "trained"):
+            own = self.own_samples(state, round_number)
+            if settings.recalibrate:
+                self.recalibrate(net, own, round_number)
+            self.refit(net, own)
         return net
 
     def own_samples(self, state: ClientState, round_number: int) -> Samples:
@@ -336,6 +337,8 @@ class ClientRule:
 
     def local_accuracy(self, now: ClientRound, training: Training, kept: Kept) -> float | None:
         """Test accuracy of the trained local model, as it predicts; the network ends as it was."""
+        if self.config.answers.classifier == "trained":
+            return self.test_accuracy(training.net, now.seen)[0]
         output = training.net.output
         trained = [parameter.detach().clone() for parameter in (output.weight, output.bias)]
         self.refit(training.net, kept.buffer.followed_by(now.chunk))

@@ -11,6 +11,7 @@ from experiments.bench.gpu import gpu, gpu_run
 from experiments.bench.machines import machines
 from experiments.bench.measure import Figures, report
 from experiments.bench.memory import memory
+from experiments.bench.optimiser import optimiser
 from experiments.bench.parts import parts as costs_of_parts
 from experiments.bench.passes import passes
 from experiments.bench.plain import plain
@@ -22,6 +23,7 @@ from experiments.bench.training import training
 PARTS: dict[str, Callable[[int], Figures]] = {
     "training": training,
     "compiled": compiled,
+    "optimiser": optimiser,
     "passes": passes,
     "parts": costs_of_parts,
     "selection": selection,

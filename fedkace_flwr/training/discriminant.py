@@ -56,7 +56,7 @@ def discriminant(features: Tensor, labels: Tensor, shrinkage: float) -> tuple[Te
     labels : Tensor
         int64 (n,).
     shrinkage : float
-        g, from 0 to 1. Below about n samples per feature, S cannot be inverted reliably without it.
+        g, from 0 to 1. With no more samples than features, S is singular without it.
 
     Returns
     -------
