@@ -32,7 +32,7 @@ from fedkace_flwr.seeding import generator_for
 from fedkace_flwr.sources import Source
 from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.storage.client_store import ClientStore
-from fedkace_flwr.training.discriminant import refit
+from fedkace_flwr.training.discriminant import discriminant_share, refit
 from fedkace_flwr.training.loop import predict, train
 from fedkace_flwr.training.losses import Objective, TaskLoss
 from fedkace_flwr.training.model import ResNet18
@@ -157,16 +157,20 @@ class ClientRule:
         wanted = {*predicting, *([serving.GLOBAL] if self.config.answers.evaluate == "both" else [])}
         if predicting == (serving.LOCAL,):
             wanted.remove(serving.LOCAL)  # it was tested after its training
-        logits = {}
+        logits: dict[str, list[Tensor]] = {}
         for name in (serving.GLOBAL, serving.AVERAGE, serving.LOCAL):  # the network holds one model at a time
             weights = {} if name == serving.GLOBAL or name not in wanted else self.weights_of(name, state)
             if name in wanted and weights is not None:
-                logits[name] = self.test_logits(self.network(weights) if weights else net, samples)
+                tested = self.network(weights) if weights else net
+                logits[name] = [self.test_logits(tested, samples)]
+                if name in self.mirrored(state):
+                    logits[name].append(self.logits(tested, samples, mirrored=True))
                 metric = keys.LOCAL_ACCURACY if name == serving.LOCAL else keys.GLOBAL_ACCURACY
-                found[metric] = accuracy(logits[name], samples.labels, state.seen)
+                found[metric] = accuracy(logits[name][0], samples.labels, state.seen)
         answers = found[keys.LOCAL_ACCURACY]
         if predicting != (serving.LOCAL,):
-            scores = combined_scores([logits[name] for name in predicting if name in logits], state.seen)
+            views = [view for name in predicting for view in logits.get(name, [])]
+            scores = combined_scores(views, state.seen)
             answers = accuracy(scores, samples.labels, state.seen)
         return Evaluation(answers, len(samples), {name: value for name, value in found.items() if value is not None})
 
@@ -186,7 +190,8 @@ class ClientRule:
         if not known:
             logger.warning("client %d: no model of round %d to keep; the last one stays", self.number, state.evaluated)
             return None
-        return Answering(weights, dict.fromkeys(known, state.seen), combined="mean")
+        mirrored = tuple(name for name in known if name in self.mirrored(state))
+        return Answering(weights, dict.fromkeys(known, state.seen), combined="mean", mirrored=mirrored)
 
     def act(self, action: str, content: RecordDict, round_number: int) -> Acted:
         """Answer a message of the method's own, such as ``query.features``, within a round.
@@ -218,17 +223,22 @@ class ClientRule:
             return (serving.LOCAL, *received)
         return received[-1:] if state.global_since is not None else (serving.LOCAL,)
 
+    def mirrored(self, state: ClientState) -> tuple[str, ...]:
+        """Names of the models that predict by the mirrored image as well (``views``): the last received one, if any."""
+        received = [name for name in self.predicting(state) if name != serving.LOCAL]
+        return tuple(received[-1:]) if self.config.answers.views == "mirrored" else ()
+
     def received(self, sent: Mapping[str, Array], state: ClientState, round_number: int) -> ResNet18:
         """The process's network, holding a received model as this client predicts with it.
 
         With ``recalibrate`` it is recalibrated, and its output layer is refitted as ``classifier`` asks.
         """
         net, settings = self.network(sent), self.config.answers
-        if sent and (settings.recalibrate or settings.classifier != "trained"):
+        if sent and (settings.recalibrate or discriminant_share(settings.classifier, round_number)):
             own = self.own_samples(state, round_number)
             if settings.recalibrate:
                 self.recalibrate(net, own, round_number)
-            self.refit(net, own)
+            self.refit(net, own, round_number)
         return net
 
     def own_samples(self, state: ClientState, round_number: int) -> Samples:
@@ -244,11 +254,11 @@ class ClientRule:
             generator = self.generator("recalibration", round_number)
             recalibrate(net, self.images(samples), self.experiment.preprocess, generator)
 
-    def refit(self, net: ResNet18, samples: Samples) -> None:
-        """Fit the output layer to samples, in place, as ``classifier`` asks."""
+    def refit(self, net: ResNet18, samples: Samples, round_number: int) -> None:
+        """Fit the output layer to samples, in place, as ``classifier`` asks in a round."""
         settings = self.config.answers
-        if settings.classifier != "trained" and len(samples):
-            share = 0.5 if settings.classifier == "both" else 1.0
+        share = discriminant_share(settings.classifier, round_number)
+        if share and len(samples):
             refit(net, self.images(samples), samples.labels, self.experiment.preprocess, settings.shrinkage, share)
 
     def averaged(self, sent: Mapping[str, Array], state: ClientState, round_number: int) -> ClientState:
@@ -266,10 +276,10 @@ class ClientRule:
         """Weights of the local or the averaged model, ready to predict; None if they are not there."""
         if name == serving.LOCAL:
             trained = self.store.answer(state.round)
-            if trained is None or self.config.answers.classifier == "trained":
+            if trained is None or not discriminant_share(self.config.answers.classifier, state.evaluated):
                 return trained.arrays if trained is not None else None
             net = self.network(trained.arrays)
-            self.refit(net, self.own_samples(state, state.evaluated))
+            self.refit(net, self.own_samples(state, state.evaluated), state.evaluated)
             return as_arrays(net.state_dict())
         kept = weights_in(serving.AVERAGE, state.extra)
         return as_arrays(self.received(as_arrays(kept), state, state.evaluated).state_dict()) if kept else None
@@ -320,8 +330,8 @@ class ClientRule:
         """The stored logits of the buffer's samples, and the trained network's of the chunk's."""
         return self.stored_logits(now.state).joined_by(now.chunk, self.logits(net, now.chunk), now.seen)
 
-    def logits(self, net: ResNet18, samples: Samples) -> Tensor:
-        """Logits in evaluation mode, float32 (n, C) on the CPU.
+    def logits(self, net: ResNet18, samples: Samples, *, mirrored: bool = False) -> Tensor:
+        """Logits in evaluation mode, of the images or of their mirror images; float32 (n, C) on the CPU.
 
         Raises
         ------
@@ -329,7 +339,7 @@ class ClientRule:
             A logit is not finite: training has diverged after its last loss was taken.
         """
         images_of = self.experiment.dataset.fetch if samples.by_id else (lambda block: block)
-        logits = predict(net, images_of, samples.content, self.experiment.preprocess)
+        logits = predict(net, images_of, samples.content, self.experiment.preprocess, mirrored=mirrored)
         if not bool(logits.isfinite().all()):
             rate = self.config.training.learning_rate
             raise RunError(f"the model's logits are not finite; try a learning-rate below {rate:g}")
@@ -337,11 +347,11 @@ class ClientRule:
 
     def local_accuracy(self, now: ClientRound, training: Training, kept: Kept) -> float | None:
         """Test accuracy of the trained local model, as it predicts; the network ends as it was."""
-        if self.config.answers.classifier == "trained":
+        if not discriminant_share(self.config.answers.classifier, now.number):
             return self.test_accuracy(training.net, now.seen)[0]
         output = training.net.output
-        trained = [parameter.detach().clone() for parameter in (output.weight, output.bias)]
-        self.refit(training.net, kept.buffer.followed_by(now.chunk))
+        trained = [layer.detach().clone() for layer in (output.weight, output.bias)]
+        self.refit(training.net, kept.buffer.followed_by(now.chunk), now.number)
         tested = self.test_accuracy(training.net, now.seen)[0]
         with torch.no_grad():
             output.weight.copy_(trained[0])

@@ -165,6 +165,7 @@ class StreamingClient(NumPyClient):
             answers={name: _labels(classes) for name, classes in answering.answers.items()},
             weights=answering.weights,
             combined=answering.combined,
+            mirrored=answering.mirrored,
         )
         serving.write(rule.store.folder, kept)
 

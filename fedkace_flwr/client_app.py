@@ -169,6 +169,8 @@ def _parameters(message: Message, client: StreamingClient) -> list[keys.NumpyArr
     weights = keys.unpack(message.content.array_records[keys.ARRAYS])
     if client.rule.config.privacy.statistics == "local":
         weights |= _own_statistics(client, message)
+    fixed = client.rule.experiment.fixed_weights  # rounding, or noise on the mean, may have moved them on their way
+    weights |= {name: array for name, array in fixed.items() if name in weights}
     return [weights[name] for name in client.rule.experiment.weight_names if name in weights]
 
 

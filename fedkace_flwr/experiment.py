@@ -17,11 +17,11 @@ from fedkace_flwr.data.datasets import Dataset, load_dataset
 from fedkace_flwr.data.stream import ClientStream, client_stream
 from fedkace_flwr.errors import ConfigError, DataError
 from fedkace_flwr.samples import Samples
-from fedkace_flwr.seeding import seed_for
+from fedkace_flwr.seeding import generator_for, seed_for
 from fedkace_flwr.training.devices import choose_device, choose_precision
 from fedkace_flwr.training.logits_cache import SharedLogits
 from fedkace_flwr.training.loop import Preprocess
-from fedkace_flwr.training.model import ResNet18, choose_stem, load_weights, seeded_resnet18
+from fedkace_flwr.training.model import ResNet18, choose_stem, load_weights, seeded_resnet18, simplex
 
 
 class Experiment:
@@ -132,6 +132,13 @@ class Experiment:
         return list(self._network.state_dict())
 
     @cached_property
+    def fixed_weights(self) -> dict[str, npt.NDArray[Any]]:
+        """The weights of the output layer if it is fixed; else none."""
+        if self.config.model.output_layer == "learned":
+            return {}
+        return as_arrays({name: value for name, value in self.initial_weights().items() if name.startswith("output.")})
+
+    @cached_property
     def parameter_names(self) -> frozenset[str]:
         """Names of the parameters, which gradients change."""
         return frozenset(name for name, _ in self._network.named_parameters())
@@ -149,7 +156,11 @@ class Experiment:
         return net.to(self.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
     def _blank_network(self, seed: int) -> ResNet18:
-        return seeded_resnet18(self.num_classes, self.config.model.width, self.stem, seed)
+        net = seeded_resnet18(self.num_classes, self.config.model.width, self.stem, seed)
+        if self.config.model.output_layer == "simplex":
+            generator = generator_for(self.config.run.seed, "output layer")
+            net.fix_output(simplex(self.num_classes, net.output.in_features, generator))
+        return net
 
     @cached_property
     def _train_ids(self) -> list[npt.NDArray[np.int64]]:
@@ -178,6 +189,11 @@ class Experiment:
             raise ConfigError(f"window = {window}: must be at most the number of classes, {classes}")
         if capacity < classes:
             raise ConfigError(f"capacity = {capacity}: must be at least the number of classes, {classes}")
+        width, least = self.config.model.width, -(-classes // 8)
+        if self.config.model.output_layer == "simplex" and width < least:
+            raise ConfigError(
+                f"width = {width}: with output-layer = 'simplex' and {classes} classes, must be at least {least}"
+            )
 
 
 @lru_cache(maxsize=1)

@@ -133,6 +133,17 @@ def _ablation(label: str, **changed: Any) -> Method:
     return replace(_FEDKACE, label=label, role="ablation", **changed)
 
 
+FEDFRAME: dict[str, Scalar] = {
+    "output-layer": "simplex",
+    "augment": "auto",
+    "logit-adjustment": 1.0,
+    "recalibrate": True,
+    "classifier": "fading",
+    "inference": "mean",
+    "views": "auto",
+}
+"""The parts that make plain replay from a balanced buffer FedFrame (docs/fedframe.md)."""
+
 METHODS: dict[str, Method] = {
     "fedkace": _FEDKACE,
     "fedavg": Method(FedAvg, ClientRule, "FedAVG", is_mean=True, samples=chunk_alone),
@@ -164,6 +175,7 @@ METHODS: dict[str, Method] = {
     "dcfcl": Method(Dcfcl, DcfclClient, "DCFCL", keys=(DcfclKeys,), samples=chunk_alone),
     "er": Method(ServerRule, ReplayClient, "ER", is_mean=True),
     "er-balanced": Method(ServerRule, BalancedReplayClient, "balanced ER", is_mean=True),
+    "fedframe": Method(ServerRule, BalancedReplayClient, "FedFrame", "method", preset=FEDFRAME, is_mean=True, tests=3),
     "derpp": Method(ServerRule, DerppClient, "DER++", keys=(DerppKeys,), is_mean=True),
     "fedprox": Method(ServerRule, FedProxClient, "FedProx", keys=(FedProxKeys,), is_mean=True, samples=chunk_alone),
     "flwf": Method(ServerRule, FlwfClient, "FLwF", keys=(FlwfKeys,), is_mean=True, samples=chunk_alone),
@@ -225,9 +237,11 @@ def configured(config: Config) -> tuple[Method, Config]:
     _check_privacy(method, config)
     if method.needs_stream and config.data.data_source != "stream":
         raise ConfigError(f"method = {config.method!r}: keeps all data; works with data-source = 'stream' only")
+    mirrors = config.data.data_source == "stream" and DATASETS[config.data.dataset].mirrors
     if config.training.augment == "auto":
-        mirrors = config.data.data_source == "stream" and DATASETS[config.data.dataset].mirrors
         config = Config.parse({**config.flat(), "augment": "flip-shift" if mirrors else "none"})
+    if config.answers.views == "auto":
+        config = Config.parse({**config.flat(), "views": "mirrored" if mirrors else "one"})
     if config.privacy.hides:
         config = Config.parse({**config.flat(), "report-classes": False})
     return method, config

@@ -88,6 +88,10 @@ class ModelConfig:
         "auto",
         "First layers of the network: `cifar` (3x3, stride 1) or `imagenet` (7x7, stride 2, max-pooling); `auto` uses `imagenet` for images of 112 pixels or more.",
     )
+    output_layer: Literal["learned", "simplex"] = key(
+        "learned",
+        "Last layer of the network: `learned`, or fixed from the start to a `simplex` drawn from `seed`, the same for all clients, in which every two classes have the same angle. The network then learns features alone; it needs at least as many (8 x `width`) as there are classes.",
+    )
 
 
 @dataclass(frozen=True)
@@ -144,9 +148,9 @@ class AnswerConfig:
         False,
         "Whether a client replaces the batch-norm statistics of every model that it receives by those of its own images, before the model predicts, is compared with another one, or scores samples.",
     )
-    classifier: Literal["trained", "discriminant", "both"] = key(
+    classifier: Literal["trained", "discriminant", "both", "fading"] = key(
         "trained",
-        "Output layer by which a model predicts: the `trained` one; a `discriminant` fitted to the features of the client's own images each time a model is trained or received; or the mean of `both`. The models that are sent keep the trained one.",
+        "Output layer by which a model predicts: the `trained` one; a `discriminant` fitted to the features of the client's own images each time a model is trained or received; the mean of `both`; or `fading`, a mean in which the discriminant's weight is 1 in the first round, halves with each further one, and is 0 once it would be below one percent. The models that are sent keep the trained one.",
     )
     shrinkage: float = key(
         0.1,
@@ -159,6 +163,10 @@ class AnswerConfig:
         "Decay of an exponential mean of the received models, which each client keeps and predicts with in place of the last one received; 0: none. The first rounds decay faster, by round / (round + 9).",
         low=0,
         high=1,
+    )
+    views: Literal["one", "mirrored", "auto"] = key(
+        "one",
+        "Views of an image by which a received model predicts: the image alone, or as one more model in the mean of probabilities also its `mirrored` image; `auto` does so for the data sets that `augment = auto` mirrors. The local model sees the image alone.",
     )
 
 

@@ -37,6 +37,8 @@ _RUNS: dict[str, dict[str, Any]] = {
     "stored-logits": {"stored-logits": 0.5},
     "recalibrate": {"recalibrate": True},
     "classifier": {"classifier": "both"},
+    "output-layer": {"output-layer": "simplex"},
+    "inference = mean, views": {"inference": "mean", "views": "mirrored"},
     "inference = mean": {"inference": "mean"},
     "inference = mean, model-average": {"inference": "mean", "model-average": 0.5},
 }

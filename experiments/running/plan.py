@@ -81,7 +81,15 @@ def test_images(config: Config) -> int:
 
 def _network(config: Config) -> tuple[object, ...]:
     training = config.training
-    return (config.data, config.model, training.batch_size, config.run.precision, config.run.device, config.run.threads)
+    return (
+        config.data,
+        config.model,
+        training.augment,
+        training.batch_size,
+        config.run.precision,
+        config.run.device,
+        config.run.threads,
+    )
 
 
 def _calibrate(config: Config) -> tuple[float, float]:
@@ -100,8 +108,10 @@ def _calibrate(config: Config) -> tuple[float, float]:
 
     def step(part: slice) -> None:
         data, none = (images[part], labels[part]), (images[:0], labels[:0])
-        generator = torch.Generator().manual_seed(0)
-        train(net, data, none, TaskLoss(seen, seen), config.training, experiment.preprocess, generator, epochs=once)
+        order, changes = torch.Generator().manual_seed(0), torch.Generator().manual_seed(0)
+        objective = TaskLoss(seen, seen)
+        preprocess = experiment.preprocess
+        train(net, data, none, objective, config.training, preprocess, order, epochs=once, augmentation=changes)
 
     step(slice(config.training.batch_size))  # warm up
     begun = clock()

@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 GLOBAL, LOCAL, AVERAGE = "global", "local", "average"
 """Names of the models that can predict; a method may have others."""
 
-_KIND, _FORMAT, _GENERATIONS, _ATTEMPTS = "models", 2, 2, 20
-_READABLE = (1, 2)  # format 1 has no `combined`
+_KIND, _FORMAT, _GENERATIONS, _ATTEMPTS = "models", 3, 2, 20
+_READABLE = (1, 2, 3)  # formats 1 and 2 have no `mirrored`, format 1 no `combined`
 
 _WRITTEN_WHEN = "clients keep one after each round if data-source = 'inbox' or keep-models = 'always'"
 
@@ -51,11 +51,14 @@ class Answering:
         For each network that predicts, the classes it predicts, bool (C,).
     combined : {"most-confident", "mean"}
         How several networks predict: by the most confident one for each image, or by the mean of their probabilities.
+    mirrored : tuple of str
+        With ``mean``: networks that predict each image's mirror image as well, as one more network would.
     """
 
     weights: Mapping[str, Mapping[str, Array]]
     answers: Mapping[str, Tensor]
     combined: Literal["most-confident", "mean"] = "most-confident"
+    mirrored: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,8 @@ class KeptModels:
         As in :class:`Answering`.
     combined : {"most-confident", "mean"}
         As in :class:`Answering`.
+    mirrored : tuple of str
+        As in :class:`Answering`.
     """
 
     method: str
@@ -110,6 +115,7 @@ class KeptModels:
     answers: Mapping[str, tuple[int, ...]]
     weights: Mapping[str, Mapping[str, Array]]
     combined: str = "most-confident"
+    mirrored: tuple[str, ...] = ()
 
     @property
     def answering(self) -> str:
@@ -148,11 +154,11 @@ class KeptModels:
         """
         content = dict(record)
         if (found := content.pop("format", None)) not in _READABLE:
-            raise StateError(f"its models have format {found}; this program reads formats 1 and 2")
+            raise StateError(f"its models have format {found}; this program reads formats 1 to 3")
         try:
             content["framing"] = Framing(**content["framing"])
-            for name in ("seen", "class_names", "mean", "std"):
-                content[name] = tuple(content[name])
+            for name in ("seen", "class_names", "mean", "std", "mirrored"):
+                content[name] = tuple(content.get(name, ()) if name == "mirrored" else content[name])
             content["answers"] = {name: tuple(classes) for name, classes in content["answers"].items()}
             weights: dict[str, dict[str, Array]] = {}
             for name, array in arrays.items():
@@ -204,7 +210,9 @@ class Predictor:
     def __init__(self, kept: KeptModels) -> None:
         self.kept = kept
         self._preprocess = Preprocess.by_statistics(kept.mean, kept.std, torch.device("cpu"))
-        self._networks = [(self._network(name), self._mask(classes)) for name, classes in kept.answers.items()]
+        self._networks = [
+            (self._network(name), self._mask(classes), name in kept.mirrored) for name, classes in kept.answers.items()
+        ]
         self._seen = self._mask(kept.seen)
 
     def probabilities(self, images: Tensor) -> Tensor:
@@ -220,7 +228,11 @@ class Predictor:
         Tensor
             float64 (n, C); each row sums to 1. The largest entry is the class that the client's evaluation predicts.
         """
-        found = [(predict(net, lambda block: block, images, self._preprocess), mask) for net, mask in self._networks]
+        found = [
+            (predict(net, lambda block: block, images, self._preprocess, mirrored=view), mask)
+            for net, mask, mirrored in self._networks
+            for view in ((False, True) if mirrored else (False,))
+        ]
         if len(found) == 1:
             ((logits, mask),) = found
             return logits.double().masked_fill(~(mask & self._seen), -torch.inf).softmax(dim=1)

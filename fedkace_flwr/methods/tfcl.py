@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from fedkace_flwr.config import Config
+from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.keys import key
 
 HEAD_ACTION, TAIL_ACTION = "train.head", "train.tail"
@@ -57,3 +59,17 @@ class TfclKeys:
         low=0,
         high=1,
     )
+
+    def check(self, config: Config) -> None:
+        """Check that TFCL's sub-models have output layers of their own.
+
+        Raises
+        ------
+        ConfigError
+            The output layer is fixed.
+        """
+        if config.method == "tfcl" and config.model.output_layer != "learned":
+            raise ConfigError(
+                f"output-layer = {config.model.output_layer!r}: TFCL's sub-models and its server learn their output "
+                "layers; must be 'learned'"
+            )

@@ -18,7 +18,7 @@ from fedkace_flwr.messaging.records import NumpyArray, Weights
 from fedkace_flwr.sections import PrivacyConfig
 from fedkace_flwr.seeding import seed_for
 
-VARIANCE, COUNTER = ".running_var", ".num_batches_tracked"
+MEAN, VARIANCE = ".running_mean", ".running_var"
 SECRET_BYTES = 32
 _FLOOR = 0.25
 _one_at_a_time = threading.Lock()
@@ -62,10 +62,10 @@ def travelling(
     """Names of the arrays that leave a client, in the model's order.
 
     Batch counters never leave it: nothing is computed from them, they would dominate the norm, and they reveal the
-    number of samples.
+    number of samples. A fixed output layer, which is no parameter, does not either: everyone has it.
     """
     shared = settings.statistics == "shared"
-    return [name for name in names if name in parameters or (shared and not name.endswith(COUNTER))]
+    return [name for name in names if name in parameters or (shared and name.endswith((MEAN, VARIANCE)))]
 
 
 def noised_mean(

@@ -12,6 +12,24 @@ from torch import Tensor
 from fedkace_flwr.training.loop import Preprocess, features_of
 from fedkace_flwr.training.model import ResNet18
 
+_LEAST_SHARE = 0.01
+
+
+def discriminant_share(classifier: str, round_number: int) -> float:
+    """Weight of the discriminant in the output layer that predicts in a round, from 1; 0 where only the trained one does.
+
+    Parameters
+    ----------
+    classifier : {"trained", "discriminant", "both", "fading"}
+        The key. With ``fading`` the weight halves with each round, and is 0 once it would be below one percent.
+    round_number : int
+        t.
+    """
+    if classifier == "fading":
+        share = 2.0 ** (1 - round_number)
+        return share if share >= _LEAST_SHARE else 0.0
+    return {"trained": 0.0, "discriminant": 1.0, "both": 0.5}[classifier]
+
 
 def refit(
     net: ResNet18, images: Tensor, labels: Tensor, preprocess: Preprocess, shrinkage: float, share: float = 1.0

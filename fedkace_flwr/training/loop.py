@@ -212,7 +212,14 @@ def diverged(epoch: int, settings: TrainingConfig) -> RunError:
 
 
 @torch.inference_mode()
-def predict(net: ResNet18, images_of: Callable[[Tensor], Tensor], content: Tensor, preprocess: Preprocess) -> Tensor:
+def predict(
+    net: ResNet18,
+    images_of: Callable[[Tensor], Tensor],
+    content: Tensor,
+    preprocess: Preprocess,
+    *,
+    mirrored: bool = False,
+) -> Tensor:
     """Logits of images in evaluation mode, fetched block by block.
 
     On a CPU, blocks are processed in parts whose activations fit its cache.
@@ -227,6 +234,8 @@ def predict(net: ResNet18, images_of: Callable[[Tensor], Tensor], content: Tenso
         Ids or images, (n, ...).
     preprocess : Preprocess
         Normalisation and device.
+    mirrored : bool
+        Predict the images' mirror images, left and right exchanged.
 
     Returns
     -------
@@ -236,7 +245,11 @@ def predict(net: ResNet18, images_of: Callable[[Tensor], Tensor], content: Tenso
     net.eval()
     if not len(content):
         return torch.empty((0, net.output.out_features))
-    return torch.cat([net(preprocess(part)).cpu() for part in _parts(images_of, content, preprocess)])
+    found = []
+    for part in _parts(images_of, content, preprocess):
+        images = preprocess(part)
+        found.append(net(images.flip(3) if mirrored else images).cpu())
+    return torch.cat(found)
 
 
 @torch.inference_mode()

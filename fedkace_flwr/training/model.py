@@ -108,6 +108,16 @@ class ResNet18(nn.Module):
         """Map float images (B, 3, H, W) to logits (B, C)."""
         return cast(Tensor, self.output(self.features(x)))
 
+    def fix_output(self, weight: Tensor) -> None:
+        """Replace the output layer by a fixed one, float (C, F), without bias: buffers, which no gradient changes.
+
+        The names in the network's state stay, so that models with a fixed and a learned layer can be exchanged.
+        """
+        for name, value in (("weight", weight), ("bias", torch.zeros(len(weight)))):
+            old = getattr(self.output, name)
+            delattr(self.output, name)
+            self.output.register_buffer(name, value.to(old))
+
     @contextmanager
     def computing_in(self, precision: torch.dtype) -> Iterator[None]:
         """Compute in another precision within the context."""
@@ -154,6 +164,26 @@ def seeded_resnet18(num_classes: int, width: int, stem: str, seed: int) -> ResNe
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return resnet18(num_classes, width, stem)
+
+
+def simplex(classes: int, features: int, generator: torch.Generator) -> Tensor:
+    """A simplex equiangular tight frame: unit vectors, every two of which have the cosine -1 / (C - 1).
+
+    Parameters
+    ----------
+    classes, features : int
+        C, at least 2, and F, at least C.
+    generator : torch.Generator
+        Draws the frame's orientation.
+
+    Returns
+    -------
+    Tensor
+        float32 (C, F): the columns of an orthonormal basis of C dimensions, less their mean, at length 1
+        (Papyan et al., PNAS 2020, "Prevalence of neural collapse during the terminal phase of deep learning training").
+    """
+    basis, _ = torch.linalg.qr(torch.randn(features, classes, generator=generator, dtype=torch.float64))
+    return functional.normalize((basis - basis.mean(dim=1, keepdim=True)).T, dim=1).float()
 
 
 def load_weights(net: nn.Module, weights: Mapping[str, Tensor]) -> None:

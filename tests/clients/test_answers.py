@@ -46,18 +46,20 @@ def test_recalibration_repairs_the_mean_of_the_first_rounds(small: Make) -> None
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.5])
-@pytest.mark.parametrize("classifier", ["trained", "discriminant"])
+@pytest.mark.parametrize("classifier", ["trained", "discriminant", "fading"])
+@pytest.mark.parametrize("views", ["one", "mirrored"])
 def test_a_client_predicts_by_the_mean_of_its_models_and_predict_answers_alike(
-    small: Make, tmp_path: Path, decay: float, classifier: str
+    small: Make, tmp_path: Path, decay: float, classifier: str, views: str
 ) -> None:
     changes = {"inference": "mean", "model_average": decay, "recalibrate": True, "keep_models": "always"}
-    changes |= {"classifier": classifier}
+    changes |= {"classifier": classifier, "views": views}
     config = small(method="er", **changes, **SHAPE)
     last = ran(config)[-1]
     experiment = Experiment(config)
     names = ["local", "global"] + (["average"] if decay else [])
     for client in range(config.stream.clients):
         predictor = load_newest(tmp_path / "run" / "clients" / f"client-{client:03d}")
+        assert predictor.kept.mirrored == (() if views == "one" else (names[-1],))
         assert list(predictor.kept.answers) == names and predictor.kept.described()["model"] == " and ".join(names)
         seen = torch.zeros(10, dtype=torch.bool)
         seen[list(predictor.kept.seen)] = True
@@ -107,6 +109,9 @@ def test_every_part_makes_a_difference_to_every_method_that_it_touches(small: Ma
         "mean": {"inference": "mean"},
         "discriminant": {"classifier": "discriminant"},
         "both": {"classifier": "both"},
+        "fading": {"classifier": "fading"},
+        "views": {"views": "mirrored", "inference": "global"},
+        "simplex": {"output_layer": "simplex"},
         "average": {"model_average": 0.5, "inference": "global"},
         "augment": {"augment": "flip-shift"},
         "adjusted": {"logit_adjustment": 1.0},

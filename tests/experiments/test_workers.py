@@ -7,6 +7,7 @@ import pytest
 import ray
 import torch
 
+from experiments.__main__ import main
 from experiments.running.workers import Machine, Need, Workers, activations, plan_workers
 from experiments.studies.study import Study, load_study
 from fedkace_flwr import client_app
@@ -127,3 +128,8 @@ def test_ray_tells_a_client_its_share_of_a_gpu() -> None:
         assert ray.get(given.remote()) == 0.25
     finally:
         ray.shutdown()
+
+
+def test_a_plan_times_training_as_it_is_configured(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "quickstart", "--engine", "inline", "--dry-run", "--set", "augment=flip-shift"]) == 0
+    assert "plan: 1 worker of 1 thread" in capsys.readouterr().out

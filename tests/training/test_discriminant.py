@@ -4,7 +4,7 @@ import pytest
 import torch
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
-from fedkace_flwr.training.discriminant import discriminant, refit
+from fedkace_flwr.training.discriminant import discriminant, discriminant_share, refit
 from fedkace_flwr.training.loop import Preprocess, predict
 from fedkace_flwr.training.model import seeded_resnet18
 
@@ -67,3 +67,8 @@ def test_rows_of_absent_classes_stay_and_so_do_all_other_weights() -> None:
     seen = torch.tensor([False, True, True, True, False])
     answers = predict(net, lambda block: block, images, PLAIN).masked_fill(~seen, -torch.inf).argmax(dim=1)
     assert float((answers == labels).double().mean()) > 0.6, "random features separate the samples they are fitted to"
+
+
+def test_the_share_fades_by_halves_until_it_is_below_one_percent() -> None:
+    assert [discriminant_share("fading", number) for number in (1, 2, 3, 7, 8, 500)] == [1, 0.5, 0.25, 1 / 64, 0, 0]
+    assert [discriminant_share(name, 9) for name in ("trained", "both", "discriminant")] == [0, 0.5, 1]

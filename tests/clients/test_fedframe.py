@@ -1,0 +1,73 @@
+"""FedFrame: its preset of parts, and the fixed output layer that all clients share."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.common import rounds_of
+
+from experiments.running.inline import run_inline
+from fedkace_flwr.config import Config
+from fedkace_flwr.errors import ConfigError
+from fedkace_flwr.experiment import Experiment, as_arrays
+from fedkace_flwr.inference.kept_models import load_newest
+from fedkace_flwr.registry import METHODS, configured
+
+Make = Callable[..., Config]
+SHAPE = {"rounds": 4, "epochs": 2, "capacity": 20, "samples_per_class": 12}
+
+
+def ran(config: Config) -> list[dict[str, Any]]:
+    run_inline(config)
+    return rounds_of(Path(config.run.results_dir) / config.run.run_name)
+
+
+def test_the_method_is_balanced_replay_with_its_parts_and_no_more_bytes(small: Make, tmp_path: Path) -> None:
+    method = ran(small(method="fedframe", run_name="method", **SHAPE))
+    parts = {name.replace("-", "_"): value for name, value in METHODS["fedframe"].preset.items()}
+    by_hand = ran(small(method="er-balanced", run_name="parts", **parts, **SHAPE))
+    assert [line["client_accuracy"] for line in method] == [line["client_accuracy"] for line in by_hand]
+    recorded = json.loads((tmp_path / "method" / "config.json").read_text())
+    assert recorded["augment"] == "none" and recorded["views"] == "one", "digits are not mirrored"
+    plain = ran(small(method="fedavg", run_name="plain", **SHAPE))
+    assert method[-1]["bytes"]["down"] == plain[-1]["bytes"]["down"]
+    assert all(value is not None for value in method[-1]["local_accuracy"] + method[-1]["global_accuracy"])
+
+
+@pytest.mark.parametrize("privacy", [{}, {"dp": "local", "dp_noise": 0.01}, {"dp": "central", "dp_noise": 0.01}])
+def test_all_models_keep_the_frame_that_the_seed_draws(small: Make, tmp_path: Path, privacy: dict[str, Any]) -> None:
+    shown = {"inference": "mean", "keep_models": "always"}
+    config = small(method="er-balanced", output_layer="simplex", **shown, **privacy, **SHAPE)
+    ran(config)
+    frame = as_arrays(Experiment(config).initial_weights())
+    for client in range(config.stream.clients):
+        kept = load_newest(tmp_path / "run" / "clients" / f"client-{client:03d}").kept
+        assert set(kept.weights) == {"local", "global"}
+        for weights in kept.weights.values():
+            for name in ("output.weight", "output.bias"):
+                assert np.array_equal(weights[name], frame[name]), name
+            assert not np.array_equal(weights["stem.0.weight"], frame["stem.0.weight"])
+
+
+def test_only_images_that_may_be_mirrored_are() -> None:
+    for dataset, expected in (
+        ("digits", ("none", "one")),
+        ("cifar100", ("flip-shift", "mirrored")),
+        ("folder", ("none", "one")),
+    ):
+        _, config = configured(Config.parse({"method": "fedframe", "dataset": dataset, "data-dir": "anywhere"}))
+        assert (config.training.augment, config.answers.views) == expected
+    inbox = {"data-source": "inbox", "class-names": "a,b", "image-size": 8, "method": "fedframe"}
+    assert configured(Config.parse(inbox))[1].answers.views == "one"
+
+
+def test_what_has_no_room_for_a_frame_is_refused(small: Make) -> None:
+    with pytest.raises(
+        ConfigError, match=r"width = 1: with output-layer = 'simplex' and 10 classes, must be at least 2"
+    ):
+        Experiment(small(output_layer="simplex", width=1))
+    with pytest.raises(ConfigError, match=r"TFCL's sub-models .* must be 'learned'"):
+        small(method="tfcl", output_layer="simplex")
