@@ -332,7 +332,9 @@ def test_example_studies_load(tmp_path: Path) -> None:
 
 
 def test_the_quickstart_is_the_defaults(tmp_path: Path) -> None:
-    (config,) = load_study(ROOT / "experiments" / "studies" / "quickstart.yaml", {}, tmp_path).runs.values()
+    study = load_study(ROOT / "experiments" / "studies" / "quickstart.yaml", {}, tmp_path)
+    config, *others = study.runs.values()
+    assert [other.method for other in others] == ["fedframe"]
     flat, defaults = config.flat(), Config().flat()
     assert {name for name in flat if flat[name] != defaults[name]} <= {"results-dir", "run-name", "data-dir"}
 

@@ -12,6 +12,7 @@ from experiments.studies.study import Study
 from fedkace_flwr.errors import RunError
 from fedkace_flwr.registry import METHODS
 
+_OWN = ("#d1495b", "#00798c")  # lines of FedKACE and of the project's own method
 _HEADINGS = ("run", "AA %", "AR %", "final %", "chance %", "switched", "failures", "MB down", "MB up", "seconds")
 
 
@@ -122,15 +123,14 @@ def _draw(curves: Mapping[str, list[dict[str, Any]]], path: Path, *, title: str)
     figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.add_subplot()
     colours = matplotlib.colormaps["tab20"]
+    own = [method for method in METHODS if METHODS[method].role == "method" and method in curves]
     for index, (method, records) in enumerate(curves.items()):
         numbers = [record["round"] for record in records]
         values = [float("nan") if record["accuracy"] is None else record["accuracy"] for record in records]
-        own = (
-            {"color": "#d1495b", "linewidth": 2.6, "zorder": 3}
-            if method in METHODS and METHODS[method].role == "method"
-            else {"color": colours(index % 20)}
-        )
-        axes.plot(numbers, values, label=method, marker="o", markersize=3, **own)
+        style: dict[str, Any] = {"color": colours(index % 20)}
+        if method in own:
+            style = {"color": _OWN[own.index(method) % len(_OWN)], "linewidth": 2.6, "zorder": 3}
+        axes.plot(numbers, values, label=method, marker="o", markersize=3, **style)
     chances = max(curves.values(), key=len)
     axes.plot(
         [record["round"] for record in chances],

@@ -77,7 +77,7 @@ def test_flower_with_one_worker_and_the_inline_engine_agree(small: Make) -> None
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("engine", ["inline", "flower"])
 def test_the_runner_fails_with_the_apps_own_error(engine: str, tmp_path: Path) -> None:
-    settings = [f"--set={key}={value}" for key, value in {**SMALL, "learning-rate": 1e30}.items()]
+    settings = [f"--set={key}={value}" for key, value in {**SMALL, "method": "fedkace", "learning-rate": 1e30}.items()]
     command = [sys.executable, "-m", "experiments", "run", "experiments/studies/quickstart.yaml", "--engine", engine]
     done = subprocess.run(
         [*command, "--results", str(tmp_path), *settings], cwd=ROOT, capture_output=True, text=True, check=False
