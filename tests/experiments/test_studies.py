@@ -29,6 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
         ([], "landmarks"),
         ([], "reduced"),
         ([], "privacy"),
+        ([], "fedframe"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
