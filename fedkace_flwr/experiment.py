@@ -136,7 +136,7 @@ class Experiment:
         """The weights of the output layer if it is fixed; else none."""
         if self.config.model.output_layer == "learned":
             return {}
-        return as_arrays({name: value for name, value in self.initial_weights().items() if name.startswith("output.")})
+        return as_arrays({"output.weight": self._frame, "output.bias": torch.zeros(self.num_classes)})
 
     @cached_property
     def parameter_names(self) -> frozenset[str]:
@@ -158,9 +158,14 @@ class Experiment:
     def _blank_network(self, seed: int) -> ResNet18:
         net = seeded_resnet18(self.num_classes, self.config.model.width, self.stem, seed)
         if self.config.model.output_layer == "simplex":
-            generator = generator_for(self.config.run.seed, "output layer")
-            net.fix_output(simplex(self.num_classes, net.output.in_features, generator))
+            net.fix_output(self._frame)
         return net
+
+    @cached_property
+    def _frame(self) -> Tensor:
+        """The rows of the fixed output layer, float32 (C, F)."""
+        generator = generator_for(self.config.run.seed, "output layer")
+        return simplex(self.num_classes, 8 * self.config.model.width, generator)
 
     @cached_property
     def _train_ids(self) -> list[npt.NDArray[np.int64]]:

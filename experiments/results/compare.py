@@ -123,7 +123,7 @@ def _draw(curves: Mapping[str, list[dict[str, Any]]], path: Path, *, title: str)
     figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.add_subplot()
     colours = matplotlib.colormaps["tab20"]
-    own = [method for method in METHODS if METHODS[method].role == "method" and method in curves]
+    own = [method for method in METHODS if METHODS[method].role == "method"]
     for index, (method, records) in enumerate(curves.items()):
         numbers = [record["round"] for record in records]
         values = [float("nan") if record["accuracy"] is None else record["accuracy"] for record in records]
