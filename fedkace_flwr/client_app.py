@@ -14,11 +14,12 @@ from flwr.clientapp.typing import ClientAppCallable
 from clients.round import StreamingClient
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import MessageError
-from fedkace_flwr.experiment import Experiment, shared_experiment
+from fedkace_flwr.experiment import Experiment, as_arrays, shared_experiment
 from fedkace_flwr.keys import Scalar
 from fedkace_flwr.logs import join_flower_log
 from fedkace_flwr.messaging import packing as folding
 from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.privacy.attacks import Attack, FlippedLabels, is_hostile
 from fedkace_flwr.privacy.client_mods import guarded
 from fedkace_flwr.registry import METHODS, Method, configured
 from fedkace_flwr.sources import InboxSource, Source, StreamSource
@@ -75,15 +76,15 @@ def working(message: Message, context: Context) -> Message:
 
 
 def _guard(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Apply the modifiers of privacy that the configuration asks for (a modifier)."""
+    """Apply the modifiers of privacy, and attacks, that the configuration asks for (a modifier)."""
     _, config = _configured(context)
-    if not _is_guarded(config):
+    hostile = config.attack.attack != "none"
+    if not (hostile or config.privacy.hides or config.privacy.statistics != "shared"):
         return call_next(message, context)
-    return guarded(call_next, config, shared_experiment(config).parameter_names)(message, context)
-
-
-def _is_guarded(config: Config) -> bool:
-    return config.privacy.hides or config.privacy.statistics != "shared"
+    experiment = shared_experiment(config)
+    names = experiment.parameter_names
+    attack = Attack(config, names, lambda: as_arrays(experiment.initial_weights())) if hostile else None
+    return guarded(call_next, config, names, attack)(message, context)
 
 
 @app.train(mods=[_guard])
@@ -150,7 +151,9 @@ def _share_of_gpu() -> float:
 
 def _source(experiment: Experiment, number: int, run: str, node_config: Mapping[str, Scalar]) -> Source:
     if experiment.config.data.data_source == "stream":
-        return StreamSource(experiment, number)
+        source: Source = StreamSource(experiment, number)
+        flipped = experiment.config.attack.attack == "label-flip" and is_hostile(experiment.config, number)
+        return FlippedLabels(source) if flipped else source
     inbox, test = (str(node_config.get(name, "")) for name in (keys.INBOX, keys.TEST))
     if not inbox:
         raise MessageError(

@@ -12,7 +12,9 @@ from typing import Any, Self, TypeVar
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.keys import Affects, Key, Scalar, checked, default_of, kebab, key, keys_of
 from fedkace_flwr.sections import (
+    AggregationConfig,
     AnswerConfig,
+    AttackConfig,
     BufferConfig,
     DataConfig,
     ModelConfig,
@@ -90,7 +92,7 @@ class Config:
     ----------
     method : str
         Name of the method; see :mod:`fedkace_flwr.registry`.
-    data, stream, model, training, buffer, answers, privacy, run
+    data, stream, model, training, buffer, answers, privacy, aggregation, attack, run
         The sections.
     methods : tuple
         The methods' sections in which a key differs from its default; :meth:`of` reads any section.
@@ -104,6 +106,8 @@ class Config:
     buffer: BufferConfig = field(default_factory=BufferConfig)
     answers: AnswerConfig = field(default_factory=AnswerConfig)
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    aggregation: AggregationConfig = field(default_factory=AggregationConfig)
+    attack: AttackConfig = field(default_factory=AttackConfig)
     run: RunConfig = field(default_factory=RunConfig)
     methods: tuple[object, ...] = ()
 
@@ -169,6 +173,7 @@ class Config:
     def _check_together(self) -> None:
         if self.data.data_source == "inbox":
             self._check_inbox()
+        self._check_aggregation()
         if self.privacy.secagg and not 3 <= self.stream.clients <= LARGEST_SUM:
             raise ConfigError(
                 f"clients = {self.stream.clients}: with secagg = true, must be between 3 (with two clients, each learns "
@@ -188,9 +193,32 @@ class Config:
             raise ConfigError(
                 f"capacity = {self.buffer.capacity}: must be at least the number of classes, {self.data.num_classes}"
             )
-        if 0 < self.run.norm_bound < 1:
+
+    def _check_aggregation(self) -> None:
+        rule, clients = self.aggregation.aggregation_rule, self.stream.clients
+        for name, bound in (("norm", self.aggregation.norm_bound), ("clip", self.aggregation.clip_bound)):
+            if 0 < bound < 1:
+                raise ConfigError(
+                    f"{name}-bound = {bound:g}: must be at least 1, or 0 for no bound; a smaller bound hits honest clients"
+                )
+        if rule != "mean" and self.privacy.secagg:
             raise ConfigError(
-                f"norm-bound = {self.run.norm_bound:g}: must be at least 1, or 0 for no bound; a smaller bound rejects honest clients"
+                f"aggregation-rule = {rule!r} with secagg = true: the server learns only a sum; must be 'mean'"
+            )
+        if rule != "mean" and self.privacy.dp == "central":
+            raise ConfigError(
+                f"aggregation-rule = {rule!r} with dp = 'central': the noise is calibrated for a mean; must be 'mean'"
+            )
+        if self.aggregation.byzantine_clients > (most := (clients - 1) // 2):
+            raise ConfigError(
+                f"byzantine-clients = {self.aggregation.byzantine_clients} with clients = {clients}: must be less than "
+                f"half of the clients, at most {most}"
+            )
+        if self.attack.attack != "none" and self.attack.hostile_clients > clients:
+            raise ConfigError(f"hostile-clients = {self.attack.hostile_clients}: must be at most clients = {clients}")
+        if self.attack.attack != "none" and self.data.data_source == "inbox":
+            raise ConfigError(
+                f"attack = {self.attack.attack!r}: for simulations alone; with data-source = 'inbox', must be 'none'"
             )
 
     def _check_inbox(self) -> None:
@@ -218,5 +246,7 @@ _SECTIONS: dict[str, type[Any]] = {
     "buffer": BufferConfig,
     "answers": AnswerConfig,
     "privacy": PrivacyConfig,
+    "aggregation": AggregationConfig,
+    "attack": AttackConfig,
     "run": RunConfig,
 }

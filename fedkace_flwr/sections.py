@@ -212,6 +212,71 @@ class PrivacyConfig:
 
 
 @dataclass(frozen=True)
+class AggregationConfig:
+    """Aggregation."""
+
+    aggregation_rule: Literal["mean", "median", "trimmed-mean", "multi-krum", "geometric-median"] = key(
+        "mean",
+        "How the server aggregates local models, for methods whose server takes a mean (docs/robustness.md): the `mean`; the `median` or the `trimmed-mean` of each number; the mean of the models that `multi-krum` chooses; or the `geometric-median`. Trained parameters and batch-norm statistics are treated separately.",
+    )
+    byzantine_clients: int = key(
+        0,
+        "Number of hostile clients f against which `trimmed-mean` and `multi-krum` protect. 0: a quarter of the round's replies, rounded down.",
+        unit="clients",
+        low=0,
+    )
+    clip_bound: float = key(
+        3.0,
+        "Scales down each layer of a local model that moved more than this many times the round's median distance from the model sent. At least 1; 0 switches clipping off.",
+        low=0,
+    )
+    direction_bound: float = key(
+        -0.03,
+        "Rejects local models whose updates undo what the others learn: the cosine of the update to the mean of the others' is below this value, and so is its mean over the last rounds. -1 switches the check off.",
+        low=-1,
+        high=0,
+    )
+    statistics_bound: float = key(
+        -0.15,
+        "The same for the update of batch norm's running means, whose cosines vary more.",
+        low=-1,
+        high=0,
+    )
+    norm_bound: float = key(
+        10.0,
+        "Rejects local models that moved, as a whole or in the weights of one layer, more than this many times the round's median distance from the model sent, and FedCBDR's features that are larger than the others' by this factor. At least 1; 0 switches the check off.",
+        low=0,
+    )
+
+
+@dataclass(frozen=True)
+class AttackConfig:
+    """Attacks."""
+
+    attack: Literal[
+        "none",
+        "sign-flip",
+        "noise",
+        "collusion",
+        "replacement",
+        "rolled-outputs",
+        "flipped-means",
+        "stale-model",
+        "label-flip",
+        "false-count",
+    ] = key(
+        "none",
+        "For tests and studies of robustness, in simulations alone: what hostile clients do (docs/robustness.md).",
+    )
+    attack_scale: float = key(
+        1.0, "Factor by which a hostile client enlarges its update, or its number of samples.", above=0
+    )
+    hostile_clients: int = key(
+        1, "With an `attack`: number of hostile clients; those with the highest numbers are.", unit="clients", low=1
+    )
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """Run."""
 
@@ -277,11 +342,6 @@ class RunConfig:
         "Maximum number of consecutive rounds (`skip`) or attempts at one phase (`repeat`) below the quorum before the run ends; `resume` continues it.",
         low=1,
         affects="waiting",
-    )
-    norm_bound: float = key(
-        10.0,
-        "Rejects local models that moved more than this many times the round's median distance from the model sent, and FedCBDR's features that are larger than the others' by this factor. At least 1; 0 switches the check off.",
-        low=0,
     )
     max_examples: int = key(
         0,

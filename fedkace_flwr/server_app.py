@@ -85,7 +85,8 @@ def _run(grid: Grid, config: Config, run_id: int, method: Method, experiment: Ex
             seconds=report.seconds,
             own=method.metrics,
         )
-        folder.add_round(record | report.own | report.unusual() | spent(config.privacy, report.number))
+        compared = report.compared(config.stream.clients)
+        folder.add_round(record | compared | report.own | report.unusual() | spent(config.privacy, report.number))
         folder.save(Checkpoint(report.number, token, keys.unpack(arrays), *driver.checkpoint()))
         logger.info("round %d of %d: accuracy %s", report.number, config.stream.rounds, _percent(record["accuracy"]))
 

@@ -7,7 +7,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MessageType, RecordDict
 
 from fedkace_flwr.config import Config
 from fedkace_flwr.messaging.records import NumpyArray, Reply, Shapes, Weights
-from fedkace_flwr.rounds.aggregation import client_drift, weighted_mean
+from fedkace_flwr.rounds.aggregation import client_drift
 from fedkace_flwr.rounds.server_round import ServerRound
 
 
@@ -62,10 +62,11 @@ class ServerRule:
             The reply is rejected, and recorded as a failure.
         """
 
-    def outliers(self, now: ServerRound, replies: Sequence[Reply]) -> set[int]:
-        """Compare training replies with each other, and return the clients to reject after recording their failures.
+    def compare(self, now: ServerRound, replies: Sequence[Reply]) -> list[Reply]:
+        """Compare training replies with each other, and return those that count; record the others as failures.
 
-        By default a model is rejected if it is much farther than usual from the model that its client was sent.
+        By default, models that cannot be the result of honest training are rejected, and updates that are longer than
+        usual are scaled down.
 
         Parameters
         ----------
@@ -74,15 +75,15 @@ class ServerRule:
         replies : sequence of Reply
             Replies with arrays, in the order of client numbers.
         """
-        return now.far_from_start(replies)
+        return now.compared(replies)
 
     def weight(self, reply: Reply) -> float:
         """Weight of a local model in the mean, before normalisation; by default the same for all."""
         return 1.0
 
     def merge(self, now: ServerRound, replies: Sequence[Reply]) -> Weights:
-        """New global model from at least one valid reply, in the order of client numbers; by default their weighted mean."""
-        return weighted_mean([reply.weights for reply in replies], [self.weight(reply) for reply in replies])
+        """New global model from at least one valid reply, in the order of client numbers; by default by ``aggregation-rule``."""
+        return now.aggregate([reply.weights for reply in replies], [self.weight(reply) for reply in replies])
 
     def drift(self, now: ServerRound, replies: Sequence[Reply], merged: Weights) -> float | None:
         """Client drift for the record; by default the mean squared distance of the local models from the merged model."""

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord
 
-from fedkace_flwr.algorithms.dcfcl_coalitions import CoalitionGame, Formation, form_coalitions, gram_matrix
+from fedkace_flwr.algorithms.dcfcl_coalitions import CoalitionGame, Formation, form_coalitions
+from fedkace_flwr.algorithms.robust_aggregation import gram_matrix
 from fedkace_flwr.config import Config
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.messaging.records import NumpyArray, Reply, Weights

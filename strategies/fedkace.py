@@ -28,15 +28,20 @@ class FedKace(ServerRule):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.switched_at: dict[int, int] = {}
+        self._aggregates = config.of(FedKaceKeys).aggregation != "none"
         self._own: dict[int, ArrayRecord] = {}
 
     def model_for(self, client: int, arrays: ArrayRecord) -> ArrayRecord:
         """Global model, or the client's own."""
         return self._own.get(client, arrays)
 
+    def compare(self, now: ServerRound, replies: Sequence[Reply]) -> list[Reply]:
+        """Compare the models; without aggregation, only their distances from the models sent."""
+        return now.compared(replies, aggregated=self._aggregates)
+
     def trained(self, now: ServerRound, replies: Sequence[Reply]) -> None:
         """Without aggregation, keep each client's model to send it back."""
-        if self.config.of(FedKaceKeys).aggregation == "none":
+        if not self._aggregates:
             self._own |= {reply.client: keys.array_record(reply.weights) for reply in replies}
 
     def evaluated(self, now: ServerRound) -> dict[str, float]:

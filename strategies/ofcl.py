@@ -58,7 +58,10 @@ class Ofcl(ServerRule):
         if not self._by_class:
             return super().merge(now, replies)
         shares = class_mean_weights([reply.metrics[keys.CHUNK_CLASSES] for reply in replies])
-        return weighted_mean([*(reply.weights for reply in replies), self._before], [*shares.tolist(), 1.0])
+        models = [reply.weights for reply in replies]
+        if self.config.aggregation.aggregation_rule == "mean":  # in one sum, which is rounded once
+            return weighted_mean([*models, self._before], [*shares.tolist(), 1.0])
+        return weighted_mean([now.aggregate(models, shares.tolist()), self._before], [1.0, 1.0])
 
 
 def class_mean_weights(counts: Sequence[Sequence[int]]) -> npt.NDArray[np.float64]:

@@ -91,7 +91,7 @@ class Tfcl(ServerRule):
             raise MessageError(f"{keys.EXAMPLES} = {reply.examples}, but there are features of {size}", "count")
         check_labels(reply.weights[names.LABELS], now.classes, reply.weights[names.SEEN])
 
-    def outliers(self, now: ServerRound, replies: Sequence[Reply]) -> set[int]:
+    def compare(self, now: ServerRound, replies: Sequence[Reply]) -> list[Reply]:
         """Reject feature maps of an unusual size, and features far larger than others, since one network learns from all."""
         maps = {reply.client: reply.weights[names.FEATURES] for reply in replies}
         sizes = Counter(features.shape[1:] for features in maps.values())
@@ -100,7 +100,8 @@ class Tfcl(ServerRule):
         for client in sorted(odd):
             now.fail(client, TRAINING, f"features are {maps[client].shape[1:]}, others' {usual}", "arrays")
         rows = {client: maps[client].reshape(len(maps[client]), -1) for client in maps if client not in odd}
-        return odd | now.far_larger(TRAINING, "features", rows)
+        rejected = odd | now.far_larger(TRAINING, "features", rows)
+        return [reply for reply in replies if reply.client not in rejected]
 
     def merge(self, now: ServerRound, replies: Sequence[Reply]) -> Weights:
         """No arrays: nothing is averaged."""

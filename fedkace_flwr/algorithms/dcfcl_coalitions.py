@@ -8,18 +8,16 @@ turn (the paper's Algorithm 2); the one that has lasted longest is settled, and 
 (Algorithm 1).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedkace_flwr.methods.dcfcl import LARGEST_EXACT
 
-Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
 Masks = npt.NDArray[np.bool_]
 Coalition = frozenset[int]
@@ -29,41 +27,6 @@ Benefit = Callable[[int, Masks], Floats]
 _TOLERANCE = 1e-9
 _CANCELLED = 1e-13
 _BLOCK = 4096
-_COLUMNS = 1 << 18
-
-
-def gram_matrix(
-    models: Sequence[Mapping[str, Array]],
-    names: Iterable[str],
-    origins: Sequence[Mapping[str, Array]] | None = None,
-) -> Floats:
-    """Inner products of models, or of their differences from their origins, summed in float64.
-
-    Parameters
-    ----------
-    models : sequence of mapping
-        m models by array name.
-    names : iterable of str
-        The arrays to include.
-    origins : sequence of mapping, optional
-        m models, subtracted from ``models`` one by one.
-
-    Returns
-    -------
-    array
-        float64 (m, m).
-    """
-    total = np.zeros((len(models), len(models)))
-    for name in sorted(names):
-        rows = [np.ravel(model[name]) for model in models]
-        bases = None if origins is None else [np.ravel(origin[name]) for origin in origins]
-        for begin in range(0, rows[0].size, _COLUMNS):
-            part = slice(begin, begin + _COLUMNS)
-            block = np.stack([row[part].astype(np.float64) for row in rows])
-            if bases is not None:
-                block -= np.stack([base[part] for base in bases])
-            total += block @ block.T
-    return total
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ def distance(weights: Weights, origin: Weights, names: Iterable[str]) -> float:
     """
     with np.errstate(over="ignore"):
         differences = [weights[name].astype(np.float64) - origin[name] for name in sorted(names)]
-    return _norm(differences)
+    return length(differences)
 
 
 def statistics_distance(weights: Weights, origin: Weights) -> float:
@@ -108,15 +108,16 @@ def statistics_distance(weights: Weights, origin: Weights) -> float:
             differences.append(new - old)
         elif name.endswith(_VARIANCE):
             differences.append(np.sqrt(new) - np.sqrt(np.maximum(old, 0)))
-    return _norm(differences)
+    return length(differences)
 
 
 def root_mean_square(rows: NumpyArray) -> float:
     """Return the root mean square length of the rows of a client's matrix (n, F)."""
-    return _norm([rows.astype(np.float64)]) / math.sqrt(max(1, len(rows)))
+    return length([rows.astype(np.float64)]) / math.sqrt(max(1, len(rows)))
 
 
-def _norm(parts: Sequence[NumpyArray]) -> float:
+def length(parts: Sequence[NumpyArray]) -> float:
+    """Return the Euclidean length of float64 arrays, taken as one vector."""
     largest = max((float(np.abs(part).max(initial=0.0)) for part in parts), default=0.0)
     if largest == 0 or not math.isfinite(largest):
         return largest
@@ -144,15 +145,15 @@ class Yardstick:
         each = [far / max(1, count) for far, count in zip(distances, samples, strict=True)]
         return cls(median(distances), median(each))
 
-    def bound(self, samples: int, factor: float) -> float:
-        """Return how far a client may have moved on ``samples`` samples; infinite if the medians are zero.
+    def bound(self, samples: int, factor: float, unmoved: float = math.inf) -> float:
+        """Return how far a client may have moved on ``samples`` samples; ``unmoved`` if the medians are zero.
 
         The bound is ``factor`` times the larger of two values: the median distance, and the number of samples times
         the median distance per sample. A step of AdamW moves a weight by about the learning rate whatever the size
         of the gradient, so a client with more batches moves farther, but at most in proportion.
         """
         usual = max(self.distance, samples * self.per_sample)
-        return factor * usual if usual > 0 else math.inf
+        return factor * usual if usual > 0 else unmoved
 
 
 def yardstick(distances: Sequence[float], samples: Sequence[int], before: Yardstick | None) -> Yardstick | None:

@@ -1,12 +1,17 @@
-"""Central differential privacy: noise that the server adds to the mean of clipped models."""
+"""Central differential privacy: the server clips models and adds noise to their mean."""
+
+import numpy as np
 
 from fedkace_flwr.messaging.records import Weights
+from fedkace_flwr.messaging.validation import distance
 from fedkace_flwr.privacy import noise
 from fedkace_flwr.sections import PrivacyConfig
 
+_ROUNDING = 1e-4  # an update that its client has clipped may be longer than the bound by rounding
+
 
 class CentralNoise:
-    """Adds the noise of ``dp = central`` to a round's mean; with any other ``dp`` the mean stays as it is.
+    """Clips again and adds the noise of ``dp = central`` to a round's mean; with any other ``dp`` nothing changes.
 
     Parameters
     ----------
@@ -27,6 +32,27 @@ class CentralNoise:
     def is_on(self) -> bool:
         """Whether ``dp = central``."""
         return self._settings.dp == "central"
+
+    def clipped(self, model: Weights, before: Weights) -> Weights:
+        """The model with its update scaled down to at most ``dp-clip``, whatever its client did.
+
+        The noise is calibrated for this bound. It does not depend on other clients' data, unlike bounds from medians.
+
+        Parameters
+        ----------
+        model, before : mapping
+            The local model, and the global model from which it was trained.
+        """
+        names = noise.travelling(self._settings, before, self._parameters)
+        length = distance(model, before, names)
+        if length <= self._settings.dp_clip * (1 + _ROUNDING):
+            return model
+        factor = self._settings.dp_clip / length
+        moved = {
+            name: (before[name] + factor * (model[name].astype(np.float64) - before[name])).astype(before[name].dtype)
+            for name in names
+        }
+        return {**model, **moved}
 
     def add(self, mean: Weights, before: Weights, clients: int, number: int) -> Weights:
         """The mean with noise.

@@ -22,7 +22,9 @@ from fedkace_flwr.sections import PrivacyConfig
 _SECRET = "fedkace.noise"
 
 
-def guarded(handler: ClientAppCallable, config: Config, parameters: frozenset[str]) -> ClientAppCallable:
+def guarded(
+    handler: ClientAppCallable, config: Config, parameters: frozenset[str], attack: Mod | None = None
+) -> ClientAppCallable:
     """Wrap a handler of training messages in the modifiers that the configuration asks for.
 
     Parameters
@@ -33,11 +35,15 @@ def guarded(handler: ClientAppCallable, config: Config, parameters: frozenset[st
         The configuration.
     parameters : frozenset of str
         Names of the arrays that are trained by gradient.
+    attack : Mod, optional
+        What a hostile client does to its reply after clipping and noise, and before masks.
     """
     settings = config.privacy
     chain: list[Mod] = []
     if settings.secagg:
         chain += [secaggplus_mod, _Update(settings, parameters)]
+    if attack is not None:
+        chain.append(attack)
     if settings.dp != "none" or settings.statistics == "local":
         chain.append(_Limit(config, parameters))
     return make_ffn(handler, chain)

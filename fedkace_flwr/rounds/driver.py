@@ -17,6 +17,8 @@ from fedkace_flwr.messaging.records import NumpyArray, Reply, Shapes
 from fedkace_flwr.messaging.validation import Limits
 from fedkace_flwr.privacy import noise
 from fedkace_flwr.privacy.central import CentralNoise
+from fedkace_flwr.rounds.aggregation import Aggregator
+from fedkace_flwr.rounds.comparison import Comparison
 from fedkace_flwr.rounds.exchange import client_of
 from fedkace_flwr.rounds.masked_training import MaskedTraining, moved
 from fedkace_flwr.rounds.messenger import Messenger
@@ -31,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 Outcome = TypeVar("Outcome")
 
-_USUAL = "usual-distance"
+_USUAL, _COMPARISON = "usual-distance", "comparison"
 _FIRST_RETRY = 1.0  # seconds before a phase is retried; doubles with each retry
 _LONGEST_RETRY = 60.0
 
@@ -72,21 +74,30 @@ class RoundDriver(Strategy):
         self._on_round = on_round
         self._roster = Roster(config.stream.clients, config.run.join_deadline)
         self._quorum = Quorum(config.run, config.stream.clients)
-        self._vetting = Vetting(Limits.of(config, shapes), parameters, config.run.norm_bound)
+        self._vetting = Vetting(Limits.of(config, shapes), parameters, config.aggregation.norm_bound)
         self._noise = CentralNoise(config.privacy, config.run.seed, parameters)
+        self._comparison = Comparison(config, self._vetting, parameters, self._noise)
+        self._aggregate = Aggregator(config.aggregation, parameters)
         self._done = 0
         self._now: ServerRound
 
     def checkpoint(self) -> tuple[dict[str, NumpyArray], dict[str, Any]]:
         """Arrays, and a JSON-ready record, that later rounds need beside the global model."""
         arrays, record = self.rule.state()
-        return arrays, {**record, _USUAL: self._vetting.usual()}
+        compared, comparison = self._comparison.state()
+        named = {f"{_COMPARISON}.{name}": array for name, array in compared.items()}
+        return {**arrays, **named}, {**record, _USUAL: self._vetting.usual(), _COMPARISON: comparison}
 
     def restore(self, done: int, arrays: Mapping[str, NumpyArray], record: Mapping[str, Any]) -> None:
         """Continue after round ``done`` with what :meth:`checkpoint` gave then; call before :meth:`start`."""
         self._done = done
         self._vetting.restore(record.get(_USUAL, {}))
-        self.rule.restore(arrays, record)
+        if _COMPARISON in record:  # checkpoints of earlier versions lack it
+            compared = {name: arrays[f"{_COMPARISON}.{name}"] for name in self._comparison.state()[0]}
+            self._comparison.restore(compared, record[_COMPARISON])
+        self.rule.restore(
+            {name: array for name, array in arrays.items() if not name.startswith(f"{_COMPARISON}.")}, record
+        )
 
     def summary(self) -> None:
         """Log what the rule does."""
@@ -149,7 +160,14 @@ class RoundDriver(Strategy):
     def _open(self, number: int, grid: Grid, run_fields: ConfigRecord) -> ServerRound:
         messenger = Messenger(grid, self._roster, self._config.run, RoundReport(number))
         self._now = ServerRound(
-            self._clients, self._shapes, self._parameters, messenger, self._vetting, dict(run_fields)
+            self._clients,
+            self._shapes,
+            self._parameters,
+            messenger,
+            self._vetting,
+            self._comparison,
+            self._aggregate,
+            dict(run_fields),
         )
         return self._now
 
@@ -258,8 +276,9 @@ class RoundDriver(Strategy):
         now = self._now
         valid = self._read(TRAINING, replies)
         models = [reply for reply in valid if reply.weights and not reply.sat_out]
-        rejected = self.rule.outliers(now, models)
-        trained = self._with_quorum(TRAINING, [reply for reply in valid if reply.client not in rejected])
+        counted = self.rule.compare(now, models)
+        absent = [reply for reply in valid if reply.sat_out or not reply.weights]
+        trained = self._with_quorum(TRAINING, sorted([*counted, *absent], key=lambda reply: reply.client))
         now.report.trained = {reply.client: reply.metrics for reply in trained}
         if not trained:
             self.rule.trained(now, [])
@@ -270,6 +289,7 @@ class RoundDriver(Strategy):
             merged = self._noise.add(merged, before, len(trained), now.number)
         now.report.drift = self.rule.drift(now, trained, merged)
         self.rule.trained(now, trained)
+        self._comparison.remember(trained, now.number)
         return keys.array_record(merged), None
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:

@@ -22,6 +22,9 @@ class RoundReport:
         Each client's metrics in the two phases.
     drift : float or None
         Client drift: (1/K) sum of squared distances between the local models and the global model.
+    updates : dict of int to dict
+        What the server measured of each client's update: ``update_length``, cosines to the mean of the others'
+        (``update_cosine``, ``running_means_cosine``), and the number of ``clipped_layers`` if there are any.
     failures : list of dict
         Client, phase, reason and kind of each reply that was rejected. The kinds are those of
         :class:`fedkace_flwr.errors.MessageError`, and ``absent`` (no SuperNode), ``silent`` (no reply in time) and
@@ -44,6 +47,7 @@ class RoundReport:
     trained: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     evaluated: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     drift: float | None = None
+    updates: dict[int, dict[str, float]] = field(default_factory=dict)
     failures: list[dict[str, Any]] = field(default_factory=list)
     sat_out: list[int] = field(default_factory=list)
     below_quorum: list[str] = field(default_factory=list)
@@ -56,3 +60,8 @@ class RoundReport:
         """Fields that appear in the record only when they are not empty."""
         fields = {"sat_out": self.sat_out, "below_quorum": self.below_quorum, "repeated": self.repeated}
         return {name: value for name, value in fields.items() if value}
+
+    def compared(self, clients: int) -> dict[str, list[float | None]]:
+        """Columns of :attr:`updates` for the record, each with a value for every client; none without comparison."""
+        names = sorted({name for measured in self.updates.values() for name in measured})
+        return {name: [self.updates.get(client, {}).get(name) for client in range(clients)] for name in names}

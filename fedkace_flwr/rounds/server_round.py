@@ -10,6 +10,8 @@ from fedkace_flwr.errors import MessageError
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.messaging.records import NumpyArray, Reply, Shapes
 from fedkace_flwr.messaging.validation import Limits, root_mean_square
+from fedkace_flwr.rounds.aggregation import Aggregator
+from fedkace_flwr.rounds.comparison import Comparison
 from fedkace_flwr.rounds.messenger import Messenger
 from fedkace_flwr.rounds.replies import num_classes
 from fedkace_flwr.rounds.round_report import TRAINING, RoundReport
@@ -33,7 +35,11 @@ class ServerRound:
     messenger : Messenger
         Sends messages; rules use :meth:`ask`.
     vetting : Vetting
-        Checks on replies; rules use :attr:`limits`, :meth:`far_from_start` and :meth:`far_larger`.
+        Checks on replies; rules use :attr:`limits` and :meth:`far_larger`.
+    comparison : Comparison
+        Compares models; rules use :meth:`compared`.
+    aggregate : Aggregator
+        Aggregates models by the configured rule.
     run_fields : mapping
         Fields of the configuration record that every message of the run carries.
     sent : dict of int to ArrayRecord
@@ -45,6 +51,8 @@ class ServerRound:
     parameters: frozenset[str]
     messenger: Messenger
     vetting: Vetting
+    comparison: Comparison
+    aggregate: Aggregator
     run_fields: Mapping[str, Any]
     sent: dict[int, ArrayRecord] = field(default_factory=dict)
 
@@ -107,18 +115,25 @@ class ServerRound:
         """Record that a client's reply is rejected; ``kind`` as in :class:`fedkace_flwr.errors.MessageError`."""
         self.messenger.fail(client, phase, reason, kind)
 
-    def far_from_start(self, replies: Sequence[Reply]) -> set[int]:
-        """Clients whose model is much farther from the model that they were sent than is usual; recorded as failures.
+    def compared(self, replies: Sequence[Reply], *, aggregated: bool = True) -> list[Reply]:
+        """Compare models with each other, as :mod:`fedkace_flwr.rounds.comparison` does.
 
         Parameters
         ----------
         replies : sequence of Reply
             Training replies with a model, in the order of client numbers.
+        aggregated : bool
+            Whether the models are aggregated; if not, only distances are checked.
+
+        Returns
+        -------
+        list of Reply
+            Those that count, with clipped models; the others are recorded as failures.
         """
-        rejects = self.vetting.too_far(replies, self.sent)
+        counted, rejects = self.comparison(replies, self.sent, self.report, aggregated=aggregated)
         for client, (reason, kind) in rejects.items():
             self.fail(client, TRAINING, reason, kind)
-        return set(rejects)
+        return counted
 
     def far_larger(self, phase: str, name: str, rows: Mapping[int, NumpyArray]) -> set[int]:
         """Clients whose rows are much longer than is usual; recorded as failures.

@@ -1,21 +1,20 @@
 """Plausibility checks on replies: ranges of their numbers, and distances compared across the clients of a round.
 
 A local model is compared with the model that its client was sent, so personal models are each compared with their
-own start. Two distances are measured, over the trained parameters and over the running means and standard deviations.
-Each must be within ``norm-bound`` times what is usual among the round's replies, as
+own start. Distances are measured over all trained parameters, over each layer's weights, and over the running means and standard
+deviations. Each must be within ``norm-bound`` times what is usual among the round's replies, as
 :class:`fedkace_flwr.messaging.validation.Yardstick` defines it. With fewer than three replies, the latest round with
 three is used instead; at the beginning of a run there is none. The bound holds while more than half of the replies
 are honest. AdamW moves each weight by about its learning rate per step, so the honest clients of a round move about
-equally far. Batch statistics vary more, which is why they are compared separately, and why the default bound of 10 is
-so large.
+equally far. Batch statistics vary more, which is why they are compared separately. What passes is compared further
+(:mod:`fedkace_flwr.rounds.comparison`).
 """
 
 from collections.abc import Mapping, Sequence
 
-from flwr.app import ArrayRecord
+import numpy as np
 
 from fedkace_flwr.errors import MessageError
-from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.messaging import validation as plausibility
 from fedkace_flwr.messaging.records import Reply, Weights
 from fedkace_flwr.messaging.validation import Limits, Yardstick
@@ -61,24 +60,20 @@ class Vetting:
         if phase == TRAINING and not reply.sat_out:
             plausibility.check_examples(reply.examples, self.limits)
 
-    def too_far(self, models: Sequence[Reply], sent: Mapping[int, ArrayRecord]) -> dict[int, tuple[str, str]]:
+    def too_far(self, models: Sequence[Reply], origins: Mapping[int, Weights]) -> dict[int, tuple[str, str]]:
         """Clients whose model cannot be the result of honest training, with reason and kind.
 
         Parameters
         ----------
         models : sequence of Reply
             Replies with a model, in the order of client numbers.
-        sent : mapping of int to ArrayRecord
+        origins : mapping of int to mapping
             The model that each client was sent.
         """
         rejects: dict[int, tuple[str, str]] = {}
         measured: dict[int, dict[str, float]] = {}
-        origins: dict[int, Weights] = {}  # unpacked once if all clients were sent the same model
         for reply in models:
-            record = sent[reply.client]
-            if id(record) not in origins:
-                origins = {id(record): keys.unpack(record)}
-            origin = origins[id(record)]
+            origin = origins[reply.client]
             try:
                 plausibility.check_statistics(reply.weights, origin, self.limits)
             except MessageError as error:
@@ -87,9 +82,14 @@ class Vetting:
             measured[reply.client] = {
                 "parameters": plausibility.distance(reply.weights, origin, self._parameters),
                 "running statistics": plausibility.statistics_distance(reply.weights, origin),
+                **{name: plausibility.distance(reply.weights, origin, [name]) for name in self._matrices(origin)},
             }
         samples = {reply.client: reply.examples for reply in models if reply.client in measured}
         return rejects | {client: (reason, "norm") for client, reason in self.far_out(samples, measured).items()}
+
+    def _matrices(self, model: Weights) -> list[str]:
+        """Names of the weights of layers; biases are too short to be compared alone."""
+        return [name for name in sorted(self._parameters) if np.ndim(model[name]) > 1]
 
     def far_out(self, samples: Mapping[int, int], measured: Mapping[int, Mapping[str, float]]) -> dict[int, str]:
         """Clients with a quantity beyond ``norm-bound`` times the usual value, and why; none without a bound.

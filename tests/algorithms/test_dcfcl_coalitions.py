@@ -14,7 +14,6 @@ from fedkace_flwr.algorithms.dcfcl_coalitions import (
     Formation,
     all_coalitions,
     form_coalitions,
-    gram_matrix,
 )
 from fedkace_flwr.methods.dcfcl import LARGEST_EXACT
 
@@ -97,27 +96,6 @@ def test_the_benefit_of_a_pair_is_its_affinity_and_mutual() -> None:
 def test_being_alone_is_worth_nothing() -> None:
     game = game_of(np.ones((3, 2)), np.ones((3, 2)), epsilon=0.5)
     assert game.benefit(1, mask([1], 3)).tolist() == [0.0]
-
-
-def test_gram_matrices_of_models_and_of_updates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coalitions, "_COLUMNS", 5)
-    rng = np.random.default_rng(0)
-
-    def model() -> dict[str, np.ndarray]:
-        return {
-            "a": rng.normal(size=(3, 4)).astype(np.float32),
-            "b": rng.normal(size=7).astype(np.float32),
-            "counter": np.array(rng.integers(100)),
-        }
-
-    trained, sent = [model() for _ in range(3)], [model() for _ in range(3)]
-
-    def flat(models: list[dict[str, np.ndarray]]) -> np.ndarray:
-        return np.stack([np.concatenate([m["a"].ravel(), m["b"].ravel()]) for m in models]).astype(np.float64)
-
-    updates = flat(trained) - flat(sent)
-    np.testing.assert_allclose(gram_matrix(trained, ["a", "b"]), flat(trained) @ flat(trained).T, atol=1e-12)
-    np.testing.assert_allclose(gram_matrix(trained, ["b", "a"], sent), updates @ updates.T, atol=1e-12)
 
 
 @pytest.mark.slow

@@ -90,7 +90,7 @@ def test_fewer_supernodes_than_clients_host_them_all_with_the_same_numbers(small
 
 
 HOOKS = [
-    *("begin_round", "model_for", "expected", "check", "outliers", "merge", "weight", "drift", "trained", "between"),
+    *("begin_round", "model_for", "expected", "check", "compare", "merge", "weight", "drift", "trained", "between"),
     *("extras_for", "evaluated", "state"),
 ]
 
@@ -117,7 +117,7 @@ def hooks_called(config: Config, monkeypatch: pytest.MonkeyPatch, damage: Damage
 def test_a_round_calls_the_hooks_in_the_order_of_the_rules_class(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     called = hooks_called(small(method="er", rounds=1), monkeypatch)
     reading = ["expected", "check"] * 3
-    merging = ["outliers", "merge", "weight", "drift", "trained", "between"]
+    merging = ["compare", "merge", "weight", "drift", "trained", "between"]
     assert called == [
         *("begin_round", "model_for", *reading, *merging),
         *("model_for", "extras_for", "evaluated", "state"),
@@ -132,5 +132,5 @@ def test_where_all_sit_out_nothing_is_merged_and_the_rule_hears_of_it(
         return reply
 
     called = hooks_called(small(method="er", rounds=1), monkeypatch, on_training(idle))
-    assert called[:6] == ["begin_round", "model_for", "expected", "outliers", "trained", "model_for"]
+    assert called[:6] == ["begin_round", "model_for", "expected", "compare", "trained", "model_for"]
     assert not {"check", "merge", "between"} & set(called)

@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from flwr.app import ArrayRecord, MessageType
 import strategies
 from fedkace_flwr.config import Config
 from fedkace_flwr.messaging.records import Reply
+from fedkace_flwr.rounds.aggregation import Aggregator
 from strategies.base import ServerRule
 
 Make = Callable[..., Config]
@@ -67,7 +69,8 @@ def test_hooks_know_nothing_of_flowers_strategy() -> None:
 def test_by_default_every_client_weighs_the_same_and_gets_the_global_model(small: Make) -> None:
     rule, arrays = ServerRule(small()), ArrayRecord()
     replies = [Reply(client, {"w": np.array([value])}, 10**client, {}) for client, value in enumerate([1.0, 2.0, 6.0])]
-    assert rule.merge(None, replies)["w"].tolist() == [3.0]  # type: ignore[arg-type]
+    now = SimpleNamespace(aggregate=Aggregator(small().aggregation, frozenset({"w"})))
+    assert rule.merge(now, replies)["w"].tolist() == [3.0]  # type: ignore[arg-type]
     assert rule.model_for(2, arrays) is rule.between(None, arrays) is arrays  # type: ignore[arg-type]
     assert rule.extras_for(0) == {} and rule.state() == ({}, {}) and rule.train_action == MessageType.TRAIN
     assert rule.summary() == "ServerRule over 3 clients"

@@ -1,0 +1,146 @@
+"""What hostile clients do, for tests and studies of robustness in simulations.
+
+A hostile client trains honestly, except under ``label-flip``, and then alters its reply. It is not bound by the
+clipping of its own modifiers, but its messages have the right form: the checks of form are tested elsewhere.
+"""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+from flwr.app import Context, Message
+from flwr.clientapp.typing import ClientAppCallable
+from torch import Tensor
+
+from fedkace_flwr.config import Config
+from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging.records import NumpyArray, Weights
+from fedkace_flwr.samples import Samples
+from fedkace_flwr.seeding import seed_for
+from fedkace_flwr.sources import Source
+
+_MEAN = ".running_mean"
+_OUTPUT = ("output.weight", "output.bias")
+
+
+def is_hostile(config: Config, client: int) -> bool:
+    """Whether a client is one of the ``hostile-clients``."""
+    settings, clients = config.attack, config.stream.clients
+    return settings.attack != "none" and clients - settings.hostile_clients <= client < clients
+
+
+class Attack:
+    """Alters the reply of a hostile client (a modifier of training messages).
+
+    Parameters
+    ----------
+    config : Config
+        The configuration.
+    parameters : frozenset of str
+        Names of the arrays that are trained by gradient.
+    initial : callable
+        Returns the global model with which the run begins.
+    """
+
+    def __init__(self, config: Config, parameters: frozenset[str], initial: Callable[[], Weights]) -> None:
+        self._config = config
+        self._kind = config.attack.attack
+        self._scale = config.attack.attack_scale
+        self._parameters = parameters
+        self._initial = initial
+
+    def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        """Answer a training message."""
+        reply = call_next(message, context)
+        told = message.content.config_records[keys.CONFIG]
+        client, number = told[keys.CLIENT], told[keys.ROUND]
+        assert isinstance(client, int) and isinstance(number, int)
+        if reply.has_error() or not is_hostile(self._config, client) or keys.ARRAYS not in reply.content.array_records:
+            return reply
+        if self._kind == "false-count":
+            metrics = reply.content.metric_records[keys.METRICS]
+            count = metrics[keys.EXAMPLES]
+            assert isinstance(count, int)
+            metrics[keys.EXAMPLES] = round(self._scale * count)
+        else:
+            sent = keys.unpack(message.content.array_records[keys.ARRAYS])
+            learned = keys.unpack(reply.content.array_records[keys.ARRAYS])
+            reply.content[keys.ARRAYS] = keys.array_record(self.altered(sent, learned, client, number))
+        return reply
+
+    def altered(self, sent: Weights, learned: Weights, client: int, number: int) -> dict[str, NumpyArray]:
+        """The model that is sent in place of the one learned.
+
+        Parameters
+        ----------
+        sent, learned : mapping
+            The model before and after training.
+        client, number : int
+            The client and the round.
+        """
+        target = self._target(sent, learned, client, number)
+        moved = {
+            name: (sent[name] + self._scale * (array.astype(np.float64) - sent[name])).astype(learned[name].dtype)
+            for name, array in target.items()
+        }
+        return {**learned, **moved}
+
+    def _target(self, sent: Weights, learned: Weights, client: int, number: int) -> Mapping[str, NumpyArray]:
+        """The arrays that the attack replaces, before the difference from ``sent`` is enlarged."""
+        trained = sorted(self._parameters & learned.keys())
+        means = [name for name in learned if name.endswith(_MEAN)]
+        if self._kind == "sign-flip":
+            return {name: 2.0 * sent[name] - learned[name] for name in [*trained, *means]}
+        if self._kind == "flipped-means":
+            return {name: 2.0 * sent[name] - learned[name] for name in means}
+        if self._kind == "rolled-outputs":
+            return {name: np.roll(learned[name], 1, axis=0) for name in _OUTPUT if name in self._parameters}
+        if self._kind == "replacement":
+            draws = self._draws("replacement")
+            return {name: draws.permutation(learned[name].ravel()).reshape(learned[name].shape) for name in trained}
+        if self._kind == "stale-model":
+            return self._initial() if number > 1 else {}
+        if self._kind in ("noise", "collusion"):  # in collusion, all clients push into the same direction in all rounds
+            draws = self._draws("noise", client, number) if self._kind == "noise" else self._draws("collusion")
+            drawn = {name: draws.standard_normal(learned[name].shape) for name in trained}
+            length = _length({name: learned[name].astype(np.float64) - sent[name] for name in trained}) / _length(drawn)
+            return {name: sent[name] + length * drawn[name] for name in trained}
+        return {}
+
+    def _draws(self, *labels: str | int) -> np.random.Generator:
+        return np.random.default_rng(seed_for(self._config.run.seed, "attack", *labels))
+
+
+class FlippedLabels:
+    """A source whose chunks have their classes exchanged in a ring: images of each class are labelled as the next one.
+
+    Parameters
+    ----------
+    source : Source
+        The client's true source.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def none(self) -> Samples:
+        """No samples, held in the same way as the true source's."""
+        return self._source.none()
+
+    def chunk(self, number: int, learned: int) -> Samples:
+        """The chunk of a round, with the labels exchanged."""
+        chunk = self._source.chunk(number, learned)
+        classes, places = torch.unique(chunk.labels, return_inverse=True)
+        return Samples(chunk.content, classes.roll(-1)[places] if len(classes) else chunk.labels, chunk.rounds)
+
+    def learned(self, number: int) -> None:
+        """Acknowledge a round."""
+        self._source.learned(number)
+
+    def test_set(self, seen: Tensor) -> Samples:
+        """The true test samples."""
+        return self._source.test_set(seen)
+
+
+def _length(arrays: Mapping[str, NumpyArray]) -> float:
+    return float(np.sqrt(sum(float(np.square(array).sum()) for array in arrays.values())))

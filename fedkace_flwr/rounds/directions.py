@@ -1,0 +1,84 @@
+"""Rejects updates that keep pointing against those of the other clients.
+
+Clients of a stream have different classes, so their updates are almost perpendicular, but what they have in common is
+what the mean learns. A client whose updates point against the others' undoes their progress, however short its updates
+are. An honest client may do so in a single round, when its classes compete with theirs, but not round after round.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from fedkace_flwr.algorithms.robust_aggregation import Floats, cosines_to_others
+
+FEWEST = 3
+"""Smallest number of updates that are compared; of two that point apart, either could be the hostile one."""
+
+_DECAY = 0.7
+
+
+class Directions:
+    """Compares directions of updates, and remembers each client's.
+
+    A client's standing is an exponential mean, with decay 0.7, of the cosines between its update and the mean of the
+    others'. That mean is over updates scaled to equal length, without those already rejected.
+
+    Parameters
+    ----------
+    bound : float
+        Smallest cosine that is accepted; -1: nothing is rejected.
+    """
+
+    def __init__(self, bound: float) -> None:
+        self._bound = bound
+        self._sums: dict[int, tuple[float, float]] = {}  # weighted sum of cosines, and sum of weights
+
+    def opposed(self, clients: Sequence[int], gram: Floats) -> dict[int, float]:
+        """Clients to reject, and each one's cosine when it was rejected.
+
+        A client is rejected if both its cosine and its standing, this round included, are below the bound. The
+        farthest is rejected first, and the others are compared anew. More than half of the updates are always kept.
+
+        Parameters
+        ----------
+        clients : sequence of int
+            At least three, each once.
+        gram : array
+            float64 (m, m), inner products of their updates.
+        """
+        left, rejected = list(range(len(clients))), dict[int, float]()
+        while True:
+            cosines = dict(zip(left, cosines_to_others(gram[np.ix_(left, left)]).tolist(), strict=True))
+            worst = min(left, key=lambda place: self._judged(clients[place], cosines[place]))
+            keeps_most = len(left) >= FEWEST and 2 * (len(left) - 1) > len(clients)
+            if not keeps_most or self._judged(clients[worst], cosines[worst]) >= self._bound:
+                break
+            rejected[clients[worst]] = cosines[worst]
+            left.remove(worst)
+        found = {clients[place]: cosine for place, cosine in cosines.items()} | rejected
+        self._sums |= {client: self._added(client, cosine) for client, cosine in found.items()}
+        return rejected
+
+    def state(self) -> dict[str, list[float]]:
+        """What later rounds need, JSON-ready."""
+        return {str(client): list(sums) for client, sums in self._sums.items()}
+
+    def restore(self, state: Mapping[str, Sequence[float]]) -> None:
+        """Continue with what :meth:`state` gave."""
+        self._sums = {int(client): (total, weight) for client, (total, weight) in state.items()}
+
+    def _added(self, client: int, cosine: float) -> tuple[float, float]:
+        total, weight = self._sums.get(client, (0.0, 0.0))
+        return _DECAY * total + cosine, _DECAY * weight + 1.0
+
+    def _judged(self, client: int, cosine: float) -> float:
+        total, weight = self._added(client, cosine)
+        return max(cosine, total / weight)
+
+
+def equal_starts(starts: Sequence[int]) -> list[list[int]]:
+    """Positions of updates that began at the same model, from the identity of each one's start."""
+    groups: dict[int, list[int]] = {}
+    for position, start in enumerate(starts):
+        groups.setdefault(start, []).append(position)
+    return list(groups.values())

@@ -1,0 +1,173 @@
+"""What hostile clients send, and that a run with one of them ends as it should."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.common import SMALL, rounds_of
+
+from experiments.running.inline import run_inline
+from fedkace_flwr.config import Config
+from fedkace_flwr.errors import ConfigError
+from fedkace_flwr.privacy.attacks import Attack, FlippedLabels, is_hostile
+from fedkace_flwr.samples import Samples
+
+Model = dict[str, np.ndarray]
+TRAINED = frozenset({"a.weight", "output.weight", "output.bias"})
+
+
+def sent() -> Model:
+    return {
+        "a.weight": np.array([1.0, 2.0, 3.0], dtype=np.float32),
+        "output.weight": np.array([[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]], dtype=np.float32),
+        "output.bias": np.zeros(3, dtype=np.float32),
+        "n.running_mean": np.array([5.0], dtype=np.float32),
+        "n.running_var": np.array([4.0], dtype=np.float32),
+        "n.num_batches_tracked": np.array(3),
+    }
+
+
+def learned() -> Model:
+    moved = {name: (array + 1).astype(array.dtype) for name, array in sent().items()}
+    return moved | {"output.bias": np.array([1.0, 2.0, 3.0], dtype=np.float32)}
+
+
+def altered(attack: str, scale: float = 1.0, client: int = 3, number: int = 2) -> Model:
+    config = Config.parse({"clients": 4, "attack": attack, "attack-scale": scale})
+    start = {name: array - 7 for name, array in sent().items()}
+    return Attack(config, TRAINED, lambda: start).altered(sent(), learned(), client, number)
+
+
+def test_the_clients_with_the_highest_numbers_are_hostile() -> None:
+    config = Config.parse({"clients": 10, "attack": "noise", "hostile-clients": 2})
+    assert [client for client in range(10) if is_hostile(config, client)] == [8, 9]
+    assert not any(is_hostile(Config.parse({"clients": 10}), client) for client in range(10))
+
+
+def test_a_flipped_sign_mirrors_parameters_and_means_and_leaves_variances() -> None:
+    forged = altered("sign-flip", 3.0)
+    assert forged["a.weight"].tolist() == [-2.0, -1.0, 0.0]
+    assert forged["n.running_mean"].tolist() == [2.0]
+    assert forged["n.running_var"].tolist() == [5.0] and forged["n.num_batches_tracked"] == 4
+    assert all(forged[name].dtype == array.dtype for name, array in learned().items())
+
+
+def test_flipped_means_change_means_alone() -> None:
+    forged = altered("flipped-means", 9.0)
+    assert forged.pop("n.running_mean").tolist() == [-4.0]
+    assert all((forged[name] == learned()[name]).all() for name in forged)
+
+
+def test_rolled_outputs_give_each_class_the_weights_of_another() -> None:
+    forged = altered("rolled-outputs")
+    assert forged["output.weight"].tolist() == [[4.0, 4.0], [2.0, 2.0], [3.0, 3.0]]
+    assert forged["output.bias"].tolist() == [3.0, 1.0, 2.0]
+    assert (forged["a.weight"] == learned()["a.weight"]).all()
+
+
+def test_replaced_weights_are_the_learned_ones_in_another_order() -> None:
+    forged, again = altered("replacement"), altered("replacement", number=5)
+    assert sorted(forged["output.weight"].ravel()) == sorted(learned()["output.weight"].ravel())
+    assert all((forged[name] == again[name]).all() for name in forged)  # the same model every round
+
+
+def length(model: Model) -> float:
+    return float(np.linalg.norm(np.concatenate([(model[name] - sent()[name]).ravel() for name in sorted(TRAINED)])))
+
+
+@pytest.mark.parametrize(("attack", "shared"), [("noise", False), ("collusion", True)])
+def test_noise_is_as_long_as_the_update_and_colluders_send_the_same(attack: str, shared: bool) -> None:
+    first, second = altered(attack, 2.0), altered(attack, 2.0, client=2, number=4)
+    assert length(first) == pytest.approx(2 * length(learned()), rel=1e-5)
+    assert np.allclose(first["a.weight"], second["a.weight"]) == shared
+
+
+def test_a_stale_model_is_that_of_the_beginning_from_the_second_round_on() -> None:
+    assert altered("stale-model")["a.weight"].tolist() == [-6.0, -5.0, -4.0]
+    assert altered("stale-model", number=1)["a.weight"].tolist() == learned()["a.weight"].tolist()
+
+
+def test_flipped_labels_exchange_the_classes_of_a_chunk_in_a_ring() -> None:
+    class True_:
+        def chunk(self, number: int, learned: int) -> Samples:
+            return Samples.arrived(torch.arange(5), torch.tensor([7, 2, 2, 4, 7]), number)
+
+    flipped = FlippedLabels(True_()).chunk(3, 2)  # type: ignore[arg-type]
+    assert flipped.labels.tolist() == [2, 4, 4, 7, 2]
+    assert flipped.content.tolist() == [0, 1, 2, 3, 4] and flipped.rounds.tolist() == [3] * 5
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"attack": "noise", "clients": 3, "hostile-clients": 4}, "hostile-clients = 4: must be at most clients = 3"),
+        (
+            {"attack": "noise", "data-source": "inbox", "class-names": "a, b", "image-size": 8},
+            "attack = 'noise': for simulations alone",
+        ),
+        ({"aggregation-rule": "median", "secagg": True}, "the server learns only a sum; must be 'mean'"),
+        ({"aggregation-rule": "median", "dp": "central"}, "calibrated for a mean; must be 'mean'"),
+        ({"byzantine-clients": 5, "clients": 10}, "must be less than half of the clients, at most 4"),
+        ({"clip-bound": 0.5}, "clip-bound = 0.5: must be at least 1, or 0 for no bound"),
+    ],
+)
+def test_what_cannot_be_combined_is_refused(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words.replace("(", r"\(")):
+        Config.parse(values)
+
+
+def outcome(folder: Path, **changes: Any) -> list[dict[str, Any]]:
+    keyed = {name.replace("_", "-"): value for name, value in changes.items()}
+    base = {**SMALL, "clients": 4, "width": 8, "epochs": 2, "rounds": 4}
+    config = Config.parse({**base, "results-dir": str(folder), "run-name": "run", **keyed})
+    run_inline(config)
+    return rounds_of(folder / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("attack", "scale", "kinds"),
+    [
+        ("sign-flip", 9.0, {"direction"}),
+        ("replacement", 3.0, {"direction", "norm"}),
+        ("stale-model", 1.0, {"copy"}),
+        ("false-count", 10.0, {"count"}),
+        ("flipped-means", 9.0, {"direction", "norm"}),
+    ],
+)
+def test_a_hostile_client_is_found_in_a_real_run_and_nobody_else_is(
+    tmp_path: Path, attack: str, scale: float, kinds: set[str]
+) -> None:
+    records = outcome(tmp_path, attack=attack, attack_scale=scale)
+    failures = [failure for record in records for failure in record["failures"]]
+    assert {failure["client"] for failure in failures} == {3}
+    assert {failure["kind"] for failure in failures} <= kinds
+    assert len(records[-1]["update_cosine"]) == 4
+
+
+@pytest.mark.slow
+def test_an_honest_run_is_that_without_any_check(tmp_path: Path, make_off: Callable[[], dict[str, Any]]) -> None:
+    checked = outcome(tmp_path / "checked")
+    free = outcome(tmp_path / "free", **make_off())
+    for record in [*checked, *free]:
+        for name in ("update_length", "update_cosine", "running_means_cosine"):
+            record.pop(name, None)
+    assert all("clipped_layers" not in record for record in checked)
+    assert checked == free
+
+
+@pytest.fixture
+def make_off() -> Callable[[], dict[str, Any]]:
+    return lambda: {"clip_bound": 0.0, "direction_bound": -1.0, "statistics_bound": -1.0, "norm_bound": 0.0}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["median", "trimmed-mean", "multi-krum", "geometric-median"])
+@pytest.mark.parametrize("method", ["fedkace", "ofcl", "dcfcl", "fedavg"])
+def test_every_rule_learns_with_every_kind_of_mean(tmp_path: Path, rule: str, method: str) -> None:
+    records = outcome(tmp_path, aggregation_rule=rule, method=method, rounds=2, epochs=4)
+    assert records[-1]["failures"] == []
+    assert records[0]["accuracy"] > records[0]["chance"]
