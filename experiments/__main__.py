@@ -52,6 +52,10 @@ def main(arguments: list[str] | None = None) -> int:
             from experiments.results.compare import finished_runs, summary_table
 
             console.print(summary_table(finished_runs(options.runs)))
+        elif options.command == "robustness":
+            from experiments.report.robustness import robustness_tables
+
+            print(robustness_tables(options.folder))
         elif options.command == "keep":
             from experiments.results.keep import keep
 
@@ -248,6 +252,10 @@ def _parser() -> argparse.ArgumentParser:
     cost.add_argument("--output", type=Path, help="also write counts and figures to this JSON file")
     table = commands.add_parser("table", help="print the summaries of finished runs")
     table.add_argument("runs", type=Path, nargs="+", help="folders of finished runs")
+    robustness = commands.add_parser(
+        "robustness", help="print the tables of the study poisoning, see docs/robustness.md"
+    )
+    robustness.add_argument("folder", type=Path, help="results folder of the study")
     keep = commands.add_parser(
         "keep", help="copy the records of a run or a study for publication, without the paths of this machine"
     )

@@ -18,11 +18,11 @@ from fedkace_flwr.messaging.validation import Limits
 from fedkace_flwr.privacy import noise
 from fedkace_flwr.privacy.central import CentralNoise
 from fedkace_flwr.rounds.aggregation import Aggregator
-from fedkace_flwr.rounds.comparison import Comparison
 from fedkace_flwr.rounds.exchange import client_of
 from fedkace_flwr.rounds.masked_training import MaskedTraining, moved
 from fedkace_flwr.rounds.messenger import Messenger
 from fedkace_flwr.rounds.quorum import BelowQuorumError, Quorum
+from fedkace_flwr.rounds.robustness.comparison import Comparison
 from fedkace_flwr.rounds.roster import Roster
 from fedkace_flwr.rounds.round_report import EVALUATION, TRAINING, RoundReport
 from fedkace_flwr.rounds.server_round import ServerRound

@@ -11,9 +11,9 @@ from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.messaging.records import NumpyArray, Reply, Shapes
 from fedkace_flwr.messaging.validation import Limits, root_mean_square
 from fedkace_flwr.rounds.aggregation import Aggregator
-from fedkace_flwr.rounds.comparison import Comparison
 from fedkace_flwr.rounds.messenger import Messenger
 from fedkace_flwr.rounds.replies import num_classes
+from fedkace_flwr.rounds.robustness.comparison import Comparison
 from fedkace_flwr.rounds.round_report import TRAINING, RoundReport
 from fedkace_flwr.rounds.vetting import Vetting
 
@@ -116,7 +116,7 @@ class ServerRound:
         self.messenger.fail(client, phase, reason, kind)
 
     def compared(self, replies: Sequence[Reply], *, aggregated: bool = True) -> list[Reply]:
-        """Compare models with each other, as :mod:`fedkace_flwr.rounds.comparison` does.
+        """Compare models with each other, as :mod:`fedkace_flwr.rounds.robustness.comparison` does.
 
         Parameters
         ----------

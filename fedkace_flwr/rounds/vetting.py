@@ -7,7 +7,7 @@ deviations. Each must be within ``norm-bound`` times what is usual among the rou
 three is used instead; at the beginning of a run there is none. The bound holds while more than half of the replies
 are honest. AdamW moves each weight by about its learning rate per step, so the honest clients of a round move about
 equally far. Batch statistics vary more, which is why they are compared separately. What passes is compared further
-(:mod:`fedkace_flwr.rounds.comparison`).
+(:mod:`fedkace_flwr.rounds.robustness.comparison`).
 """
 
 from collections.abc import Mapping, Sequence

@@ -30,6 +30,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
         ([], "reduced"),
         ([], "privacy"),
         ([], "fedframe"),
+        ([], "poisoning"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -15,10 +15,10 @@ from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.messaging.records import Reply
 from fedkace_flwr.messaging.validation import Limits
 from fedkace_flwr.privacy.central import CentralNoise
-from fedkace_flwr.rounds.clipping import Clipping
-from fedkace_flwr.rounds.comparison import Comparison
-from fedkace_flwr.rounds.directions import Directions
-from fedkace_flwr.rounds.earlier_models import EarlierModels
+from fedkace_flwr.rounds.robustness.clipping import Clipping
+from fedkace_flwr.rounds.robustness.comparison import Comparison
+from fedkace_flwr.rounds.robustness.directions import Directions
+from fedkace_flwr.rounds.robustness.earlier_models import EarlierModels
 from fedkace_flwr.rounds.round_report import RoundReport
 from fedkace_flwr.rounds.vetting import Vetting
 

@@ -2,13 +2,13 @@
 
 In this order:
 
-1. A copy of a model of an earlier round is rejected (:mod:`fedkace_flwr.rounds.earlier_models`).
+1. A copy of a model of an earlier round is rejected (:mod:`fedkace_flwr.rounds.robustness.earlier_models`).
 2. A model that moved more than ``norm-bound`` times the usual distance is rejected
    (:class:`fedkace_flwr.rounds.vetting.Vetting`).
 3. Layers that moved more than ``clip-bound`` times the usual distance are scaled down
-   (:mod:`fedkace_flwr.rounds.clipping`).
+   (:mod:`fedkace_flwr.rounds.robustness.clipping`).
 4. An update that points against the others' is rejected, by its trained parameters (``direction-bound``) or by its
-   running means (``statistics-bound``; :mod:`fedkace_flwr.rounds.directions`).
+   running means (``statistics-bound``; :mod:`fedkace_flwr.rounds.robustness.directions`).
 
 What is usual is a median over the round's replies, so the checks hold while more than half of the replies are honest.
 The last two steps compare clients that were sent the same model.
@@ -29,9 +29,9 @@ from fedkace_flwr.messaging.records import NumpyArray, Reply, Weights
 from fedkace_flwr.messaging.validation import Yardstick
 from fedkace_flwr.privacy.central import CentralNoise
 from fedkace_flwr.privacy.noise import MEAN
-from fedkace_flwr.rounds.clipping import Clipping
-from fedkace_flwr.rounds.directions import FEWEST, Directions, equal_starts
-from fedkace_flwr.rounds.earlier_models import EarlierModels, Sketch
+from fedkace_flwr.rounds.robustness.clipping import Clipping
+from fedkace_flwr.rounds.robustness.directions import FEWEST, Directions, equal_starts
+from fedkace_flwr.rounds.robustness.earlier_models import EarlierModels, Sketch
 from fedkace_flwr.rounds.round_report import RoundReport
 from fedkace_flwr.rounds.vetting import Vetting
 

@@ -47,7 +47,7 @@ class EarlierModels:
             whole = values.size // LENGTH * LENGTH
             total += values[:whole].reshape(-1, LENGTH).sum(axis=0, dtype=np.float64)
             total[: values.size - whole] += values[whole:]
-        with np.errstate(over="ignore"):  # a model of huge numbers is near to no other
+        with np.errstate(over="ignore"):
             return total.astype(np.float32)
 
     def origin_of(self, model: Sketch, sent: Sketch) -> int | None:
@@ -60,9 +60,11 @@ class EarlierModels:
         """
         if not self._rounds:
             return None
-        with np.errstate(over="ignore", invalid="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):  # such a model is not near to any
             moved = float(np.square(model - sent).sum())
-            distances = np.nan_to_num(np.square(self._sketches - model).sum(axis=1), nan=np.inf)
+            distances = np.square(self._sketches - model).sum(axis=1)
+        if not np.isfinite(moved):
+            return None
         nearest = int(distances.argmin())
         return self._rounds[nearest] if distances[nearest] < _NEAR**2 * moved else None
 

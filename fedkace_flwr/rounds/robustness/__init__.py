@@ -1,0 +1,1 @@
+"""Comparison of local models with each other and with earlier ones, against hostile clients."""
