@@ -26,8 +26,10 @@ def client_folder(config: Config, run_id: int, client: int, node_config: Mapping
     Raises
     ------
     ConfigError
-        The ``client-name`` is not a valid folder name.
+        The ``client-name`` is not a valid folder name, or the run has no client of that number.
     """
+    if not 0 <= client < config.stream.clients:
+        raise ConfigError(f"client {client}: the run has clients 0 to {config.stream.clients - 1}")
     named = str(node_config.get("state-dir", "")) or config.run.state_dir
     root = Path(named).expanduser().resolve() if named else run_folder(config, run_id) / "clients"
     name = node_config.get("client-name", "")
