@@ -30,6 +30,7 @@ from fedkace_flwr.storage import npz as archive
 from fedkace_flwr.storage.checkpoint import Checkpoint, Checkpoints
 from fedkace_flwr.storage.client_state import Answer, ClientState, read_state
 from fedkace_flwr.storage.client_store import ClientStore
+from fedkace_flwr.storage.folders import OpenFolder
 from support.made.replies import ask_with
 from support.made.stored import CLASSES, empty, learned, reply
 
@@ -168,18 +169,19 @@ class Parsers:
         self._arrived("a.png", "dog", content)
 
     def _arrived(self, name: str, class_name: str | None, content: bytes) -> None:
-        path = self.folder / name
-        path.write_bytes(content)
+        (self.folder / name).write_bytes(content)
         claimed = None
-        try:
-            claimed = arrivals.count(path, class_name)
-        except DataError as error:
-            _assert_line(error)
-        try:
-            images, labels = arrivals.read(path, class_name, AGREED, SIDE)
-        except DataError as error:
-            _assert_line(error)
-            return
+        with OpenFolder.at(self.folder) as folder:
+            arrival = arrivals.Arrival(folder, name, class_name)
+            try:
+                claimed = arrivals.count(arrival)
+            except DataError as error:
+                _assert_line(error)
+            try:
+                images, labels = arrivals.read(arrival, AGREED, SIDE)
+            except DataError as error:
+                _assert_line(error)
+                return
         assert images.dtype == np.uint8 and images.shape == (claimed, 3, SIDE, SIDE)
         assert labels.shape == (claimed,) and labels.min() >= 0 and labels.max() < len(AGREED)
 
