@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from fedkace_flwr.errors import ConfigError
+from fedkace_flwr.names import PLAIN, is_plain
 
 Scalar = bool | int | float | str
 
@@ -28,11 +29,14 @@ class Key:
     high: float | None = None
     affects: Affects = "numbers"
     choices: tuple[str, ...] = ()
+    is_name: bool = False
 
     def range_text(self) -> str:
         """Return the allowed values in words; empty if every value of the type is allowed."""
         if self.choices:
             return ", ".join(f"`{choice}`" for choice in self.choices)
+        if self.is_name:
+            return PLAIN
         low = f">= {self.low:g}" if self.low is not None else f"> {self.above:g}" if self.above is not None else ""
         high = f"<= {self.high:g}" if self.high is not None else ""
         return " and ".join(part for part in (low, high) if part)
@@ -41,6 +45,8 @@ class Key:
         """Return whether ``value``, which has the right type, is in the range."""
         if self.choices:
             return value in self.choices
+        if isinstance(value, str) and self.is_name:
+            return not value or is_plain(value)
         if isinstance(value, str | bool):
             return True
         return (
@@ -60,6 +66,7 @@ def key(
     above: float | None = None,
     high: float | None = None,
     affects: Affects = "numbers",
+    is_name: bool = False,
 ) -> Any:
     """Declare a configuration key as a field of a section.
 
@@ -75,8 +82,10 @@ def key(
         Inclusive lower bound, exclusive lower bound, inclusive upper bound.
     affects : {"numbers", "waiting", "place"}
         What the key changes. A run can be resumed with a different value unless the key affects numbers.
+    is_name : bool
+        Whether the value becomes a part of a path, and must not lead out of its folder; it may be empty.
     """
-    return field(default=default, metadata={"key": Key(meaning, unit, low, above, high, affects)})
+    return field(default=default, metadata={"key": Key(meaning, unit, low, above, high, affects, is_name=is_name)})
 
 
 def kebab(name: str) -> str:
@@ -123,10 +132,10 @@ def checked(name: str, value: object, of: Key, default: Scalar) -> Scalar:
             value = math.inf if value > 0 else -math.inf
     if type(value) is not kind:
         words = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
-        raise ConfigError(f"{name} = {value!r}: must be {words[kind]}")
+        raise ConfigError(f"{name} = {value!r:.200}: must be {words[kind]}")
     assert isinstance(value, bool | int | float | str)
     if not of.allows(value):
         wanted = ["finite"] if isinstance(value, float) and not math.isfinite(value) else []
         wanted += [of.range_text().replace("`", "")] if of.range_text() else []
-        raise ConfigError(f"{name} = {value!r}: must be {' and '.join(wanted)}")
+        raise ConfigError(f"{name} = {value!r:.200}: must be {' and '.join(wanted)}")
     return value
