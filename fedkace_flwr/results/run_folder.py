@@ -43,7 +43,7 @@ class RunFolder:
     RunError
         The folder cannot be written, is being written by another process, or already holds rounds.
     ConfigError
-        The environment variable for the checkpoints' encryption key does not hold a valid key.
+        An environment variable for the checkpoints' encryption has a wrong value: the key is not a key, for example.
     """
 
     def __init__(self, path: Path, *, resume: bool = False) -> None:
@@ -52,6 +52,8 @@ class RunFolder:
         self._rounds: list[dict[str, Any]] = []
         self._events: RoundEvents | None = None
         sealing.key()
+        sealing.key(variable=sealing.FORMER)
+        sealing.migrating()
         self.check(path)
         self._lock = FileLock(path / ".lock")
         try:
@@ -60,6 +62,8 @@ class RunFolder:
             raise RunError(
                 f"run-name = {path.name!r}: another process is writing to {path}; wait until it ends"
             ) from None
+        except OSError as error:
+            raise RunError(f"results-dir: {path / '.lock'} cannot be locked ({error.strerror}); remove it") from error
         if (path / "rounds.jsonl").exists() and not resume:
             self.close()
             raise RunError(

@@ -115,7 +115,8 @@ class ClientStore:
         Raises
         ------
         UnreadableStateError
-            A file has a newer version or is encrypted with another key; it is left as it is.
+            A file has a newer version, is encrypted with another key or not protected by the one that is set, or is
+            not what this client wrote last; it is left as it is.
         StateError
             That generation has been dropped, because the client has gone on for more rounds than it keeps; or the
             state is another client's.

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.made.inboxes import CLASSES, RUN, SIZE, drop, names_in, numbers_of, opened
 
 from fedkace_flwr.data import inbox_files
@@ -120,6 +122,39 @@ def test_a_name_of_any_letters_is_shown_on_one_printable_line(
     assert text.endswith("\n") and text[:-1].isprintable()
     (message,) = [record.getMessage() for record in caplog.records if "rejected" in record.getMessage()]
     assert message.isprintable()
+
+
+letters = st.binary(min_size=1, max_size=255).map(lambda name: name.replace(b"/", b"_").replace(b"\0", b"_"))
+kinds = st.sampled_from(["file", "archive", "link", "pipe", "folder", "class"])
+
+
+@given(st.dictionaries(letters | letters.map(lambda name: name[-251:] + b".npz"), kinds, max_size=6))
+def test_no_name_and_no_kind_of_file_stops_the_others(
+    tmp_path_factory: pytest.TempPathFactory, files: dict[bytes, str]
+) -> None:
+    folder = tmp_path_factory.mktemp("inbox")
+    drop(folder, "good.npz", 1)
+    content = (folder / "new" / "good.npz").read_bytes()
+    for name, kind in files.items():
+        path = os.path.join(os.fsencode(folder / "new"), name)  # noqa: PTH118  # of bytes, which pathlib does not take
+        if os.path.lexists(path):
+            continue
+        if kind == "link":
+            os.symlink("good.npz", path)  # noqa: PTH211
+        elif kind == "pipe":
+            os.mkfifo(path)
+        elif kind in ("folder", "class"):
+            os.mkdir(path)  # noqa: PTH102
+        if kind in ("file", "archive", "class"):
+            with open(os.path.join(path, name) if kind == "class" else path, "wb") as file:  # noqa: PTH118, PTH123
+                file.write(content if kind == "archive" else b"hello")
+    box = opened(folder)
+    taken = numbers_of(box.take(1, 0))
+    assert taken and set(taken) == {1}
+    assert numbers_of(opened(folder).take(1, 0)) == taken
+    box.learned(1)
+    drop(folder, "again.npz", 2)
+    assert numbers_of(box.take(2, 1)) == [2]
 
 
 def test_a_run_cannot_name_a_folder_outside_of_the_inbox(tmp_path: Path) -> None:

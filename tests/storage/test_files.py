@@ -131,6 +131,18 @@ def test_a_link_in_the_place_of_a_prepared_data_set_is_removed_and_not_followed(
     assert (theirs / "file").read_text() == "theirs"
 
 
+def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path: Path) -> None:
+    linked(tmp_path / "run" / ".lock", tmp_path / "theirs")
+    linked(tmp_path / "client" / ".lock", tmp_path / "theirs")
+    (tmp_path / "client").chmod(0o700)
+    with pytest.raises(RunError, match=r"run/\.lock cannot be locked") as caught:
+        RunFolder(tmp_path / "run")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(StateError, match="cannot be written"):
+        train(ClientStore(tmp_path / "client", empty()), 1)
+    assert (tmp_path / "theirs").read_text() == "theirs"
+
+
 def test_writers_at_the_same_time_do_not_mix_their_files(tmp_path: Path) -> None:
     path, faults = tmp_path / "file", list[BaseException]()
     contents = [bytes([number]) * 200_000 for number in range(6)]
