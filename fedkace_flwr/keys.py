@@ -5,17 +5,23 @@ a ``Literal`` of the allowed strings. In run configs, studies and records, a key
 """
 
 import math
+import os
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from fedkace_flwr.errors import ConfigError
-from fedkace_flwr.names import PLAIN, is_plain
 
 Scalar = bool | int | float | str
 
 Affects = Literal["numbers", "waiting", "place"]
 """What a key changes: the numbers of a run, how long it waits, or only where things are stored and how."""
+
+LONGEST_NAME = 200
+"""Most bytes of a name in a path, which leaves room in the system's 255 for the endings that programs add."""
+
+PLAIN_NAME = f"a plain name: at most {LONGEST_NAME} bytes, printable, without slashes, and not beginning with a dot"
+"""What :func:`is_plain_name` accepts, in words."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,7 @@ class Key:
         if self.choices:
             return ", ".join(f"`{choice}`" for choice in self.choices)
         if self.is_name:
-            return PLAIN
+            return PLAIN_NAME
         low = f">= {self.low:g}" if self.low is not None else f"> {self.above:g}" if self.above is not None else ""
         high = f"<= {self.high:g}" if self.high is not None else ""
         return " and ".join(part for part in (low, high) if part)
@@ -46,7 +52,7 @@ class Key:
         if self.choices:
             return value in self.choices
         if isinstance(value, str) and self.is_name:
-            return not value or is_plain(value)
+            return not value or is_plain_name(value)
         if isinstance(value, str | bool):
             return True
         return (
@@ -86,6 +92,16 @@ def key(
         Whether the value becomes a part of a path, and must not lead out of its folder; it may be empty.
     """
     return field(default=default, metadata={"key": Key(meaning, unit, low, above, high, affects, is_name=is_name)})
+
+
+def is_plain_name(name: str) -> bool:
+    """Return whether a name can be a part of a path, so that the path stays in its folder and names no hidden file."""
+    return (
+        name.isprintable()
+        and not name.startswith(".")
+        and not set(name) & set("/\\")
+        and 0 < len(os.fsencode(name)) <= LONGEST_NAME
+    )
 
 
 def kebab(name: str) -> str:

@@ -2,7 +2,7 @@
 
 import re
 
-from fedkace_flwr.names import printable
+from fedkace_flwr.storage.names import printable
 
 _MARKDOWN = re.compile(
     r"[\\`*\[\]<>|&~$]"

@@ -16,7 +16,7 @@ from experiments.report.escaping import in_markdown, in_tex
 from experiments.report.names import axis_label, data_name, labelled, method_name, method_rank, role
 from experiments.report.paper import CONDITION, TABLES, load_paper, paper_row
 from experiments.results.loading import Results, StudyInfo, rows_of
-from fedkace_flwr.names import printable
+from fedkace_flwr.storage.names import printable
 
 CHANCE = "chance"
 _DASH = "-"

@@ -9,9 +9,10 @@ from experiments.report.page import write_page
 from experiments.report.tables import latex, long_frame, markdown, study_tables
 from experiments.results.loading import load_results
 from fedkace_flwr.errors import ResultsError
-from fedkace_flwr.names import MOST_BYTES, fitted, is_plain
+from fedkace_flwr.keys import LONGEST_NAME, is_plain_name
 from fedkace_flwr.storage.files import write_text
 from fedkace_flwr.storage.folders import make_folder
+from fedkace_flwr.storage.names import fitted
 
 
 def write_report(folders: Sequence[Path], output: Path | None = None, data_dir: Path | None = None) -> list[Path]:
@@ -60,4 +61,4 @@ def write_report(folders: Sequence[Path], output: Path | None = None, data_dir: 
 def _file_name(name: str) -> str:
     """A folder's name for a study; its own name comes from a file."""
     plain = "".join(sign if sign.isalnum() or sign in "-_." else "-" for sign in name)
-    return fitted(plain if is_plain(plain) else f"study-{plain}", MOST_BYTES)
+    return fitted(plain if is_plain_name(plain) else f"study-{plain}", LONGEST_NAME)

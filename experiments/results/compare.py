@@ -12,10 +12,10 @@ from rich.table import Table
 from experiments.results.regret import is_reference, regret, stream_of
 from experiments.studies.study import Study
 from fedkace_flwr.errors import RunError
-from fedkace_flwr.names import printable
 from fedkace_flwr.registry import METHODS
 from fedkace_flwr.results.plot import in_plot
 from fedkace_flwr.storage.files import LARGEST_LOG, read_text, write_bytes
+from fedkace_flwr.storage.names import printable
 
 _HEADINGS = ("run", "AA %", "AR %", "final %", "chance %", "switched", "failures", "MB down", "MB up", "seconds")
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from fedkace_flwr.errors import ResultsError
 from fedkace_flwr.keys import Scalar
-from fedkace_flwr.names import printable
 from fedkace_flwr.storage.files import LARGEST_LOG, LARGEST_TEXT, read_text
+from fedkace_flwr.storage.names import printable
 
 SCHEMA = 1
 """Version of ``runs.csv``, ``rounds.csv`` and their Parquet versions, and of the ``study.json`` files that are read."""

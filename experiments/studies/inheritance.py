@@ -7,7 +7,7 @@ from typing import Any
 
 from experiments.studies.yaml_file import read_yaml
 from fedkace_flwr.errors import ConfigError
-from fedkace_flwr.names import PLAIN, is_plain
+from fedkace_flwr.keys import PLAIN_NAME, is_plain_name
 
 FULL = "full"
 """The scale at which a file stands as it is written."""
@@ -72,8 +72,8 @@ def at_scale(content: Mapping[str, Any], scale: str) -> tuple[dict[str, Any], di
     scales = _mapping(content, "scales")
     if scale != FULL and scale not in scales:
         raise ConfigError(f"--scale {scale}: the file has {', '.join([FULL, *scales])}")
-    if not is_plain(scale):  # it becomes a part of the folder's name
-        raise ConfigError(f"scales: {scale!r:.200}: must be {PLAIN}")
+    if not is_plain_name(scale):  # it becomes a part of the folder's name
+        raise ConfigError(f"scales: {scale!r:.200}: must be {PLAIN_NAME}")
     part = _mapping(scales, scale)
     for key in part:
         if key not in _SCALED_KEYS:

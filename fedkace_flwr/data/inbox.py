@@ -32,8 +32,8 @@ import numpy as np
 from fedkace_flwr.data import inbox_files as arrivals
 from fedkace_flwr.data.inbox_files import Arrival, Arrived
 from fedkace_flwr.errors import DataError
-from fedkace_flwr.names import fitted, printable, token
 from fedkace_flwr.storage.folders import OpenFolder, make_folder
+from fedkace_flwr.storage.names import fitted, printable, token
 
 logger = logging.getLogger(__name__)
 

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from fedkace_flwr.data.images import Framing, read_square
 from fedkace_flwr.data.readers import PICTURES
 from fedkace_flwr.errors import DataError
-from fedkace_flwr.names import printable
 from fedkace_flwr.npy import HeaderError, read_header
 from fedkace_flwr.storage.files import IrregularFileError, LargeFileError, open_regular, read_open
 from fedkace_flwr.storage.folders import OpenFolder
+from fedkace_flwr.storage.names import printable
 
 LARGEST_FILE = 2**28
 """Largest size of a file, and of the arrays of one, unpacked; bytes."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedkace_flwr.names import printable
 from fedkace_flwr.storage.files import write_bytes
+from fedkace_flwr.storage.names import printable
 
 _LONGEST = 200
 _INK, _ACCENT, _MUTED = "#1b3a57", "#d1495b", "#8a8f98"

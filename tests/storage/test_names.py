@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError
-from fedkace_flwr.names import MOST_BYTES, fitted, is_plain, printable, token
+from fedkace_flwr.keys import LONGEST_NAME, is_plain_name
+from fedkace_flwr.storage.names import fitted, printable, token
 from fedkace_flwr.storage.paths import client_folder, run_folder
 
 ANY = st.text(st.characters(), max_size=300) | st.text("ab./\\~\n\0 é\ud800", max_size=300)
 HOSTILE = [
     *("../../x", "..", ".", "/tmp/x", "a/b", "a/../../b", "~/x/..", ".hidden", "a\\b", "a\nb", "a\0b", "\x1b[31m"),
-    *("\u202egnp", "\ud800", " \t", "n" * (MOST_BYTES + 1), "\u00e9" * (MOST_BYTES // 2 + 1)),
+    *("\u202egnp", "\ud800", " \t", "n" * (LONGEST_NAME + 1), "\u00e9" * (LONGEST_NAME // 2 + 1)),
 ]
 
 
@@ -28,7 +29,7 @@ def test_a_run_cannot_leave_the_results_folder(name: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "name", ["first", "fedkace_overlap-4_seed-0", "K=4, M=100", "\u00dcbung 1", "a.b", "x" * MOST_BYTES, "[0, 1]"]
+    "name", ["first", "fedkace_overlap-4_seed-0", "K=4, M=100", "\u00dcbung 1", "a.b", "x" * LONGEST_NAME, "[0, 1]"]
 )
 def test_a_plain_name_is_a_folder_in_the_results_folder(name: str, tmp_path: Path) -> None:
     config = Config.parse({"results-dir": str(tmp_path), "run-name": name})
@@ -45,14 +46,14 @@ def test_a_client_that_the_run_does_not_have_has_no_folder(client: int, tmp_path
 
 @given(ANY)
 def test_a_plain_name_makes_a_path_in_its_folder(name: str) -> None:
-    if is_plain(name):
+    if is_plain_name(name):
         assert Path(os.path.normpath(Path("/folder") / name)).parent == Path("/folder")
         assert not any(unicodedata.category(sign).startswith("C") for sign in name)
 
 
 @given(ANY)
 def test_a_token_is_a_plain_name_and_tells_texts_apart(text: str) -> None:
-    assert is_plain(token(text)) and len(token(text)) <= 64
+    assert is_plain_name(token(text)) and len(token(text)) <= 64
     assert token(text) != token(f"{text}x") and token(token(text)) == token(text)
 
 

@@ -26,7 +26,7 @@ from fedkace_flwr.results.plot import draw_accuracy, in_plot
 SCRIPT = "<script>alert(1)</script>"
 LINK = "[x](javascript:alert(1)) ![y](https://evil.example/y.png) https://evil.example www.evil.example"
 TEX = r"\input{/etc/passwd} \write18{id} $x$ 100% #1 {a}_b^c ~ & | < > [5pt]"
-FORMULA = "$\\frac{1}{0$ and $"
+FORMULA = "$\\frac{1}{0$ and more"
 BREAK = "a\n\n# heading\n% \\input{x}\r\x1b[31m\u2028b"
 NAMES = [SCRIPT, LINK, TEX, FORMULA, BREAK, "_hidden", "`code` **bold** _it_ ~~no~~ | cell", "\ud800 half", "*", "[0]"]
 

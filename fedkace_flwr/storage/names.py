@@ -1,28 +1,12 @@
-"""Names and texts from outside: what may become a part of a path, and what may stand in a log or a report."""
+"""Names and texts from outside: parts of a path that lead nowhere else, and lines that show what they say."""
 
 import hashlib
 import os
 import re
 from pathlib import PurePath
 
-MOST_BYTES = 200
-"""Most bytes of a name in a path, which leaves room in the system's 255 for the endings that programs add."""
-
-PLAIN = f"a plain name: at most {MOST_BYTES} bytes, printable, without slashes, and not beginning with a dot"
-"""What :func:`is_plain` accepts, in words."""
-
 _TOKEN = re.compile(r"[0-9A-Za-z]{1,64}")
 _LONGEST_SUFFIX = 16
-
-
-def is_plain(name: str) -> bool:
-    """Whether a name can be a part of a path, so that the path stays in its folder and names no hidden file."""
-    return (
-        name.isprintable()
-        and not name.startswith(".")
-        and not set(name) & set("/\\")
-        and 0 < len(os.fsencode(name)) <= MOST_BYTES
-    )
 
 
 def token(text: str) -> str:
