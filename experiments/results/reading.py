@@ -27,23 +27,14 @@ def read_study(path: Path) -> Record | None:
         return None
     told = read_object(path)
     check_schema(path, told)
-    runs, axes = told.get("runs"), told.get("axes")
-    good = (
-        isinstance(told.get("study"), str)
-        and all(isinstance(told.get(name), str | None) for name in ("title", "paper", "scale"))
-        and isinstance(axes, list)
-        and all(isinstance(axis, str) for axis in axes)
-        and isinstance(runs, dict)
-        and all(isinstance(labels, dict) and set(axes) <= set(labels) for labels in runs.values())
-        and all(isinstance(value, Scalar | None) for labels in runs.values() for value in labels.values())
-    )
-    if not good or axes is None or runs is None:
+    if not _is_study(told):
         raise ResultsError(f"{path}: is damaged; must have study, axes, and the value of each run on every axis")
     return {
         **{name: _shown(told.get(name)) for name in ("study", "title", "paper", "scale")},
-        "axes": [printable(axis) for axis in axes],
+        "axes": [printable(axis) for axis in told["axes"]],
         "runs": {
-            run: {printable(axis): _shown(value) for axis, value in labels.items()} for run, labels in runs.items()
+            run: {printable(axis): _shown(value) for axis, value in labels.items()}
+            for run, labels in told["runs"].items()
         },
     }
 
@@ -106,6 +97,19 @@ def _parse(path: Path, text: str, where: str) -> Record:
     if not isinstance(content, dict):
         raise ResultsError(f"{path}{where}: is damaged; must be a JSON object")
     return content
+
+
+def _is_study(told: Record) -> bool:
+    runs, axes = told.get("runs"), told.get("axes")
+    return (
+        isinstance(told.get("study"), str)
+        and all(isinstance(told.get(name), str | None) for name in ("title", "paper", "scale"))
+        and isinstance(axes, list)
+        and all(isinstance(axis, str) for axis in axes)
+        and isinstance(runs, dict)
+        and all(isinstance(labels, dict) and set(axes) <= set(labels) for labels in runs.values())
+        and all(isinstance(value, Scalar | None) for labels in runs.values() for value in labels.values())
+    )
 
 
 def _shown(value: Scalar | None) -> Scalar | None:

@@ -22,7 +22,7 @@ from experiments.running.processes import CHECKOUT, flower_environment, staged_a
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import RunError
 from fedkace_flwr.keys import Scalar
-from fedkace_flwr.storage.files import LARGEST_LOG, read_text
+from fedkace_flwr.storage.files import LARGEST_LOG, read_text, write_text
 
 _START_SECONDS = 60
 _STOP_SECONDS = 20
@@ -192,7 +192,7 @@ class _FlowerJob:
         self._log = log
         self._environment = environment
         settings = log.with_name("run-config.toml")
-        settings.write_text("".join(f"{key} = {_toml(value)}\n" for key, value in config.flat().items()))
+        write_text(settings, "".join(f"{key} = {_toml(value)}\n" for key, value in config.flat().items()))
         command = [_tool("flwr"), "run", str(app), _LINK, "--stream", "--run-config", str(settings)]
         command += ["--federation-config", " ".join(f"{key}={value}" for key, value in federation.items())]
         with log.open("w") as output:

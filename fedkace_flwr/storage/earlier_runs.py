@@ -11,6 +11,7 @@ from pathlib import Path
 from fedkace_flwr.storage import atomic
 from fedkace_flwr.storage.folders import make_folder, sync_folder
 from fedkace_flwr.storage.names import token
+from fedkace_flwr.storage.places import EARLIER
 
 _KEPT_RUNS = 1
 _KINDS = ("answer", "state")
@@ -30,7 +31,7 @@ class EarlierRuns:
 
     def place_of(self, run: str) -> Path:
         """The folder of a run."""
-        return self._folder / "earlier" / token(run)
+        return self._folder / EARLIER / token(run)
 
     def move_out(self, round_number: int, run: str) -> None:
         """Move the answer and the state of a round to their run's folder."""
@@ -61,7 +62,7 @@ class EarlierRuns:
     def forget(self) -> None:
         """Remove all earlier runs but the last."""
         # Empty folders belong to runs that were moved back in; they do not count as earlier runs.
-        places = [path for path in (self._folder / "earlier").glob("*") if any(path.glob("state-*.npz"))]
+        places = [path for path in (self._folder / EARLIER).glob("*") if any(path.glob("state-*.npz"))]
         for place in sorted(places, key=lambda path: path.stat().st_mtime_ns)[:-_KEPT_RUNS]:
             for kind in _KINDS:
                 for path in place.glob(f"{kind}-*.npz"):

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from fedkace_flwr.errors import StateError, UnreadableStateError
 from fedkace_flwr.storage import atomic, encryption
 from fedkace_flwr.storage.files import open_regular
+from fedkace_flwr.storage.places import EARLIER
 
 NAME = "ledger.npz"
 _KINDS = ("answer", "state")
@@ -157,7 +158,7 @@ class Ledger:
 
     def _on_disk_of_earlier_runs(self) -> dict[str, set[str]]:
         found: dict[str, set[str]] = {}
-        for place in (self._folder / "earlier").glob("*"):
+        for place in (self._folder / EARLIER).glob("*"):
             for name, stamps in self._on_disk(place).items():
                 found.setdefault(name, set()).update(stamps)
         return found

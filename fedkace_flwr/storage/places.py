@@ -2,18 +2,21 @@
 
 from pathlib import Path
 
-_EARLIER, _SERVER = "earlier", "server"
+EARLIER = "earlier"
+"""The folder in a client's folder that holds the files of earlier runs, ``earlier/RUN/``."""
+
+_CHECKPOINT = "checkpoint-"
 
 
-def home_of(folder: Path) -> Path:
-    """The folder of the client or the run that a folder with stored files belongs to.
+def home_of(path: Path) -> Path:
+    """The folder of the client or the run that a stored file belongs to.
 
-    ``CLIENT`` itself, ``CLIENT/earlier/RUN`` and ``RUN/server`` belong to ``CLIENT`` and ``RUN``.
+    ``CLIENT/FILE`` and ``CLIENT/earlier/RUN/FILE`` belong to ``CLIENT``, ``RUN/server/checkpoint-ROUND.npz`` to ``RUN``.
     """
-    folder = folder.resolve()
-    if folder.parent.name == _EARLIER:
-        return folder.parent.parent
-    return folder.parent if folder.name == _SERVER else folder
+    folder = path.parent.resolve()
+    if path.name.startswith(_CHECKPOINT):
+        return folder.parent
+    return folder.parent.parent if folder.parent.name == EARLIER else folder
 
 
 def place_of(path: Path) -> str:
@@ -21,6 +24,5 @@ def place_of(path: Path) -> str:
 
     Moving a client's or a run's folder does not change its files' places; renaming it does.
     """
-    home = home_of(path.parent)
-    middle = f"{_SERVER}/" if path.parent.resolve().name == _SERVER else ""
-    return f"{home.name}/{middle}{path.name}"
+    middle = f"{path.parent.resolve().name}/" if path.name.startswith(_CHECKPOINT) else ""
+    return f"{home_of(path).name}/{middle}{path.name}"

@@ -65,16 +65,16 @@ def reseal(roots: Iterable[Path], *, migrate: bool) -> Resealed:
         raise ConfigError(f"{encryption.VARIABLE}: is not set; set it to the key that files are to have")
     encryption.key(variable=encryption.FORMER)
     result = Resealed()
-    homes: dict[Path, list[Path]] = {}
+    homes: dict[Path, set[Path]] = {}
     for root in roots:
         if not root.is_dir():
             raise ConfigError(f"{root}: is not a folder; must hold the state of clients or of runs")
-        for folder in _folders(root.resolve()):
-            homes.setdefault(home_of(folder), []).append(folder)
+        for path in _files(root.resolve()):
+            homes.setdefault(home_of(path), set()).add(path.parent)
     for home, folders in sorted(homes.items()):
         try:
             with _alone(home):
-                for folder in sorted(set(folders)):
+                for folder in sorted(folders):
                     _reseal_folder(folder, secret, migrate, result)
                 if migrate and any(home.glob("state-*.npz")):
                     Ledger(home).adopt()
@@ -101,11 +101,10 @@ def _reseal_folder(folder: Path, secret: bytes, migrate: bool, result: Resealed)
                 result.faults.append(f"{path}: {error}")
 
 
-def _folders(root: Path) -> Iterator[Path]:
-    """The folders below a root, and itself, that hold stored files; links are not followed."""
+def _files(root: Path) -> Iterator[Path]:
+    """The stored files below a root; links to folders are not followed."""
     for folder, _, names in os.walk(root):
-        if any(_OURS.fullmatch(name) for name in names):
-            yield Path(folder)
+        yield from (Path(folder, name) for name in names if _OURS.fullmatch(name))
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import os
 import unicodedata
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -42,6 +43,15 @@ def test_a_client_that_the_run_does_not_have_has_no_folder(client: int, tmp_path
     """Its number comes from the server."""
     with pytest.raises(ConfigError, match="the run has clients 0 to 9"):
         client_folder(Config.parse({"results-dir": str(tmp_path)}), 5, client, {"num-partitions": 10})
+
+
+def test_a_folder_of_clients_cannot_be_taken_for_that_of_earlier_runs(tmp_path: Path) -> None:
+    config = Config.parse({"state-dir": str(tmp_path / "earlier")})
+    with pytest.raises(ConfigError, match=r"state-dir = .*must not end in 'earlier'"):
+        client_folder(config, 5, 0, {"num-partitions": 10})
+    place: dict[str, Any] = {"num-partitions": 10, "state-dir": str(tmp_path / "earlier"), "client-name": "cam7"}
+    with pytest.raises(ConfigError, match=r"state-dir = .*must not end in 'earlier'"):
+        client_folder(Config(), 5, 0, place)
 
 
 @given(ANY)

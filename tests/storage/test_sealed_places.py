@@ -202,6 +202,17 @@ def test_a_folder_may_be_moved_and_reached_through_links_but_not_renamed(tmp_pat
         ClientStore(tmp_path / "b" / "cam8", empty()).before(2)
 
 
+@pytest.mark.parametrize("name", ["server", "earlier", "ledger", "state-000001.npz", "\u00dcbung 1"])
+def test_a_client_may_have_any_name(name: str, tmp_path: Path, key: str) -> None:
+    for client in (name, "other"):
+        trained(tmp_path / client, "0", 1)
+        trained(tmp_path / client, "1", 1, 2)
+    shutil.copy(tmp_path / "other" / "state-000002.npz", tmp_path / name / "state-000002.npz")
+    with pytest.raises(UnreadableStateError, match=r"written as 'other/state-000002\.npz'"):
+        ClientStore(tmp_path / name, of_run("1")).before(3)
+    assert read_state(tmp_path / name / "earlier" / "0" / "state-000001.npz").run == "0"
+
+
 def test_the_place_cannot_be_changed_in_the_file(tmp_path: Path, key: str) -> None:
     train(ClientStore(tmp_path / "client-000", empty()), 1)
     content = (tmp_path / "client-000" / "state-000001.npz").read_bytes().replace(b"client-000", b"client-001")
