@@ -166,10 +166,10 @@ class ClientStore:
         """
         with self.locked(), self._explained():
             self._settle()
-            # Later rounds belong to a course that the server has given up. They go first: after a crash, a client
-            # that is asked for one of them must not find it done.
             paths = [self._path(kind, state.round) for kind in ("answer", "state")]
             stamps = self._ledger.intend([path.name for path in paths], state.round)
+            # Later rounds belong to a course that the server has given up. They go first: after a crash, a client
+            # that is asked for one of them must not find it done.
             self._drop(lambda number: number > state.round)
             atomic.write(paths[0], *answer.to_record(state.run), stamp=stamps.get(paths[0].name))
             self._write(state, stamps)

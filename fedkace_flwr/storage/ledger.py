@@ -113,11 +113,11 @@ class Ledger:
         self._write(_Page(kept, newest or page.newest))
 
     def adopt(self) -> None:
-        """List the sealed files as they are."""
-        self._write(self._with_all(self._read() or _Page({}, None)))
+        """List the sealed files as they are; a damaged ledger is replaced."""
+        self._write(self._with_all(self._read(damaged_too=True) or _Page({}, None)))
 
     def _page(self) -> _Page:
-        page = self._read()
+        page = self._read(damaged_too=encryption.migrating())
         if page is None:
             page = _Page({}, None)
             if not encryption.migrating() and self._with_all(page).stamps:
@@ -134,12 +134,16 @@ class Ledger:
                 stamps[name] = stamps.get(name, set()) | listed
         return _Page(stamps, page.newest)
 
-    def _read(self) -> _Page | None:
+    def _read(self, *, damaged_too: bool) -> _Page | None:
+        """The ledger's content; None if there is none or, where that is to be accepted, if it is damaged."""
         path = self._folder / NAME
         try:
             stored = atomic.read(path)
             return None if stored is None else _parsed(stored[1])
-        except StateError as error:  # nor is a damaged one set aside: without it, older files could be put back
+        except StateError as error:
+            if damaged_too and not isinstance(error, UnreadableStateError):
+                return None
+            # Nor is a damaged one set aside: without it, older files could be put back.
             raise UnreadableStateError(f"{path}: {error}; {_advice()}") from error
 
     def _write(self, page: _Page) -> None:

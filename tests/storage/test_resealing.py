@@ -170,6 +170,19 @@ def test_plain_files_are_encrypted_by_a_migration_and_need_no_setting_afterwards
         ClientStore(tmp_path / "state" / "cam2", of_run("1")).before(2)
 
 
+def test_a_migration_replaces_a_damaged_ledger(tmp_path: Path, keys: Keys, capsys: pytest.CaptureFixture[str]) -> None:
+    keys(new_key())
+    lay_in(tmp_path)
+    ledger = tmp_path / "state" / "cam1" / "ledger.npz"
+    ledger.write_bytes(b"damage")
+    with pytest.raises(UnreadableStateError, match="ledger"):
+        check(tmp_path)
+    assert main(["migrate", str(tmp_path)]) == 1  # it names the damaged file, and replaces it
+    assert f"{ledger}: its checksum does not match" in capsys.readouterr().err
+    check(tmp_path)
+    assert main(["migrate", str(tmp_path)]) == 0
+
+
 @pytest.mark.slow
 def test_a_migration_that_is_killed_at_any_call_can_be_finished(
     tmp_path: Path, keys: Keys, capsys: pytest.CaptureFixture[str]

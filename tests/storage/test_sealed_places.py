@@ -285,12 +285,13 @@ def test_an_older_ledger_does_not_vouch_for_newer_files_nor_a_lost_one_for_any(t
     assert_same(store.before(3), learned(2))
 
 
+@pytest.mark.parametrize("damaged", [False, True])
 def test_whoever_trusts_what_is_there_can_go_on_from_it(
-    tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch
+    damaged: bool, tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = ClientStore(tmp_path, empty())
+    store, ledger = ClientStore(tmp_path, empty()), tmp_path / "ledger.npz"
     train(store, 1, 2)
-    (tmp_path / "ledger.npz").unlink()
+    ledger.write_bytes(ledger.read_bytes()[:-1]) if damaged else ledger.unlink()
     with monkeypatch.context() as patch:
         patch.setenv(encryption.MIGRATE, "1")
         assert_same(store.before(3), learned(2))
