@@ -7,6 +7,7 @@ from pathlib import Path
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.keys import Scalar
+from fedkace_flwr.storage.places import EARLIER
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -26,10 +27,14 @@ def client_folder(config: Config, run_id: int, client: int, node_config: Mapping
     Raises
     ------
     ConfigError
-        The ``client-name`` is not a valid folder name.
+        The ``client-name`` or the ``state-dir`` is not a valid folder, or the run has no client of that number.
     """
+    if not 0 <= client < config.stream.clients:
+        raise ConfigError(f"client {client}: the run has clients 0 to {config.stream.clients - 1}")
     named = str(node_config.get("state-dir", "")) or config.run.state_dir
     root = Path(named).expanduser().resolve() if named else run_folder(config, run_id) / "clients"
+    if root.name == EARLIER:
+        raise ConfigError(f"state-dir = {named!r:.200}: must not end in {EARLIER!r}, where clients keep earlier runs")
     name = node_config.get("client-name", "")
     if name == "":
         return root / f"client-{client:03d}"

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fedkace_flwr.data import inbox_files as arrivals
+from fedkace_flwr.data.inbox_files import Arrival
 from fedkace_flwr.errors import DataError
+from fedkace_flwr.storage.folders import OpenFolder
 
 CLASSES = ("cat", "dog", "sea lion")
 SIZE = 8
@@ -30,7 +32,13 @@ def archive(path: Path, **arrays: Any) -> Path:
 
 
 def read(path: Path, class_name: str | None = None) -> arrivals.Arrived:
-    return arrivals.read(path, class_name, CLASSES, SIZE)
+    with OpenFolder.at(path.parent) as folder:
+        return arrivals.read(Arrival(folder, path.name, class_name), CLASSES, SIZE)
+
+
+def count(path: Path, class_name: str | None = None) -> int:
+    with OpenFolder.at(path.parent) as folder:
+        return arrivals.count(Arrival(folder, path.name, class_name))
 
 
 def test_three_layouts_of_images_mean_the_same(tmp_path: Path) -> None:
@@ -97,7 +105,7 @@ def test_a_huge_promise_is_refused_before_anything_is_allocated(tmp_path: Path) 
     with pytest.raises(DataError, match="promises 1099511627776 bytes"):
         read(tmp_path / "a.npz")
     with pytest.raises(DataError, match="promises"):
-        arrivals.count(tmp_path / "a.npz", None)
+        count(tmp_path / "a.npz")
 
 
 def test_a_place_that_no_file_has_is_a_damaged_file_and_no_broken_disk(tmp_path: Path) -> None:
@@ -150,7 +158,9 @@ def test_unfinished_and_hidden_files_do_not_count(tmp_path: Path) -> None:
         "cat/y.png.tmp",
     ):
         (tmp_path / name).touch()
-    assert [(path.name, name) for path, name in arrivals.listing(tmp_path)] == [("y.png", "cat"), ("z.npz", None)]
+    with OpenFolder.at(tmp_path) as folder:
+        found = [(each.name, each.class_name) for each in arrivals.listing(folder)]
+    assert found == [("y.png", "cat"), ("z.npz", None)]
 
 
 WHOLE = io.BytesIO()
@@ -214,7 +224,7 @@ def test_no_bytes_do_anything_but_load_or_be_refused(
 ) -> None:
     name, class_name = place
     (tmp_path / name).write_bytes(content)
-    for parse in (read, arrivals.count):
+    for parse in (read, count):
         try:
             parse(tmp_path / name, class_name)
         except DataError as refused:

@@ -1,9 +1,10 @@
 """Fuzz one parser by coverage: ``python tests/fuzz/coverage_guided.py PARSER [libFuzzer's options]``.
 
 Needs the extra ``fuzz`` (atheris). PARSER is one of ``archive`` (below the checksum) and ``stored`` (state, answer,
-checkpoint), ``arrival`` and ``picture`` (files in an inbox), ``folded`` (a reply's arrays between machines), ``study``,
-``setting`` and ``run-config``; for example ``stored -runs=1000000``. It ends with the input in a file ``crash-*`` where
-anything but the documented errors comes out.
+checkpoint), ``encrypted`` (below the checksum of an encrypted file) and ``ledger`` (below its encryption), ``arrival``
+and ``picture`` (files in an inbox), ``folded`` (a reply's arrays between machines), ``study``, ``setting`` and
+``run-config``; for example ``stored -runs=1000000``. It ends with the input in a file ``crash-*`` where anything but the
+documented errors comes out.
 """
 
 import json
@@ -17,7 +18,16 @@ import atheris
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 
 with atheris.instrument_imports(include=["fedkace_flwr", "experiments.studies", "zipfile", "yaml", "json"]):
-    from support.made.parsers import CORPUS, Parsers, dropped, folded_weights, pristine, sealed
+    from support.made.parsers import (
+        CORPUS,
+        Parsers,
+        dropped,
+        folded_weights,
+        pristine,
+        pristine_ledger,
+        pristine_sealed,
+        sealed,
+    )
 
     from fedkace_flwr.config import Config
 
@@ -30,6 +40,8 @@ def main() -> None:
     target = {
         "archive": parsers.archived,
         "stored": lambda content: parsers.stored(sealed(content)),
+        "encrypted": parsers.encrypted,
+        "ledger": parsers.ledger,
         "arrival": parsers.archived_arrival,
         "picture": parsers.picture,
         "folded": parsers.folded,
@@ -48,6 +60,8 @@ def main() -> None:
     examples: dict[str, Iterable[bytes]] = {
         "archive": pristine().values(),
         "stored": pristine().values(),
+        "encrypted": pristine_sealed(),
+        "ledger": [pristine_ledger()],
         "arrival": dropped().values(),
         "picture": dropped().values(),
         "folded": [folded_weights()],
