@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkace_flwr.data.images import Framing, read_square
-from fedkace_flwr.data.readers import PICTURES
+from fedkace_flwr.data.pixels import SUFFIXES
 from fedkace_flwr.errors import DataError
 from fedkace_flwr.npy import HeaderError, read_header
 
@@ -24,7 +24,7 @@ LARGEST_FILE = 2**28
 _UNFINISHED = (".part", ".partial", ".tmp")
 _ARCHIVE = ".npz"
 _IMAGES, _LABELS = "images", "labels"
-_WANTED = f"an .npz with {_IMAGES} and {_LABELS}, or a picture ({', '.join(PICTURES)}) in the folder of its class"
+_WANTED = f"an .npz with {_IMAGES} and {_LABELS}, or a picture ({', '.join(SUFFIXES)}) in the folder of its class"
 
 Arrived = tuple[NDArray[np.uint8], NDArray[np.int64]]
 """Images, uint8 (n, 3, S, S), and labels, int64 (n,)."""
@@ -62,7 +62,7 @@ def count(path: Path, class_name: str | None) -> int:
         The file is of another kind, or its header is damaged.
     """
     if class_name is not None:
-        _check_kind(path, PICTURES)
+        _check_kind(path, SUFFIXES)
         return 1
     _check_kind(path, (_ARCHIVE,))
     content = _content(path)
@@ -95,7 +95,7 @@ def read(path: Path, class_name: str | None, class_names: Sequence[str], image_s
     """
     if class_name is not None:
         label = _label_of(class_name, class_names)
-        _check_kind(path, PICTURES)
+        _check_kind(path, SUFFIXES)
         with _faults_of(path):
             return read_square(path, Framing.of_files(image_size))[None], np.array([label], dtype=np.int64)
     _check_kind(path, (_ARCHIVE,))
