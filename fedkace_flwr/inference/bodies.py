@@ -11,6 +11,9 @@ from starlette.requests import ClientDisconnect, Request
 MAX_BYTES = 10_000_000
 """Largest body of a request, in bytes."""
 
+MEMORY = 24 * 2**20
+"""Most bytes of all bodies together."""
+
 _BLOCK = 2**16
 
 
@@ -47,7 +50,7 @@ class Bodies:
         How fast each has to arrive.
     """
 
-    def __init__(self, memory: int = 24 * 2**20, pace: Pace | None = None) -> None:
+    def __init__(self, memory: int = MEMORY, pace: Pace | None = None) -> None:
         self.pace = pace or Pace()
         self._memory = memory
         self._held = 0

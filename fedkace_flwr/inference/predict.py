@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from fedkace_flwr.data.images import read_square
-from fedkace_flwr.errors import DataError, FedkaceError, StateError
-from fedkace_flwr.inference.kept_models import Predictor, load_newest
+from fedkace_flwr.errors import DataError, FedkaceError
+from fedkace_flwr.inference.kept_models import Predictor, check, load_newest
 
 _FAILED = 2
 
@@ -61,8 +61,7 @@ def _answer(predictor: Predictor, path: Path, top: int) -> dict[str, Any]:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    if not options.state.is_dir():
-        raise StateError(f"{options.state}: there is no such folder; must be the state folder of a client")
+    check(options.state)
     try:
         from fedkace_flwr.inference.gate import Access, own_names
         from fedkace_flwr.inference.server import Place, serve

@@ -2,7 +2,7 @@
 
 A file is a SHA-256 of the rest, followed by an archive in NumPy's format without pickled content; or, if the
 environment holds a key, the archive encrypted (:mod:`fedkace_flwr.storage.encryption`). Files are readable by their
-owner only. :func:`write_text` and :func:`write_bytes` replace any other file in the same way.
+owner only, unless a group is named. :func:`write_text` and :func:`write_bytes` replace any other file in the same way.
 """
 
 import contextlib
@@ -34,7 +34,15 @@ Migrate = Callable[[dict[str, Array], dict[str, Any], int], tuple[dict[str, Arra
 _DIGEST_BYTES = 32
 
 
-def write(path: Path, arrays: Mapping[str, Array], record: Mapping[str, Any], *, version: int = VERSION) -> None:
+def write(
+    path: Path,
+    arrays: Mapping[str, Array],
+    record: Mapping[str, Any],
+    *,
+    version: int = VERSION,
+    group: int | None = None,
+    secret: bytes | None = None,
+) -> None:
     """Replace a file; it is on disk before this returns.
 
     Parameters
@@ -47,15 +55,19 @@ def write(path: Path, arrays: Mapping[str, Array], record: Mapping[str, Any], *,
         JSON-ready; without a key ``version``.
     version : int
         Version of the content.
+    group : int, optional
+        Number of a group that may read the file.
+    secret : bytes, optional
+        Key to encrypt it with, in place of the one in the environment.
     """
     text = json.dumps({"version": version, **record}, allow_nan=False).encode()
     body = npz.pack({"record": np.frombuffer(text, dtype=np.uint8), **arrays})
-    secret = encryption.key()
+    secret = secret or encryption.key()
     make_folder(path.parent)
     if secret is None:
-        write_bytes(path, hashlib.sha256(body).digest(), body, mode=0o600)
+        write_bytes(path, hashlib.sha256(body).digest(), body, mode=0o600, group=group)
     else:
-        write_bytes(path, encryption.seal(body, secret), mode=0o600)
+        write_bytes(path, encryption.seal(body, secret), mode=0o600, group=group)
 
 
 def write_text(path: Path, text: str, *, mode: int = 0o666) -> None:
@@ -63,7 +75,7 @@ def write_text(path: Path, text: str, *, mode: int = 0o666) -> None:
     write_bytes(path, text.encode(), mode=mode)
 
 
-def write_bytes(path: Path, *parts: bytes | memoryview, mode: int = 0o666) -> None:
+def write_bytes(path: Path, *parts: bytes | memoryview, mode: int = 0o666, group: int | None = None) -> None:
     """Replace a file: write beside it, synchronise, rename, synchronise the folder.
 
     At any moment the file is the old one or the new one; the new one is on disk before this returns.
@@ -76,6 +88,8 @@ def write_bytes(path: Path, *parts: bytes | memoryview, mode: int = 0o666) -> No
         The content, one part after the other.
     mode : int
         Permissions, less the umask.
+    group : int, optional
+        Number of a group that may read the file, whatever the umask.
 
     Raises
     ------
@@ -88,6 +102,9 @@ def write_bytes(path: Path, *parts: bytes | memoryview, mode: int = 0o666) -> No
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         try:
+            if group is not None:
+                os.fchown(descriptor, -1, group)
+                os.fchmod(descriptor, mode | stat.S_IRGRP)
             for part in parts:
                 _write_all(descriptor, memoryview(part))
             os.fsync(descriptor)

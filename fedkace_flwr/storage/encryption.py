@@ -17,6 +17,9 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from fedkace_flwr.errors import ConfigError, StateError, UnreadableStateError
 
 VARIABLE = "FEDKACE_STATE_KEY"
+MODELS_VARIABLE = "FEDKACE_MODELS_KEY"
+"""Of the key of models that another user may read, who does not get the key of the state."""
+
 VERSION = 1
 
 _MARK = b"\x89FEDKACE-SEALED\n"
@@ -28,15 +31,15 @@ _TAG_BYTES = 16
 _HEAD_BYTES = 1 + _NAME_BYTES + _NONCE_BYTES
 
 
-def key(environment: Mapping[str, str] = os.environ) -> bytes | None:
-    """The key in the environment; None if there is none.
+def key(environment: Mapping[str, str] = os.environ, variable: str = VARIABLE) -> bytes | None:
+    """The key in a variable of the environment; None if there is none.
 
     Raises
     ------
     ConfigError
         The variable does not hold a key. The message does not repeat its content.
     """
-    text = environment.get(VARIABLE, "").strip()
+    text = environment.get(variable, "").strip()
     if not text:
         return None
     try:
@@ -46,7 +49,7 @@ def key(environment: Mapping[str, str] = os.environ) -> bytes | None:
     if len(found) != _KEY_BYTES:
         held = f"it holds {len(found)} bytes" if found else "it is not base64"
         raise ConfigError(
-            f"{VARIABLE}: must be {_KEY_BYTES} random bytes in base64, as `openssl rand -base64 {_KEY_BYTES}` "
+            f"{variable}: must be {_KEY_BYTES} random bytes in base64, as `openssl rand -base64 {_KEY_BYTES}` "
             f"writes them; {held}"
         )
     return found
@@ -73,7 +76,7 @@ def seal(body: bytes | memoryview, secret: bytes) -> bytes:
 
 
 def unseal(content: bytes) -> bytes:
-    """Undo :func:`seal`, with the key in the environment.
+    """Undo :func:`seal`, with one of the keys in the environment.
 
     Raises
     ------
@@ -97,10 +100,11 @@ def unseal(content: bytes) -> bytes:
         )
     if head[0] != VERSION:
         raise StateError(f"it is encrypted in version {head[0]}, which does not exist")
-    secret = key()
-    if secret is None:
+    held = [each for each in (key(), key(variable=MODELS_VARIABLE)) if each is not None]
+    if not held:
         raise UnreadableStateError(f"it is encrypted and {VARIABLE} is not set; set it to the key that wrote the file")
-    if head[1 : 1 + _NAME_BYTES] != _name(secret):
+    secret = next((each for each in held if head[1 : 1 + _NAME_BYTES] == _name(each)), None)
+    if secret is None:
         raise UnreadableStateError(
             f"it is encrypted with another key than that in {VARIABLE}; set it to the key that wrote the file"
         )

@@ -19,7 +19,7 @@ from support.systems.service import ENVIRONMENT
 from experiments.bench.serving import bombs
 from fedkace_flwr.data.images import Framing, read_square
 from fedkace_flwr.errors import DataError
-from fedkace_flwr.inference.bodies import MAX_BYTES, Bodies
+from fedkace_flwr.inference.bodies import MAX_BYTES, MEMORY, Bodies
 from fedkace_flwr.inference.decoders import LANES, DecoderError, Decoders, Pixels
 from fedkace_flwr.inference.decoding import Lane
 from fedkace_flwr.storage import encryption
@@ -239,7 +239,7 @@ def test_nobody_is_decoded_for_who_has_gone() -> None:
         await asyncio.gather(*gone, return_exceptions=True)
         assert (await last).shape == (3, 16, 16)
         async with bodies.upload():
-            await bodies.make_room(24 * 2**20)  # all of it
+            await bodies.make_room(MEMORY)
         await service.close()
 
     asyncio.run(run())
