@@ -208,7 +208,7 @@ class Connection(asyncio.BufferedProtocol):
             self._inner.resume_writing()
 
     def asked(self, length: int) -> None:
-        """The head of a request is complete; its body has a length."""
+        """The head of a request is complete; its body has a length, or an unknown one if that is 1."""
         if not self.closing:
             self._owed += length
             self._enter(_Phase.BODY if length else _Phase.WORK)
@@ -330,8 +330,9 @@ def following(application: Application) -> Application:
             if message["type"] == "http.response.body" and not message.get("more_body", False):
                 connection.answered()
 
-        length = dict(scope["headers"]).get(b"content-length", b"0")
-        connection.asked(int(length))
+        headers = dict(scope["headers"])
+        length = 1 if b"transfer-encoding" in headers else int(headers.get(b"content-length", b"0"))
+        connection.asked(length)
         await application(scope, receiving, sending)
 
     return followed

@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 LANES = (
     Lane(
+        places=24,
         file=1_000_000,
         pixel_memory=10 * 2**20,  # 1,048,576 pixels
         memory=14 * 2**20,
@@ -41,6 +42,7 @@ LANES = (
         nice=0,
     ),
     Lane(
+        places=16,
         file=5_000_000,
         pixel_memory=24 * 2**20,  # 2,516,582 pixels, more than 1920 x 1080
         memory=30 * 2**20,
@@ -49,6 +51,7 @@ LANES = (
         nice=5,
     ),
     Lane(
+        places=12,
         file=MAX_BYTES,
         pixel_memory=pixels.PICTURE_MEMORY,
         memory=pixels.PICTURE_MEMORY + 15 * 2**20,
@@ -57,7 +60,9 @@ LANES = (
         nice=10,
     ),
 )
-"""From small pictures to the largest."""
+"""From small pictures to the largest. They have fewer places together than there are connections, so that whoever fills
+one lane leaves connections for the others.
+"""
 
 _PATIENCE = 10.0  # times the processor time; a decoder may have to wait for a processor
 _END_SECONDS = 5.0
@@ -67,6 +72,10 @@ Pixels = NDArray[np.uint8]
 
 class DecoderError(FedkaceError):
     """A picture could not be decoded, for a reason that does not lie in the picture."""
+
+
+class BusyError(DecoderError):
+    """Too many pictures wait already."""
 
 
 class Decoders:
@@ -117,6 +126,8 @@ class Decoders:
         ------
         DataError
             The picture is refused; the message says why.
+        BusyError
+            Its lane is full.
         DecoderError
             The decoders had to be started anew.
         """
@@ -159,6 +170,7 @@ class _Queue:
         self._last = last
         self._patience = _PATIENCE * limits.patience(pixels.max_pixels(memory=limits.pixel_memory))
         self._jobs: asyncio.Queue[_Job] = asyncio.Queue()
+        self._taken = 0
         self._idle: _Decoder | None = None
 
     async def decode(self, upload: Upload, form: str, framing: Framing) -> _Found:
@@ -167,9 +179,15 @@ class _Queue:
             return await self._queued(upload, form, framing)
 
     async def _queued(self, upload: Upload, form: str, framing: Framing) -> _Found:
+        if self._taken >= self.limits.places:
+            raise BusyError("too many pictures of this size at once; try again")
         done: asyncio.Future[_Found] = asyncio.get_running_loop().create_future()
         self._jobs.put_nowait(_Job(upload, form, framing, done))
-        return await done
+        self._taken += 1
+        try:
+            return await done
+        finally:
+            self._taken -= 1
 
     async def run(self) -> None:
         """Do the jobs. Whoever waits for one may be cancelled; a job that has begun is finished regardless."""

@@ -46,10 +46,12 @@ _REASON = 500  # characters
 
 @dataclass(frozen=True)
 class Lane:
-    """What a decoder may take.
+    """What a decoder may take, and how many pictures may wait for it.
 
     Attributes
     ----------
+    places : int
+        Most pictures at once, with the one that is being decoded.
     file : int
         Largest file, in bytes.
     pixel_memory : int
@@ -64,6 +66,7 @@ class Lane:
         How much lower its priority is than the service's.
     """
 
+    places: int
     file: int
     pixel_memory: int
     memory: int

@@ -20,7 +20,8 @@ from experiments.bench.serving import bombs
 from fedkace_flwr.data.images import Framing, read_square
 from fedkace_flwr.errors import DataError
 from fedkace_flwr.inference.bodies import MAX_BYTES, MEMORY, Bodies
-from fedkace_flwr.inference.decoders import LANES, DecoderError, Decoders, Pixels
+from fedkace_flwr.inference.connections import BACKLOG, Limits
+from fedkace_flwr.inference.decoders import LANES, BusyError, DecoderError, Decoders, Pixels
 from fedkace_flwr.inference.decoding import Lane
 from fedkace_flwr.storage import encryption
 
@@ -217,6 +218,24 @@ def test_decoders_have_no_open_files_but_their_own() -> None:
             assert process.num_fds() <= 5, process.open_files()
 
     decoding(test)
+
+
+def test_a_lane_that_is_full_refuses_more_and_leaves_the_others_alone() -> None:
+    lanes = (LANES[0], LANES[1], replace(LANES[2], places=2))
+    large = bombs.blank(1700, 1600, "PNG")
+
+    async def test(decode: Decode) -> None:
+        found = await asyncio.gather(*(decode(large) for _ in range(5)), return_exceptions=True)
+        assert sum(isinstance(each, np.ndarray) for each in found) >= 2
+        refused = [each for each in found if isinstance(each, BaseException)]
+        assert refused and all(isinstance(each, BusyError) for each in refused)
+        assert (await decode(picture())).shape == (3, 16, 16)
+
+    decoding(test, lanes)
+
+
+def test_full_lanes_leave_connections_for_others() -> None:
+    assert sum(lane.places for lane in LANES) < 128 - BACKLOG - 40 < Limits().connections
 
 
 def test_nobody_is_decoded_for_who_has_gone() -> None:
