@@ -19,9 +19,10 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-BACKLOG = 32
-"""Connections that the system accepts for the service at a time; fewer than :attr:`Limits.connections`, so that none is
-closed before it was read once."""
+ACCEPTED = 8
+"""Connections that are accepted at a time. So few that a new one is read before it could be the one that has waited
+longest: the event loop takes some turns to begin to read it.
+"""
 
 HEAD_BYTES = 8192
 """Longest head of a request; it has at most 100 lines."""
@@ -66,7 +67,7 @@ class Limits:
         read whole. Without this the peer might lose the answer.
     """
 
-    connections: int = 64
+    connections: int = 96
     head_seconds: float = 5.0
     answer_seconds: float = 5.0
     linger_seconds: float = 5.0

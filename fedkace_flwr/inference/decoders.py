@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 LANES = (
     Lane(
-        places=24,
+        places=20,
         file=1_000_000,
         pixel_memory=10 * 2**20,  # 1,048,576 pixels
         memory=14 * 2**20,
@@ -42,7 +42,7 @@ LANES = (
         nice=0,
     ),
     Lane(
-        places=16,
+        places=20,
         file=5_000_000,
         pixel_memory=24 * 2**20,  # 2,516,582 pixels, more than 1920 x 1080
         memory=30 * 2**20,
@@ -51,7 +51,7 @@ LANES = (
         nice=5,
     ),
     Lane(
-        places=12,
+        places=20,
         file=MAX_BYTES,
         pixel_memory=pixels.PICTURE_MEMORY,
         memory=pixels.PICTURE_MEMORY + 15 * 2**20,

@@ -15,7 +15,7 @@ import uvicorn
 
 from fedkace_flwr.errors import ConfigError, RunError
 from fedkace_flwr.inference import service
-from fedkace_flwr.inference.connections import BACKLOG, HEAD_BYTES, Application, Connections, Limits
+from fedkace_flwr.inference.connections import ACCEPTED, HEAD_BYTES, Application, Connections, Limits
 from fedkace_flwr.inference.gate import Access
 from fedkace_flwr.inference.service import Watched, application
 
@@ -23,7 +23,9 @@ logger = logging.getLogger(__name__)
 
 _LAST_REQUESTS_SECONDS = 20
 _MMAP_THRESHOLD, _RETURNED = -3, 2**22  # glibc's number of the setting; bytes
-_OWN_DESCRIPTORS = 40  # files, sockets of the decoders, and reserve
+_QUEUE = 2048  # connections that wait to be accepted
+_OTHER_DESCRIPTORS = 56  # files, sockets of the decoders, accepted connections that are not yet counted, and reserve
+_FEWEST = 64  # connections; more than there are places in the decoders' lanes
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def server_for(served: Application, limits: Limits) -> uvicorn.Server:
         ws="none",
         interface="asgi3",
         lifespan="on",
-        backlog=BACKLOG,
+        backlog=ACCEPTED,
         h11_max_incomplete_event_size=HEAD_BYTES,
         log_config=None,
         access_log=False,
@@ -94,7 +96,17 @@ def server_for(served: Application, limits: Limits) -> uvicorn.Server:
         proxy_headers=False,
         timeout_graceful_shutdown=_LAST_REQUESTS_SECONDS,
     )
-    return uvicorn.Server(config)
+    return _Server(config)
+
+
+class _Server(uvicorn.Server):
+    """A server for which many connections may wait to be accepted."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to serve."""
+        await super().startup(sockets)
+        for each in sockets or []:
+            each.listen(_QUEUE)  # asyncio takes one number for this and for how many it accepts at a time
 
 
 def run(server: uvicorn.Server, listener: socket.socket) -> None:
@@ -113,13 +125,13 @@ def run(server: uvicorn.Server, listener: socket.socket) -> None:
 def affordable(limits: Limits) -> Limits:
     """Fit the number of connections to the files that the process may open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = limits.connections + BACKLOG + _OWN_DESCRIPTORS
+    wanted = limits.connections + _OTHER_DESCRIPTORS
     if soft != resource.RLIM_INFINITY and soft < wanted:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        limits = replace(limits, connections=soft - BACKLOG - _OWN_DESCRIPTORS)
-    if limits.connections <= BACKLOG:
-        fewest = 2 * BACKLOG + _OWN_DESCRIPTORS + 1
+        limits = replace(limits, connections=soft - _OTHER_DESCRIPTORS)
+    if limits.connections < _FEWEST:
+        fewest = _FEWEST + _OTHER_DESCRIPTORS
         raise ConfigError(f"ulimit -n = {soft}: the service may open too few files; must be at least {fewest}")
     return limits
 
@@ -136,7 +148,7 @@ def listening(place: Place) -> tuple[socket.socket, str]:
         return _unix_socket(place.socket), f"unix:{place.socket}"
     try:
         info = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        listener = socket.create_server((place.host, place.port), family=info[0][0], backlog=BACKLOG)
+        listener = socket.create_server((place.host, place.port), family=info[0][0])
     except OSError as error:
         reason = error.strerror or error
         raise OSError(f"--host {place.host} --port {place.port}: cannot listen there ({reason})") from error

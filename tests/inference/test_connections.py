@@ -13,7 +13,7 @@ from support.systems.service import served
 
 from fedkace_flwr.inference import kept_models as serving
 from fedkace_flwr.inference.bodies import Bodies, Pace
-from fedkace_flwr.inference.connections import BACKLOG, Limits
+from fedkace_flwr.inference.connections import ACCEPTED, Limits
 
 HALF = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Le"
 LONG = 600.0
@@ -54,7 +54,7 @@ def test_half_sent_heads_are_closed_at_their_deadline(folder: Path) -> None:
 
 @pytest.mark.parametrize("sent", [b"", HALF, HALF + b"ngth: 1000\r\n\r\nhalf of it"], ids=["nothing", "head", "body"])
 def test_the_connection_that_has_waited_longest_gives_way_to_a_new_one(sent: bytes, folder: Path) -> None:
-    bound = BACKLOG + 4
+    bound = 4 * ACCEPTED
     limits = Limits(connections=bound, head_seconds=LONG, answer_seconds=LONG)
     with served(folder, limits=limits, bodies=Bodies(pace=Pace(LONG, LONG))) as port, ExitStack() as stack:
         slow = []
@@ -62,9 +62,9 @@ def test_the_connection_that_has_waited_longest_gives_way_to_a_new_one(sent: byt
             slow.append(stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60)))
             slow[-1].sendall(sent)
         assert post(port).status_code == 200
-        for raw in slow[: 2 * bound]:
+        for raw in slow[:bound]:
             assert all_of(raw) == b""
-        assert not ended(slow[-bound + 2 :])  # the newest are still waited for
+        assert not ended(slow[-ACCEPTED:])  # the newest are still waited for
 
 
 def test_slow_bodies_keep_nobody_waiting(folder: Path) -> None:

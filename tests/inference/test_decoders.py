@@ -19,8 +19,9 @@ from support.systems.service import ENVIRONMENT
 from experiments.bench.serving import bombs
 from fedkace_flwr.data.images import Framing, read_square
 from fedkace_flwr.errors import DataError
+from fedkace_flwr.inference import server
 from fedkace_flwr.inference.bodies import MAX_BYTES, MEMORY, Bodies
-from fedkace_flwr.inference.connections import BACKLOG, Limits
+from fedkace_flwr.inference.connections import Limits
 from fedkace_flwr.inference.decoders import LANES, BusyError, DecoderError, Decoders, Pixels
 from fedkace_flwr.inference.decoding import Lane
 from fedkace_flwr.storage import encryption
@@ -235,7 +236,7 @@ def test_a_lane_that_is_full_refuses_more_and_leaves_the_others_alone() -> None:
 
 
 def test_full_lanes_leave_connections_for_others() -> None:
-    assert sum(lane.places for lane in LANES) < 128 - BACKLOG - 40 < Limits().connections
+    assert sum(lane.places for lane in LANES) < server._FEWEST < Limits().connections
 
 
 def test_nobody_is_decoded_for_who_has_gone() -> None:

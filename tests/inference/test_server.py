@@ -13,7 +13,7 @@ import pytest
 from support.made.models import picture
 from support.systems.service import COMMAND, ENVIRONMENT, ROOT
 
-from fedkace_flwr.inference.connections import BACKLOG, Limits
+from fedkace_flwr.inference.connections import Limits
 from fedkace_flwr.inference.predict import main
 from fedkace_flwr.inference.server import Place, affordable, listening
 
@@ -96,11 +96,11 @@ def test_connections_fit_the_files_that_may_be_opened(
     monkeypatch.setattr(resource, "setrlimit", lambda _, pair: changed.append(pair))
     assert affordable(wanted) == wanted and not changed
     limits = (64, 4096)  # may be raised
-    assert affordable(wanted) == wanted and changed[-1][0] >= wanted.connections + BACKLOG
+    assert affordable(wanted) == wanted and changed[-1][0] > wanted.connections
     limits = (64, 128)
     fewer = affordable(wanted).connections
-    assert BACKLOG < fewer < 128 - BACKLOG and changed[-1] == (128, 128)
+    assert 64 <= fewer < 96 and changed[-1] == (128, 128)
     limits = (64, 64)
     assert main(["serve", "--state", str(folder), "--port", "0"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ulimit -n = 64: the service may open too few files; must be at least 105")
+    assert line.startswith("error: ulimit -n = 64: the service may open too few files; must be at least 120")

@@ -12,7 +12,7 @@ _Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 _PAUSE_SECONDS = 0.5
 _WHOLE = 9_900_000
-_TRICKLE = 16_000  # bytes in each pause: a megabit each two seconds, faster than a service may ask of anyone
+_TRICKLE = 16_000  # bytes in each pause; slower than the service allows would only be closed sooner
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,8 @@ ATTACKS: dict[str, Attack] = {
     "WebP of 7071 x 7071": Attack(_PICTURE, lambda: bombs.blank(7071, 7071, "WEBP", lossless=True, method=0)),
     "JPEG 2000 of 7071 x 7071": Attack(_PICTURE, lambda: bombs.blank(7071, 7071, "JPEG2000")),
     "JPEG of 100,000 scans": Attack(_PICTURE, lambda: bombs.scans(4096, 3072, 100_000)),
-    "JPEG of 90 scans": Attack(_PICTURE, lambda: bombs.scans(4096, 3072, 90)),
     "PNG of empty chunks, 1 MB": Attack(_PICTURE, lambda: bombs.chunks(999_000)),
-    "PNG of empty chunks, 9.9 MB": Attack(_PICTURE, lambda: bombs.chunks(_WHOLE)),
     "forms of false boundaries, 1 MB": Attack(_FORM, lambda: bombs.form(999_000)),
-    "forms of false boundaries, 9.9 MB": Attack(_FORM, lambda: bombs.form(_WHOLE)),
     "WebP of 2640 x 2640": Attack(_PICTURE, lambda: bombs.photo(2640, 2640, "WEBP", method=0)),
     "PNG of 3547 x 3547": Attack(_PICTURE, lambda: bombs.blank(3547, 3547, "PNG")),
     "JPEG of 4096 x 3072": Attack(
@@ -70,10 +67,10 @@ ATTACKS: dict[str, Attack] = {
 }
 """Each attack by name."""
 
-EVERYTHING = "16 of these at once"
+EVERYTHING = "one connection of each"
 """Name of the attack in which each connection does something else."""
 
-_AT_ONCE = {EVERYTHING: [attack for attack in ATTACKS.values() if attack.connections == 16][:16]}
+_AT_ONCE = {EVERYTHING: list(ATTACKS.values())}
 
 
 def besiege(name: str, port: int, ready: Connection) -> None:
