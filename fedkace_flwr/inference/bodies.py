@@ -69,10 +69,10 @@ class Bodies:
         upload = Upload(self)
         self._uploads[upload] = None
         try:
-            async with asyncio.timeout(None) as upload.leash:
+            async with asyncio.timeout(None) as upload.timeout:
                 yield upload
         except TimeoutError as error:
-            if upload.leash is None or not upload.leash.expired():
+            if upload.timeout is None or not upload.timeout.expired():
                 raise
             slow = HTTPException(408, "the body did not arrive fast enough")
             raise upload.fault or slow from error
@@ -116,7 +116,7 @@ class Upload:
         self.blocks: list[bytearray] = []
         self.size = 0
         self.fault: HTTPException | None = None
-        self.leash: asyncio.Timeout | None = None
+        self.timeout: asyncio.Timeout | None = None
         self._bodies = bodies
         self._needed = 0
         self._ended = False
@@ -139,14 +139,14 @@ class Upload:
 
     def give_up(self, fault: HTTPException) -> None:
         """Release its memory and end its request, at the next moment when that waits for anything."""
-        if self.leash is not None and not self._is_ending():
+        if self.timeout is not None and not self._is_ending():
             self.fault = fault
-            self.leash.reschedule(asyncio.get_running_loop().time())
+            self.timeout.reschedule(asyncio.get_running_loop().time())
             if not self._needed:
                 self.release()
 
     def _is_ending(self) -> bool:
-        return self.fault is not None or (self.leash is not None and self.leash.expired())
+        return self.fault is not None or (self.timeout is not None and self.timeout.expired())
 
     def end(self) -> None:
         """Release its memory as soon as nothing needs it."""
@@ -206,5 +206,5 @@ class Upload:
         self.size += len(block)
 
     def _expect_until(self, when: float | None) -> None:
-        if self.leash is not None and not self._is_ending():
-            self.leash.reschedule(when)
+        if self.timeout is not None and not self._is_ending():
+            self.timeout.reschedule(when)

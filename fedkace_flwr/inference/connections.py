@@ -1,6 +1,6 @@
 """Connections that can be held open only for so long, and only so many at once.
 
-uvicorn reads requests and writes answers, but waits for the head of a request for ever. A :class:`Connection` stands
+uvicorn reads requests and writes answers, but waits for the header of a request for ever. A :class:`Connection` stands
 between uvicorn's protocol and the socket and knows what the connection is waiting for. While it waits for its peer, a
 deadline runs, and if there are too many connections, the one that has waited longest is closed for a new one. While it
 waits for an answer of this service, it is left alone.
@@ -24,12 +24,12 @@ ACCEPTED = 8
 longest: the event loop takes some turns to begin to read it.
 """
 
-HEAD_BYTES = 8192
-"""Longest head of a request; it has at most 100 lines."""
+HEADER_BYTES = 8192
+"""Longest header of a request, with the request line; it has at most 100 lines."""
 
-_HEAD_LINES = 100
-_END_OF_HEAD = re.compile(rb"\n\r?\n")
-_REASON = b'{"error":"the head of the request is too long: at most 8192 bytes in 100 lines are allowed"}'
+_HEADER_LINES = 100
+_END_OF_HEADER = re.compile(rb"\n\r?\n")
+_REASON = b'{"error":"the header of the request is too long: at most 8192 bytes in 100 lines are allowed"}'
 _TOO_LONG = b"\r\n".join(
     (
         b"HTTP/1.1 431 Request Header Fields Too Large",
@@ -58,8 +58,8 @@ class Limits:
     ----------
     connections : int
         Most connections at once.
-    head_seconds : float
-        Time for the head of a request, from the connection's begin or the last answer.
+    header_seconds : float
+        Time for the header of a request, from the connection's begin or the last answer.
     answer_seconds : float
         Time in which the peer has to take an answer.
     linger_seconds : float
@@ -68,7 +68,7 @@ class Limits:
     """
 
     connections: int = 96
-    head_seconds: float = 5.0
+    header_seconds: float = 5.0
     answer_seconds: float = 5.0
     linger_seconds: float = 5.0
 
@@ -76,7 +76,7 @@ class Limits:
 class _Phase(Enum):
     """What a connection waits for."""
 
-    HEAD = "the head of a request"
+    HEADER = "the header of a request"
     BODY = "its body"
     WORK = "its answer"
     ANSWER = "the peer to take the answer"
@@ -146,7 +146,7 @@ class Connection(asyncio.BufferedProtocol):
         self._all = connections
         self._phase = _Phase.CLOSED
         self._timer: asyncio.TimerHandle | None = None
-        self._head: bytearray | None = bytearray()  # None once it was handed on
+        self._header: bytearray | None = bytearray()  # None once it was handed on
         self._owed = 0  # bytes of the request that have not arrived; negative if there are more
 
     def serve_with(self, inner: H11Protocol) -> None:
@@ -158,7 +158,7 @@ class Connection(asyncio.BufferedProtocol):
         assert isinstance(transport, asyncio.Transport) and self._inner is not None
         self._transport = transport
         self._all.add(self)
-        self._enter(_Phase.HEAD, self._all.limits.head_seconds)
+        self._enter(_Phase.HEADER, self._all.limits.header_seconds)
         self._inner.connection_made(_Outlet(self, transport))
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -166,23 +166,23 @@ class Connection(asyncio.BufferedProtocol):
         return self._all.buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Hand on what has arrived: the head as a whole, the body as it comes."""
+        """Hand on what has arrived: the header as a whole, the body as it comes."""
         if self.closing or self._inner is None:
             return
         data = bytes(self._all.buffer[:nbytes])
-        if self._head is None:
+        if self._header is None:
             self._owed -= nbytes
             self._inner.data_received(data)
             return
-        looked_at = max(0, len(self._head) - 3)
-        self._head += data
-        end = _END_OF_HEAD.search(self._head, looked_at)
-        size = len(self._head) if end is None else end.end()
-        if size > HEAD_BYTES or self._head.count(b"\n", 0, size) > _HEAD_LINES:
+        looked_at = max(0, len(self._header) - 3)
+        self._header += data
+        end = _END_OF_HEADER.search(self._header, looked_at)
+        size = len(self._header) if end is None else end.end()
+        if size > HEADER_BYTES or self._header.count(b"\n", 0, size) > _HEADER_LINES:
             self._transport.write(_TOO_LONG)
             self.close()
         elif end is not None:
-            whole, self._head = bytes(self._head), None
+            whole, self._header = bytes(self._header), None
             self._owed = size - len(whole)
             self._inner.data_received(whole)
 
@@ -209,7 +209,7 @@ class Connection(asyncio.BufferedProtocol):
             self._inner.resume_writing()
 
     def asked(self, length: int) -> None:
-        """The head of a request is complete; its body has a length, or an unknown one if that is 1."""
+        """The header of a request is complete; its body has a length, or an unknown one if that is 1."""
         if not self.closing:
             self._owed += length
             self._enter(_Phase.BODY if length else _Phase.WORK)
@@ -229,8 +229,8 @@ class Connection(asyncio.BufferedProtocol):
         """The answer is complete."""
         self.on_lost = None
         if self._phase is _Phase.ANSWER:
-            self._head, self._owed = bytearray(), 0
-            self._enter(_Phase.HEAD, self._all.limits.head_seconds)
+            self._header, self._owed = bytearray(), 0
+            self._enter(_Phase.HEADER, self._all.limits.header_seconds)
 
     def abort(self) -> None:
         """Close at once."""
@@ -244,7 +244,7 @@ class Connection(asyncio.BufferedProtocol):
         """Close once what was written is sent and, if the peer is still sending, once it has stopped."""
         if self.closing:
             return
-        unread = bool(self._head) or self._owed != 0
+        unread = bool(self._header) or self._owed != 0
         self._enter(_Phase.LINGER, self._all.limits.linger_seconds)
         if not unread:
             self._transport.close()

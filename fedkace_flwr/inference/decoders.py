@@ -27,7 +27,7 @@ from fedkace_flwr.data import pixels
 from fedkace_flwr.data.images import Framing
 from fedkace_flwr.errors import DataError, FedkaceError
 from fedkace_flwr.inference.bodies import MAX_BYTES, Upload
-from fedkace_flwr.inference.decoding import HEAD, MESSAGE, Lane, job
+from fedkace_flwr.inference.decoding import FRAME, MESSAGE, Lane, job
 
 logger = logging.getLogger(__name__)
 
@@ -88,8 +88,8 @@ class Decoders:
     """
 
     def __init__(self, lanes: Sequence[Lane] = LANES) -> None:
-        self._nursery = _Nursery()
-        self._lanes = [_Queue(self._nursery, limits, last=limits is lanes[-1]) for limits in lanes]
+        self._fork_server = _ForkServer()
+        self._lanes = [_Queue(self._fork_server, limits, last=limits is lanes[-1]) for limits in lanes]
         self._running: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -103,7 +103,7 @@ class Decoders:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
         self._running = []
-        await self._nursery.stop()
+        await self._fork_server.stop()
 
     async def square(self, upload: Upload, form: str, framing: Framing) -> Pixels:
         """Decode a picture.
@@ -164,9 +164,9 @@ class _Job:
 class _Queue:
     """Decodes one picture at a time, in the order in which they come."""
 
-    def __init__(self, nursery: "_Nursery", limits: Lane, *, last: bool) -> None:
+    def __init__(self, fork_server: "_ForkServer", limits: Lane, *, last: bool) -> None:
         self.limits = limits
-        self._nursery = nursery
+        self._fork_server = fork_server
         self._last = last
         self._patience = _PATIENCE * limits.patience(pixels.max_pixels(memory=limits.pixel_memory))
         self._jobs: asyncio.Queue[_Job] = asyncio.Queue()
@@ -193,7 +193,7 @@ class _Queue:
         """Do the jobs. Whoever waits for one may be cancelled; a job that has begun is finished regardless."""
         if not self._last:
             with contextlib.suppress(OSError, FedkaceError):  # the first picture tries again, and says what is wrong
-                self._idle = await self._nursery.decoder(self.limits)
+                self._idle = await self._fork_server.decoder(self.limits)
         while True:
             waiting = await self._jobs.get()
             if waiting.done.done():
@@ -204,7 +204,7 @@ class _Queue:
             except Exception as error:
                 self._idle = None
                 logger.exception("the decoders are started anew")
-                await self._nursery.stop()
+                await self._fork_server.stop()
                 if not waiting.done.done():
                     waiting.done.set_exception(DecoderError(f"the decoders had to be started anew ({error})"))
             else:
@@ -212,7 +212,7 @@ class _Queue:
                     waiting.done.set_result(found)
 
     async def _decoded(self, waiting: _Job) -> _Found:
-        decoder, self._idle = self._idle or await self._nursery.decoder(self.limits), None
+        decoder, self._idle = self._idle or await self._fork_server.decoder(self.limits), None
         try:
             async with asyncio.timeout(self._patience):
                 await decoder.send(job(waiting.framing, waiting.form), waiting.upload)
@@ -226,7 +226,7 @@ class _Queue:
         if alive and not self._last:
             self._idle = decoder
         else:
-            await self._nursery.end(decoder)
+            await self._fork_server.end(decoder)
         if found.cut is not None:
             return _Found(await asyncio.to_thread(waiting.framing.finished, found.cut), exceeded=False)
         return found
@@ -254,13 +254,13 @@ class _Decoder:
 
     async def send(self, what: bytes, upload: Upload) -> None:
         blocks, size = upload.blocks, upload.size  # the caller may go away, and the upload with it
-        await self._loop.sock_sendall(self.connection, HEAD.pack(len(what), size) + what)
+        await self._loop.sock_sendall(self.connection, FRAME.pack(len(what), size) + what)
         for block in blocks:
             await self._loop.sock_sendall(self.connection, block)
 
     async def receive(self) -> tuple[Any, Pixels]:
         """Its answer: a JSON object, and pixels, uint8 (n,)."""
-        head, size = HEAD.unpack((await self._exactly(HEAD.size)).tobytes())
+        head, size = FRAME.unpack((await self._exactly(FRAME.size)).tobytes())
         if head > MESSAGE or size > 3 * pixels.max_pixels():
             raise ValueError("too much")
         return json.loads((await self._exactly(head)).tobytes()), await self._exactly(size)
@@ -276,7 +276,7 @@ class _Decoder:
         return content
 
 
-class _Nursery:
+class _ForkServer:
     """The process that decoders are forked from; started when it is needed."""
 
     def __init__(self) -> None:

@@ -1,15 +1,15 @@
 """The processes that decode pictures for the HTTP service: ``python -m fedkace_flwr.inference.decoding DESCRIPTOR``.
 
 A decoder runs with limits that the system enforces. One that exceeds its memory gets no more, and one that exceeds its
-processor time is killed, in whatever library it is at that moment. Decoders are forked from a **nursery**, a process
-that has imported what they need and does nothing else; a fork takes a millisecond, a new interpreter a fifth of a
-second. Nursery and decoders have neither the models nor the token nor the service's sockets, and ignore the signals
-that end the service: they end when their connection to it closes.
+processor time is killed, in whatever library it is at that moment. Decoders are forked from a **fork server**, a process
+that has imported what they need and does nothing else, because a fork is much faster than a new interpreter. Fork
+server and decoders have neither the models nor the token nor the service's sockets. They ignore the signals that end
+the service, and end when their connection to it closes.
 
-The nursery takes messages in JSON, one at a time, and answers each: limits, with a socket for a new decoder, gives
+The fork server takes messages in JSON, one at a time, and answers each: limits, with a socket for a new decoder, gives
 ``{"pid": ...}``; ``{"end": pid}`` ends a decoder and gives ``{"status": ...}`` once its memory is free.
 
-A decoder takes a :data:`HEAD`, a JSON object and a body, and answers with a :data:`HEAD`, a JSON object and pixels.
+A decoder takes a :data:`FRAME`, a JSON object and a body, and answers with a :data:`FRAME`, a JSON object and pixels.
 """
 
 import json
@@ -34,11 +34,11 @@ from fedkace_flwr.data.images import Framing
 from fedkace_flwr.errors import DataError
 from fedkace_flwr.inference import forms
 
-HEAD = struct.Struct("!II")
+FRAME = struct.Struct("!II")
 """Length of a JSON object, and of the bytes after it."""
 
 MESSAGE = 4096
-"""Largest message to the nursery, and largest JSON object from a decoder, in bytes."""
+"""Largest message to the fork server, and largest JSON object from a decoder, in bytes."""
 
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE)
 _REASON = 500  # characters
@@ -80,7 +80,7 @@ class Lane:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the nursery until the service closes the socket."""
+    """Run the fork server until the service closes the socket."""
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     warnings.simplefilter("ignore")
@@ -100,7 +100,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _ended(pid: int, children: set[int]) -> dict[str, Any]:
-    if pid not in children:  # of an earlier nursery
+    if pid not in children:  # of an earlier fork server
         return {"status": None}
     children.remove(pid)
     os.kill(pid, signal.SIGKILL)
@@ -140,7 +140,7 @@ def _decode_all(service: socket.socket, limits: Lane) -> None:
         del body
         content = memoryview(b"") if cut is None else cut.reshape(-1).data
         text = json.dumps(answer).encode()
-        service.sendall(HEAD.pack(len(text), len(content)) + text)
+        service.sendall(FRAME.pack(len(text), len(content)) + text)
         service.sendall(content)
 
 
@@ -159,7 +159,7 @@ def _limit(limits: Lane) -> None:
 
 
 def _received(service: socket.socket) -> tuple[dict[str, Any], bytearray]:
-    head, body = HEAD.unpack(_exactly(service, HEAD.size))
+    head, body = FRAME.unpack(_exactly(service, FRAME.size))
     return json.loads(_exactly(service, head)), _exactly(service, body)
 
 

@@ -63,12 +63,12 @@ def _answer(predictor: Predictor, path: Path, top: int) -> dict[str, Any]:
 def _serve(options: argparse.Namespace) -> int:
     check(options.state)
     try:
-        from fedkace_flwr.inference.gate import Access, own_names
-        from fedkace_flwr.inference.server import Place, serve
+        from fedkace_flwr.inference.access import Access, own_names
+        from fedkace_flwr.inference.server import Address, serve
     except ImportError as error:
         return _failed(f"{error}: the service needs the extra serve: pip install 'fedkace-flwr[serve]'")
     access = Access.of([*options.allow_host, *own_names(options.host)], options.token_file)
-    return serve(options.state, Place(options.host, options.port, options.socket), access)
+    return serve(options.state, Address(options.host, options.port, options.socket), access)
 
 
 def _failed(message: str) -> int:

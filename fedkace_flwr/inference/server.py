@@ -15,8 +15,8 @@ import uvicorn
 
 from fedkace_flwr.errors import ConfigError, RunError
 from fedkace_flwr.inference import service
-from fedkace_flwr.inference.connections import ACCEPTED, HEAD_BYTES, Application, Connections, Limits
-from fedkace_flwr.inference.gate import Access
+from fedkace_flwr.inference.access import Access
+from fedkace_flwr.inference.connections import ACCEPTED, HEADER_BYTES, Application, Connections, Limits
 from fedkace_flwr.inference.service import Watched, application
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ _FEWEST = 64  # connections; more than there are places in the decoders' lanes
 
 
 @dataclass(frozen=True)
-class Place:
+class Address:
     """Where the service listens.
 
     Attributes
@@ -45,7 +45,7 @@ class Place:
     socket: Path | None = None
 
 
-def serve(folder: Path, place: Place, access: Access) -> int:
+def serve(folder: Path, address: Address, access: Access) -> int:
     """Serve until SIGTERM or SIGINT, finish the current requests, and return the exit status.
 
     Raises
@@ -63,7 +63,7 @@ def serve(folder: Path, place: Place, access: Access) -> int:
         each.setLevel(logging.INFO)
     limits = affordable(Limits())
     _return_memory()
-    listener, shown = listening(place)
+    listener, shown = listening(address)
     try:
         watched = Watched(folder)
         watched.look()
@@ -74,8 +74,8 @@ def serve(folder: Path, place: Place, access: Access) -> int:
         print(f"serving {folder} at {shown}", flush=True)
         run(server, listener)
     finally:
-        if place.socket is not None:
-            place.socket.unlink(missing_ok=True)
+        if address.socket is not None:
+            address.socket.unlink(missing_ok=True)
     return 0
 
 
@@ -89,7 +89,7 @@ def server_for(served: Application, limits: Limits) -> uvicorn.Server:
         interface="asgi3",
         lifespan="on",
         backlog=ACCEPTED,
-        h11_max_incomplete_event_size=HEAD_BYTES,
+        h11_max_incomplete_event_size=HEADER_BYTES,
         log_config=None,
         access_log=False,
         server_header=False,
@@ -142,16 +142,16 @@ def _return_memory() -> None:
         ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _RETURNED)
 
 
-def listening(place: Place) -> tuple[socket.socket, str]:
+def listening(address: Address) -> tuple[socket.socket, str]:
     """Return a bound socket, and the address to show."""
-    if place.socket is not None:
-        return _unix_socket(place.socket), f"unix:{place.socket}"
+    if address.socket is not None:
+        return _unix_socket(address.socket), f"unix:{address.socket}"
     try:
-        info = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        listener = socket.create_server((place.host, place.port), family=info[0][0])
+        info = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        listener = socket.create_server((address.host, address.port), family=info[0][0])
     except OSError as error:
         reason = error.strerror or error
-        raise OSError(f"--host {place.host} --port {place.port}: cannot listen there ({reason})") from error
+        raise OSError(f"--host {address.host} --port {address.port}: cannot listen there ({reason})") from error
     host, port = listener.getsockname()[:2]
     return listener, f"http://[{host}]:{port}" if listener.family == socket.AF_INET6 else f"http://{host}:{port}"
 

@@ -3,7 +3,7 @@
 A new model is loaded while the present one still answers, and then replaces it; each request is answered by a single
 model. What callers may cost is limited: connections and their deadlines in :mod:`fedkace_flwr.inference.connections`,
 bodies in :mod:`fedkace_flwr.inference.bodies`, pictures in :mod:`fedkace_flwr.inference.decoders`. Who is answered is
-decided in :mod:`fedkace_flwr.inference.gate`.
+decided in :mod:`fedkace_flwr.inference.access`.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ from starlette.routing import Route
 
 from fedkace_flwr.errors import DataError, StateError
 from fedkace_flwr.inference import forms
+from fedkace_flwr.inference.access import Access, guarded
 from fedkace_flwr.inference.bodies import Bodies, Upload
 from fedkace_flwr.inference.connections import Application, connection_of, following
 from fedkace_flwr.inference.decoders import LANES, DecoderError, Decoders
 from fedkace_flwr.inference.decoding import Lane
-from fedkace_flwr.inference.gate import Access, guarded
 from fedkace_flwr.inference.kept_models import Predictor, listing, load_newest
 
 logger = logging.getLogger(__name__)

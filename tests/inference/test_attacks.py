@@ -87,7 +87,7 @@ def test_slow_bodies_do_not_delay_a_prediction(folder: Path) -> None:
         assert not select.select(slow, [], [], 0)[0]
 
 
-def test_half_sent_heads_do_not_use_up_the_descriptors(folder: Path) -> None:
+def test_half_sent_headers_do_not_use_up_the_descriptors(folder: Path) -> None:
     few = (128, 128)
     with (
         serving_of(folder, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, few)) as service,
@@ -101,7 +101,7 @@ def test_half_sent_heads_do_not_use_up_the_descriptors(folder: Path) -> None:
             assert client.post("/predict", content=picture()).status_code == 200
 
 
-def test_half_sent_heads_are_not_held(folder: Path) -> None:
+def test_half_sent_headers_are_not_held(folder: Path) -> None:
     with serving_of(folder) as service, ExitStack() as stack:
         slow = []
         for _ in range(100):

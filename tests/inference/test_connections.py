@@ -40,22 +40,22 @@ def ended(connections: list[socket.socket]) -> list[socket.socket]:
     return select.select(connections, [], [], 0)[0]
 
 
-def test_half_sent_heads_are_closed_at_their_deadline(folder: Path) -> None:
-    with served(folder, limits=Limits(head_seconds=0.1)) as port, ExitStack() as stack:
+def test_half_sent_headers_are_closed_at_their_deadline(folder: Path) -> None:
+    with served(folder, limits=Limits(header_seconds=0.1)) as port, ExitStack() as stack:
         for sent in (b"", b"G", HALF, b"GET /health HTTP/1.1\r\n" + b"a: b\r\n" * 20):
             raw = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
             raw.sendall(sent)
             assert all_of(raw) == b""
         raw = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
-        raw.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /hea")  # an answer, and then half a head
+        raw.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /hea")  # an answer, and then half a header
         assert all_of(raw).count(b"HTTP/1.1 200") == 1
         assert post(port).status_code == 200
 
 
-@pytest.mark.parametrize("sent", [b"", HALF, HALF + b"ngth: 1000\r\n\r\nhalf of it"], ids=["nothing", "head", "body"])
+@pytest.mark.parametrize("sent", [b"", HALF, HALF + b"ngth: 1000\r\n\r\nhalf of it"], ids=["nothing", "header", "body"])
 def test_the_connection_that_has_waited_longest_gives_way_to_a_new_one(sent: bytes, folder: Path) -> None:
     bound = 4 * ACCEPTED
-    limits = Limits(connections=bound, head_seconds=LONG, answer_seconds=LONG)
+    limits = Limits(connections=bound, header_seconds=LONG, answer_seconds=LONG)
     with served(folder, limits=limits, bodies=Bodies(pace=Pace(LONG, LONG))) as port, ExitStack() as stack:
         slow = []
         for _ in range(3 * bound):
@@ -108,7 +108,7 @@ def test_whoever_goes_on_sending_after_an_answer_is_closed(folder: Path) -> None
 def test_an_answer_that_is_not_taken_is_given_up(tmp_path: Path) -> None:
     names = tuple(f"class {number} {'x' * 2_000_000}" for number in range(CLASSES))
     serving.write(tmp_path / "client", constant(1, 1, class_names=names))
-    with served(tmp_path / "client", limits=Limits(answer_seconds=0.2, head_seconds=0.2)) as port:
+    with served(tmp_path / "client", limits=Limits(answer_seconds=0.2, header_seconds=0.2)) as port:
         with socket.create_connection(("127.0.0.1", port), timeout=60) as raw:
             raw.sendall(b"GET /model HTTP/1.1\r\nHost: localhost\r\n\r\n")
             peer = raw.getsockname()
@@ -120,7 +120,7 @@ def test_an_answer_that_is_not_taken_is_given_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "head",
+    "header",
     [
         b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"a:\r\n" * 101,
         b"GET /health HTTP/1.1\r\nHost: localhost\r\na: " + b"b" * 8192 + b"\r\n",
@@ -129,18 +129,18 @@ def test_an_answer_that_is_not_taken_is_given_up(tmp_path: Path) -> None:
     ],
     ids=["lines", "line", "target", "nothing"],
 )
-def test_a_long_head_is_refused(head: bytes, folder: Path) -> None:
+def test_a_long_header_is_refused(header: bytes, folder: Path) -> None:
     with served(folder) as port:
-        for pieces in ([head + b"\r\n"], [head[:100], head[100:] + b"\r\n"]):
+        for pieces in ([header + b"\r\n"], [header[:100], header[100:] + b"\r\n"]):
             with socket.create_connection(("127.0.0.1", port), timeout=60) as raw:
                 for piece in pieces:
                     raw.sendall(piece)
                 answer = all_of(raw)
-            assert answer.startswith(b"HTTP/1.1 431") and b'{"error":"the head of the request is too long' in answer
+            assert answer.startswith(b"HTTP/1.1 431") and b'{"error":"the header of the request is too long' in answer
         assert post(port).status_code == 200
 
 
-def test_a_head_may_come_byte_by_byte(folder: Path) -> None:
+def test_a_header_may_come_byte_by_byte(folder: Path) -> None:
     body = picture()
     request = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
     with served(folder) as port, socket.create_connection(("127.0.0.1", port), timeout=60) as raw:

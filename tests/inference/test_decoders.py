@@ -143,8 +143,8 @@ def test_the_largest_pictures_fit_the_memory_that_they_are_promised(
 def test_a_decoder_that_is_killed_is_replaced() -> None:
     async def test(decode: Decode) -> None:
         await decode(picture())
-        nursery, *children = decoders()
-        assert nursery.cmdline()[1:3] == ["-m", "fedkace_flwr.inference.decoding"] and children
+        parent, *children = decoders()
+        assert parent.cmdline()[1:3] == ["-m", "fedkace_flwr.inference.decoding"] and children
         for child in children:
             child.kill()
         assert (await decode(picture())).shape == (3, 16, 16)

@@ -15,7 +15,7 @@ from support.systems.service import COMMAND, ENVIRONMENT, ROOT
 
 from fedkace_flwr.inference.connections import Limits
 from fedkace_flwr.inference.predict import main
-from fedkace_flwr.inference.server import Place, affordable, listening
+from fedkace_flwr.inference.server import Address, affordable, listening
 
 
 @contextmanager
@@ -46,13 +46,13 @@ def test_the_service_answers_on_a_unix_socket_that_it_removes(folder: Path, tmp_
 
 def test_a_unix_socket_is_taken_over_only_if_nobody_listens(tmp_path: Path) -> None:
     path = tmp_path / "predict"
-    first, shown = listening(Place(socket=path))
+    first, shown = listening(Address(socket=path))
     assert shown == f"unix:{path}"
     first.listen()
     with pytest.raises(OSError, match=rf"^--socket {path}: cannot listen there \(Address already in use\)"):
-        listening(Place(socket=path))
+        listening(Address(socket=path))
     first.close()
-    second, _ = listening(Place(socket=path))
+    second, _ = listening(Address(socket=path))
     second.close()
 
 
@@ -69,11 +69,11 @@ def test_a_file_in_the_place_of_a_unix_socket_stays(
 
 def test_the_address_that_is_shown_can_be_called() -> None:
     for host, shown in (("127.0.0.1", "http://127.0.0.1:"), ("localhost", "http://")):
-        listener, url = listening(Place(host, 0))
+        listener, url = listening(Address(host, 0))
         assert url.startswith(shown) and url.endswith(f":{listener.getsockname()[1]}")
         listener.close()
     if socket.has_dualstack_ipv6():
-        listener, url = listening(Place("::1", 0))
+        listener, url = listening(Address("::1", 0))
         assert url == f"http://[::1]:{listener.getsockname()[1]}"
         listener.close()
 

@@ -1,4 +1,4 @@
-"""Callers who do their worst: :func:`besiege` runs in a process of its own and keeps a number of connections busy."""
+"""Callers who do their worst: :func:`run_attack` runs in a process of its own and keeps a number of connections busy."""
 
 import asyncio
 import contextlib
@@ -21,17 +21,17 @@ class Attack:
 
     Attributes
     ----------
-    head : str
+    header : str
         Lines of the request before its length.
     body : callable
         Makes the body; called once, in the attacking process.
     pace : {"fast", "slow", "never"}
-        Whether the body is sent at once, in a trickle that never ends, or the head itself is never finished.
+        Whether the body is sent at once, in a trickle that never ends, or the header itself is never finished.
     connections : int
         How many do so at once.
     """
 
-    head: str
+    header: str
     body: Callable[[], bytes]
     pace: str = "fast"
     connections: int = 16
@@ -47,10 +47,10 @@ def _nothing() -> bytes:
 
 
 ATTACKS: dict[str, Attack] = {
-    "half-sent heads": Attack(_PICTURE, _nothing, "never"),
-    "half-sent heads on 1,400 connections": Attack(_PICTURE, _nothing, "never", 1400),
+    "half-sent headers": Attack(_PICTURE, _nothing, "never"),
+    "half-sent headers on 1,400 connections": Attack(_PICTURE, _nothing, "never", 1400),
     "slow bodies": Attack(_PICTURE, _nothing, "slow"),
-    "long heads": Attack(_LONG, _nothing),
+    "long headers": Attack(_LONG, _nothing),
     "bodies of 9.9 MB": Attack(_PICTURE, lambda: bytes(_WHOLE)),
     "WebP of 7071 x 7071": Attack(_PICTURE, lambda: bombs.blank(7071, 7071, "WEBP", lossless=True, method=0)),
     "JPEG 2000 of 7071 x 7071": Attack(_PICTURE, lambda: bombs.blank(7071, 7071, "JPEG2000")),
@@ -73,12 +73,12 @@ EVERYTHING = "one connection of each"
 _AT_ONCE = {EVERYTHING: list(ATTACKS.values())}
 
 
-def besiege(name: str, port: int, ready: Connection) -> None:
+def run_attack(name: str, port: int, ready: Connection) -> None:
     """Attack the service at a port until this process is ended; tell ``ready`` when all connections are at it."""
-    asyncio.run(_besiege(_AT_ONCE.get(name) or [ATTACKS[name]] * ATTACKS[name].connections, port, ready))
+    asyncio.run(_run_attack(_AT_ONCE.get(name) or [ATTACKS[name]] * ATTACKS[name].connections, port, ready))
 
 
-async def _besiege(attacks: list[Attack], port: int, ready: Connection) -> None:
+async def _run_attack(attacks: list[Attack], port: int, ready: Connection) -> None:
     begun = asyncio.Semaphore(0)
 
     async def connection(talk: _Talk) -> None:
@@ -104,12 +104,12 @@ async def _besiege(attacks: list[Attack], port: int, ready: Connection) -> None:
 
 def _talk(attack: Attack) -> _Talk:
     if attack.pace == "fast":
-        return _fast(attack.head, attack.body())
-    return _slow(attack.head) if attack.pace == "slow" else _never(attack.head)
+        return _fast(attack.header, attack.body())
+    return _slow(attack.header) if attack.pace == "slow" else _never(attack.header)
 
 
-def _fast(head: str, body: bytes) -> _Talk:
-    request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+def _fast(header: str, body: bytes) -> _Talk:
+    request = f"{header}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(request)
@@ -119,9 +119,9 @@ def _fast(head: str, body: bytes) -> _Talk:
     return talk
 
 
-def _slow(head: str) -> _Talk:
+def _slow(header: str) -> _Talk:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(f"{head}Content-Length: {_WHOLE}\r\n\r\n".encode())
+        writer.write(f"{header}Content-Length: {_WHOLE}\r\n\r\n".encode())
         while not reader.at_eof() and not writer.is_closing():
             writer.write(bytes(_TRICKLE))
             with contextlib.suppress(TimeoutError):
@@ -130,9 +130,9 @@ def _slow(head: str) -> _Talk:
     return talk
 
 
-def _never(head: str) -> _Talk:
+def _never(header: str) -> _Talk:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(head.encode())
+        writer.write(header.encode())
         await reader.read()
 
     return talk

@@ -17,7 +17,7 @@ import psutil
 
 from experiments.bench.measure import Figures, spread
 from experiments.bench.serving import bombs
-from experiments.bench.serving.attacks import ATTACKS, EVERYTHING, besiege
+from experiments.bench.serving.attacks import ATTACKS, EVERYTHING, run_attack
 from fedkace_flwr.data.images import Framing
 from fedkace_flwr.errors import RunError
 from fedkace_flwr.experiment import as_arrays
@@ -120,7 +120,7 @@ def _under(name: str, process: psutil.Process, port: int, count: int) -> tuple[d
 
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    attacker = context.Process(target=besiege, args=(name, port, sender), daemon=True)
+    attacker = context.Process(target=run_attack, args=(name, port, sender), daemon=True)
     watcher = threading.Thread(target=watch)
     watcher.start()
     attacker.start()

@@ -15,10 +15,10 @@ from typing import Any
 
 import httpx
 
+from fedkace_flwr.inference.access import Access
 from fedkace_flwr.inference.bodies import Bodies
 from fedkace_flwr.inference.connections import Limits
 from fedkace_flwr.inference.decoders import LANES
-from fedkace_flwr.inference.gate import Access
 from fedkace_flwr.inference.server import server_for
 from fedkace_flwr.inference.service import Watched, application
 

@@ -10,7 +10,7 @@ from support.systems.service import served
 
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.inference import kept_models as serving
-from fedkace_flwr.inference.gate import Access, own_names
+from fedkace_flwr.inference.access import Access, own_names
 from fedkace_flwr.inference.predict import main
 
 TOKEN = "0123456789abcdef0123456789abcdef"

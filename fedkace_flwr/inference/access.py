@@ -64,7 +64,7 @@ def own_names(host: str) -> list[str]:
 def guarded(application: Application, access: Access) -> Application:
     """Wrap an application so that it is called only for requests that ``access`` admits."""
 
-    async def gate(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def guard(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         refusal = _refusal(scope, access) if scope["type"] == "http" else None
         if refusal is None:
             await application(scope, receive, send)
@@ -73,7 +73,7 @@ def guarded(application: Application, access: Access) -> Application:
         headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
         await JSONResponse({"error": reason}, status, headers)(scope, receive, send)
 
-    return gate
+    return guard
 
 
 def _refusal(scope: MutableMapping[str, Any], access: Access) -> tuple[int, str] | None:
