@@ -59,7 +59,7 @@ class Limits:
     connections : int
         Most connections at once.
     header_seconds : float
-        Time for the header of a request, from the connection's begin or the last answer.
+        Time for the header of a request, from the beginning of the connection or the last answer.
     answer_seconds : float
         Time in which the peer has to take an answer.
     linger_seconds : float
@@ -209,7 +209,13 @@ class Connection(asyncio.BufferedProtocol):
             self._inner.resume_writing()
 
     def asked(self, length: int) -> None:
-        """The header of a request is complete; its body has a length, or an unknown one if that is 1."""
+        """The header of a request is complete.
+
+        Parameters
+        ----------
+        length : int
+            That of the body; of a body whose length is not known any number above 0.
+        """
         if not self.closing:
             self._owed += length
             self._enter(_Phase.BODY if length else _Phase.WORK)

@@ -2,9 +2,9 @@
 
 A picture enters the first lane that takes files of its size. A lane decodes pictures up to a number of pixels, in as
 much processor time as such pictures usually take and no more. What has more pixels, or is not finished when its time
-is over, is decoded anew in the next lane, at a lower priority. So usual pictures never wait for large ones, and a queue
-of pictures that were made to take long moves as fast as one of usual pictures. In the last lane a picture gets a process
-of its own, whose memory is free again before the next one begins.
+is over, is decoded anew in the next lane, at a lower priority. So usual pictures do not wait until large ones are
+decoded, and a queue of pictures that were made to take long moves as fast as one of usual pictures. In the last lane a
+picture gets a process of its own, whose memory is free again before the next one begins.
 """
 
 import asyncio

@@ -1,10 +1,10 @@
 """The processes that decode pictures for the HTTP service: ``python -m fedkace_flwr.inference.decoding DESCRIPTOR``.
 
 A decoder runs with limits that the system enforces. One that exceeds its memory gets no more, and one that exceeds its
-processor time is killed, in whatever library it is at that moment. Decoders are forked from a **fork server**, a process
-that has imported what they need and does nothing else, because a fork is much faster than a new interpreter. Fork
-server and decoders have neither the models nor the token nor the service's sockets. They ignore the signals that end
-the service, and end when their connection to it closes.
+processor time is killed, in whatever library it is at that moment. Decoders are forked from a **fork server**: a
+process that has imported what they need and does nothing else, because a fork is much faster than a new interpreter.
+Fork server and decoders have neither the models nor the token nor the service's sockets. They ignore the signals that
+end the service, and end when their connection to it closes.
 
 The fork server takes messages in JSON, one at a time, and answers each: limits, with a socket for a new decoder, gives
 ``{"pid": ...}``; ``{"end": pid}`` ends a decoder and gives ``{"status": ...}`` once its memory is free.
@@ -86,17 +86,21 @@ def main(arguments: list[str]) -> int:
     warnings.simplefilter("ignore")
     with suppress(DataError):
         pixels.rgb(b"\xff\xd8\xff")  # imports Pillow's readers, for all decoders
+    with socket.socket(fileno=int(arguments[0])) as service, suppress(ConnectionError):
+        _fork_for(service)
+    return 0
+
+
+def _fork_for(service: socket.socket) -> None:
+    """Do what the service asks for, until it closes the socket."""
     children: set[int] = set()
-    with socket.socket(fileno=int(arguments[0])) as service:
-        while True:
-            message, descriptors, _, _ = socket.recv_fds(service, MESSAGE, 1)
-            if not message:
-                return 0
-            asked = json.loads(message)
-            answer = (
-                _ended(asked["end"], children) if "end" in asked else _forked(asked, descriptors, service, children)
-            )
-            service.send(json.dumps(answer).encode())
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(service, MESSAGE, 1)
+        if not message:
+            return
+        asked = json.loads(message)
+        answer = _ended(asked["end"], children) if "end" in asked else _forked(asked, descriptors, service, children)
+        service.send(json.dumps(answer).encode())
 
 
 def _ended(pid: int, children: set[int]) -> dict[str, Any]:
@@ -128,12 +132,12 @@ def _decode_all(service: socket.socket, limits: Lane) -> None:
     _limit(limits)
     while True:
         try:
-            job, body = _received(service)
+            asked, body = _received(service)
         except EOFError:
             return
         signal.setitimer(signal.ITIMER_PROF, limits.seconds)
         try:
-            answer, cut = _answer(job, body, limits)
+            answer, cut = _answer(asked, body, limits)
         except MemoryError:
             answer, cut = {"exceeded": "memory"}, None
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -174,14 +178,14 @@ def _exactly(service: socket.socket, size: int) -> bytearray:
     return content
 
 
-def _answer(job: Mapping[str, Any], body: bytearray, limits: Lane) -> tuple[dict[str, Any], NDArray[np.uint8] | None]:
+def _answer(asked: Mapping[str, Any], body: bytearray, limits: Lane) -> tuple[dict[str, Any], NDArray[np.uint8] | None]:
     try:
         picture = bytes(body)
         body.clear()
-        if job["form"]:
-            picture = forms.file_in(picture, job["form"])
+        if asked["form"]:
+            picture = forms.file_in(picture, asked["form"])
         try:
-            return {}, _cut(picture, Framing(**job["framing"]), limits)
+            return {}, _cut(picture, Framing(**asked["framing"]), limits)
         except pixels.TooLargeError as fault:
             return {"exceeded": "pixels", "refused": f"the picture cannot be used: {fault}"[:_REASON]}, None
         except DataError as fault:
@@ -192,7 +196,8 @@ def _answer(job: Mapping[str, Any], body: bytearray, limits: Lane) -> tuple[dict
 
 def _cut(picture: bytes, framing: Framing, limits: Lane) -> NDArray[np.uint8]:
     def sized(count: int) -> None:
-        signal.setitimer(signal.ITIMER_PROF, limits.patience(count))
+        rest, _ = signal.getitimer(signal.ITIMER_PROF)
+        signal.setitimer(signal.ITIMER_PROF, rest + count * limits.pixel_seconds)
 
     most = pixels.max_pixels(memory=limits.pixel_memory)
     return np.ascontiguousarray(framing.cut(pixels.rgb(picture, limits.pixel_memory, sized), most))

@@ -1,8 +1,9 @@
 """The models that a client predicts with, in self-contained files: configuration and data set are not needed.
 
 A client's state folder, or a folder that a group may read, holds ``models-<round>.npz`` for its last two evaluated
-rounds, written by :mod:`fedkace_flwr.storage.atomic`. Other processes read them while the client continues: a file is either complete or
-absent, a new one is in place before an old one is removed, and readers use the newest readable one and change nothing.
+rounds, written by :mod:`fedkace_flwr.storage.atomic`. Other processes read them while the client continues: a file is
+either complete or absent, a new one is in place before an old one is removed, and readers use the newest readable one
+and change nothing.
 
 Shapes: n images, S their height and width, C classes.
 """

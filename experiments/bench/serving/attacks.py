@@ -1,4 +1,4 @@
-"""Callers who do their worst: :func:`run_attack` runs in a process of its own and keeps a number of connections busy."""
+"""Callers who do their worst: :func:`run_attack` runs in a process of its own and keeps some connections busy."""
 
 import asyncio
 import contextlib

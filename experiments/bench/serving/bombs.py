@@ -30,7 +30,7 @@ def blank(width: int, height: int, kind: str, **options: Any) -> bytes:
 
 
 def scans(width: int, height: int, count: int) -> bytes:
-    """Return a progressive JPEG of many scans, each of some 25 bytes and each a visit to all pixels; a million at least."""
+    """Return a JPEG of at least a million pixels in many scans, each of some 25 bytes and a visit to all pixels."""
     blocks = -(-width // _BLOCK) * -(-height // _BLOCK)
     size = struct.pack(">BHHBBBB", 8, height, width, 1, 1, 0x11, 0)
     quantisation = b"\0" + bytes([1]) * 64
