@@ -15,6 +15,7 @@ FEDKACE_PARTITION      K, this machine's number, from 0
 FEDKACE_PARTITIONS     N, the number of machines
 FEDKACE_STATE          folder for this machine's state, buffer and models
 FEDKACE_INBOX          folder in which new samples arrive; empty: use the run's data set
+FEDKACE_MODELS         folder for models that its group may read, for fedkace-serve; empty: keep them with the state
 FEDKACE_NODE_CONFIG    additional node configuration, for example 'camera="north"'
 FEDKACE_RUNTIME_PORT   loopback port for this SuperNode's own processes, by default 9094
 TEXT
@@ -31,7 +32,7 @@ needs_setting FEDKACE_PARTITIONS "be the number of machines"
 needs_setting FEDKACE_STATE "name the folder for this machine's state"
 superlink=$FEDKACE_SUPERLINK ca=$FEDKACE_CA key=$FEDKACE_KEY node=$FEDKACE_NODE
 partition=$FEDKACE_PARTITION partitions=$FEDKACE_PARTITIONS state=$FEDKACE_STATE
-inbox=${FEDKACE_INBOX:-} more=${FEDKACE_NODE_CONFIG:-} port=${FEDKACE_RUNTIME_PORT:-9094}
+inbox=${FEDKACE_INBOX:-} models=${FEDKACE_MODELS:-} more=${FEDKACE_NODE_CONFIG:-} port=${FEDKACE_RUNTIME_PORT:-9094}
 need_flower flower-supernode
 need_openssl
 [[ $superlink =~ ^.+:[0-9]+$ ]] || die "FEDKACE_SUPERLINK = '$superlink': must be HOST:PORT"
@@ -41,6 +42,8 @@ whole FEDKACE_PARTITION "$partition" 0 $((partitions - 1))
 whole FEDKACE_RUNTIME_PORT "$port" 1 65535
 unquoted FEDKACE_STATE "$state"
 unquoted FEDKACE_INBOX "$inbox"
+unquoted FEDKACE_MODELS "$models"
+[[ -z $models || -w $models ]] || die "FEDKACE_MODELS = $models: must be a folder in which $(id -un) can write"
 valid_certificate "$ca" "FEDKACE_CA, the authority's certificate"
 private "$key" "FEDKACE_KEY, this machine's key"
 mkdir -p "$state" 2>/dev/null || die "FEDKACE_STATE = $state: cannot be created"
@@ -48,6 +51,7 @@ mkdir -p "$state" 2>/dev/null || die "FEDKACE_STATE = $state: cannot be created"
 free_port 127.0.0.1 "$port" FEDKACE_RUNTIME_PORT
 settings="partition-id=$partition num-partitions=$partitions client-name=\"$node\" state-dir=\"$state\""
 if [[ -n $inbox ]]; then settings+=" inbox=\"$inbox\""; fi
+if [[ -n $models ]]; then settings+=" models-dir=\"$models\""; fi
 if [[ -n $more ]]; then settings+=" $more"; fi
 quiet_flower
 exec flower-supernode --superlink "$superlink" --root-certificates "$ca" --auth-supernode-private-key "$key" \

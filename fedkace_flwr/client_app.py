@@ -24,7 +24,7 @@ from fedkace_flwr.registry import METHODS, Method, configured
 from fedkace_flwr.sources import InboxSource, Source, StreamSource
 from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.storage.client_store import ClientStore, is_locked
-from fedkace_flwr.storage.paths import client_folder
+from fedkace_flwr.storage.paths import client_folder, models_folder
 from fedkace_flwr.training.devices import limit_memory
 
 
@@ -135,9 +135,10 @@ def _client(message: Message, context: Context) -> Iterator[tuple[StreamingClien
     unmet = torch.zeros(experiment.num_classes, dtype=torch.bool)
     empty = ClientState(unmet, source.none(), run=run, client=number)
     store = ClientStore(client_folder(config, context.run_id, number, context.node_config), empty)
+    models = models_folder(config, context.run_id, number, context.node_config)
     with store.locked():
         rule = method.client(number, experiment, source, store)
-        yield StreamingClient(rule, message.content), {keys.ROUND: round_number}
+        yield StreamingClient(rule, message.content, models), {keys.ROUND: round_number}
 
 
 def _share_of_gpu() -> float:

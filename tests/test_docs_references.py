@@ -44,7 +44,7 @@ def test_every_path_module_and_study_exists(page: str) -> None:
 def test_every_test_that_is_named_exists(page: str) -> None:
     tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     named = set(re.findall(r"`(test_\w+)`", (ROOT / page).read_text()))
-    assert named <= set(re.findall(r"^def (test_\w+)", tests, re.MULTILINE))
+    assert named <= set(re.findall(r"^(?:async )?def (test_\w+)", tests, re.MULTILINE))
 
 
 def _anchors(page: Path) -> set[str]:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkace_flwr.data.images import Framing, read_square
-from fedkace_flwr.data.readers import PICTURES
+from fedkace_flwr.data.pixels import SUFFIXES
 from fedkace_flwr.errors import DataError
 from fedkace_flwr.npy import HeaderError, read_header
 from fedkace_flwr.storage.files import IrregularFileError, LargeFileError, open_regular, read_open
@@ -31,7 +31,7 @@ LARGEST_FILE = 2**28
 _UNFINISHED = (".part", ".partial", ".tmp")
 _ARCHIVE = ".npz"
 _IMAGES, _LABELS = "images", "labels"
-_WANTED = f"an .npz with {_IMAGES} and {_LABELS}, or a picture ({', '.join(PICTURES)}) in the folder of its class"
+_WANTED = f"an .npz with {_IMAGES} and {_LABELS}, or a picture ({', '.join(SUFFIXES)}) in the folder of its class"
 
 _IRREGULAR = (errno.ELOOP, errno.ENXIO, errno.ENODEV)  # a link, a socket, a device that is not there
 _ENTRY = b"PK\1\2"  # what each entry in an archive's directory begins with
@@ -105,7 +105,7 @@ def count(arrival: Arrival) -> int:
         It cannot be opened or read.
     """
     if arrival.class_name is not None:
-        _check_kind(arrival, PICTURES)
+        _check_kind(arrival, SUFFIXES)
         os.close(_opened(arrival))
         return 1
     _check_kind(arrival, (_ARCHIVE,))
@@ -140,7 +140,7 @@ def read(arrival: Arrival, class_names: Sequence[str], image_size: int) -> Arriv
     if arrival.class_name is not None:
         with _faults_of(arrival):
             label = _label_of(arrival.class_name, class_names)
-        _check_kind(arrival, PICTURES)
+        _check_kind(arrival, SUFFIXES)
         content = _content(arrival)
         with _faults_of(arrival):
             picture = read_square(content, Framing.of_files(image_size))

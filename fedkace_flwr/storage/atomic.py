@@ -2,7 +2,7 @@
 
 A file is a SHA-256 of the rest, followed by an archive in NumPy's format without pickled content; or, if the
 environment holds a key, the archive encrypted (:mod:`fedkace_flwr.storage.encryption`). Files are readable by their
-owner only, and have at most so many bytes as one process can be expected to hold.
+owner only, unless a group is named, and have at most so many bytes as one process can be expected to hold.
 """
 
 import contextlib
@@ -70,6 +70,8 @@ def write(
     version: int = VERSION,
     stamp: bytes | None = None,
     most: int | None = None,
+    group: int | None = None,
+    secret: bytes | None = None,
 ) -> None:
     """Replace a file; it is on disk before this returns.
 
@@ -87,6 +89,10 @@ def write(
         By which the write of a sealed file is to be recognised.
     most : int, optional
         Most bytes that it may have, as in :func:`read`.
+    group : int, optional
+        Number of a group that may read the file.
+    secret : bytes, optional
+        Key to encrypt it with, in place of the one in the environment.
 
     Raises
     ------
@@ -100,12 +106,12 @@ def write(
         raise StateError(
             f"{path}: would have {len(body)} bytes, and at most {most} are read; {_raise_limit(len(body))}"
         )
-    secret = encryption.key()
+    secret = secret or encryption.key()
     make_folder(path.parent)
     if secret is None:
-        write_bytes(path, hashlib.sha256(body).digest(), body, mode=0o600)
+        write_bytes(path, hashlib.sha256(body).digest(), body, mode=0o600, group=group)
     else:
-        write_bytes(path, encryption.seal(body, secret, place_of(path), stamp), mode=0o600)
+        write_bytes(path, encryption.seal(body, secret, place_of(path), stamp), mode=0o600, group=group)
 
 
 def read(

@@ -43,6 +43,9 @@ FORMER = "FEDKACE_STATE_KEY_OLD"
 MIGRATE = "FEDKACE_STATE_MIGRATE"
 """Whether files are taken over that a key does not protect: plain ones, and those that are sealed in version 1."""
 
+MODELS = "FEDKACE_MODELS_KEY"
+"""The key of models that another user may read, who does not get the key of the state."""
+
 VERSION = 2
 STAMP_BYTES = 16
 
@@ -53,6 +56,7 @@ _NAME_BYTES = 8
 _NONCE_BYTES = 12
 _TAG_BYTES = 16
 _LENGTH_BYTES = 2
+_MODELS_FILE = "models-"
 _HEAD_BYTES = {1: 1 + _NAME_BYTES + _NONCE_BYTES, 2: 1 + _NAME_BYTES + _NONCE_BYTES + STAMP_BYTES + _LENGTH_BYTES}
 
 LONGEST_HEAD = len(_MARK) + _DIGEST_BYTES + _HEAD_BYTES[VERSION]
@@ -69,7 +73,7 @@ class Opened(NamedTuple):
 
 
 def key(environment: Mapping[str, str] = os.environ, variable: str = VARIABLE) -> bytes | None:
-    """The key in the environment; None if there is none.
+    """The key in a variable of the environment; None if there is none.
 
     Raises
     ------
@@ -90,6 +94,17 @@ def key(environment: Mapping[str, str] = os.environ, variable: str = VARIABLE) -
             f"writes them; {held}"
         )
     return found
+
+
+def key_of_models() -> bytes | None:
+    """The key for models that another user may read: their own, or that of the state if they have none.
+
+    Raises
+    ------
+    ConfigError
+        As :func:`key`.
+    """
+    return key(variable=MODELS) or key()
 
 
 def migrating(environment: Mapping[str, str] = os.environ) -> bool:
@@ -121,8 +136,9 @@ def check_plain(place: str, migrate: bool | None = None) -> None:
     UnreadableStateError
         There is a key, and plain files are not to be taken over: anyone can have written this one.
     """
-    if key() is not None and not _takes_over(place, migrate):
-        raise UnreadableStateError(f"it is not encrypted although {VARIABLE} is set; {_ADVICE}")
+    variable = next((each for each in _variables(place) if each != FORMER and key(variable=each) is not None), None)
+    if variable is not None and not _takes_over(place, migrate):
+        raise UnreadableStateError(f"it is not encrypted although {variable} is set; {_ADVICE}")
 
 
 def is_sealed(content: bytes) -> bool:
@@ -197,7 +213,7 @@ def unseal(content: bytes, place: str, migrate: bool | None = None) -> Opened:
     if hashlib.sha256(sealed).digest() != content[len(_MARK) : start]:
         raise StateError("its checksum does not match")
     version, head = _head(sealed)
-    secret = _secret_of(head)
+    secret = _secret_of(head, place)
     nonce = head[1 + _NAME_BYTES :][:_NONCE_BYTES]
     try:
         body = AESGCM(secret).decrypt(nonce, bytes(sealed[len(head) :]), _MARK + head)
@@ -248,16 +264,22 @@ def _head(sealed: memoryview) -> tuple[int, bytes]:
     return version, bytes(sealed[:length])
 
 
-def _secret_of(head: bytes) -> bytes:
+def _variables(place: str) -> tuple[str, ...]:
+    """The variables whose keys a file may have: whoever holds the key of models alone can write nothing else."""
+    is_model = place.rpartition("/")[2].startswith(_MODELS_FILE)
+    return (VARIABLE, FORMER, MODELS) if is_model else (VARIABLE, FORMER)
+
+
+def _secret_of(head: bytes, place: str) -> bytes:
     """The key whose name a head gives."""
-    secrets = [found for found in (key(), key(variable=FORMER)) if found is not None]
-    if not secrets:
+    held = {each: found for each in _variables(place) if (found := key(variable=each)) is not None}
+    if not held:
         raise UnreadableStateError(f"it is encrypted and {VARIABLE} is not set; set it to the key that wrote the file")
-    for secret in secrets:
+    for secret in held.values():
         if head[1 : 1 + _NAME_BYTES] == _name(secret):
             return secret
     raise UnreadableStateError(
-        f"it is encrypted with another key than that in {VARIABLE}; set it to the key that wrote the file"
+        f"it is encrypted with another key than that in {' or '.join(held)}; set it to the key that wrote the file"
     )
 
 

@@ -127,7 +127,7 @@ def write_text(path: Path, text: str, *, mode: int = 0o666) -> None:
     write_bytes(path, text.encode(), mode=mode)
 
 
-def write_bytes(path: Path, *parts: bytes | memoryview, mode: int = 0o666) -> None:
+def write_bytes(path: Path, *parts: bytes | memoryview, mode: int = 0o666, group: int | None = None) -> None:
     """Replace a file: write beside it, synchronise, rename, synchronise the folder.
 
     At any moment the file is the old one or the new one; the new one is on disk before this returns. Any number of
@@ -142,6 +142,8 @@ def write_bytes(path: Path, *parts: bytes | memoryview, mode: int = 0o666) -> No
         The content, one part after the other.
     mode : int
         Permissions, less the umask.
+    group : int, optional
+        Number of a group that may read the file, whatever the umask.
 
     Raises
     ------
@@ -152,6 +154,9 @@ def write_bytes(path: Path, *parts: bytes | memoryview, mode: int = 0o666) -> No
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     try:
         try:
+            if group is not None:
+                os.fchown(descriptor, -1, group)
+                os.fchmod(descriptor, mode | stat.S_IRGRP)
             for part in parts:
                 _write_all(descriptor, memoryview(part))
             os.fsync(descriptor)

@@ -46,3 +46,32 @@ def client_folder(config: Config, run_id: int, client: int, node_config: Mapping
     partitions = node_config.get("num-partitions")
     alone = isinstance(partitions, int) and config.stream.clients <= partitions
     return root / (name if alone else f"{name}-{client:03d}")
+
+
+def models_folder(
+    config: Config, run_id: int, client: int, node_config: Mapping[str, Scalar]
+) -> tuple[Path, int | None]:
+    """Return the folder in which a client keeps its models for inference, and the group that may read it.
+
+    By default it is the client's state folder, and no group may read it. A folder in the node's ``models-dir`` has the
+    same name, and the group is that of ``models-dir``.
+
+    Raises
+    ------
+    ConfigError
+        The ``models-dir`` is not a folder.
+    """
+    state = client_folder(config, run_id, client, node_config)
+    named = str(node_config.get("models-dir", ""))
+    if not named:
+        return state, None
+    root = Path(named).expanduser().resolve()
+    try:
+        group = root.stat().st_gid
+    except OSError as error:
+        reason = error.strerror or error
+        raise ConfigError(
+            f"--node-config: models-dir = {root}: cannot be used ({reason}); must be a folder of the group that may "
+            "read the models"
+        ) from error
+    return root / state.name, group

@@ -7,6 +7,7 @@ whoever has both keys.
 
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -91,14 +92,22 @@ def _reseal_folder(folder: Path, secret: bytes, migrate: bool, result: Resealed)
         elif _OURS.fullmatch(path.name):
             try:
                 content = read_bytes(path, _LARGEST)
-                if encryption.is_current(content, secret):
+                group = _reading_group(path)
+                wanted = secret if group is None else encryption.key_of_models() or secret
+                if encryption.is_current(content, wanted):
                     result.before += 1
                     continue
                 body, stamp = atomic.body_of(content, place_of(path), migrate)
-                write_bytes(path, encryption.seal(body, secret, place_of(path), stamp), mode=0o600)
+                write_bytes(path, encryption.seal(body, wanted, place_of(path), stamp), mode=0o600, group=group)
                 result.done += 1
             except (OSError, StateError) as error:
                 result.faults.append(f"{path}: {error}")
+
+
+def _reading_group(path: Path) -> int | None:
+    """The group that a client has let read its models; None for any other file."""
+    facts = path.stat()
+    return facts.st_gid if path.name.startswith("models-") and facts.st_mode & stat.S_IRGRP else None
 
 
 def _files(root: Path) -> Iterator[Path]:

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
+from support.made.models import blank
 
 from fedkace_flwr.data import inbox_files as arrivals
 from fedkace_flwr.data.inbox_files import Arrival
@@ -127,7 +128,7 @@ def test_a_bomb_is_refused_unpacked(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_picture_that_would_take_much_memory_is_refused(tmp_path: Path) -> None:
-    Image.new("1", (2, 20_000_000)).save(tmp_path / "a.png")
+    Image.new("1", (2, 6_000_000)).save(tmp_path / "a.png")
     with pytest.raises(DataError, match=r"a\.png: it is too long and thin"):
         read(tmp_path / "a.png", "cat")
 
@@ -229,3 +230,19 @@ def test_no_bytes_do_anything_but_load_or_be_refused(
             parse(tmp_path / name, class_name)
         except DataError as refused:
             assert "\n" not in str(refused)
+
+
+def test_an_inbox_accepts_the_same_formats(tmp_path: Path) -> None:
+    for kind, name in (("JPEG2000", "a.jpg"), ("TIFF", "a.png"), ("GIF", "a.webp")):
+        Image.new("RGB", (20, 20)).save(tmp_path / name, kind)
+        with pytest.raises(DataError, match=rf"^{name}: it is not an image, or its format is not supported"):
+            read(tmp_path / name, "cat")
+    for name in ("a.tif", "a.gif", "a.jp2", "a.bmp"):
+        with pytest.raises(DataError, match=rf"^{name}: must be an .npz .*, or a picture \(.jpeg, .jpg, .png, .webp\)"):
+            count(tmp_path / name, "cat")
+
+
+def test_an_inbox_has_the_same_limit_of_pixels(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(blank(4097, 3072))
+    with pytest.raises(DataError, match=r"^a\.png: it has 4097 x 3072 pixels; at most 12,582,912 are allowed"):
+        read(tmp_path / "a.png", "cat")

@@ -13,6 +13,9 @@ from cryptography import x509
 from support.systems.federation import DEPLOY, ROOT, environment, script
 from support.tools import need_tools
 
+from fedkace_flwr.inference import bodies
+from fedkace_flwr.inference.decoders import LANES
+
 
 @pytest.fixture
 def env(tmp_path: Path) -> dict[str, str]:
@@ -131,6 +134,8 @@ def settings_of(certificates: Path, tmp_path: Path, env: dict[str, str]) -> dict
         ("FEDKACE_SUPERLINK", "hub", "FEDKACE_SUPERLINK = 'hub': must be HOST:PORT"),
         ("FEDKACE_INBOX", '/a" x="1', "must not contain quotes"),
         ("FEDKACE_STATE", "/proc/none", "FEDKACE_STATE = /proc/none: cannot be created"),
+        ("FEDKACE_MODELS", '/a" x="1', "must not contain quotes"),
+        ("FEDKACE_MODELS", "/none", "FEDKACE_MODELS = /none: must be a folder in which"),
     ],
 )
 def test_a_supernode_with_a_wrong_setting_names_it(
@@ -253,6 +258,33 @@ def test_the_units_call_scripts_that_exist_and_restart_them() -> None:
             "-m fedkace_flwr.inference.predict serve" in start or (DEPLOY / Path(start.partition("=")[2]).name).exists()
         )
         assert {"Restart=always", "NoNewPrivileges=yes", "ProtectSystem=strict", "UMask=0077"} <= set(lines)
+
+
+def test_the_prediction_service_has_nothing_of_the_supernode_but_its_models() -> None:
+    lines = (DEPLOY / "systemd" / "fedkace-serve.service").read_text().splitlines()
+    settings = dict(line.split("=", 1) for line in lines if re.match(r"\w+=", line))
+    node = (DEPLOY / "systemd" / "fedkace-supernode.service").read_text()
+    assert settings["User"] == settings["Group"] == "fedkace-serve" and "User=fedkace\n" in node
+    assert settings["EnvironmentFile"] == "/etc/fedkace/serve.env" and "supernode.env" not in "".join(lines)
+    assert settings["InaccessiblePaths"].split() == [
+        "-/etc/fedkace",
+        "-/var/lib/fedkace",
+        "-/var/lib/fedkace-supernode",
+    ]
+    shared = (DEPLOY / "systemd" / "fedkace-supernode.service.d" / "models.conf").read_text()
+    folder = re.search(r"^Environment=FEDKACE_MODELS=(\S+)$", shared, re.MULTILINE)
+    assert folder and f"--state {folder[1]}/" in settings["ExecStart"]
+    assert f"SupplementaryGroups={settings['SupplementaryGroups']}\n" in shared
+
+
+def test_the_prediction_service_may_take_the_memory_that_its_limits_allow() -> None:
+    unit = (DEPLOY / "systemd" / "fedkace-serve.service").read_text()
+    gigabytes = re.search(r"^MemoryMax=(\d+)G$", unit, re.MULTILINE)
+    assert gigabytes
+    idle, loading = 340 * 2**20, 400 * 2**20
+    limits = sum(lane.memory for lane in LANES) + bodies.MEMORY
+    assert limits <= (244 - 40) * 2**20  # the rest is for the service's own process
+    assert int(gigabytes[1]) * 2**30 >= idle + 244 * 2**20 + loading
 
 
 def test_systemd_understands_every_line_of_the_units(tmp_path: Path) -> None:
