@@ -10,6 +10,7 @@ usage: supernode.sh        settings are environment variables, for example from 
 FEDKACE_SUPERLINK      HOST:PORT of the SuperLink; HOST is a name or address listed in its certificate
 FEDKACE_CA             the authority's certificate, ca.crt
 FEDKACE_KEY            this machine's private key (node-key.sh); its .pub must be registered (register.sh)
+FEDKACE_CERTIFICATE    this machine's certificate (certificates.sh node), for which the hub's nginx asks; empty: none
 FEDKACE_NODE           this machine's permanent name, under which its state is stored
 FEDKACE_PARTITION      K, this machine's number, from 0
 FEDKACE_PARTITIONS     N, the number of machines
@@ -31,7 +32,7 @@ needs_setting FEDKACE_PARTITIONS "be the number of machines"
 needs_setting FEDKACE_STATE "name the folder for this machine's state"
 superlink=$FEDKACE_SUPERLINK ca=$FEDKACE_CA key=$FEDKACE_KEY node=$FEDKACE_NODE
 partition=$FEDKACE_PARTITION partitions=$FEDKACE_PARTITIONS state=$FEDKACE_STATE
-inbox=${FEDKACE_INBOX:-} more=${FEDKACE_NODE_CONFIG:-} port=${FEDKACE_RUNTIME_PORT:-9094}
+certificate=${FEDKACE_CERTIFICATE:-} inbox=${FEDKACE_INBOX:-} more=${FEDKACE_NODE_CONFIG:-} port=${FEDKACE_RUNTIME_PORT:-9094}
 need_flower flower-supernode
 need_openssl
 [[ $superlink =~ ^.+:[0-9]+$ ]] || die "FEDKACE_SUPERLINK = '$superlink': must be HOST:PORT"
@@ -43,6 +44,14 @@ unquoted FEDKACE_STATE "$state"
 unquoted FEDKACE_INBOX "$inbox"
 valid_certificate "$ca" "FEDKACE_CA, the authority's certificate"
 private "$key" "FEDKACE_KEY, this machine's key"
+if [[ -n $certificate ]]; then
+  valid_certificate "$certificate" "FEDKACE_CERTIFICATE, this machine's certificate"
+  need ssh-keygen "apt-get install openssh-client"
+  openssl verify -CAfile "$ca" -purpose sslclient "$certificate" >/dev/null 2>&1 \
+    || die "FEDKACE_CERTIFICATE = $certificate: is not a certificate for a SuperNode (certificates.sh node) from $ca"
+  [[ $(openssl x509 -in "$certificate" -noout -pubkey) == "$(ssh-keygen -y -P '' -f "$key" | ssh-keygen -e -m PKCS8 -f /dev/stdin)" ]] \
+    || die "FEDKACE_CERTIFICATE = $certificate: belongs to another key than FEDKACE_KEY = $key"
+fi
 mkdir -p "$state" 2>/dev/null || die "FEDKACE_STATE = $state: cannot be created"
 [[ -w $state ]] || die "FEDKACE_STATE = $state: $(id -un) cannot write there"
 free_port 127.0.0.1 "$port" FEDKACE_RUNTIME_PORT
@@ -50,5 +59,7 @@ settings="partition-id=$partition num-partitions=$partitions client-name=\"$node
 if [[ -n $inbox ]]; then settings+=" inbox=\"$inbox\""; fi
 if [[ -n $more ]]; then settings+=" $more"; fi
 quiet_flower
-exec flower-supernode --superlink "$superlink" --root-certificates "$ca" --auth-supernode-private-key "$key" \
+program=(flower-supernode)
+if [[ -n $certificate ]]; then program=(python3 "$(dirname "${BASH_SOURCE[0]}")/supernode.py"); fi
+exec "${program[@]}" --superlink "$superlink" --root-certificates "$ca" --auth-supernode-private-key "$key" \
   --host 127.0.0.1 --port "$port" --node-config "$settings"

@@ -12,6 +12,7 @@ _PACKAGES = {
     "chromedriver": "chromium-driver",
     "chromium": "chromium",
     "git": "git",
+    "nginx": "nginx",
     "openssl": "openssl",
     "shellcheck": "shellcheck",
     "ssh-keygen": "openssh-client",
