@@ -2,8 +2,8 @@
 
 Needs the extra ``fuzz`` (atheris). PARSER is one of ``archive`` (below the checksum) and ``stored`` (state, answer,
 checkpoint), ``arrival`` and ``picture`` (files in an inbox), ``folded`` (a reply's arrays between machines), ``study``,
-``setting`` and ``run-config``; for example ``stored -runs=1000000``. It ends with the input in a file ``crash-*`` where
-anything but the documented errors comes out.
+``setting``, ``run-config`` and ``policy`` (a site's); for example ``stored -runs=1000000``. It ends with the input in a
+file ``crash-*`` where anything but the documented errors comes out.
 """
 
 import json
@@ -36,6 +36,7 @@ def main() -> None:
         "study": parsers.study,
         "setting": parsers.setting,
         "run-config": parsers.run_config,
+        "policy": parsers.policy,
     }[name]
     seeds = parsers.folder.with_name(f"{parsers.folder.name}-seeds")
     seeds.mkdir()
@@ -44,6 +45,7 @@ def main() -> None:
         "study": CORPUS,
         "setting": [f"{key}={value}" for key, value in settings.items()],
         "run-config": [json.dumps(settings), *configuration],
+        "policy": ["labels = false\n[keys]\nepochs = {max = 3}\n", 'unlisted = "default"\n[keys]\ndp = ["local"]\n'],
     }
     examples: dict[str, Iterable[bytes]] = {
         "archive": pristine().values(),
