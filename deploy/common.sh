@@ -47,6 +47,14 @@ private() {
   [[ $((8#$mode & 8#077)) -eq 0 ]] || die "$1 ($2) has mode $mode, so others can read it; run chmod 600 $1"
 }
 
+# unalterable FILE WHAT: fail if others than its owner can change the file.
+unalterable() {
+  local mode
+  readable "$1" "$2"
+  mode=$(stat -Lc %a "$1")
+  [[ $((8#$mode & 8#022)) -eq 0 ]] || die "$1 ($2) has mode $mode, so others can change it; run chmod go-w $1"
+}
+
 # whole NAME VALUE [MIN [MAX]]: fail unless the value is a whole number within the bounds.
 whole() {
   [[ $2 =~ ^(0|[1-9][0-9]{0,8})$ ]] || die "$1 = '$2': must be a whole number"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_public_key
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from support.systems.federation import DEPLOY, environment, script
 from support.systems.proxy import Authority, free_port
 from support.tools import need_tools
@@ -57,12 +58,12 @@ def test_a_machines_certificate_is_for_its_own_key_and_for_nothing_but_clients(a
     assert certificate.public_key() == public
     certificate.verify_directly_issued_by(read(authority.folder / "ca.crt"))
     use = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
-    assert list(use) == [x509.ExtendedKeyUsageOID.CLIENT_AUTH]
+    assert list(use) == [ExtendedKeyUsageOID.CLIENT_AUTH]
     assert not certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-    (name,) = certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
+    (name,) = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     assert name.value == "edge-1"
     use = read(authority.folder / "superlink.crt").extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
-    assert list(use) == [x509.ExtendedKeyUsageOID.SERVER_AUTH]
+    assert list(use) == [ExtendedKeyUsageOID.SERVER_AUTH]
 
 
 def test_certificates_end_after_a_year_and_the_authority_after_five(authority: Authority) -> None:

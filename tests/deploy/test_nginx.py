@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
-from support.systems.proxy import Authority, Door, Line, Recorder, deployed, disguises, request
+from support.systems.proxy import Authority, Door, Line, Recorder, disguises, node_context, request
 
 MEGABYTE = 2**20
 PATHS = sorted(path for _, path in PROTOBUF_REQUEST_TYPES)
@@ -38,7 +38,7 @@ def recorder(authority: Authority) -> Iterator[Recorder]:
 
 @pytest.fixture(scope="module")
 def door(authority: Authority, recorder: Recorder, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
-    with Door(tmp_path_factory.mktemp("nginx"), authority, recorder.port) as made:
+    with Door(tmp_path_factory.mktemp("nginx"), authority.folder, recorder.port) as made:
         yield made
 
 
@@ -50,17 +50,17 @@ def arrived(recorder: Recorder) -> list[str]:
 
 
 def test_every_call_of_a_supernode_gets_through_and_flower_has_no_other(
-    door: Door, recorder: Recorder, arrived: list[str]
+    door: Door, authority: Authority, recorder: Recorder, arrived: list[str]
 ) -> None:
-    line = Line(door, "edge-1")
+    line = Line(door, authority.context("edge-1"))
     assert [line.ask(request(path, body=b"x")) for path in FLEET] == [200] * len(FLEET)
     assert arrived == FLEET
     assert {each.line for each in recorder.arrived} == {f"POST {path} HTTP/1.1" for path in FLEET}
     assert all(each.headers["Host"] == "localhost" and each.length == 1 for each in recorder.arrived)
 
 
-def test_no_other_path_of_flower_gets_through(door: Door, arrived: list[str]) -> None:
-    line = Line(door, "edge-1")
+def test_no_other_path_of_flower_gets_through(door: Door, authority: Authority, arrived: list[str]) -> None:
+    line = Line(door, authority.context("edge-1"))
     others = [*OTHERS, "/", "/health", "/docs", "/openapi.json", "/v1", "/v1/fleet", "/v1/fleet/", "/v1/responses"]
     assert len(OTHERS) > 60
     assert {line.ask(request(path, body=b"x")) for path in others} == {403}
@@ -69,22 +69,24 @@ def test_no_other_path_of_flower_gets_through(door: Door, arrived: list[str]) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", DISGUISED)
-def test_no_spelling_of_a_path_gets_through(path: str, door: Door, arrived: list[str]) -> None:
-    line = Line(door, "edge-1")
+def test_no_spelling_of_a_path_gets_through(path: str, door: Door, authority: Authority, arrived: list[str]) -> None:
+    line = Line(door, authority.context("edge-1"))
     for target in disguises(path):
         assert line.ask(request(target)) in (0, 400, 403, 404, 405), target
         assert arrived == [], target
 
 
 @pytest.mark.parametrize("target", [f"/v1/control/..{PUSH[3:]}", f"/{PUSH}", "/v1/fleet/%70ush-object", f"{PUSH}?a=b"])
-def test_a_supernodes_path_gets_through_in_its_plain_form_alone(target: str, door: Door, arrived: list[str]) -> None:
-    assert Line(door, "edge-1").ask(request(target)) == 403
+def test_a_supernodes_path_gets_through_in_its_plain_form_alone(
+    target: str, door: Door, authority: Authority, arrived: list[str]
+) -> None:
+    assert Line(door, authority.context("edge-1")).ask(request(target)) == 403
     assert arrived == []
 
 
 @pytest.mark.slow
-def test_no_method_host_or_header_gets_a_path_through(door: Door, arrived: list[str]) -> None:
-    line, path = Line(door, "edge-1"), DISGUISED[0]
+def test_no_method_host_or_header_gets_a_path_through(door: Door, authority: Authority, arrived: list[str]) -> None:
+    line, path = Line(door, authority.context("edge-1")), DISGUISED[0]
     for method in ("GET", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "post", "POST\t", "PRI", "X" * 99):
         for target in (path, PUSH, "*", "localhost:9092"):
             assert line.ask(request(target, method=method), method=method) in (0, 400, 403, 405), (method, target)
@@ -117,11 +119,13 @@ def test_no_method_host_or_header_gets_a_path_through(door: Door, arrived: list[
         ["Connection: close, Host", "Upgrade: websocket", "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA=="],
     ],
 )
-def test_no_request_hides_in_the_body_of_another(headers: list[str], door: Door, recorder: Recorder) -> None:
+def test_no_request_hides_in_the_body_of_another(
+    headers: list[str], door: Door, authority: Authority, recorder: Recorder
+) -> None:
     recorder.forget()
     hidden = request(DISGUISED[0], body=b"x")
     for body in (b"0\r\n\r\n" + hidden, b"5\r\nabcde\r\n0\r\n\r\n" + hidden, hidden):
-        line = Line(door, "edge-1")
+        line = Line(door, authority.context("edge-1"))
         line.ask(request("/v1/fleet/get-run", *headers, body=body))
         line.close()
         bare = request("/v1/fleet/get-run", *headers).replace(b"Content-Length: 0\r\n", b"")
@@ -131,12 +135,12 @@ def test_no_request_hides_in_the_body_of_another(headers: list[str], door: Door,
     assert all("Upgrade" not in each.headers and "Transfer-Encoding" not in each.headers for each in recorder.arrived)
 
 
-def test_there_is_no_http_2_with_paths_of_its_own(door: Door, arrived: list[str]) -> None:
-    context = door.authority.context("edge-1")
+def test_there_is_no_http_2_with_paths_of_its_own(door: Door, authority: Authority, arrived: list[str]) -> None:
+    context = authority.context("edge-1")
     context.set_alpn_protocols(["h2"])
     with pytest.raises(ssl.SSLError, match="no application protocol"):
-        door.connect(context=context)
-    with door.connect("edge-1") as connection:
+        door.connect(context)
+    with door.connect(authority.context("edge-1")) as connection:
         connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9))
         assert b" 400 " in connection.recv(1000).splitlines()[0]
     assert arrived == []
@@ -160,34 +164,36 @@ def test_nobody_gets_in_without_a_valid_certificate_for_a_supernode(
     stranger = Authority(tmp_path / "stranger")
     signed = ["-CA", str(authority.folder / "ca.crt"), "-CAkey", str(authority.folder / "ca.key"), "-set_serial", "7"]
     ca, key = (authority.folder / "ca.crt").read_bytes(), authority.key("edge-1")
-    of_stranger = deployed("supernode").client_context(ca, stranger.certificate("edge-1"), stranger.key("edge-1"))
+    of_stranger = node_context(ca, stranger.certificate("edge-1"), stranger.key("edge-1"))
     expired = made_by_hand(authority, tmp_path, *signed, "-days", "-1")
-    of_superlink = door.authority.context()
+    of_superlink = authority.context()
     of_superlink.load_cert_chain(authority.folder / "superlink.crt", authority.folder / "superlink.key")
     contexts = {
-        "none": door.authority.context(),
+        "none": authority.context(),
         "another authority's": of_stranger,
-        "expired": deployed("supernode").client_context(ca, expired, key),
+        "expired": node_context(ca, expired, key),
         "the SuperLink's own": of_superlink,
     }
     for what, context in contexts.items():
-        with door.connect(context=context) as connection:
+        with door.connect(context) as connection:
             connection.sendall(request(PUSH, body=b"x"))
             assert b" 400 " in connection.recv(1000).splitlines()[0], what
     assert arrived == []
-    assert Line(door, "edge-1").ask(request(PUSH)) == 200
+    assert Line(door, authority.context("edge-1")).ask(request(PUSH)) == 200
 
 
-def test_bodies_larger_than_a_piece_of_a_model_are_refused_unread(door: Door, recorder: Recorder) -> None:
+def test_bodies_larger_than_a_piece_of_a_model_are_refused_unread(
+    door: Door, authority: Authority, recorder: Recorder
+) -> None:
     recorder.forget()
-    line, piece = Line(door, "edge-1"), b"x" * (5 * MEGABYTE + 1000)
+    line, piece = Line(door, authority.context("edge-1")), b"x" * (5 * MEGABYTE + 1000)
     assert line.ask(request(PUSH, body=piece)) == 200
     assert [each.length for each in recorder.arrived] == [len(piece)]
     claimed = request(PUSH).replace(b"Content-Length: 0", b"Content-Length: 300000000")
     assert line.ask(claimed) == 413
     chunks = b"100000\r\n" + b"x" * MEGABYTE + b"\r\n"
     chunked = request(PUSH).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
-    with door.connect("edge-1") as connection:
+    with door.connect(authority.context("edge-1")) as connection:
         connection.sendall(chunked + 7 * chunks)
         answer = http.client.HTTPResponse(connection)
         answer.begin()
@@ -198,15 +204,17 @@ def test_bodies_larger_than_a_piece_of_a_model_are_refused_unread(door: Door, re
     assert len(recorder.arrived) == 1
 
 
-def test_a_request_reaches_the_superlink_only_when_it_is_complete(door: Door, recorder: Recorder) -> None:
+def test_a_request_reaches_the_superlink_only_when_it_is_complete(
+    door: Door, authority: Authority, recorder: Recorder
+) -> None:
     recorder.forget()
-    with door.connect("edge-1") as slow:
+    with door.connect(authority.context("edge-1")) as slow:
         half = request(PUSH, "Expect: 100-continue", body=b"x" * 100000)
         head, _, body = half.partition(b"\r\n\r\n")
         slow.sendall(head + b"\r\n\r\n")
         assert slow.recv(1000).startswith(b"HTTP/1.1 100 ")
         slow.sendall(body[:50000])
-        assert Line(door, "edge-2").ask(request("/v1/fleet/get-run")) == 200
+        assert Line(door, authority.context("edge-2")).ask(request("/v1/fleet/get-run")) == 200
         assert recorder.begun == ["/v1/fleet/get-run"]
         slow.sendall(body[50000:])
         answer = http.client.HTTPResponse(slow)
@@ -216,25 +224,29 @@ def test_a_request_reaches_the_superlink_only_when_it_is_complete(door: Door, re
 
 
 @pytest.mark.slow
-def test_a_certificate_has_a_limited_number_of_requests_in_progress(door: Door) -> None:
-    context = door.authority.context("edge-3")
+def test_a_certificate_has_a_limited_number_of_requests_in_progress(door: Door, authority: Authority) -> None:
+    context = authority.context("edge-3")
     held = []
     try:
         for _ in range(16):
-            held.append(door.connect(context=context))
+            held.append(door.connect(context))
             held[-1].sendall(request(PUSH, "Expect: 100-continue").replace(b"Length: 0", b"Length: 9"))
             assert held[-1].recv(1000).startswith(b"HTTP/1.1 100 ")
-        assert Line(door, "edge-3").ask(request("/v1/fleet/pull-messages")) == 503
-        assert Line(door, "edge-2").ask(request("/v1/fleet/pull-messages")) == 200, "another machine is not affected"
+        assert Line(door, authority.context("edge-3")).ask(request("/v1/fleet/pull-messages")) == 503
+        assert Line(door, authority.context("edge-2")).ask(request("/v1/fleet/pull-messages")) == 200, (
+            "another machine is not affected"
+        )
     finally:
         for connection in held:
             connection.close()
 
 
 @pytest.mark.slow
-def test_a_certificate_has_a_limited_rate_of_requests(door: Door) -> None:
-    line, statuses = Line(door, "edge-4"), list[int]()
+def test_a_certificate_has_a_limited_rate_of_requests(door: Door, authority: Authority) -> None:
+    line, statuses = Line(door, authority.context("edge-4")), list[int]()
     while 503 not in statuses and len(statuses) < 5000:
         statuses.append(line.ask(request("/v1/fleet/pull-messages")))
     assert len(statuses) > 400 and set(statuses) == {200, 503}
-    assert Line(door, "edge-2").ask(request("/v1/fleet/pull-messages")) == 200, "another machine is not affected"
+    assert Line(door, authority.context("edge-2")).ask(request("/v1/fleet/pull-messages")) == 200, (
+        "another machine is not affected"
+    )

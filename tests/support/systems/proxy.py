@@ -68,10 +68,15 @@ class Authority:
         """Return the TLS context with which a SuperNode connects; without a name, one without a certificate."""
         authority = (self.folder / "ca.crt").read_bytes()
         if name:
-            made = deployed("supernode").client_context(authority, self.certificate(name), self.key(name))
-            assert isinstance(made, ssl.SSLContext)
-            return made
+            return node_context(authority, self.certificate(name), self.key(name))
         return ssl.create_default_context(cadata=authority.decode())
+
+
+def node_context(authority: bytes, certificate: Path, key: Path) -> ssl.SSLContext:
+    """Return the TLS context that ``supernode.py`` makes."""
+    made = deployed("supernode").client_context(authority, certificate, key)
+    assert isinstance(made, ssl.SSLContext)
+    return made
 
 
 @dataclass
@@ -174,17 +179,27 @@ def configuration(folder: Path, certificates: Path, port: int, superlink: int) -
 
 @dataclass
 class Door:
-    """nginx in front of a server on a port of the loopback."""
+    """nginx in front of a server on a port of the loopback.
+
+    Parameters
+    ----------
+    folder : Path
+        Folder for everything that nginx writes.
+    certificates : Path
+        Folder of the authority's and the SuperLink's certificates.
+    superlink : int
+        Port of the server behind it.
+    """
 
     folder: Path
-    authority: Authority
+    certificates: Path
     superlink: int
 
     def __enter__(self) -> "Door":
         need_tools("nginx")
         self.folder.mkdir(exist_ok=True)
         self.port = free_port()
-        main = configuration(self.folder, self.authority.folder, self.port, self.superlink)
+        main = configuration(self.folder, self.certificates, self.port, self.superlink)
         command = ["nginx", "-p", str(self.folder), "-e", str(self.folder / "error.log"), "-c", str(main)]
         self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         until(self._is_up, "nginx listens", pause=0.02, log=self.log)
@@ -207,24 +222,24 @@ class Door:
         path = self.folder / "error.log"
         return path.read_text() if path.exists() else ""
 
-    def connect(self, name: str = "", context: ssl.SSLContext | None = None) -> ssl.SSLSocket:
-        """Open a connection, by default with a machine's certificate."""
+    def connect(self, context: ssl.SSLContext) -> ssl.SSLSocket:
+        """Open a connection."""
         plain = socket.create_connection(("127.0.0.1", self.port), timeout=60)
-        return (context or self.authority.context(name)).wrap_socket(plain, server_hostname="localhost")
+        return context.wrap_socket(plain, server_hostname="localhost")
 
 
 class Line:
     """Sends raw requests one after another, over as few connections as possible."""
 
-    def __init__(self, door: Door, name: str) -> None:
+    def __init__(self, door: Door, context: ssl.SSLContext) -> None:
         self._door = door
-        self._context = door.authority.context(name)
+        self._context = context
         self._socket: ssl.SSLSocket | None = None
 
     def ask(self, raw: bytes, method: str = "POST") -> int:
         """Return the status of the answer; 0 if the connection is closed without one."""
         if self._socket is None:
-            self._socket = self._door.connect(context=self._context)
+            self._socket = self._door.connect(self._context)
         answer = http.client.HTTPResponse(self._socket, method=method)
         try:
             self._socket.sendall(raw)
