@@ -7,7 +7,7 @@ import socket
 import ssl
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -16,8 +16,6 @@ from typing import Any
 
 from support.systems.federation import DEPLOY, environment, script, until
 from support.tools import need_tools
-
-_INSTALLED = "/etc/fedkace/certificates"
 
 
 def deployed(name: str) -> ModuleType:
@@ -154,27 +152,43 @@ class Recorder:
 
 
 def configuration(folder: Path, certificates: Path, port: int, superlink: int) -> Path:
-    """Write a main file for nginx around ``deploy/nginx.conf``, in which only ports and paths are changed."""
-    text = (DEPLOY / "nginx.conf").read_text()
-    for old, new in (
-        ("listen 9093 ssl;", f"listen 127.0.0.1:{port} ssl;"),
-        ("listen [::]:9093 ssl;", ""),
-        ("127.0.0.1:9092", f"127.0.0.1:{superlink}"),
-        (_INSTALLED, str(certificates)),
-    ):
-        assert old in text, f"deploy/nginx.conf: {old}"
-        text = text.replace(old, new)
-    (folder / "fedkace.conf").write_text(text)
-    temporary = "\n".join(
-        f"{kind}_temp_path {folder}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    """Write both files of nginx with other ports and paths, and nothing else changed; the main one."""
+    temporary = "".join(
+        f"{kind}_temp_path {folder}/{kind}; " for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    site = folder / "fedkace.conf"
+    _adapt(
+        "nginx.conf",
+        site,
+        {
+            "listen 9093 ssl;": f"listen 127.0.0.1:{port} ssl;",
+            "listen [::]:9093 ssl;": "",
+            "127.0.0.1:9092": f"127.0.0.1:{superlink}",
+            "/etc/fedkace/certificates": str(certificates),
+        },
     )
     main = folder / "nginx.conf"
-    main.write_text(
-        f"daemon off; user root; worker_processes 1; pid {folder}/pid; error_log {folder}/error.log;\n"
-        f"events {{ worker_connections 1024; }}\n"
-        f"http {{ access_log {folder}/access.log;\n{temporary}\ninclude {folder}/fedkace.conf; }}\n"
+    _adapt(
+        "nginx-main.conf",
+        main,
+        {
+            "daemon off;": "daemon off; user root;",
+            "/tmp/nginx.pid": str(folder / "pid"),
+            "error_log stderr;": f"error_log {folder}/error.log;",
+            "access_log /dev/stdout;": f"access_log {folder}/access.log; {temporary}",
+            "/etc/nginx/conf.d/fedkace.conf": str(site),
+        },
     )
     return main
+
+
+def _adapt(name: str, path: Path, changes: Mapping[str, str]) -> None:
+    """Copy a file of ``deploy/`` with some texts replaced, all of which it must contain."""
+    text = (DEPLOY / name).read_text()
+    for old, new in changes.items():
+        assert old in text, f"deploy/{name}: {old}"
+        text = text.replace(old, new)
+    path.write_text(text)
 
 
 @dataclass
