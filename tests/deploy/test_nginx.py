@@ -5,6 +5,7 @@ The real nginx runs with ``deploy/nginx.conf``. Behind it stands a server that k
 """
 
 import http.client
+import re
 import ssl
 import subprocess
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
+from support.systems.federation import ROOT
 from support.systems.proxy import Authority, Door, Line, Recorder, disguises, node_context, request
 
 MEGABYTE = 2**20
@@ -180,6 +182,19 @@ def test_nobody_gets_in_without_a_valid_certificate_for_a_supernode(
             assert b" 400 " in connection.recv(1000).splitlines()[0], what
     assert arrived == []
     assert Line(door, authority.context("edge-1")).ask(request(PUSH)) == 200
+
+
+def test_the_line_of_the_page_shuts_out_a_lost_certificate(
+    authority: Authority, recorder: Recorder, tmp_path: Path
+) -> None:
+    (line,) = re.findall(r"`(if \(\$ssl_client_serial = [^`]*)`", (ROOT / "docs" / "deployment.md").read_text())
+    command = ["openssl", "x509", "-noout", "-serial", "-in", str(authority.certificate("edge-1"))]
+    serial = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip().removeprefix("serial=")
+    recorder.forget()
+    with Door(tmp_path, authority.folder, recorder.port, line.replace("04CD63E1...", serial)) as door:
+        assert Line(door, authority.context("edge-1")).ask(request(PUSH)) == 403
+        assert recorder.begun == []
+        assert Line(door, authority.context("edge-2")).ask(request(PUSH)) == 200
 
 
 def test_bodies_larger_than_a_piece_of_a_model_are_refused_unread(

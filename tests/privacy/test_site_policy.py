@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.common import rounds_of
 from support.made.parsers import Parsers
+from support.systems.federation import ROOT
 from support.systems.in_process import Federation
 
 from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import PolicyError, RunError
 from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.privacy.site_policy import VARIABLE, policy_of_site, read_policy
+from fedkace_flwr.privacy.site_policy import VARIABLE, SitePolicy, policy_of_site, read_policy
 from fedkace_flwr.registry import METHODS, configured
 
 Make = Callable[..., Config]
@@ -210,6 +212,29 @@ def test_a_policy_with_a_mistake_accepts_no_run(
     assert len(str(caught.value).splitlines()) == 1 and len(str(caught.value)) < 500
     with pytest.raises(RunError, match="PolicyError"):
         run_inline(small(), node_config=lambda _: {"policy": str(path)})
+
+
+def test_the_example_of_the_page_accepts_what_it_says(policy: Callable[[str], Path]) -> None:
+    page = (ROOT / "docs" / "signed-apps.md").read_text()
+    (text,) = re.findall(r"```toml\n# /etc/fedkace/policy.toml\n(.*?)```", page, re.DOTALL)
+    read = read_policy(policy(text))
+    good = {"method": "er", "data-source": "inbox", "class-names": "cat,dog,sea lion", "image-size": 32, "clients": 5}
+    good |= {"dp": "local", "dp-noise": 2.0, "deadline": 600.0, "run-name": "a", "state-dir": "/b"}
+    _check(read, good)
+    with pytest.raises(PolicyError) as caught:
+        _check(read, {**good, "dp-noise": 0.1})
+    refusal = f"PolicyError: {str(caught.value).replace(str(read.path), '/etc/fedkace/policy.toml')}\n"
+    assert refusal in page
+    others = {"dp": "none", "method": "fedavg", "norm-bound": 0.0, "epochs": 6, "width": 17, "image-size": 64}
+    for key, value in others.items():
+        with pytest.raises(PolicyError, match=f"{key} = "):
+            _check(read, {**good, key: value})
+
+
+def _check(read: SitePolicy, values: dict[str, Any]) -> None:
+    asked = Config.parse(values)
+    method, config = configured(asked)
+    read.check(asked, config, sends_labels=method.sends_labels)
 
 
 def test_a_policy_that_is_missing_accepts_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

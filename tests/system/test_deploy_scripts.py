@@ -305,3 +305,17 @@ def test_systemd_understands_every_line_of_the_units(tmp_path: Path) -> None:
         (DEPLOY / "systemd" / "fedkace-serve.service").read_text().replace("Restart=always", "Restart=aye")
     )
     assert complaints(wrong)
+
+
+def test_the_scripts_pass_shellcheck(tmp_path: Path) -> None:
+    need_tools("shellcheck")
+
+    def complaints(*scripts: Path) -> str:
+        command = ["shellcheck", "-x", "-P", str(DEPLOY.parent), *map(str, scripts)]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+    scripts = sorted(DEPLOY.glob("*.sh"))
+    assert len(scripts) >= 10 and not complaints(*scripts, ROOT / ".ci" / "run")
+    wrong = tmp_path / "wrong.sh"
+    wrong.write_text("#!/usr/bin/env bash\ncat $1\n")
+    assert "SC2086" in complaints(wrong)

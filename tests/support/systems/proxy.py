@@ -151,7 +151,7 @@ class Recorder:
         self._server.server_close()
 
 
-def configuration(folder: Path, certificates: Path, port: int, superlink: int) -> Path:
+def configuration(folder: Path, certificates: Path, port: int, superlink: int, more: str = "") -> Path:
     """Write both files of nginx with other ports and paths, and nothing else changed; the main one."""
     temporary = "".join(
         f"{kind}_temp_path {folder}/{kind}; " for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
@@ -162,7 +162,7 @@ def configuration(folder: Path, certificates: Path, port: int, superlink: int) -
         site,
         {
             "listen 9093 ssl;": f"listen 127.0.0.1:{port} ssl;",
-            "listen [::]:9093 ssl;": "",
+            "listen [::]:9093 ssl;": more,
             "127.0.0.1:9092": f"127.0.0.1:{superlink}",
             "/etc/fedkace/certificates": str(certificates),
         },
@@ -203,17 +203,20 @@ class Door:
         Folder of the authority's and the SuperLink's certificates.
     superlink : int
         Port of the server behind it.
+    more : str
+        Lines that an administrator adds to the ``server`` block.
     """
 
     folder: Path
     certificates: Path
     superlink: int
+    more: str = ""
 
     def __enter__(self) -> "Door":
         need_tools("nginx")
         self.folder.mkdir(exist_ok=True)
         self.port = free_port()
-        main = configuration(self.folder, self.certificates, self.port, self.superlink)
+        main = configuration(self.folder, self.certificates, self.port, self.superlink, self.more)
         command = ["nginx", "-p", str(self.folder), "-e", str(self.folder / "error.log"), "-c", str(main)]
         self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         until(self._is_up, "nginx listens", pause=0.02, log=self.log)
