@@ -2,7 +2,7 @@
 
 Run as ``python deploy/release.py FOLDER`` (``make release``), with the tools of the extra ``dev``. It needs no network.
 The folder must be empty or new. The wheel is built from the sdist, and has the same bytes each time that it is built
-from the same commit.
+from the same commit with the same tools.
 """
 
 import argparse

@@ -6,6 +6,7 @@ The real nginx runs with ``deploy/nginx.conf``. Behind it stands a server that k
 
 import http.client
 import re
+import shutil
 import ssl
 import subprocess
 from collections.abc import Iterator
@@ -182,6 +183,24 @@ def test_nobody_gets_in_without_a_valid_certificate_for_a_supernode(
             assert b" 400 " in connection.recv(1000).splitlines()[0], what
     assert arrived == []
     assert Line(door, authority.context("edge-1")).ask(request(PUSH)) == 200
+
+
+def test_both_authorities_get_in_while_machines_move_from_one_to_the_other(
+    authority: Authority, tmp_path: Path
+) -> None:
+    (tmp_path / "new").mkdir()
+    new, both = Authority(tmp_path / "new"), tmp_path / "both"
+    for made in (authority, new):
+        shutil.copytree(made.folder, both, dirs_exist_ok=True)  # the SuperLink already has its new certificate
+    bundle = b"".join((made.folder / "ca.crt").read_bytes() for made in (authority, new))
+    (both / "ca.crt").write_bytes(bundle)
+    with Recorder(both) as superlink, Door(tmp_path / "nginx", both, superlink.port) as door:
+        for made in (authority, new):
+            context = node_context(bundle, made.certificate("edge-1"), made.key("edge-1"))
+            assert Line(door, context).ask(request(PUSH)) == 200
+        old = authority.context("edge-1")
+        with pytest.raises(ssl.SSLCertVerificationError):
+            door.connect(old)
 
 
 def test_the_line_of_the_page_shuts_out_a_lost_certificate(
