@@ -2,9 +2,9 @@
 
 Needs the extra ``fuzz`` (atheris). PARSER is one of ``archive`` (below the checksum) and ``stored`` (state, answer,
 checkpoint), ``encrypted`` (below the checksum of an encrypted file) and ``ledger`` (below its encryption), ``arrival``
-and ``picture`` (files in an inbox), ``folded`` (a reply's arrays between machines), ``study``, ``setting`` and
-``run-config``; for example ``stored -runs=1000000``. It ends with the input in a file ``crash-*`` where anything but the
-documented errors comes out.
+and ``picture`` (files in an inbox), ``folded`` (a reply's arrays between machines), ``study``, ``setting``,
+``run-config`` and ``policy`` (a site's); for example ``stored -runs=1000000``. It ends with the input in a file
+``crash-*`` where anything but the documented errors comes out.
 """
 
 import json
@@ -48,6 +48,7 @@ def main() -> None:
         "study": parsers.study,
         "setting": parsers.setting,
         "run-config": parsers.run_config,
+        "policy": parsers.policy,
     }[name]
     seeds = parsers.folder.with_name(f"{parsers.folder.name}-seeds")
     seeds.mkdir()
@@ -56,6 +57,7 @@ def main() -> None:
         "study": CORPUS,
         "setting": [f"{key}={value}" for key, value in settings.items()],
         "run-config": [json.dumps(settings), *configuration],
+        "policy": ["labels = false\n[keys]\nepochs = {max = 3}\n", 'unlisted = "default"\n[keys]\ndp = ["local"]\n'],
     }
     examples: dict[str, Iterable[bytes]] = {
         "archive": pristine().values(),

@@ -6,6 +6,7 @@ import ssl
 import subprocess
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -222,29 +223,61 @@ def test_a_broken_or_unusual_configuration_is_left_alone(certificates: Path, env
         assert file.read_text() == text
 
 
-def test_the_compose_file_mounts_every_secret_that_it_names_and_contains_none() -> None:
+@pytest.fixture
+def services() -> dict[str, Any]:
+    """The services of the compose file."""
+    found: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    return found
+
+
+def secrets_of(service: dict[str, Any]) -> dict[str, str]:
+    """The secrets of a service, and where it finds them."""
+    named = {each: f"/run/secrets/{each}" for each in service["secrets"] if isinstance(each, str)}
+    return named | {each["source"]: each["target"] for each in service["secrets"] if isinstance(each, dict)}
+
+
+def test_the_compose_file_mounts_every_secret_that_it_names_and_contains_none(services: dict[str, Any]) -> None:
     compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
-    for name, service in compose["services"].items():
-        assert set(service["secrets"]) <= set(compose["secrets"]), name
-        paths = [value for value in service["environment"].values() if value.startswith("/run/secrets/")]
-        assert {Path(path).name for path in paths} <= set(service["secrets"]), name
+    for name, service in services.items():
+        assert secrets_of(service).keys() <= set(compose["secrets"]), name
+        paths = {value for value in service.get("environment", {}).values() if value.startswith("/run/secrets/")}
+        assert paths <= set(secrets_of(service).values()), name
         assert service["read_only"] and service["cap_drop"] == ["ALL"] and service["restart"] == "always"
-        assert (DEPLOY / service["command"][0]).exists()
-    assert set(compose["services"]["superlink"]["secrets"]) == {
+        assert service["mem_limit"], name
+        assert name == "nginx" or (DEPLOY / service["command"][0]).exists()
+    assert secrets_of(services["superlink"]).keys() == {
         *("ca.crt", "superlink.crt", "superlink.key", "superexec.secret")
     }
     assert all(secret["file"].startswith("secrets/") for secret in compose["secrets"].values())
     assert "/deploy/secrets/" in (ROOT / ".gitignore").read_text().splitlines()
 
 
+def test_the_nodes_in_containers_reach_the_superlink_through_nginx_alone(services: dict[str, Any]) -> None:
+    """The SuperLink listens on a loopback that only nginx and the SuperExec share."""
+    assert "FEDKACE_HOST" not in services["superlink"]["environment"]
+    shared = {name for name, service in services.items() if service.get("network_mode") == "service:superlink"}
+    assert shared == {"nginx", "superexec"}
+    nodes = {name: service for name, service in services.items() if name.startswith("node-")}
+    assert len(nodes) == 2
+    for name, service in nodes.items():
+        told = service["environment"]
+        assert told["FEDKACE_SUPERLINK"] == "superlink:9093", "nginx's port"
+        assert told["FEDKACE_CERTIFICATE"] == f"/run/secrets/{name}.crt"
+        assert service["networks"] == [name] and name in services["superlink"]["networks"]
+    assert "listen 9093 ssl;" in (DEPLOY / "nginx.conf").read_text()
+    assert not any("ports" in service for service in services.values())
+    installed = set(re.findall(r"/etc/fedkace/certificates/[\w.]+", (DEPLOY / "nginx.conf").read_text()))
+    assert installed == set(secrets_of(services["nginx"]).values())
+
+
 def test_the_dockerfile_copies_what_there_is_and_ends_as_another_user_than_root() -> None:
     lines = (DEPLOY / "Dockerfile").read_text().splitlines()
     for line in lines:
         if found := re.match(r"COPY (?!--from)(.*) \S+$", line):
-            for source in found[1].split():
+            for source in found[1].replace("${REQUIREMENTS}", "requirements.txt").split():
                 assert list(ROOT.glob(source)), line
     users = [line for line in lines if line.startswith("USER ")]
-    assert users == ["USER fedkace"]
+    assert users == ["USER fedkace"] * 2, "in both images"
 
 
 def test_the_units_call_scripts_that_exist_and_restart_them() -> None:
@@ -256,6 +289,9 @@ def test_the_units_call_scripts_that_exist_and_restart_them() -> None:
         (start,) = [line for line in lines if line.startswith("ExecStart=")]
         assert (
             "-m fedkace_flwr.inference.predict serve" in start or (DEPLOY / Path(start.partition("=")[2]).name).exists()
+        )
+        assert any(re.fullmatch(r"MemoryMax=\d+(G|%)", line) for line in lines), (
+            "a flood ends the unit, not the machine"
         )
         assert {"Restart=always", "NoNewPrivileges=yes", "ProtectSystem=strict", "UMask=0077"} <= set(lines)
 
@@ -301,3 +337,17 @@ def test_systemd_understands_every_line_of_the_units(tmp_path: Path) -> None:
         (DEPLOY / "systemd" / "fedkace-serve.service").read_text().replace("Restart=always", "Restart=aye")
     )
     assert complaints(wrong)
+
+
+def test_the_scripts_pass_shellcheck(tmp_path: Path) -> None:
+    need_tools("shellcheck")
+
+    def complaints(*scripts: Path) -> str:
+        command = ["shellcheck", "-x", "-P", str(DEPLOY.parent), *map(str, scripts)]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+    scripts = sorted(DEPLOY.glob("*.sh"))
+    assert len(scripts) >= 10 and not complaints(*scripts, ROOT / ".ci" / "run")
+    wrong = tmp_path / "wrong.sh"
+    wrong.write_text("#!/usr/bin/env bash\ncat $1\n")
+    assert "SC2086" in complaints(wrong)

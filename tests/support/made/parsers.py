@@ -23,10 +23,11 @@ from experiments.studies.study import load_study
 from experiments.studies.yaml_file import parse_setting
 from fedkace_flwr.config import Config
 from fedkace_flwr.data import inbox_files as arrivals
-from fedkace_flwr.errors import ConfigError, DataError, MessageError, RunError, StateError
+from fedkace_flwr.errors import ConfigError, DataError, MessageError, PolicyError, RunError, StateError
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.messaging import validation as plausibility
 from fedkace_flwr.messaging.packing import fold, unfolded
+from fedkace_flwr.privacy.site_policy import read_policy
 from fedkace_flwr.storage import atomic as durable
 from fedkace_flwr.storage import client_state, encryption
 from fedkace_flwr.storage import npz as archive
@@ -305,6 +306,15 @@ class Parsers:
         try:
             parse_setting(content.decode("utf-8", "replace"))
         except ConfigError as error:
+            _assert_line(error)
+
+    def policy(self, content: bytes) -> None:
+        """Read as a site's policy, and let it decide on a run."""
+        path = self.folder / "policy.toml"
+        path.write_bytes(content)
+        try:
+            read_policy(path).check(Config(), Config(), sends_labels=True, round_number=1)
+        except PolicyError as error:
             _assert_line(error)
 
     def run_config(self, content: bytes) -> None:
