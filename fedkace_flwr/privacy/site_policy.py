@@ -16,6 +16,7 @@ from typing import Any
 from fedkace_flwr.config import Config, all_keys
 from fedkace_flwr.errors import ConfigError, PolicyError
 from fedkace_flwr.keys import Key, Scalar, checked
+from fedkace_flwr.storage.files import read_text
 
 POLICY = "policy"
 """Key of the node config that names the file."""
@@ -130,11 +131,7 @@ def read_policy(path: Path) -> SitePolicy:
         The file cannot be read, or an entry is unknown or has no meaning.
     """
     try:
-        with path.open("rb") as file:
-            content = file.read(_LARGEST + 1)
-        if len(content) > _LARGEST:
-            raise PolicyError(f"{path}: is larger than {_LARGEST} bytes")
-        table = tomllib.loads(content.decode("utf-8"))
+        table = tomllib.loads(read_text(path, _LARGEST))
     except OSError as error:
         raise PolicyError(f"{path}: the site's policy cannot be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:  # TOML and UTF-8

@@ -199,7 +199,7 @@ def _accepts(check: Callable[[], None]) -> bool:
         ("[keys\n", "is not valid TOML"),
         ("\x00", "is not valid TOML"),
         ("a = " + "[" * 10**5, "is not valid TOML"),
-        ("#" * 2**20 + "#", "is larger than 1048576 bytes"),
+        ("#" * 2**20 + "#", "cannot be read (it has 1048577 bytes; at most 1048576 are read)"),
     ],
 )
 def test_a_policy_with_a_mistake_accepts_no_run(
