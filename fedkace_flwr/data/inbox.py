@@ -31,6 +31,7 @@ import numpy as np
 
 from fedkace_flwr.data import inbox_files as arrivals
 from fedkace_flwr.data.inbox_files import Arrival, Arrived
+from fedkace_flwr.data.picture_process import PictureProcess
 from fedkace_flwr.errors import DataError
 from fedkace_flwr.storage.folders import OpenFolder, make_folder
 from fedkace_flwr.storage.names import fitted, printable, token
@@ -233,10 +234,10 @@ class Inbox:
 
     def _read(self, rooms: _Rooms, claim: _Claim) -> Arrived:
         parts, samples = [self._nothing()], 0
-        with rooms.taken.within(claim.name) as folder:
+        with rooms.taken.within(claim.name) as folder, PictureProcess() as decoder:
             for each in arrivals.listing(folder):
                 try:
-                    images, labels = arrivals.read(each, self._classes, self._size)
+                    images, labels = arrivals.read(each, self._classes, self._size, decoder.square)
                     self._check_bound(each, len(labels))
                 except (DataError, OSError) as fault:
                     self._reject(rooms, each, fault)

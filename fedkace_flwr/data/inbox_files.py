@@ -10,15 +10,15 @@ import errno
 import io
 import os
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkace_flwr.data.images import Framing, read_square
-from fedkace_flwr.data.pixels import SUFFIXES
+from fedkace_flwr.data.images import Framing
+from fedkace_flwr.data.pixels import MAX_FILE, SUFFIXES
 from fedkace_flwr.errors import DataError
 from fedkace_flwr.npy import HeaderError, read_header
 from fedkace_flwr.storage.files import IrregularFileError, LargeFileError, open_regular, read_open
@@ -42,6 +42,9 @@ _NOT_ONE_FILES = frozenset(
 
 Arrived = tuple[NDArray[np.uint8], NDArray[np.int64]]
 """Images, uint8 (n, 3, S, S), and labels, int64 (n,)."""
+
+Square = Callable[[bytes, Framing], NDArray[np.uint8]]
+"""Decodes a picture's bytes to uint8 (3, S, S); raises DataError if they are none."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,7 @@ def count(arrival: Arrival) -> int:
         return _rows(_shape(archive, _LABELS))
 
 
-def read(arrival: Arrival, class_names: Sequence[str], image_size: int) -> Arrived:
+def read(arrival: Arrival, class_names: Sequence[str], image_size: int, square: Square) -> Arrived:
     """Read a whole file.
 
     An archive holds ``images``, uint8 of shape (n, S, S, 3), (n, 3, S, S) or, for greyscale, (n, S, S), and
@@ -129,6 +132,8 @@ def read(arrival: Arrival, class_names: Sequence[str], image_size: int) -> Arriv
         The agreed classes, in the order of their labels.
     image_size : int
         Height and width S that images must have.
+    square : callable
+        Decodes pictures.
 
     Raises
     ------
@@ -141,10 +146,12 @@ def read(arrival: Arrival, class_names: Sequence[str], image_size: int) -> Arriv
         with _faults_of(arrival):
             label = _label_of(arrival.class_name, class_names)
         _check_kind(arrival, SUFFIXES)
-        content = _content(arrival)
-        with _faults_of(arrival):
-            picture = read_square(content, Framing.of_files(image_size))
-            return picture[None], np.array([label], dtype=np.int64)
+        content = _content(arrival, MAX_FILE)
+        try:
+            picture = square(content, Framing.of_files(image_size))
+        except DataError as fault:  # and no other: an OSError is about the decoder, not about this file
+            raise DataError(f"{printable(arrival.name)}: {fault}") from fault
+        return picture[None], np.array([label], dtype=np.int64)
     _check_kind(arrival, (_ARCHIVE,))
     content = _content(arrival)
     with _faults_of(arrival), _archive(content) as archive:
@@ -184,11 +191,11 @@ def _opened(arrival: Arrival) -> int:
         raise
 
 
-def _content(arrival: Arrival) -> bytes:
+def _content(arrival: Arrival, most: int = LARGEST_FILE) -> bytes:
     """A file's bytes. Errors of the disk are raised here; later errors are about the content."""
     descriptor = _opened(arrival)
     try:
-        return read_open(descriptor, LARGEST_FILE)
+        return read_open(descriptor, most)
     except LargeFileError as fault:
         raise DataError(f"{printable(arrival.name)}: is too large: {fault.strerror}") from fault
     finally:

@@ -1,35 +1,53 @@
-"""Pictures decoded in other processes (:mod:`fedkace_flwr.inference.decoding`), in three lanes, each one at a time.
+"""Pictures decoded in other processes (:mod:`fedkace_flwr.data.decoding`), in three lanes, each one at a time.
 
 A picture enters the first lane that takes files of its size. A lane decodes pictures up to a number of pixels, in as
 much processor time as such pictures usually take and no more. What has more pixels, or is not finished when its time
 is over, is decoded anew in the next lane, at a lower priority. So usual pictures do not wait until large ones are
 decoded, and a queue of pictures that were made to take long moves as fast as one of usual pictures. In the last lane a
 picture gets a process of its own, whose memory is free again before the next one begins.
+
+A lane takes by turns the picture that came last and the one that has waited longest. So a new picture does not wait for
+all that others have queued, and no picture waits for ever.
 """
 
 import asyncio
 import contextlib
 import json
 import logging
-import math
-import os
 import socket
 import subprocess
-import sys
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkace_flwr.data import pixels
+from fedkace_flwr.data import decoding, pixels
+from fedkace_flwr.data.decoding import FRAME, MESSAGE, Limits
 from fedkace_flwr.data.images import Framing
 from fedkace_flwr.errors import DataError, FedkaceError
 from fedkace_flwr.inference.bodies import MAX_BYTES, Upload
-from fedkace_flwr.inference.decoding import FRAME, MESSAGE, Lane, job
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lane(Limits):
+    """What a decoder may take, and how many pictures may wait for it.
+
+    Attributes
+    ----------
+    places : int
+        Most pictures at once, with the one that is being decoded.
+    file : int
+        Largest file, in bytes.
+    """
+
+    places: int
+    file: int
+
 
 LANES = (
     Lane(
@@ -64,7 +82,7 @@ LANES = (
 one lane leaves connections for the others.
 """
 
-_PATIENCE = 10.0  # times the processor time; a decoder may have to wait for a processor
+_MODULE = "fedkace_flwr.inference.decoding"
 _END_SECONDS = 5.0
 
 Pixels = NDArray[np.uint8]
@@ -153,7 +171,7 @@ class _Found:
     exceeded: bool = True
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Job:
     upload: Upload
     form: str
@@ -162,14 +180,15 @@ class _Job:
 
 
 class _Queue:
-    """Decodes one picture at a time, in the order in which they come."""
+    """Decodes one picture at a time, by turns the one that came first and the one that came last."""
 
     def __init__(self, fork_server: "_ForkServer", limits: Lane, *, last: bool) -> None:
         self.limits = limits
         self._fork_server = fork_server
         self._last = last
-        self._patience = _PATIENCE * limits.patience(pixels.max_pixels(memory=limits.pixel_memory))
-        self._jobs: asyncio.Queue[_Job] = asyncio.Queue()
+        self._jobs: deque[_Job] = deque()
+        self._came = asyncio.Event()
+        self._first_next = True
         self._taken = 0
         self._idle: _Decoder | None = None
 
@@ -182,12 +201,16 @@ class _Queue:
         if self._taken >= self.limits.places:
             raise BusyError("too many pictures of this size at once; try again")
         done: asyncio.Future[_Found] = asyncio.get_running_loop().create_future()
-        self._jobs.put_nowait(_Job(upload, form, framing, done))
+        waiting = _Job(upload, form, framing, done)
+        self._jobs.append(waiting)
+        self._came.set()
         self._taken += 1
         try:
             return await done
         finally:
             self._taken -= 1
+            with contextlib.suppress(ValueError):  # it has begun
+                self._jobs.remove(waiting)
 
     async def run(self) -> None:
         """Do the jobs. Whoever waits for one may be cancelled; a job that has begun is finished regardless."""
@@ -195,9 +218,7 @@ class _Queue:
             with contextlib.suppress(OSError, FedkaceError):  # the first picture tries again, and says what is wrong
                 self._idle = await self._fork_server.decoder(self.limits)
         while True:
-            waiting = await self._jobs.get()
-            if waiting.done.done():
-                continue
+            waiting = await self._next()
             try:
                 with waiting.upload.needed():
                     found = await self._decoded(waiting)
@@ -211,11 +232,19 @@ class _Queue:
                 if not waiting.done.done():
                     waiting.done.set_result(found)
 
+    async def _next(self) -> _Job:
+        while not self._jobs:
+            self._came.clear()
+            await self._came.wait()
+        waiting = self._jobs.popleft() if self._first_next else self._jobs.pop()
+        self._first_next = not self._first_next
+        return waiting
+
     async def _decoded(self, waiting: _Job) -> _Found:
         decoder, self._idle = self._idle or await self._fork_server.decoder(self.limits), None
         try:
-            async with asyncio.timeout(self._patience):
-                await decoder.send(job(waiting.framing, waiting.form), waiting.upload)
+            async with asyncio.timeout(self.limits.patience):
+                await decoder.send(decoding.job(waiting.framing, waiting.form), waiting.upload)
                 if self._last:
                     waiting.upload.release()
                 answer, content = await decoder.receive()
@@ -233,15 +262,12 @@ class _Queue:
 
 
 def _found(answer: Any, content: Pixels, framing: Framing) -> _Found:
-    """Check what a decoder says; raise ValueError or KeyError if a sane one would not say it."""
-    if not isinstance(answer, dict):
-        raise ValueError("no object")
-    if answer:
-        return _Found(None, str(answer.get("refused", "")), "exceeded" in answer)
-    side = math.isqrt(len(content) // 3)
-    if len(content) != 3 * side * side or (framing.scaling != "torch" and side != framing.size):
-        raise ValueError("no square")
-    return _Found(content.reshape(3, side, side))
+    """What a decoder says; raise ValueError if a sane one would not say it."""
+    cut = decoding.square_in(answer, content, framing)
+    if cut is None:
+        reason = f"the picture cannot be used: {answer['unusable']}" if "unusable" in answer else ""
+        return _Found(None, str(answer.get("malformed", reason)), "exceeded" in answer)
+    return _Found(cut)
 
 
 class _Decoder:
@@ -260,9 +286,7 @@ class _Decoder:
 
     async def receive(self) -> tuple[Any, Pixels]:
         """Its answer: a JSON object, and pixels, uint8 (n,)."""
-        head, size = FRAME.unpack((await self._exactly(FRAME.size)).tobytes())
-        if head > MESSAGE or size > 3 * pixels.max_pixels():
-            raise ValueError("too much")
+        head, size = decoding.sizes_in((await self._exactly(FRAME.size)).tobytes())
         return json.loads((await self._exactly(head)).tobytes()), await self._exactly(size)
 
     async def _exactly(self, size: int) -> Pixels:
@@ -290,7 +314,7 @@ class _ForkServer:
         ours.setblocking(False)
         try:
             with theirs:
-                answer = await self._told(asdict(limits), [theirs.fileno()])
+                answer = await self._told(decoding.limits_message(limits), [theirs.fileno()])
         except BaseException:
             ours.close()
             raise
@@ -299,7 +323,7 @@ class _ForkServer:
     async def end(self, decoder: _Decoder) -> None:
         """End a decoder; its memory is free when this returns."""
         decoder.connection.close()
-        await self._told({"end": decoder.pid}, [])
+        await self._told(decoding.end_message(decoder.pid), [])
 
     async def stop(self) -> None:
         """End the process; the decoders end with it."""
@@ -314,10 +338,10 @@ class _ForkServer:
             process.kill()
             await asyncio.to_thread(process.wait)
 
-    async def _told(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+    async def _told(self, message: bytes, descriptors: list[int]) -> dict[str, Any]:
         async with self._turn:
             connection = self._connection or self._start()
-            socket.send_fds(connection, [json.dumps(message).encode()], descriptors)
+            socket.send_fds(connection, [message], descriptors)
             answer = await asyncio.get_running_loop().sock_recv(connection, MESSAGE)
         if not answer:
             raise DecoderError("their parent process has ended")
@@ -325,18 +349,7 @@ class _ForkServer:
         return found
 
     def _start(self) -> socket.socket:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
-        command = [sys.executable, "-m", "fedkace_flwr.inference.decoding", str(theirs.fileno())]
-        # Without the key of the state.
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("FEDKACE_")}
-        with theirs:
-            self._process = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-            )
-        self._connection = ours
-        return ours
+        self._process, connection = decoding.start(_MODULE)
+        connection.setblocking(False)
+        self._connection = connection
+        return connection

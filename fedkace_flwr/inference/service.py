@@ -27,8 +27,7 @@ from fedkace_flwr.inference import forms
 from fedkace_flwr.inference.access import Access, guarded
 from fedkace_flwr.inference.bodies import Bodies, Upload
 from fedkace_flwr.inference.connections import Application, connection_of, following
-from fedkace_flwr.inference.decoders import LANES, DecoderError, Decoders
-from fedkace_flwr.inference.decoding import Lane
+from fedkace_flwr.inference.decoders import LANES, DecoderError, Decoders, Lane
 from fedkace_flwr.inference.kept_models import Predictor, listing, load_newest
 
 logger = logging.getLogger(__name__)

@@ -15,6 +15,7 @@ from PIL import Image
 from support.made.models import blank
 
 from fedkace_flwr.data import inbox_files as arrivals
+from fedkace_flwr.data.images import read_square
 from fedkace_flwr.data.inbox_files import Arrival
 from fedkace_flwr.errors import DataError
 from fedkace_flwr.storage.folders import OpenFolder
@@ -34,7 +35,7 @@ def archive(path: Path, **arrays: Any) -> Path:
 
 def read(path: Path, class_name: str | None = None) -> arrivals.Arrived:
     with OpenFolder.at(path.parent) as folder:
-        return arrivals.read(Arrival(folder, path.name, class_name), CLASSES, SIZE)
+        return arrivals.read(Arrival(folder, path.name, class_name), CLASSES, SIZE, read_square)
 
 
 def count(path: Path, class_name: str | None = None) -> int:

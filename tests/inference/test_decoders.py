@@ -22,8 +22,7 @@ from fedkace_flwr.errors import DataError
 from fedkace_flwr.inference import server
 from fedkace_flwr.inference.bodies import MAX_BYTES, MEMORY, Bodies
 from fedkace_flwr.inference.connections import Limits
-from fedkace_flwr.inference.decoders import LANES, BusyError, DecoderError, Decoders, Pixels
-from fedkace_flwr.inference.decoding import Lane
+from fedkace_flwr.inference.decoders import LANES, BusyError, DecoderError, Decoders, Lane, Pixels
 from fedkace_flwr.storage import encryption
 
 FRAMING = Framing.of_files(16)
@@ -233,6 +232,21 @@ def test_a_lane_that_is_full_refuses_more_and_leaves_the_others_alone() -> None:
         assert (await decode(picture())).shape == (3, 16, 16)
 
     decoding(test, lanes)
+
+
+def test_a_lane_takes_the_newest_and_the_oldest_by_turns() -> None:
+    """Whoever comes last does not wait for all that others have queued, and nobody waits for ever."""
+    order: list[int] = []
+
+    async def test(decode: Decode) -> None:
+        async def numbered(number: int) -> None:
+            await decode(picture("PNG", (number, 20)))
+            order.append(number)
+
+        await asyncio.gather(*(numbered(number) for number in range(1, 7)))
+        assert order == [1, 6, 2, 5, 3, 4]
+
+    decoding(test, LANES[:1])
 
 
 def test_full_lanes_leave_connections_for_others() -> None:

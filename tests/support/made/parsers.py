@@ -23,6 +23,7 @@ from experiments.studies.study import load_study
 from experiments.studies.yaml_file import parse_setting
 from fedkace_flwr.config import Config
 from fedkace_flwr.data import inbox_files as arrivals
+from fedkace_flwr.data.images import read_square
 from fedkace_flwr.errors import ConfigError, DataError, MessageError, PolicyError, RunError, StateError
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.messaging import validation as plausibility
@@ -255,7 +256,7 @@ class Parsers:
             except DataError as error:
                 _assert_line(error)
             try:
-                images, labels = arrivals.read(arrival, AGREED, SIDE)
+                images, labels = arrivals.read(arrival, AGREED, SIDE, read_square)
             except DataError as error:
                 _assert_line(error)
                 return
