@@ -2,9 +2,9 @@
 
 Needs the extra ``fuzz`` (atheris). PARSER is one of ``archive`` (below the checksum) and ``stored`` (state, answer,
 checkpoint), ``encrypted`` (below the checksum of an encrypted file) and ``ledger`` (below its encryption), ``arrival``
-and ``picture`` (files in an inbox), ``folded`` (a reply's arrays between machines), ``study``, ``setting``,
-``run-config`` and ``policy`` (a site's); for example ``stored -runs=1000000``. It ends with the input in a file
-``crash-*`` where anything but the documented errors comes out.
+and ``picture`` (files in an inbox), ``form`` (sent to the prediction service), ``folded`` (a reply's arrays between
+machines), ``study``, ``setting``, ``run-config`` and ``policy`` (a site's); for example ``stored -runs=1000000``. It ends
+with the input in a file ``crash-*`` where anything but the documented errors comes out.
 """
 
 import json
@@ -44,6 +44,7 @@ def main() -> None:
         "ledger": parsers.ledger,
         "arrival": parsers.archived_arrival,
         "picture": parsers.picture,
+        "form": parsers.form,
         "folded": parsers.folded,
         "study": parsers.study,
         "setting": parsers.setting,
@@ -66,6 +67,7 @@ def main() -> None:
         "ledger": [pristine_ledger()],
         "arrival": dropped().values(),
         "picture": dropped().values(),
+        "form": [b'--x\r\nContent-Disposition: form-data; name="a"; filename="a.png"\r\n\r\nabc\r\n--x--\r\n'],
         "folded": [folded_weights()],
     }
     examples |= {kind: [text.encode() for text in each] for kind, each in texts.items()}

@@ -25,6 +25,7 @@ from fedkace_flwr.config import Config
 from fedkace_flwr.data import inbox_files as arrivals
 from fedkace_flwr.data.images import read_square
 from fedkace_flwr.errors import ConfigError, DataError, MessageError, PolicyError, RunError, StateError
+from fedkace_flwr.inference.forms import file_in
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.messaging import validation as plausibility
 from fedkace_flwr.messaging.packing import fold, unfolded
@@ -54,6 +55,7 @@ SHAPES = keys.shapes_of(WEIGHTS)
 LIMITS = plausibility.Limits.of(Config(), SHAPES)
 SECRET = bytes(range(32))
 CLIENT = "client-000"
+FORM = "multipart/form-data; boundary=x"
 AGREED = ("cat", "dog", "sea lion")
 SIDE = 4
 
@@ -262,6 +264,14 @@ class Parsers:
                 return
         assert images.dtype == np.uint8 and images.shape == (claimed, 3, SIDE, SIDE)
         assert labels.shape == (claimed,) and labels.min() >= 0 and labels.max() < len(AGREED)
+
+    def form(self, content: bytes) -> None:
+        """Read as a form that is sent to the prediction service."""
+        try:
+            file = file_in(content, FORM)
+            assert len(file) <= len(content)
+        except DataError as error:
+            _assert_line(error)
 
     def reply(self, content: RecordDict | Error) -> None:
         """Process as a client's reply, with every step for training and evaluation replies."""
