@@ -17,6 +17,7 @@ from experiments.results.loading import load_results
 from experiments.running.cells import Cell
 from experiments.studies.study import load_study
 from fedkace_flwr.data import pixels
+from fedkace_flwr.data.picture_process import LIMITS as INBOX
 from fedkace_flwr.inference.bodies import MAX_BYTES, MEMORY, Pace
 from fedkace_flwr.inference.connections import HEADER_BYTES, Limits
 from fedkace_flwr.inference.decoders import LANES
@@ -182,6 +183,16 @@ def test_the_limits_of_the_prediction_service_are_those_of_the_code() -> None:
     assert f"| bodies together | {MEMORY // 2**20} MiB |" in page
     assert f"| taking the answer | {limits.answer_seconds:g} seconds |" in page
     assert f"Decoding a picture may take {pixels.PICTURE_MEMORY // 2**20} MiB" in page
+
+
+def test_the_limits_of_pictures_in_an_inbox_are_those_of_the_code() -> None:
+    page = (ROOT / "docs" / "edge-data.md").read_text()
+    memory, seconds = f"{INBOX.memory // 2**20} MiB", f"{INBOX.seconds:g} second"
+    assert f"limits to {memory} and, for each picture, to {seconds} of processor time" in page
+    assert f"and {INBOX.pixel_seconds * 1e9:.0f} ns for each pixel" in page
+    assert f"At most {pixels.MAX_FILE // 2**20} MiB, and {pixels.max_pixels():,} pixels" in page
+    assert f"limits to {memory} and at most 3.5 seconds" in (ROOT / "docs" / "threat-model.md").read_text()
+    assert round(INBOX.seconds + pixels.max_pixels() * INBOX.pixel_seconds, 1) == 3.5
 
 
 def _seconds(value: float) -> str:
