@@ -286,17 +286,18 @@ def _limit(limits: Limits) -> None:
 
 
 def _received(client: socket.socket) -> tuple[dict[str, Any], bytearray]:
-    head, body = FRAME.unpack(_exactly(client, FRAME.size))
-    return json.loads(_exactly(client, head)), _exactly(client, body)
+    head, body = FRAME.unpack(exactly(client, FRAME.size))
+    return json.loads(exactly(client, head)), exactly(client, body)
 
 
-def _exactly(client: socket.socket, size: int) -> bytearray:
+def exactly(connection: socket.socket, size: int) -> bytearray:
+    """Receive so many bytes; raise EOFError if the connection is closed before."""
     content = bytearray(size)
     rest = memoryview(content)
     while rest:
-        count = client.recv_into(rest)
+        count = connection.recv_into(rest)
         if not count:
-            raise EOFError
+            raise EOFError("the connection was closed")
         rest = rest[count:]
     return content
 

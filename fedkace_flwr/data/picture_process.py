@@ -102,9 +102,9 @@ class PictureProcess:
         text = decoding.job(framing)
         self._decoder.sendall(FRAME.pack(len(text), len(content)) + text)
         self._decoder.sendall(content)
-        told, size = decoding.sizes_in(_exactly(self._decoder, FRAME.size))
-        answer = json.loads(_exactly(self._decoder, told))
-        pixels_of = np.frombuffer(_exactly(self._decoder, size), dtype=np.uint8)
+        told, size = decoding.sizes_in(decoding.exactly(self._decoder, FRAME.size))
+        answer = json.loads(decoding.exactly(self._decoder, told))
+        pixels_of = np.frombuffer(decoding.exactly(self._decoder, size), dtype=np.uint8)
         return answer, decoding.square_in(answer, pixels_of, framing)
 
     def _renew(self) -> None:
@@ -141,14 +141,3 @@ def _sample() -> bytes:
     file = io.BytesIO()
     Image.new("RGB", (1, 1)).save(file, "PNG")
     return file.getvalue()
-
-
-def _exactly(connection: socket.socket, size: int) -> bytearray:
-    content = bytearray(size)
-    rest = memoryview(content)
-    while rest:
-        count = connection.recv_into(rest)
-        if not count:
-            raise EOFError("the connection was closed")
-        rest = rest[count:]
-    return content

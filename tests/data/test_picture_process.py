@@ -149,4 +149,8 @@ def test_the_process_has_neither_keys_nor_open_files_of_the_client(
         decoder.square(picture(), FRAMING)
         for process in children():
             assert not [name for name in process.environ() if name.startswith("FEDKACE_")]
+            # An app that a SuperNode has received is not installed; the process must find it all the same.
+            assert Path(process.environ()["PYTHONPATH"].split(os.pathsep)[0], "fedkace_flwr").samefile(
+                Path(decoding.__file__).parents[1]
+            )
             assert process.num_fds() <= 5, process.open_files()

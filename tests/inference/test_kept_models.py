@@ -268,7 +268,7 @@ def test_pictures_that_will_not_do_are_refused_in_a_line(content: bytes, reason:
 def test_files_that_cannot_be_read_are_refused_in_a_line(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="No such file"):
         read_square(tmp_path / "none.png", Framing.of_files(8))
-    with pytest.raises(DataError, match="Is a directory"):
+    with pytest.raises(DataError, match="it is not a regular file"):
         read_square(tmp_path, Framing.of_files(8))
 
 
