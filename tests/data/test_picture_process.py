@@ -44,7 +44,11 @@ def test_what_is_decoded_apart_is_what_is_decoded_here(decoder: PictureProcess) 
             assert np.array_equal(decoder.square(content, framing), read_square(content, framing))
 
 
-@pytest.mark.parametrize("content", [b"", b"GIF89a", picture("PNG")[:60], blank(4097, 3072)])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"GIF89a", picture("PNG")[:60], blank(4097, 3072)],
+    ids=["nothing", "another format", "cut short", "too large"],
+)
 def test_what_is_refused_here_is_refused_apart_in_the_same_words(decoder: PictureProcess, content: bytes) -> None:
     with pytest.raises(DataError) as here:
         read_square(content, FRAMING)
@@ -52,6 +56,7 @@ def test_what_is_refused_here_is_refused_apart_in_the_same_words(decoder: Pictur
         decoder.square(content, FRAMING)
 
 
+@pytest.mark.slow
 def test_the_largest_pictures_fit_the_memory_that_they_are_promised(decoder: PictureProcess) -> None:
     content = blank(4096, 3072) + bytes(60 * 2**20)  # what follows a picture's end is ignored, and takes memory
     assert (decoder.square(content, FRAMING) == 0).all()

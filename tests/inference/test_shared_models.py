@@ -1,14 +1,13 @@
 """Models in a folder that another user may read, who may read nothing else of the client."""
 
-import base64
 import os
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.common import rounds_of
 from support.made.models import constant
+from support.made.stored import new_key
 
 from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
@@ -81,7 +80,7 @@ def test_a_folder_that_cannot_be_given_to_its_group_is_named(shared: Path, monke
 
 def test_models_have_a_key_of_their_own(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever serves them need not have the key of the images."""
-    of_state, of_models = (base64.b64encode(secrets.token_bytes(32)).decode() for _ in range(2))
+    of_state, of_models = (new_key() for _ in range(2))
     monkeypatch.setenv(encryption.VARIABLE, of_state)
     monkeypatch.setenv(encryption.MODELS, of_models)
     serving.write(shared / "a", constant(1, 1), another_group())
@@ -101,7 +100,7 @@ def test_models_have_a_key_of_their_own(shared: Path, monkeypatch: pytest.Monkey
 def test_without_a_key_of_their_own_models_are_encrypted_like_the_state(
     shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(encryption.VARIABLE, base64.b64encode(secrets.token_bytes(32)).decode())
+    monkeypatch.setenv(encryption.VARIABLE, new_key())
     serving.write(shared / "a", constant(1, 1), another_group())
     assert load_newest(shared / "a").kept.round == 1
     monkeypatch.delenv(encryption.VARIABLE)
@@ -111,7 +110,7 @@ def test_without_a_key_of_their_own_models_are_encrypted_like_the_state(
 
 def test_the_key_of_models_opens_models_only(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever has it can write no state that the client would take for its own."""
-    of_state, of_models = (base64.b64encode(secrets.token_bytes(32)).decode() for _ in range(2))
+    of_state, of_models = (new_key() for _ in range(2))
     monkeypatch.setenv(encryption.VARIABLE, of_models)
     atomic.write(shared / "a" / "state-000001.npz", {}, {})
     monkeypatch.setenv(encryption.VARIABLE, of_state)
@@ -123,7 +122,7 @@ def test_the_key_of_models_opens_models_only(shared: Path, monkeypatch: pytest.M
 def test_with_a_key_of_models_plain_ones_are_refused(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     serving.write(shared / "a", constant(1, 1), another_group())
     atomic.write(shared / "a" / "state-000001.npz", {}, {})
-    monkeypatch.setenv(encryption.MODELS, base64.b64encode(secrets.token_bytes(32)).decode())
+    monkeypatch.setenv(encryption.MODELS, new_key())
     with pytest.raises(StateError, match="it is not encrypted although FEDKACE_MODELS_KEY is set"):
         load_newest(shared / "a")
     assert atomic.read(shared / "a" / "state-000001.npz") is not None  # which this key does not protect
@@ -132,7 +131,7 @@ def test_with_a_key_of_models_plain_ones_are_refused(shared: Path, monkeypatch: 
 def test_a_change_of_the_state_key_leaves_shared_models_to_their_group(
     shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    former, present, of_models = (base64.b64encode(secrets.token_bytes(32)).decode() for _ in range(3))
+    former, present, of_models = (new_key() for _ in range(3))
     monkeypatch.setenv(encryption.VARIABLE, former)
     serving.write(shared / "like-state", constant(1, 1), another_group())
     monkeypatch.setenv(encryption.FORMER, former)

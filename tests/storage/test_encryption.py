@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import logging
-import secrets
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from support.common import rounds_of
-from support.made.stored import assert_bit_identical, assert_same, empty, heard, learned, reply, trained
+from support.made.stored import assert_bit_identical, assert_same, empty, heard, learned, new_key, reply, trained
 
 from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
@@ -26,17 +25,6 @@ from fedkace_flwr.storage.client_store import ClientStore
 
 ROOT = Path(__file__).parents[2]
 Make = Callable[..., Config]
-
-
-def new_key() -> str:
-    return base64.b64encode(secrets.token_bytes(32)).decode()
-
-
-@pytest.fixture
-def key(monkeypatch: pytest.MonkeyPatch) -> str:
-    text = new_key()
-    monkeypatch.setenv(sealing.VARIABLE, text)
-    return text
 
 
 def pixels(round_number: int) -> ClientState:

@@ -1,7 +1,6 @@
 """``python -m fedkace_flwr.storage``: another key, or the first one, for files that are there; killed at any moment."""
 
 import base64
-import secrets
 import shutil
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.doubles.kills import killed_at
-from support.made.stored import assert_bit_identical, assert_same, heard, of_run, reply, trained
+from support.made.stored import assert_bit_identical, assert_same, heard, new_key, of_run, reply, trained
 
 from fedkace_flwr.errors import UnreadableStateError
 from fedkace_flwr.storage import atomic, encryption
@@ -22,10 +21,6 @@ from fedkace_flwr.storage.client_state import read_state
 from fedkace_flwr.storage.client_store import ClientStore
 
 Keys = Callable[..., None]
-
-
-def new_key() -> str:
-    return base64.b64encode(secrets.token_bytes(32)).decode()
 
 
 @pytest.fixture

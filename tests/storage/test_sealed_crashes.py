@@ -1,8 +1,6 @@
 """Kills and power cuts of a client with a key: whatever they leave, its ledger vouches for it."""
 
-import base64
 import os
-import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,15 +11,7 @@ from support.doubles.kills import killed_at
 from support.made.stored import assert_bit_identical, assert_same, empty, heard, learned, names, of_run, reply, train
 
 from fedkace_flwr.errors import StateError, UnreadableStateError
-from fedkace_flwr.storage import encryption
 from fedkace_flwr.storage.client_store import ClientStore
-
-
-@pytest.fixture
-def key(monkeypatch: pytest.MonkeyPatch) -> str:
-    text = base64.b64encode(secrets.token_bytes(32)).decode()
-    monkeypatch.setenv(encryption.VARIABLE, text)
-    return text
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import os
-import secrets
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from support.made.stored import (
     heard,
     learned,
     names,
+    new_key,
     of_run,
     reply,
     train,
@@ -31,17 +31,6 @@ from fedkace_flwr.storage import atomic, encryption
 from fedkace_flwr.storage.checkpoint import Checkpoint, Checkpoints
 from fedkace_flwr.storage.client_state import read_state
 from fedkace_flwr.storage.client_store import ClientStore
-
-
-def new_key() -> str:
-    return base64.b64encode(secrets.token_bytes(32)).decode()
-
-
-@pytest.fixture
-def key(monkeypatch: pytest.MonkeyPatch) -> str:
-    text = new_key()
-    monkeypatch.setenv(encryption.VARIABLE, text)
-    return text
 
 
 def sealed_as_before(body: bytes, key: str) -> bytes:
