@@ -7,7 +7,10 @@ READY := $(VENV)/.ready
 # More workers than processors: the tests of real federations spend much of their time waiting.
 WORKERS := $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )))
 
-.PHONY: help run test federations quick check bench docs lock lock-cpu release setup clean
+# Inputs for each parser that `make fuzz` tries.
+RUNS ?= 1000000
+
+.PHONY: help run test federations quick check fuzz bench docs lock lock-cpu release setup clean
 
 help:
 	@echo 'make run          ten clients learn a stream of digits; prints a table and the path of a picture'
@@ -15,6 +18,7 @@ help:
 	@echo 'make test         all tests but the next; on two cores in less than twenty minutes'
 	@echo 'make federations  tests of SuperNodes, Ray clusters and killed parts, as real processes; another twelve minutes'
 	@echo 'make check        lint, format, types, direction of imports, dead code, dependencies'
+	@echo 'make fuzz         a million inputs for each parser, by coverage (RUNS=1000 for fewer); takes hours'
 	@echo 'make bench        speed of local training, selection and the rest of a round'
 	@echo 'make docs         the generated pages, and defaults in pyproject.toml, from the code'
 	@echo 'make lock         deploy/requirements.txt: versions and hashes of all that a deployment installs'
@@ -42,6 +46,12 @@ check: $(READY)
 	$(BIN)/lint-imports
 	$(BIN)/vulture
 	$(BIN)/deptry .
+
+fuzz: $(READY)
+	$(BIN)/python -m pip install --quiet --editable '.[fuzz]'
+	for parser in $$($(BIN)/python tests/fuzz/coverage_guided.py); do \
+	  $(BIN)/python tests/fuzz/coverage_guided.py $$parser -runs=$(RUNS) -max_len=4000 || exit 1; \
+	done
 
 bench: $(READY)
 	$(BIN)/python -m experiments bench

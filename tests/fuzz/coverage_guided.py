@@ -4,7 +4,8 @@ Needs the extra ``fuzz`` (atheris). PARSER is one of ``archive`` (below the chec
 checkpoint), ``encrypted`` (below the checksum of an encrypted file) and ``ledger`` (below its encryption), ``arrival``
 and ``picture`` (files in an inbox), ``form`` (sent to the prediction service), ``folded`` (a reply's arrays between
 machines), ``study``, ``setting``, ``run-config`` and ``policy`` (a site's); for example ``stored -runs=1000000``. It ends
-with the input in a file ``crash-*`` where anything but the documented errors comes out.
+with the input in a file ``crash-*`` where anything but the documented errors comes out. Without PARSER it prints the
+names.
 """
 
 import json
@@ -33,11 +34,10 @@ with atheris.instrument_imports(include=["fedkace_flwr", "experiments.studies", 
 
 
 def main() -> None:
-    """Feed one parser."""
-    name = sys.argv.pop(1)
+    """Feed one parser, or print the parsers' names."""
     logging.getLogger("fedkace_flwr").setLevel(logging.CRITICAL)  # warnings of millions of inputs
     parsers = Parsers()
-    target = {
+    targets = {
         "archive": parsers.archived,
         "stored": lambda content: parsers.stored(sealed(content)),
         "encrypted": parsers.encrypted,
@@ -50,7 +50,15 @@ def main() -> None:
         "setting": parsers.setting,
         "run-config": parsers.run_config,
         "policy": parsers.policy,
-    }[name]
+    }
+    if len(sys.argv) < 2:
+        print(*targets)
+        parsers.close()
+        return
+    name = sys.argv.pop(1)
+    if name not in targets:
+        parsers.close()
+        sys.exit(f"error: {name}: must be one of {', '.join(targets)}")
     seeds = parsers.folder.with_name(f"{parsers.folder.name}-seeds")
     seeds.mkdir()
     settings, configuration = Config().flat(), ['{"overlap": 1, "seed": 2, "gradient-norm": "sum"}']
@@ -73,7 +81,7 @@ def main() -> None:
     examples |= {kind: [text.encode() for text in each] for kind, each in texts.items()}
     for number, content in enumerate(examples[name]):
         (seeds / str(number)).write_bytes(content)
-    atheris.Setup([sys.argv[0], *sys.argv[1:], str(seeds)], target)
+    atheris.Setup([sys.argv[0], *sys.argv[1:], str(seeds)], targets[name])
     atheris.Fuzz()
 
 
