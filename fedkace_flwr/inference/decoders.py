@@ -5,9 +5,6 @@ much processor time as such pictures usually take and no more. What has more pix
 is over, is decoded anew in the next lane, at a lower priority. So usual pictures do not wait until large ones are
 decoded, and a queue of pictures that were made to take long moves as fast as one of usual pictures. In the last lane a
 picture gets a process of its own, whose memory is free again before the next one begins.
-
-A lane takes by turns the picture that came last and the one that has waited longest. So a new picture does not wait for
-all that others have queued, and no picture waits for ever.
 """
 
 import asyncio
@@ -16,7 +13,6 @@ import json
 import logging
 import socket
 import subprocess
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -171,7 +167,7 @@ class _Found:
     exceeded: bool = True
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class _Job:
     upload: Upload
     form: str
@@ -180,15 +176,13 @@ class _Job:
 
 
 class _Queue:
-    """Decodes one picture at a time, by turns the one that came first and the one that came last."""
+    """Decodes one picture at a time, in the order in which they come."""
 
     def __init__(self, fork_server: "_ForkServer", limits: Lane, *, last: bool) -> None:
         self.limits = limits
         self._fork_server = fork_server
         self._last = last
-        self._jobs: deque[_Job] = deque()
-        self._came = asyncio.Event()
-        self._first_next = True
+        self._jobs: asyncio.Queue[_Job] = asyncio.Queue()
         self._taken = 0
         self._idle: _Decoder | None = None
 
@@ -201,16 +195,12 @@ class _Queue:
         if self._taken >= self.limits.places:
             raise BusyError("too many pictures of this size at once; try again")
         done: asyncio.Future[_Found] = asyncio.get_running_loop().create_future()
-        waiting = _Job(upload, form, framing, done)
-        self._jobs.append(waiting)
-        self._came.set()
+        self._jobs.put_nowait(_Job(upload, form, framing, done))
         self._taken += 1
         try:
             return await done
         finally:
             self._taken -= 1
-            with contextlib.suppress(ValueError):  # it has begun
-                self._jobs.remove(waiting)
 
     async def run(self) -> None:
         """Do the jobs. Whoever waits for one may be cancelled; a job that has begun is finished regardless."""
@@ -218,7 +208,9 @@ class _Queue:
             with contextlib.suppress(OSError, FedkaceError):  # the first picture tries again, and says what is wrong
                 self._idle = await self._fork_server.decoder(self.limits)
         while True:
-            waiting = await self._next()
+            waiting = await self._jobs.get()
+            if waiting.done.done():
+                continue
             try:
                 with waiting.upload.needed():
                     found = await self._decoded(waiting)
@@ -231,14 +223,6 @@ class _Queue:
             else:
                 if not waiting.done.done():
                     waiting.done.set_result(found)
-
-    async def _next(self) -> _Job:
-        while not self._jobs:
-            self._came.clear()
-            await self._came.wait()
-        waiting = self._jobs.popleft() if self._first_next else self._jobs.pop()
-        self._first_next = not self._first_next
-        return waiting
 
     async def _decoded(self, waiting: _Job) -> _Found:
         decoder, self._idle = self._idle or await self._fork_server.decoder(self.limits), None

@@ -234,21 +234,6 @@ def test_a_lane_that_is_full_refuses_more_and_leaves_the_others_alone() -> None:
     decoding(test, lanes)
 
 
-def test_a_lane_takes_the_newest_and_the_oldest_by_turns() -> None:
-    """Whoever comes last does not wait for all that others have queued, and nobody waits for ever."""
-    order: list[int] = []
-
-    async def test(decode: Decode) -> None:
-        async def numbered(number: int) -> None:
-            await decode(picture("PNG", (number, 20)))
-            order.append(number)
-
-        await asyncio.gather(*(numbered(number) for number in range(1, 7)))
-        assert order == [1, 6, 2, 5, 3, 4]
-
-    decoding(test, LANES[:1])
-
-
 def test_full_lanes_leave_connections_for_others() -> None:
     assert sum(lane.places for lane in LANES) < server._FEWEST < Limits().connections
 
