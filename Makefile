@@ -7,7 +7,10 @@ READY := $(VENV)/.ready
 # More workers than processors: the tests of real federations spend much of their time waiting.
 WORKERS := $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )))
 
-.PHONY: help run test federations quick check bench docs setup clean
+# Inputs for each parser that `make fuzz` tries.
+RUNS ?= 1000000
+
+.PHONY: help run test federations quick check fuzz bench docs lock lock-cpu release setup clean
 
 help:
 	@echo 'make run          ten clients learn a stream of digits; prints a table and the path of a picture'
@@ -15,8 +18,12 @@ help:
 	@echo 'make test         all tests but the next; on two cores in less than twenty minutes'
 	@echo 'make federations  tests of SuperNodes, Ray clusters and killed parts, as real processes; another twelve minutes'
 	@echo 'make check        lint, format, types, direction of imports, dead code, dependencies'
+	@echo 'make fuzz         a million inputs for each parser, by coverage (RUNS=1000 for fewer); takes hours'
 	@echo 'make bench        speed of local training, selection and the rest of a round'
 	@echo 'make docs         the generated pages, and defaults in pyproject.toml, from the code'
+	@echo 'make lock         deploy/requirements.txt: versions and hashes of all that a deployment installs'
+	@echo 'make lock-cpu     deploy/requirements-cpu.txt: the same with PyTorch for CPUs, from its own index'
+	@echo 'make release      wheel, sdist, bill of materials and checksums in dist/, checked'
 	@echo 'make setup        the virtual environment alone'
 	@echo 'make clean        remove the virtual environment, caches and build leftovers; results stay'
 
@@ -40,11 +47,28 @@ check: $(READY)
 	$(BIN)/vulture
 	$(BIN)/deptry .
 
+fuzz: $(READY)
+	$(BIN)/python -m pip install --quiet --editable '.[fuzz]'
+	for parser in $$($(BIN)/python tests/fuzz/coverage_guided.py); do \
+	  $(BIN)/python tests/fuzz/coverage_guided.py $$parser -runs=$(RUNS) -max_len=4000 || exit 1; \
+	done
+
 bench: $(READY)
 	$(BIN)/python -m experiments bench
 
 docs: $(READY)
 	$(BIN)/python -m fedkace_flwr.config_docs
+
+LOCK := $(BIN)/uv pip compile pyproject.toml deploy/requirements.in --extra all --extra serve --generate-hashes --quiet
+lock: $(READY)
+	$(LOCK) --universal --python-version 3.11 --custom-compile-command 'make lock' --output-file deploy/requirements.txt
+
+lock-cpu: $(READY)
+	$(LOCK) --torch-backend cpu --python-platform linux --python-version 3.12 \
+	  --custom-compile-command 'make lock-cpu' --output-file deploy/requirements-cpu.txt
+
+release: $(READY)
+	$(BIN)/python deploy/release.py dist
 
 setup: $(READY)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,11 +31,17 @@ class StreamingClient(NumPyClient):
         The method's client half.
     content : RecordDict, optional
         The whole message, for methods that send more than a model.
+    models : tuple of Path and int, optional
+        Folder for the models that the client predicts with, and the group that may read it; by default the state
+        folder.
     """
 
-    def __init__(self, rule: ClientRule, content: RecordDict | None = None) -> None:
+    def __init__(
+        self, rule: ClientRule, content: RecordDict | None = None, models: tuple[Path, int | None] | None = None
+    ) -> None:
         self.rule = rule
         self.content = content if content is not None else RecordDict()
+        self._models = models or (rule.store.folder, None)
 
     def fit(self, parameters: Parameters, config: dict[str, Any]) -> tuple[list[Any], int, Metrics]:
         """Train on this round's chunk and buffer, choose the new buffer, and return the local model.
@@ -167,7 +174,8 @@ class StreamingClient(NumPyClient):
             combined=answering.combined,
             mirrored=answering.mirrored,
         )
-        serving.write(rule.store.folder, kept)
+        folder, group = self._models
+        serving.write(folder, kept, group)
 
     def _named(self, parameters: Parameters) -> dict[str, Array]:
         return dict(zip(self.rule.experiment.weight_names, parameters, strict=True)) if parameters else {}

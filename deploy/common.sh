@@ -47,6 +47,14 @@ private() {
   [[ $((8#$mode & 8#077)) -eq 0 ]] || die "$1 ($2) has mode $mode, so others can read it; run chmod 600 $1"
 }
 
+# unalterable FILE WHAT: fail if others than its owner can change the file.
+unalterable() {
+  local mode
+  readable "$1" "$2"
+  mode=$(stat -Lc %a "$1")
+  [[ $((8#$mode & 8#022)) -eq 0 ]] || die "$1 ($2) has mode $mode, so others can change it; run chmod go-w $1"
+}
+
 # whole NAME VALUE [MIN [MAX]]: fail unless the value is a whole number within the bounds.
 whole() {
   [[ $2 =~ ^(0|[1-9][0-9]{0,8})$ ]] || die "$1 = '$2': must be a whole number"
@@ -64,7 +72,9 @@ unquoted() {
   [[ $2 != *[\"\\\']* && $2 != *$'\n'* ]] || die "$1 = '$2': must not contain quotes, backslashes or line breaks"
 }
 
-# valid_certificate FILE WHAT: fail unless the file is a readable certificate that has not expired.
+soon=30  # days before its end in which a certificate's use is warned about
+
+# valid_certificate FILE WHAT: fail unless the file is a readable certificate that has not expired; warn if it soon will.
 valid_certificate() {
   local end
   readable "$1" "$2"
@@ -72,6 +82,22 @@ valid_certificate() {
   end=$(openssl x509 -noout -enddate -in "$1" 2>/dev/null) || die "$1 ($2) is not a certificate in PEM format"
   openssl x509 -noout -checkend 0 -in "$1" >/dev/null \
     || die "$1 ($2) has expired (${end#notAfter=}); create a new one (docs/deployment.md, \"Certificates\"), or correct this machine's clock, now $(date -u)"
+  openssl x509 -noout -checkend $((soon * 86400)) -in "$1" >/dev/null \
+    || echo "warning: $1 ($2) expires within $soon days (${end#notAfter=}); renew it (docs/deployment.md, \"Certificates\")" >&2
+}
+
+# public_key FILE: fail unless the file is the public key of a SuperNode.
+public_key() {
+  readable "$1" "a public key"
+  [[ $(ssh-keygen -lf "$1" 2>/dev/null) == 384\ *\(ECDSA\) ]] || die "$1 is not a 384-bit ECDSA public key; see node-key.sh"
+}
+
+# name_of_key FILE: print the machine's name in a public key.
+name_of_key() {
+  local name
+  name=$(awk '{ print $3; exit }' "$1")
+  plain_name "the comment of $1" "$name"
+  echo "$name"
 }
 
 # listening HOST PORT: whether something listens on the port.

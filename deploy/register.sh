@@ -17,10 +17,8 @@ need_flower flwr
 need ssh-keygen "apt-get install openssh-client"
 quiet_flower
 for key; do
-  readable "$key" "a public key"
-  [[ $(ssh-keygen -lf "$key" 2>/dev/null) == 384\ *\(ECDSA\) ]] || die "$key is not a 384-bit ECDSA public key; see node-key.sh"
-  name=$(awk '{ print $3; exit }' "$key")
-  plain_name "the comment of $key" "$name"
+  public_key "$key"
+  name=$(name_of_key "$key")
   if said=$(NO_COLOR=1 flwr supernode register "$key" "$connection" --name "$name" 2>&1); then
     echo "$name: registered"
   elif [[ $said == *"already in use"* || $said == *"already"*"regist"* ]]; then

@@ -10,6 +10,7 @@ usage: superlink.sh        settings are environment variables, for example from 
 
 FEDKACE_CERTIFICATES   folder of ca.crt, superlink.crt, superlink.key and superexec.secret
 FEDKACE_DATABASE       file in which the SuperLink keeps nodes, runs and messages across restarts
+FEDKACE_SIGNATURES     folder of apps' signatures (sign-app.py), which SuperNodes check; empty: none
 FEDKACE_HOST           address to listen on, by default 127.0.0.1; 0.0.0.0 for all addresses
 FEDKACE_PORT           port to listen on, by default 9092
 TEXT
@@ -32,6 +33,10 @@ private "$certificates/superexec.secret" "the secret shared by SuperLink and Sup
 openssl verify -CAfile "$certificates/ca.crt" "$certificates/superlink.crt" >/dev/null 2>&1 \
   || die "$certificates/superlink.crt is not signed by $certificates/ca.crt"
 [[ -d $(dirname "$database") ]] || die "FEDKACE_DATABASE = $database: its folder does not exist"
+if [[ -n ${FEDKACE_SIGNATURES:-} ]]; then
+  [[ -d $FEDKACE_SIGNATURES && -r $FEDKACE_SIGNATURES ]] \
+    || die "FEDKACE_SIGNATURES = $FEDKACE_SIGNATURES: is not a folder that $(id -un) can read"
+fi
 free_port "$host" "$port" FEDKACE_PORT
 quiet_flower
 exec python3 "$(dirname "${BASH_SOURCE[0]}")/superlink.py" --host "$host" --port "$port" \

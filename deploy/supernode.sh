@@ -10,11 +10,15 @@ usage: supernode.sh        settings are environment variables, for example from 
 FEDKACE_SUPERLINK      HOST:PORT of the SuperLink; HOST is a name or address listed in its certificate
 FEDKACE_CA             the authority's certificate, ca.crt
 FEDKACE_KEY            this machine's private key (node-key.sh); its .pub must be registered (register.sh)
+FEDKACE_CERTIFICATE    this machine's certificate (certificates.sh node), for which the hub's nginx asks; empty: none
 FEDKACE_NODE           this machine's permanent name, under which its state is stored
 FEDKACE_PARTITION      K, this machine's number, from 0
 FEDKACE_PARTITIONS     N, the number of machines
 FEDKACE_STATE          folder for this machine's state, buffer and models
 FEDKACE_INBOX          folder in which new samples arrive; empty: use the run's data set
+FEDKACE_MODELS         folder for models that its group may read, for fedkace-serve; empty: keep them with the state
+FEDKACE_TRUSTED        YAML file of keys, NAME: ssh-ed25519 ...; apps signed with none of them are refused; empty: any app
+FEDKACE_POLICY         TOML file that says which runs this machine accepts; empty: all
 FEDKACE_NODE_CONFIG    additional node configuration, for example 'camera="north"'
 FEDKACE_RUNTIME_PORT   loopback port for this SuperNode's own processes, by default 9094
 TEXT
@@ -31,7 +35,8 @@ needs_setting FEDKACE_PARTITIONS "be the number of machines"
 needs_setting FEDKACE_STATE "name the folder for this machine's state"
 superlink=$FEDKACE_SUPERLINK ca=$FEDKACE_CA key=$FEDKACE_KEY node=$FEDKACE_NODE
 partition=$FEDKACE_PARTITION partitions=$FEDKACE_PARTITIONS state=$FEDKACE_STATE
-inbox=${FEDKACE_INBOX:-} more=${FEDKACE_NODE_CONFIG:-} port=${FEDKACE_RUNTIME_PORT:-9094}
+certificate=${FEDKACE_CERTIFICATE:-} inbox=${FEDKACE_INBOX:-} models=${FEDKACE_MODELS:-}
+trusted=${FEDKACE_TRUSTED:-} policy=${FEDKACE_POLICY:-} more=${FEDKACE_NODE_CONFIG:-} port=${FEDKACE_RUNTIME_PORT:-9094}
 need_flower flower-supernode
 need_openssl
 [[ $superlink =~ ^.+:[0-9]+$ ]] || die "FEDKACE_SUPERLINK = '$superlink': must be HOST:PORT"
@@ -41,14 +46,40 @@ whole FEDKACE_PARTITION "$partition" 0 $((partitions - 1))
 whole FEDKACE_RUNTIME_PORT "$port" 1 65535
 unquoted FEDKACE_STATE "$state"
 unquoted FEDKACE_INBOX "$inbox"
+unquoted FEDKACE_MODELS "$models"
+[[ -z $models || -w $models ]] || die "FEDKACE_MODELS = $models: must be a folder in which $(id -un) can write"
 valid_certificate "$ca" "FEDKACE_CA, the authority's certificate"
 private "$key" "FEDKACE_KEY, this machine's key"
+if [[ -n $certificate ]]; then
+  valid_certificate "$certificate" "FEDKACE_CERTIFICATE, this machine's certificate"
+  need ssh-keygen "apt-get install openssh-client"
+  openssl verify -CAfile "$ca" -purpose sslclient "$certificate" >/dev/null 2>&1 \
+    || die "FEDKACE_CERTIFICATE = $certificate: is not a certificate for a SuperNode (certificates.sh node) from $ca"
+  [[ $(openssl x509 -in "$certificate" -noout -pubkey) == "$(ssh-keygen -y -P '' -f "$key" | ssh-keygen -e -m PKCS8 -f /dev/stdin)" ]] \
+    || die "FEDKACE_CERTIFICATE = $certificate: belongs to another key than FEDKACE_KEY = $key"
+fi
+if [[ -n $trusted ]]; then
+  unalterable "$trusted" "FEDKACE_TRUSTED, the keys of those who sign apps"
+  # With no key in the file, Flower would check nothing.
+  grep -Eq '^[^#]+:.*ssh-ed25519 ' "$trusted" || die "FEDKACE_TRUSTED = $trusted: contains no line NAME: ssh-ed25519 KEY"
+fi
+if [[ -n $policy ]]; then
+  unalterable "$policy" "FEDKACE_POLICY, what this machine accepts"
+  policy=$(realpath "$policy")
+  unquoted FEDKACE_POLICY "$policy"
+fi
 mkdir -p "$state" 2>/dev/null || die "FEDKACE_STATE = $state: cannot be created"
 [[ -w $state ]] || die "FEDKACE_STATE = $state: $(id -un) cannot write there"
 free_port 127.0.0.1 "$port" FEDKACE_RUNTIME_PORT
 settings="partition-id=$partition num-partitions=$partitions client-name=\"$node\" state-dir=\"$state\""
 if [[ -n $inbox ]]; then settings+=" inbox=\"$inbox\""; fi
+if [[ -n $models ]]; then settings+=" models-dir=\"$models\""; fi
+if [[ -n $policy ]]; then settings+=" policy=\"$policy\""; fi
 if [[ -n $more ]]; then settings+=" $more"; fi
+options=()
+if [[ -n $trusted ]]; then options+=(--trusted-entities "$trusted"); fi
 quiet_flower
-exec flower-supernode --superlink "$superlink" --root-certificates "$ca" --auth-supernode-private-key "$key" \
-  --host 127.0.0.1 --port "$port" --node-config "$settings"
+program=(flower-supernode)
+if [[ -n $certificate ]]; then program=(python3 "$(dirname "${BASH_SOURCE[0]}")/supernode.py"); fi
+exec "${program[@]}" --superlink "$superlink" --root-certificates "$ca" --auth-supernode-private-key "$key" \
+  --host 127.0.0.1 --port "$port" --node-config "$settings" ${options[@]+"${options[@]}"}

@@ -1,7 +1,7 @@
 """Play a data set's streams into inboxes, as cameras or sensors would do on real devices."""
 
+import io
 import logging
-import os
 import time
 from pathlib import Path
 
@@ -11,6 +11,8 @@ import torch
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.samples import Samples
+from fedkace_flwr.storage.files import write_bytes
+from fedkace_flwr.storage.folders import make_folder
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +25,7 @@ def feed(config: Config, folder: Path, *, every: float = 0.0) -> None:
     config : Config
         Data set and streams, with ``data-source`` as in simulation.
     folder : Path
-        Created if necessary.
+        Created if necessary; new folders are for this user only.
     every : float
         Seconds between the files of consecutive rounds.
 
@@ -47,12 +49,9 @@ def feed(config: Config, folder: Path, *, every: float = 0.0) -> None:
 
 
 def drop(experiment: Experiment, samples: Samples, path: Path) -> None:
-    """Write samples to a temporary file and rename it, so that the file never appears half-written."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.part")
-    with aside.open("wb") as file:
-        images = samples.images(experiment.dataset.fetch).permute(0, 2, 3, 1).contiguous()
-        np.savez_compressed(file, images=images.numpy(), labels=samples.labels.numpy())
-        file.flush()
-        os.fsync(file.fileno())
-    aside.rename(path)
+    """Write samples to a file that only this user can read, and that never appears half-written."""
+    make_folder(path.parent)
+    images = samples.images(experiment.dataset.fetch).permute(0, 2, 3, 1).contiguous()
+    content = io.BytesIO()
+    np.savez_compressed(content, images=images.numpy(), labels=samples.labels.numpy())
+    write_bytes(path, content.getbuffer(), mode=0o600)

@@ -1,5 +1,6 @@
 """Flower ClientApp: hands each message to the chosen method's client, and its result back as the reply."""
 
+import logging
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from clients.round import StreamingClient
 from fedkace_flwr.config import Config
-from fedkace_flwr.errors import MessageError
+from fedkace_flwr.errors import MessageError, PolicyError
 from fedkace_flwr.experiment import Experiment, as_arrays, shared_experiment
 from fedkace_flwr.keys import Scalar
 from fedkace_flwr.logs import join_flower_log
@@ -21,24 +22,36 @@ from fedkace_flwr.messaging import packing as folding
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.privacy.attacks import Attack, FlippedLabels, is_hostile
 from fedkace_flwr.privacy.client_mods import guarded
+from fedkace_flwr.privacy.site_policy import policy_of_site
 from fedkace_flwr.registry import METHODS, Method, configured
 from fedkace_flwr.sources import InboxSource, Source, StreamSource
 from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.storage.client_store import ClientStore, is_locked
-from fedkace_flwr.storage.paths import client_folder
+from fedkace_flwr.storage.paths import client_folder, models_folder
 from fedkace_flwr.training.devices import limit_memory
 
+logger = logging.getLogger(__name__)
 
-def _configured(context: Context) -> tuple[Method, Config]:
-    """The method and the configuration of the run that a message belongs to."""
+
+def _configured(context: Context, round_number: int | None = None) -> tuple[Method, Config]:
+    """The method and the configuration of the run that a message belongs to, if the site's policy accepts it."""
     values = context.run_config
     # With the types, since 1 == 1.0 == True.
-    return _parsed(tuple((name, type(values[name]).__name__, values[name]) for name in sorted(values)))
+    asked, method, config = _parsed(tuple((name, type(values[name]).__name__, values[name]) for name in sorted(values)))
+    try:
+        policy = policy_of_site(context.node_config)
+        if policy is not None:
+            policy.check(asked, config, sends_labels=method.sends_labels, round_number=round_number)
+    except PolicyError as error:
+        logger.error("refused: %s", error)
+        raise
+    return method, config
 
 
 @lru_cache(maxsize=8)
-def _parsed(entries: tuple[tuple[str, str, Scalar], ...]) -> tuple[Method, Config]:
-    return configured(Config.parse({name: value for name, _, value in entries}))
+def _parsed(entries: tuple[tuple[str, str, Scalar], ...]) -> tuple[Config, Method, Config]:
+    asked = Config.parse({name: value for name, _, value in entries})
+    return asked, *configured(asked)
 
 
 def _unfold(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -121,12 +134,12 @@ for _action in sorted({action for method in METHODS.values() for action in metho
 @contextmanager
 def _client(message: Message, context: Context) -> Iterator[tuple[StreamingClient, dict[str, int]]]:
     """The client that a message is for; its folder stays locked until the message is handled."""
-    method, config = _configured(context)
-    if config.run.threads:
-        torch.set_num_threads(config.run.threads)
     told = message.content.config_records[keys.CONFIG]
     number, round_number = told[keys.CLIENT], told[keys.ROUND]
     assert isinstance(number, int) and isinstance(round_number, int)
+    method, config = _configured(context, round_number)
+    if config.run.threads:
+        torch.set_num_threads(config.run.threads)
     partition, partitions = _place(context.node_config)
     if number % partitions != partition:
         raise MessageError(f"client {number} does not live at partition {partition} of {partitions}")
@@ -136,9 +149,10 @@ def _client(message: Message, context: Context) -> Iterator[tuple[StreamingClien
     unmet = torch.zeros(experiment.num_classes, dtype=torch.bool)
     empty = ClientState(unmet, source.none(), run=run, client=number)
     store = ClientStore(client_folder(config, context.run_id, number, context.node_config), empty)
+    models = models_folder(config, context.run_id, number, context.node_config)
     with store.locked():
         rule = method.client(number, experiment, source, store)
-        yield StreamingClient(rule, message.content), {keys.ROUND: round_number}
+        yield StreamingClient(rule, message.content, models), {keys.ROUND: round_number}
 
 
 def _share_of_gpu() -> float:

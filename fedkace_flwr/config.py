@@ -130,7 +130,7 @@ class Config:
             if name not in known:
                 close = difflib.get_close_matches(name, known, n=1)
                 hint = f"did you mean {close[0]}?" if close else "see docs/configuration.md for the keys"
-                raise ConfigError(f"unknown key {name} = {values[name]!r}; {hint}")
+                raise ConfigError(f"unknown key {name:.100} = {values[name]!r:.100}; {hint}")
 
         def chosen(section: type) -> dict[str, Scalar]:
             return {

@@ -50,6 +50,10 @@ class MessageError(FedkaceError):
         self.kind = kind
 
 
+class PolicyError(FedkaceError):
+    """A site's policy refuses a run, or cannot be read."""
+
+
 class RunError(FedkaceError):
     """A run could not be started or did not finish."""
 

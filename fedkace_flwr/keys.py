@@ -5,6 +5,7 @@ a ``Literal`` of the allowed strings. In run configs, studies and records, a key
 """
 
 import math
+import os
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -15,6 +16,12 @@ Scalar = bool | int | float | str
 
 Affects = Literal["numbers", "waiting", "place"]
 """What a key changes: the numbers of a run, how long it waits, or only where things are stored and how."""
+
+LONGEST_NAME = 200
+"""Most bytes of a name in a path, which leaves room in the system's 255 for the endings that programs add."""
+
+PLAIN_NAME = f"a plain name: at most {LONGEST_NAME} bytes, printable, without slashes, and not beginning with a dot"
+"""What :func:`is_plain_name` accepts, in words."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +35,14 @@ class Key:
     high: float | None = None
     affects: Affects = "numbers"
     choices: tuple[str, ...] = ()
+    is_name: bool = False
 
     def range_text(self) -> str:
         """Return the allowed values in words; empty if every value of the type is allowed."""
         if self.choices:
             return ", ".join(f"`{choice}`" for choice in self.choices)
+        if self.is_name:
+            return PLAIN_NAME
         low = f">= {self.low:g}" if self.low is not None else f"> {self.above:g}" if self.above is not None else ""
         high = f"<= {self.high:g}" if self.high is not None else ""
         return " and ".join(part for part in (low, high) if part)
@@ -41,6 +51,8 @@ class Key:
         """Return whether ``value``, which has the right type, is in the range."""
         if self.choices:
             return value in self.choices
+        if isinstance(value, str) and self.is_name:
+            return not value or is_plain_name(value)
         if isinstance(value, str | bool):
             return True
         return (
@@ -60,6 +72,7 @@ def key(
     above: float | None = None,
     high: float | None = None,
     affects: Affects = "numbers",
+    is_name: bool = False,
 ) -> Any:
     """Declare a configuration key as a field of a section.
 
@@ -75,8 +88,20 @@ def key(
         Inclusive lower bound, exclusive lower bound, inclusive upper bound.
     affects : {"numbers", "waiting", "place"}
         What the key changes. A run can be resumed with a different value unless the key affects numbers.
+    is_name : bool
+        Whether the value becomes a part of a path, and must not lead out of its folder; it may be empty.
     """
-    return field(default=default, metadata={"key": Key(meaning, unit, low, above, high, affects)})
+    return field(default=default, metadata={"key": Key(meaning, unit, low, above, high, affects, is_name=is_name)})
+
+
+def is_plain_name(name: str) -> bool:
+    """Return whether a name can be a part of a path, so that the path stays in its folder and names no hidden file."""
+    return (
+        name.isprintable()
+        and not name.startswith(".")
+        and not set(name) & set("/\\")
+        and 0 < len(os.fsencode(name)) <= LONGEST_NAME
+    )
 
 
 def kebab(name: str) -> str:
@@ -123,10 +148,10 @@ def checked(name: str, value: object, of: Key, default: Scalar) -> Scalar:
             value = math.inf if value > 0 else -math.inf
     if type(value) is not kind:
         words = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
-        raise ConfigError(f"{name} = {value!r}: must be {words[kind]}")
+        raise ConfigError(f"{name} = {value!r:.200}: must be {words[kind]}")
     assert isinstance(value, bool | int | float | str)
     if not of.allows(value):
         wanted = ["finite"] if isinstance(value, float) and not math.isfinite(value) else []
         wanted += [of.range_text().replace("`", "")] if of.range_text() else []
-        raise ConfigError(f"{name} = {value!r}: must be {' and '.join(wanted)}")
+        raise ConfigError(f"{name} = {value!r:.200}: must be {' and '.join(wanted)}")
     return value

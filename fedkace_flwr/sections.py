@@ -297,7 +297,10 @@ class RunConfig:
         affects="place",
     )
     run_name: str = key(
-        "", "Name of the run's folder in `results-dir`. Empty: `run-` and Flower's run id.", affects="place"
+        "",
+        "Name of the run's folder in `results-dir`. Empty: `run-` and Flower's run id.",
+        affects="place",
+        is_name=True,
     )
     resume: bool = key(
         False,

@@ -9,9 +9,11 @@ from torch import Tensor
 
 from fedkace_flwr.data import inbox_files as arrivals
 from fedkace_flwr.data.inbox import Inbox
+from fedkace_flwr.data.picture_process import PictureProcess
 from fedkace_flwr.errors import DataError
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.samples import Samples
+from fedkace_flwr.storage.folders import OpenFolder
 
 
 class Source(Protocol):
@@ -124,10 +126,11 @@ def read_folder(folder: Path, class_names: tuple[str, ...], image_size: int) -> 
     """
     images, labels = [np.empty((0, 3, image_size, image_size), dtype=np.uint8)], [np.empty(0, dtype=np.int64)]
     try:
-        for path, class_name in arrivals.listing(folder):
-            more = arrivals.read(path, class_name, class_names, image_size)
-            images.append(more[0])
-            labels.append(more[1])
+        with OpenFolder.at(folder) as opened, PictureProcess() as decoder:
+            for arrival in arrivals.listing(opened):
+                more = arrivals.read(arrival, class_names, image_size, decoder.square)
+                images.append(more[0])
+                labels.append(more[1])
     except (OSError, DataError) as fault:
         raise DataError(f"test = {folder}: {fault}") from fault
     return np.concatenate(images), np.concatenate(labels)

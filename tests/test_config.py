@@ -51,7 +51,7 @@ def inside(name: str) -> st.SearchStrategy[Any]:
     if type(default) is bool:
         return st.booleans()
     if type(default) is str:
-        return st.text(max_size=20)
+        return st.text(max_size=20).filter(key.allows)
     if type(default) is int:
         low = int(key.low) if key.low is not None else int(key.above) + 1  # type: ignore[arg-type]
         return st.integers(low, int(key.high) if key.high is not None else low + 10**6)

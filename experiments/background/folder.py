@@ -13,6 +13,7 @@ import psutil
 
 from experiments.running.guard import all_of
 from fedkace_flwr.errors import RunError
+from fedkace_flwr.storage.files import read_text, write_text
 
 LOWEST, NORMAL = "lowest", "normal"
 MARK = "FEDKACE_BACKGROUND"
@@ -120,16 +121,14 @@ class Folder:
         if not path.exists():
             return None
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            content = json.loads(read_text(path))
+        except (OSError, RecursionError, ValueError) as error:
             raise RunError(f"{path}: cannot be read ({error})") from error
         return dict(content)
 
     def write(self, name: str, content: dict[str, Any]) -> None:
         """Write a JSON object, whole or not at all."""
-        partial = self.path / f"{name}.partial"
-        partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        partial.replace(self.path / name)
+        write_text(self.path / name, json.dumps(content, indent=1) + "\n")
 
 
 def now() -> str:

@@ -14,6 +14,7 @@ from experiments.background.folder import Command, Folder
 from experiments.results.compare import span
 from experiments.studies.study import Study
 from fedkace_flwr.errors import RunError
+from fedkace_flwr.storage.files import LARGEST_LOG, read_text
 
 _PLANNED = re.compile(r"^plan: (\d+) workers? of", re.MULTILINE)
 
@@ -52,7 +53,7 @@ def progress_of(study: Study) -> list[Progress]:
     for name, config in study.runs.items():
         folder = study.folder / name
         path = folder / "rounds.jsonl"
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        text = read_text(path, LARGEST_LOG) if path.exists() else ""
         lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
         seconds = [float(json.loads(line)["seconds"]["round"]) for line in lines]
         found.append(Progress(name, config.method, seconds, config.stream.rounds, (folder / "summary.json").exists()))
@@ -127,5 +128,5 @@ def _state(folder: Folder) -> str:
 
 def _at_once(log: Path) -> int:
     """The workers of the latest start, as the runner printed them."""
-    found = _PLANNED.findall(log.read_text(encoding="utf-8", errors="replace")) if log.exists() else []
+    found = _PLANNED.findall(read_text(log, LARGEST_LOG, "replace")) if log.exists() else []
     return int(found[-1]) if found else 1

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.results.record import environment
+from fedkace_flwr.storage.files import read_text
 
 _HEADINGS = ("figure", "median", "low", "high", "aim")
 
@@ -119,11 +120,11 @@ def kept(path: Path) -> str:
         The file is missing or was not written by :func:`report`.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_text(path))
         rows: list[tuple[str, ...]] = [_HEADINGS, ("---", "---:", "---:", "---:", "---:")]
         rows += [_cells(name, figure) for name, figure in content["figures"].items()]
         machine = _machine(content["environment"], content["figures"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, RecursionError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: must be a file written by bench --output ({error})") from error
     return "\n".join([*(f"| {' | '.join(cells)} |" for cells in rows), "", machine])
 

@@ -17,6 +17,7 @@ from experiments.bench.passes import passes
 from experiments.bench.plain import plain
 from experiments.bench.rounds import paper_round, rounds
 from experiments.bench.selection import selection
+from experiments.bench.serving.delays import service
 from experiments.bench.state import evaluation, state
 from experiments.bench.training import training
 
@@ -33,6 +34,7 @@ PARTS: dict[str, Callable[[int], Figures]] = {
     "paper-round": paper_round,
     "memory": memory,
     "machines": machines,
+    "service": service,
     "plain": plain,
     "gpu": gpu,
     "gpu-run": gpu_run,

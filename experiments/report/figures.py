@@ -1,5 +1,6 @@
 """Draw Figures 2 and 3 of the paper, or a plain comparison, from finished runs as PNG and SVG."""
 
+import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from experiments.report.names import method_rank, role
 from experiments.report.tables import place
 from experiments.results.loading import Results, StudyInfo, rows_of
+from fedkace_flwr.results.plot import in_plot
+from fedkace_flwr.storage.files import write_bytes
 
 _COLOURS = (
     *("#0b63a5", "#00755a", "#a83c78", "#806000", "#5a4fc0"),
@@ -75,7 +78,7 @@ def _figure2(curves: Curves, methods: Mapping[str, str]) -> Figure:
     for index, (column, lines) in enumerate(curves.items()):
         upper, lower = grid(index, 0), grid(index, 1)
         _accuracy(upper, lines, chosen, methods)
-        upper.set_title(column, fontsize=10, fontweight="bold")
+        upper.set_title(in_plot(column), fontsize=10, fontweight="bold")
         if own in lines:
             for key, label, colour in _BUFFER:
                 _line(lower, lines[own], key, label=label, color=colour, linewidth=1.8)
@@ -95,7 +98,7 @@ def _figure(curves: Curves, methods: Mapping[str, str], chosen: Sequence[str]) -
     for index, (column, lines) in enumerate(curves.items()):
         axes = grid(index, 0)
         _accuracy(axes, lines, chosen, methods)
-        axes.set_title(column, fontsize=10, fontweight="bold")
+        axes.set_title(in_plot(column), fontsize=10, fontweight="bold")
         _finish(axes, lines)
         axes.set_xlabel("round")
         if index == 0:
@@ -129,7 +132,7 @@ def _accuracy(axes: Axes, lines: Mapping[str, pd.DataFrame], chosen: Sequence[st
             index = others.index(line) if line in others else chosen.index(line)
             style = {"color": _COLOURS[index % len(_COLOURS)], "linewidth": 1.5}
             style["linestyle"] = _DASHES[index // len(_COLOURS) % len(_DASHES)]
-        _line(axes, lines[line], "accuracy", label=line, **style)
+        _line(axes, lines[line], "accuracy", label=in_plot(line), **style)
     everything = pd.concat([lines[line] for line in chosen if line in lines])
     _line(axes, everything, "chance", label="chance", color=_MUTED, linewidth=1.2, linestyle=":", band=False)
 
@@ -159,7 +162,7 @@ def _legend(figure: Figure, panels: Sequence[Axes], order: Sequence[str]) -> Non
     for axes in panels:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
-    first = [label for label in order if label in entries]
+    first = [label for label in map(in_plot, order) if label in entries]
     entries = {label: entries[label] for label in [*first, *(each for each in entries if each not in first)]}
     figure.legend(
         list(entries.values()),
@@ -174,7 +177,11 @@ def _legend(figure: Figure, panels: Sequence[Axes], order: Sequence[str]) -> Non
 def _save(figure: Figure, stem: Path) -> list[Path]:
     """Save as PNG and SVG; the same runs give identical files."""
     png, svg = stem.with_suffix(".png"), stem.with_suffix(".svg")
-    figure.savefig(png, dpi=_PIXELS_PER_INCH)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=_PIXELS_PER_INCH)
+    write_bytes(png, drawn.getbuffer())
+    drawn = io.BytesIO()
     with mpl.rc_context({"svg.hashsalt": stem.name, "svg.fonttype": "none"}):
-        figure.savefig(svg, metadata={"Date": None})
+        figure.savefig(drawn, format="svg", metadata={"Date": None})
+    write_bytes(svg, drawn.getbuffer())
     return [png, svg]

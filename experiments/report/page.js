@@ -36,6 +36,9 @@
   const symbolIndex = (name) => (lineIndex(name) + 3 * Math.floor(lineIndex(name) / 10)) % SYMBOLS.length;
   const tone = (name) => name === "Centralized" ? css("--ink") : colour(lineIndex(name));
   const panel = (run) => (data.studies.length > 1 ? `${run.study}: ` : "") + run.cell;
+  // Plotly reads some HTML in names, links among it
+  const ENTITIES = { "&": "&amp;", "<": "&lt;", ">": "&gt;" };
+  const plain = (text) => String(text).replace(/[&<>]/g, (sign) => ENTITIES[sign]);
   const unique = (values) => [...new Set(values)];
   const panels = unique(data.runs.map(panel));
 
@@ -195,7 +198,7 @@
     const open = (runs.some((run) => run.interpolated) ? " (partly interpolated)" : "") + (runs[0].finished ? "" : " (unfinished)");
     const seeds = mean.n > 1 ? `, ${mean.n} seeds` : "";
     const line = {
-      type: "scatter", mode: "lines+markers", x: mean.rounds, y: mean.mean, name: name + open,
+      type: "scatter", mode: "lines+markers", x: mean.rounds, y: mean.mean, name: plain(name) + open,
       line: { color: shade, width: wide ? 3 : 1.8, dash }, opacity: runs[0].finished ? 1 : 0.55,
       marker: { symbol, size: wide ? 7 : 6, maxdisplayed: 12, color: shade },
       hovertemplate: `%{y:${format}}${seeds}`,
@@ -392,7 +395,7 @@
   const SCALE = { light: [[0, "#ffffff"], [0.15, "#dcecf8"], [1, "#08436f"]], dark: [[0, "#12171d"], [0.15, "#16344d"], [1, "#9fd3ff"]] };
   function drawHeat(id, rounds, names, counts, words_) {
     plot(id, [{
-      type: "heatmap", x: rounds, y: names, z: counts, colorscale: SCALE[theme.get()], zmin: 0, xgap: 1, ygap: 1,
+      type: "heatmap", x: rounds, y: names.map(plain), z: counts, colorscale: SCALE[theme.get()], zmin: 0, xgap: 1, ygap: 1,
       hovertemplate: `%{y}<br>${words_}<extra></extra>`, colorbar: { thickness: 10, outlinewidth: 0, tickfont: { size: 11 } },
     }], layout({
       hovermode: "closest", margin: { l: 40, r: 4, t: 8, b: 40 },

@@ -14,6 +14,7 @@ from experiments.report.payload import line_names, payload
 from experiments.report.tables import ResultTable, shown
 from experiments.results.loading import Results, StudyInfo, rows_of
 from fedkace_flwr.config import Config, folder_keys
+from fedkace_flwr.storage.files import write_text
 
 _HERE = Path(__file__).parent
 _RUNS_LISTED = 200
@@ -68,7 +69,7 @@ def write_page(
         # escape "<" so that no text of a run can close the element that holds the data
         data=json.dumps(content, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
     )
-    path.write_text(text, encoding="utf-8")
+    write_text(path, text)
 
 
 def _lead(results: Results) -> str:

@@ -11,7 +11,8 @@ from experiments.report.names import axis_label, method_name, method_rank, role
 from experiments.report.tables import axis_value, place
 from experiments.report.theorem import class_windows_of, distances
 from experiments.results.averages import conditions
-from experiments.results.loading import Record, Results, StudyInfo, rows_of
+from experiments.results.loading import Results, StudyInfo, rows_of
+from experiments.results.reading import Record
 from fedkace_flwr.config import Config
 from fedkace_flwr.data.datasets import Dataset
 from fedkace_flwr.errors import StateError

@@ -12,9 +12,11 @@ from typing import Any
 
 import pandas as pd
 
+from experiments.report.escaping import in_markdown, in_tex
 from experiments.report.names import axis_label, data_name, labelled, method_name, method_rank, role
 from experiments.report.paper import CONDITION, TABLES, load_paper, paper_row
 from experiments.results.loading import Results, StudyInfo, rows_of
+from fedkace_flwr.storage.names import printable
 
 CHANCE = "chance"
 _DASH = "-"
@@ -127,21 +129,23 @@ def axis_value(study: StudyInfo, run: Mapping[str, Any], axis: str) -> Any:
 def markdown(table: ResultTable) -> str:
     """Return the table in GitHub's Markdown, with its notes below."""
     head, body = _grid(table)
-    lines = [f"| {' | '.join(cells)} |" for cells in [head, ["---", *("---:" for _ in head[1:])], *body]]
-    notes = [f"*{note}*" for note in table.notes]
-    return "\n\n".join([f"### {table.title}", "\n".join(lines), *notes]) + "\n"
+    rows = [[in_markdown(cell) for cell in cells] for cells in [head, *body]]
+    rows.insert(1, ["---", *("---:" for _ in head[1:])])
+    lines = [f"| {' | '.join(cells)} |" for cells in rows]
+    notes = [f"*{in_markdown(note)}*" for note in table.notes]
+    return "\n\n".join([f"### {in_markdown(table.title)}", "\n".join(lines), *notes]) + "\n"
 
 
 def latex(table: ResultTable) -> str:
     """Return the table in LaTeX; needs no package."""
     head, body = _grid(table)
     columns = "l" + "r" * (len(head) - 1)
-    lines = [" & ".join(_tex(cell) for cell in cells) + r" \\" for cells in [head, *body]]
+    lines = [" & ".join(in_tex(cell) for cell in cells) + r" \\" for cells in [head, *body]]
     lines.insert(1, r"\hline")
     rows = "\n".join(lines)
-    notes = "".join(f"% {note}\n" for note in table.notes)
+    notes = "".join(f"% {printable(note)}\n" for note in table.notes)
     return (
-        f"{notes}\\begin{{table}}\n\\centering\n\\caption{{{_tex(table.title)}}}\n\\begin{{tabular}}{{{columns}}}\n"
+        f"{notes}\\begin{{table}}\n\\centering\n\\caption{{{in_tex(table.title)}}}\n\\begin{{tabular}}{{{columns}}}\n"
         f"\\hline\n{rows}\n\\hline\n\\end{{tabular}}\n\\end{{table}}\n"
     )
 
@@ -198,11 +202,6 @@ def _number(value: float | None) -> str:
     if value is None:
         return _DASH
     return f"{value:.2f}" if abs(value) < 1000 else f"{value:,.1f}" if abs(value) < 1e5 else f"{value:.3g}"
-
-
-def _tex(text: str) -> str:
-    text = "".join(f"\\{sign}" if sign in "%&_#$" else sign for sign in text)
-    return text.replace("±", r"$\pm$")
 
 
 def _head(study: StudyInfo) -> str:

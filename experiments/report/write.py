@@ -3,11 +3,16 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiments.report.escaping import in_markdown
 from experiments.report.figures import draw_figures
 from experiments.report.page import write_page
 from experiments.report.tables import latex, long_frame, markdown, study_tables
 from experiments.results.loading import load_results
 from fedkace_flwr.errors import ResultsError
+from fedkace_flwr.keys import LONGEST_NAME, is_plain_name
+from fedkace_flwr.storage.files import write_text
+from fedkace_flwr.storage.folders import make_folder
+from fedkace_flwr.storage.names import fitted
 
 
 def write_report(folders: Sequence[Path], output: Path | None = None, data_dir: Path | None = None) -> list[Path]:
@@ -18,7 +23,8 @@ def write_report(folders: Sequence[Path], output: Path | None = None, data_dir: 
     folders : sequence of Path
         Folders of studies or of single runs.
     output : Path, optional
-        Output folder; by default ``report/`` in the first folder.
+        Output folder; by default ``report/`` in the first folder. What does not exist is created for this user only,
+        because the page may show buffered images.
     data_dir : Path, optional
         Folder of the data sets' files; by default the one in each run's configuration.
 
@@ -40,13 +46,12 @@ def write_report(folders: Sequence[Path], output: Path | None = None, data_dir: 
         written = results.write(target)
         for study in results.studies:
             own = target if len(results.studies) == 1 else target / _file_name(study.name)
-            own.mkdir(parents=True, exist_ok=True)
-            (own / "tables.md").write_text(
-                f"## {study.title}\n\n" + "\n".join(markdown(table) for table in tables[study.name]), encoding="utf-8"
-            )
-            (own / "tables.tex").write_text("\n".join(latex(table) for table in tables[study.name]), encoding="utf-8")
+            make_folder(own)
+            in_words = "\n".join(markdown(table) for table in tables[study.name])
+            write_text(own / "tables.md", f"## {in_markdown(study.title)}\n\n{in_words}")
+            write_text(own / "tables.tex", "\n".join(latex(table) for table in tables[study.name]))
             written += [own / "tables.md", own / "tables.tex", *draw_figures(results, study, own)]
-        long_frame(every).to_csv(target / "tables.csv", index=False)
+        write_text(target / "tables.csv", long_frame(every).to_csv(index=False))
         write_page(results, tables, target / "index.html", data_dir)
     except OSError as error:
         raise ResultsError(f"{target}: cannot be written ({error}); choose another folder with --output") from error
@@ -54,4 +59,6 @@ def write_report(folders: Sequence[Path], output: Path | None = None, data_dir: 
 
 
 def _file_name(name: str) -> str:
-    return "".join(sign if sign.isalnum() or sign in "-_." else "-" for sign in name)
+    """A folder's name for a study; its own name comes from a file."""
+    plain = "".join(sign if sign.isalnum() or sign in "-_." else "-" for sign in name)
+    return fitted(plain if is_plain_name(plain) else f"study-{plain}", LONGEST_NAME)

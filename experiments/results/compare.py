@@ -1,16 +1,21 @@
 """Comparison of a study's runs: a table with regret, and plots of accuracy over rounds by method."""
 
+import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from experiments.results.regret import is_reference, regret, stream_of
 from experiments.studies.study import Study
 from fedkace_flwr.errors import RunError
 from fedkace_flwr.registry import METHODS
+from fedkace_flwr.results.plot import in_plot
+from fedkace_flwr.storage.files import LARGEST_LOG, read_text, write_bytes
+from fedkace_flwr.storage.names import printable
 
 _OWN = ("#d1495b", "#00798c")  # lines of FedKACE and of the project's own method
 _HEADINGS = ("run", "AA %", "AR %", "final %", "chance %", "switched", "failures", "MB down", "MB up", "seconds")
@@ -34,7 +39,7 @@ def summary_table(
     for name, summary in summaries.items():
         switched = sum(number is not None for number in summary["switched_at"])
         table.add_row(
-            name,
+            escape(printable(name)),
             percent(summary["average_accuracy"]),
             percent((regrets or {}).get(name)),
             percent(summary["final_accuracy"]),
@@ -67,8 +72,8 @@ def finished_runs(folders: Sequence[Path]) -> dict[str, dict[str, Any]]:
     summaries = {}
     for folder in folders:
         try:
-            summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            summary = json.loads(read_text(folder / "summary.json"))
+        except (OSError, RecursionError, ValueError) as error:
             raise RunError(f"{folder}: has no readable summary.json; must be the folder of a finished run") from error
         name = f"{summary['method']}_seed-{summary['seed']}"
         summaries[name if name not in summaries else str(folder)] = summary
@@ -112,7 +117,7 @@ def _rounds(study: Study, name: str) -> list[dict[str, Any]]:
     path = study.folder / name / "rounds.jsonl"
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in read_text(path, LARGEST_LOG).splitlines()]
 
 
 def _draw(curves: Mapping[str, list[dict[str, Any]]], path: Path, *, title: str) -> None:
@@ -130,7 +135,7 @@ def _draw(curves: Mapping[str, list[dict[str, Any]]], path: Path, *, title: str)
         style: dict[str, Any] = {"color": colours(index % 20)}
         if method in own:
             style = {"color": _OWN[own.index(method) % len(_OWN)], "linewidth": 2.6, "zorder": 3}
-        axes.plot(numbers, values, label=method, marker="o", markersize=3, **style)
+        axes.plot(numbers, values, label=in_plot(method), marker="o", markersize=3, **style)
     chances = max(curves.values(), key=len)
     axes.plot(
         [record["round"] for record in chances],
@@ -139,10 +144,12 @@ def _draw(curves: Mapping[str, list[dict[str, Any]]], path: Path, *, title: str)
         linestyle="--",
         label="chance",
     )
-    axes.set(xlabel="round", ylabel="accuracy on all classes met", ylim=(0, 1.02), title=title)
+    axes.set(xlabel="round", ylabel="accuracy on all classes met", ylim=(0, 1.02), title=in_plot(title))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8, frameon=False)
-    figure.savefig(path, dpi=130)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=130)
+    write_bytes(path, picture.getbuffer())

@@ -1,12 +1,12 @@
 """Archive the record of a run or of a study for the documentation, without the folder names of the original machine."""
 
 import json
-import shutil
 from pathlib import Path
 
 from fedkace_flwr import registry as registry  # declares the methods' keys
 from fedkace_flwr.config import folder_keys
 from fedkace_flwr.errors import RunError
+from fedkace_flwr.storage.files import LARGEST_LOG, read_bytes, read_text, write_bytes, write_text
 
 _REQUIRED = ("config.json", "environment.json", "rounds.jsonl")
 _SUMMARY, _PICTURE = "summary.json", "accuracy.png"
@@ -22,19 +22,26 @@ def keep(source: Path, target: Path) -> None:
     Raises
     ------
     RunError
-        No run has completed a round.
+        No run has completed a round, or a file cannot be read or written.
     """
+    try:
+        _keep(source, target)
+    except (OSError, RecursionError, ValueError) as error:
+        raise RunError(f"{source}: cannot be copied to {target} ({error})") from error
+
+
+def _keep(source: Path, target: Path) -> None:
     if not (source / "study.json").exists():
         _keep_run(source, target)
         if (source / _PICTURE).exists():
-            shutil.copyfile(source / _PICTURE, target / _PICTURE)
+            _copy(source / _PICTURE, target / _PICTURE)
         return
     runs = sorted(path.parent for path in source.glob("*/rounds.jsonl") if path.stat().st_size)
     if not runs:
         raise RunError(f"{source}: no run has completed a round; keep it later")
     for run in runs:
         _keep_run(run, target / run.name)
-    shutil.copyfile(source / "study.json", target / "study.json")
+    _copy(source / "study.json", target / "study.json")
 
 
 def _keep_run(run: Path, target: Path) -> None:
@@ -42,13 +49,17 @@ def _keep_run(run: Path, target: Path) -> None:
     if missing:
         raise RunError(f"{run}: has no {missing[0]}; must be the folder of a run that has completed a round")
     target.mkdir(parents=True, exist_ok=True)
-    config = json.loads((run / "config.json").read_text(encoding="utf-8"))
+    config = json.loads(read_text(run / "config.json"))
     kept = {key: value for key, value in config.items() if key not in folder_keys()}
-    (target / "config.json").write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
-    shutil.copyfile(run / "environment.json", target / "environment.json")
+    write_text(target / "config.json", json.dumps(kept, indent=2) + "\n")
+    _copy(run / "environment.json", target / "environment.json")
     # Only whole lines: the run may be writing one.
-    lines = (run / "rounds.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    lines = read_text(run / "rounds.jsonl", LARGEST_LOG).splitlines(keepends=True)
     rounds = "".join(line for line in lines if line.endswith("\n"))
-    (target / "rounds.jsonl").write_text(rounds, encoding="utf-8")
+    write_text(target / "rounds.jsonl", rounds)
     if (run / _SUMMARY).exists():
-        shutil.copyfile(run / _SUMMARY, target / _SUMMARY)
+        _copy(run / _SUMMARY, target / _SUMMARY)
+
+
+def _copy(source: Path, target: Path) -> None:
+    write_bytes(target, read_bytes(source, LARGEST_LOG))

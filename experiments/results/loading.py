@@ -5,7 +5,6 @@ run. A study is described by its ``study.json``; without that file, its axes are
 runs differ.
 """
 
-import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.results.averages import average_over_clients, condition_numbers, mean
+from experiments.results.reading import SCHEMA, Record, check_schema, read_object, read_rounds, read_study
 from experiments.results.regret import is_reference, regret, regrets, stream_of
 from fedkace_flwr.config import Config, keys_affecting
 from fedkace_flwr.errors import ConfigError, ResultsError
@@ -23,17 +23,14 @@ from fedkace_flwr.keys import kebab, keys_of
 from fedkace_flwr.messaging.metrics import COMMON, known_metrics
 from fedkace_flwr.registry import METHODS
 from fedkace_flwr.results.record import totals
-
-SCHEMA = 1
-"""Version of ``runs.csv``, ``rounds.csv`` and their Parquet versions, and of the ``study.json`` files that are read."""
+from fedkace_flwr.storage.files import write_bytes, write_text
+from fedkace_flwr.storage.folders import make_folder
 
 _SET_ASIDE = re.compile(r"\.\d{8}-\d{6}(-\d+)?$")  # an earlier run of the same name
 # These keys affect numbers only through rounding, a run that stops, or values that are not recorded; none is an axis.
 _NOT_AXES = frozenset({"device", "quorum", "diagnostics", "report-classes"})
 _CONDITIONS = ("condition", "condition_singular", "class_condition", "class_condition_singular")
 _RUN_NUMBERS = ("aa", "early", "late", "ar", "final", "chance", *_CONDITIONS)
-
-Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -90,16 +87,16 @@ class Results:
 
     def records(self, folder: str) -> list[Record]:
         """Return the full records of a run, given the ``folder`` of its row."""
-        return _read_rounds(Path(folder))
+        return read_rounds(Path(folder))
 
     def write(self, target: Path) -> list[Path]:
         """Write ``runs`` and ``rounds`` as CSV and Parquet, with folders relative to ``target``; return the paths."""
-        target.mkdir(parents=True, exist_ok=True)
+        make_folder(target)
         paths = []
         place = [os.path.relpath(folder, target.resolve()) for folder in self.runs["folder"]]
         for name, frame in (("runs", self.runs.assign(folder=place)), ("rounds", self.rounds)):
-            frame.to_csv(target / f"{name}.csv", index=False)
-            _uniform(frame).to_parquet(target / f"{name}.parquet", index=False)
+            write_text(target / f"{name}.csv", frame.to_csv(index=False))
+            write_bytes(target / f"{name}.parquet", _uniform(frame).to_parquet(None, index=False))
             paths += [target / f"{name}.csv", target / f"{name}.parquet"]
         return paths
 
@@ -146,9 +143,12 @@ def _load_study(folder: Path) -> tuple[StudyInfo, list[tuple[Path, Record, Mappi
     single = (folder / "config.json").exists()
     paths = [folder] if single else sorted(path.parent for path in folder.glob("*/config.json"))
     paths = [path for path in paths if single or not _SET_ASIDE.search(path.name)]
-    told = None if single else _read_study(folder / "study.json")
+    told = None if single else read_study(folder / "study.json")
     if told is not None:
         paths = [path for path in paths if path.name in told["runs"]]
+    for path in paths:
+        if not path.name.isprintable():
+            raise ResultsError(f"{folder}: has a run named {path.name!r}; give the folder a name of printable letters")
     if not paths:
         raise ResultsError(f"{folder}: has no run (a folder with config.json); must be a results folder")
     configs = {path: _read_config(path / "config.json") for path in paths}
@@ -170,26 +170,9 @@ def _load_study(folder: Path) -> tuple[StudyInfo, list[tuple[Path, Record, Mappi
     return study, [(path, configs[path], study.labels[path.name]) for path in paths]
 
 
-def _read_study(path: Path) -> Record | None:
-    if not path.exists():
-        return None
-    told = _read_object(path)
-    _check_schema(path, told)
-    runs, axes = told.get("runs"), told.get("axes")
-    good = (
-        isinstance(told.get("study"), str)
-        and isinstance(axes, list)
-        and isinstance(runs, dict)
-        and all(isinstance(labels, dict) and set(axes) <= set(labels) for labels in runs.values())
-    )
-    if not good:
-        raise ResultsError(f"{path}: is damaged; must have study, axes, and the value of each run on every axis")
-    return told
-
-
 def _read_config(path: Path) -> Record:
-    told = _read_object(path)
-    _check_schema(path, told)
+    told = read_object(path)
+    check_schema(path, told)
     told.pop("schema", None)
     try:
         Config.parse(told)
@@ -226,9 +209,9 @@ def _key(axis: str) -> str:
 
 
 def _load_run(study: StudyInfo, path: Path, config: Record, labels: Mapping[str, Any]) -> tuple[Record, list[Record]]:
-    records = _read_rounds(path)
-    summary = _read_object(path / "summary.json") if (path / "summary.json").exists() else None
-    environment = _read_object(path / "environment.json") if (path / "environment.json").exists() else {}
+    records = read_rounds(path)
+    summary = read_object(path / "summary.json") if (path / "summary.json").exists() else None
+    environment = read_object(path / "environment.json") if (path / "environment.json").exists() else {}
     if summary is not None and summary.get("rounds") != len(records):
         raise ResultsError(
             f"{path / 'rounds.jsonl'}: is damaged; it has {len(records)} rounds, summary.json says {summary.get('rounds')}"
@@ -329,50 +312,6 @@ def _add_regret(rows: Sequence[Record], rounds: Sequence[Record]) -> None:
 def _preferring(row: Record) -> Callable[[Record], tuple[bool, bool, str]]:
     """Return a sort key for matching references: prefer the same study, then the same precision."""
     return lambda other: (other["study"] != row["study"], other["precision"] != row["precision"], other["run"])
-
-
-def _read_rounds(path: Path) -> list[Record]:
-    """Return the complete lines of ``rounds.jsonl``; while a run is in progress, the last may be incomplete."""
-    file = path / "rounds.jsonl"
-    if not file.exists():
-        return []
-    records = []
-    for number, line in enumerate(_text(file).splitlines(keepends=True), start=1):
-        if not line.endswith("\n"):
-            break
-        record = _parse(file, line, f", line {number}")
-        _check_schema(file, record)
-        records.append(record)
-    return records
-
-
-def _read_object(path: Path) -> Record:
-    return _parse(path, _text(path), "")
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ResultsError(f"{path}: cannot be read ({error})") from error
-
-
-def _parse(path: Path, text: str, where: str) -> Record:
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise ResultsError(f"{path}{where}: is damaged; not valid JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise ResultsError(f"{path}{where}: is damaged; must be a JSON object")
-    return content
-
-
-def _check_schema(path: Path, content: Record) -> None:
-    schema = content.get("schema", SCHEMA)
-    if type(schema) is not int or not 1 <= schema <= SCHEMA:
-        raise ResultsError(
-            f"{path}: schema = {schema!r}: this program reads up to {SCHEMA}; use the program that wrote it, or a newer one"
-        )
 
 
 def _frame(rows: Sequence[Record], numbers: Sequence[str]) -> pd.DataFrame:

@@ -13,6 +13,8 @@ from fedkace_flwr.config import Config
 from fedkace_flwr.errors import FedkaceError, RunError
 from fedkace_flwr.registry import configured
 from fedkace_flwr.results.run_folder import SCHEMA, differences, read_json, schema_of
+from fedkace_flwr.storage.files import LARGEST_LOG, read_bytes
+from fedkace_flwr.storage.folders import make_folder
 
 
 class Cell:
@@ -52,9 +54,18 @@ class Cell:
 
     @property
     def rounds(self) -> int:
-        """The number of rounds on record."""
+        """The number of rounds on record.
+
+        Raises
+        ------
+        RunError
+            The record cannot be read.
+        """
         path = self.folder / "rounds.jsonl"
-        return path.read_bytes().count(b"\n") if path.exists() else 0
+        try:
+            return read_bytes(path, LARGEST_LOG).count(b"\n") if path.exists() else 0
+        except OSError as error:
+            raise RunError(f"{path}: cannot be read ({error.strerror}); move its folder away") from error
 
     def prepare(self) -> Config:
         """Prepare the folder and return the configuration to start with.
@@ -64,7 +75,7 @@ class Cell:
         resume = (self.folder / "config.json").exists() and self._matches()
         if not resume:
             self._set_aside()
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         self._keep_log()
         return replace(self.config, run=replace(self.config.run, resume=resume))
 

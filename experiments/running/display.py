@@ -11,6 +11,7 @@ from rich.progress import TimeRemainingColumn as Remaining
 
 from experiments.results.compare import percent
 from experiments.running.cells import Cell
+from fedkace_flwr.storage.files import LARGEST_LOG, read_text
 
 
 class Display:
@@ -49,7 +50,7 @@ class Display:
     def follow(self, cell: Cell) -> None:
         """Show each round of a run once its line is in ``rounds.jsonl``."""
         path = cell.folder / "rounds.jsonl"
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        text = read_text(path, LARGEST_LOG) if path.exists() else ""
         lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
         for line in lines[self._shown.get(cell.name, 0) :]:
             self._show(cell, json.loads(line))

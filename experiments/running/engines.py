@@ -22,6 +22,7 @@ from experiments.running.processes import CHECKOUT, flower_environment, staged_a
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import RunError
 from fedkace_flwr.keys import Scalar
+from fedkace_flwr.storage.files import LARGEST_LOG, read_text, write_text
 
 _START_SECONDS = 60
 _STOP_SECONDS = 20
@@ -191,7 +192,7 @@ class _FlowerJob:
         self._log = log
         self._environment = environment
         settings = log.with_name("run-config.toml")
-        settings.write_text("".join(f"{key} = {_toml(value)}\n" for key, value in config.flat().items()))
+        write_text(settings, "".join(f"{key} = {_toml(value)}\n" for key, value in config.flat().items()))
         command = [_tool("flwr"), "run", str(app), _LINK, "--stream", "--run-config", str(settings)]
         command += ["--federation-config", " ".join(f"{key}={value}" for key, value in federation.items())]
         with log.open("w") as output:
@@ -214,7 +215,7 @@ class _FlowerJob:
         _end(self._process)
 
     def _number(self) -> str | None:
-        found = re.search(r"Successfully started run (\d+)", self._log.read_text(errors="replace"))
+        found = re.search(r"Successfully started run (\d+)", read_text(self._log, LARGEST_LOG, "replace"))
         return found[1] if found else None
 
     def _details(self) -> str | None:
@@ -265,7 +266,7 @@ def _toml(value: Scalar) -> str:
 
 def last_error(log: Path) -> str:
     """The last line of a log that names an error, or else its last line; frames of Flower's messages do not count."""
-    text = log.read_text(errors="replace").splitlines()
+    text = read_text(log, LARGEST_LOG, "replace").splitlines()
     lines = [line.strip("│ \t") for line in text if not line.lstrip().startswith(("╭", "╰"))]
     lines = [line for line in lines if line]
     named = [line for line in lines if "Error" in line]

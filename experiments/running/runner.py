@@ -26,6 +26,7 @@ from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.registry import configured
 from fedkace_flwr.results.run_folder import SCHEMA, RunFolder
 from fedkace_flwr.results.tensorboard import check_events
+from fedkace_flwr.storage.files import read_text, write_text
 
 _POLL_SECONDS = 0.25
 _ATTEMPTS = 2  # without a finished round between them
@@ -103,8 +104,8 @@ def describe(study: Study) -> None:
     runs: dict[str, Any] = {}
     if path.exists():
         try:
-            runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
-        except (ValueError, KeyError, TypeError):
+            runs = json.loads(read_text(path))["runs"]
+        except (OSError, RecursionError, ValueError, KeyError, TypeError):
             runs = {}
     content = {
         "schema": SCHEMA,
@@ -115,9 +116,7 @@ def describe(study: Study) -> None:
         "axes": study.axes,
         "runs": {**runs, **study.cells},
     }
-    partial = path.with_suffix(f".{os.getpid()}.partial")
-    partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    partial.replace(path)
+    write_text(path, json.dumps(content, indent=1) + "\n")
 
 
 @dataclass

@@ -47,7 +47,9 @@ class Axis:
                 return cls(name, points, grouped=False)
         if _are_groups(values):
             return cls(name, {str(label): dict(group or {}) for label, group in values.items()}, grouped=True)
-        raise ConfigError(f"grid: {name} = {values!r}: must be a list of different values, or named groups of keys")
+        raise ConfigError(
+            f"grid: {name:.100} = {values!r:.200}: must be a list of different values, or named groups of keys"
+        )
 
     @property
     def keys(self) -> set[str]:

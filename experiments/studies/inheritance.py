@@ -7,6 +7,7 @@ from typing import Any
 
 from experiments.studies.yaml_file import read_yaml
 from fedkace_flwr.errors import ConfigError
+from fedkace_flwr.keys import PLAIN_NAME, is_plain_name
 
 FULL = "full"
 """The scale at which a file stands as it is written."""
@@ -15,6 +16,7 @@ _KEYS = ("title", "config", "grid", "scales", "paper", "base", "engine", "worker
 _BORROWER_KEYS = ("same-runs-as", "only")
 _SCALED_KEYS = ("config", "grid")
 _MOST_BASES = 20
+_MOST_PATTERNS = 100
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ def read_study_file(path: Path) -> StudyFile:
     lender, patterns = content["same-runs-as"], content.get("only", ["*"])
     if not isinstance(lender, str) or not isinstance(patterns, list) or not all(isinstance(p, str) for p in patterns):
         raise ConfigError(f"{path}: same-runs-as must name a study file, only must be a list of patterns")
+    if len(patterns) > _MOST_PATTERNS:
+        raise ConfigError(f"{path}: only has {len(patterns)} patterns; must be at most {_MOST_PATTERNS}")
     lent = path.parent / lender
     content = _with_bases(lent)
     if "same-runs-as" in content:
@@ -68,10 +72,12 @@ def at_scale(content: Mapping[str, Any], scale: str) -> tuple[dict[str, Any], di
     scales = _mapping(content, "scales")
     if scale != FULL and scale not in scales:
         raise ConfigError(f"--scale {scale}: the file has {', '.join([FULL, *scales])}")
+    if not is_plain_name(scale):  # it becomes a part of the folder's name
+        raise ConfigError(f"scales: {scale!r:.200}: must be {PLAIN_NAME}")
     part = _mapping(scales, scale)
     for key in part:
         if key not in _SCALED_KEYS:
-            raise ConfigError(f"scales: {scale}: unknown key {key!r}; the keys are {', '.join(_SCALED_KEYS)}")
+            raise ConfigError(f"scales: {scale}: unknown key {key!r:.100}; the keys are {', '.join(_SCALED_KEYS)}")
     config, grid = ({**_mapping(content, name), **_mapping(part, name)} for name in _SCALED_KEYS)
     return config, grid
 
@@ -100,7 +106,7 @@ def _with_bases(path: Path, users: tuple[Path, ...] = ()) -> dict[str, Any]:
     known = _BORROWER_KEYS if "same-runs-as" in content else _KEYS
     for key in content:
         if key not in known:
-            raise ConfigError(f"{path}: unknown key {key!r}; the keys are {', '.join(known)}")
+            raise ConfigError(f"{path}: unknown key {key!r:.100}; the keys are {', '.join(known)}")
     if "base" not in content:
         return content
     base, users = path.parent / str(content.pop("base")), (*users, path)

@@ -134,10 +134,10 @@ def load_study(
     with _naming(path):
         for name in ("title", "paper"):
             if not isinstance(content.get(name), str | None):
-                raise ConfigError(f"{name} = {content[name]!r}: must be text")
+                raise ConfigError(f"{name} = {content[name]!r:.200}: must be text")
         engine = engine or content.get("engine", "flower")
         if engine not in ENGINES:
-            raise ConfigError(f"engine = {engine!r}: must be {' or '.join(ENGINES)}")
+            raise ConfigError(f"engine = {engine!r:.200}: must be {' or '.join(ENGINES)}")
         count = _number("workers", workers, content, int, low=1)
         fraction = _number("gpu-fraction", gpu_fraction, content, float, low=0)
         config, grid = at_scale(content, scale)
@@ -196,7 +196,7 @@ def _with_absolute_paths(values: dict[str, Any]) -> dict[str, Any]:
             try:
                 values[key] = str(Path(value).expanduser().resolve())
             except (OSError, RuntimeError, ValueError) as error:
-                raise ConfigError(f"{key} = {value!r}: is not a path ({error})") from error
+                raise ConfigError(f"{key} = {value!r:.200}: is not a path ({error})") from error
     return values
 
 
@@ -208,7 +208,7 @@ def _number(
     value = content[name] if option is None else option
     if type(value) not in (kind, int) or not math.isfinite(value) or value < low:
         what = "whole number" if kind is int else "number"
-        raise ConfigError(f"{name} = {value!r}: must be a {what} >= {low:g}")
+        raise ConfigError(f"{name} = {value!r:.200}: must be a {what} >= {low:g}")
     return float(value)
 
 

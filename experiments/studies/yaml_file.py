@@ -1,4 +1,7 @@
-"""Safe YAML: files of a bounded size, without repeated keys, in which ``1e-3`` is a number."""
+"""Safe YAML: files of a bounded size, without repeated keys, in which ``1e-3`` is a number.
+
+The time for a file grows in proportion to its size, whatever it holds.
+"""
 
 import re
 from collections.abc import Mapping
@@ -9,13 +12,44 @@ import yaml
 
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.keys import Scalar
+from fedkace_flwr.storage.files import read_text
 
 # Far above any study. Aliases let a file of a few lines stand for billions of values.
-_MOST_VALUES, _DEEPEST, _LARGEST = 100_000, 20, 2**63
+_MOST_BYTES, _MOST_VALUES, _MOST_LETTERS, _DEEPEST, _LARGEST = 2**18, 100_000, 2**24, 20, 2**63
+_LONGEST_NUMBER = 100  # characters; what is longer is text, and no pattern of a number is tried on it
+
+_MERGE = "tag:yaml.org,2002:merge"
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 class _Loader(yaml.SafeLoader):
     """A safe loader that reads 1e-3 as a number, as YAML 1.2 does; PyYAML follows YAML 1.1, where it is a string."""
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        if kind is yaml.ScalarNode and len(value) > _LONGEST_NUMBER:
+            implicit = (False, implicit[1])
+        return super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Resolve merge keys (``<<``), which can multiply a mapping's entries."""
+        for key, value in node.value:
+            if key.tag == _MERGE:
+                parts = value.value if isinstance(value, yaml.SequenceNode) else [value]
+                merged = [part for part in parts if isinstance(part, yaml.MappingNode)]
+                for part in merged:
+                    self.flatten_mapping(part)
+                if sum(len(part.value) for part in merged) > _MOST_VALUES:
+                    raise yaml.constructor.ConstructorError(None, None, "too many values are merged", key.start_mark)
+        super().flatten_mapping(node)
+
+
+def _number(loader: _Loader, node: yaml.ScalarNode) -> Any:
+    """A number that is declared as one (``!!int``), or looks like one."""
+    if len(node.value) > _LONGEST_NUMBER:
+        text = f"a number of {len(node.value)} characters; at most {_LONGEST_NUMBER} are read"
+        raise yaml.constructor.ConstructorError(None, None, text, node.start_mark)
+    construct = loader.construct_yaml_int if node.tag == _NUMBERS[0] else loader.construct_yaml_float
+    return construct(node)
 
 
 def _mapping_without_repeats(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
@@ -28,8 +62,10 @@ def _mapping_without_repeats(loader: _Loader, node: yaml.MappingNode) -> dict[An
 
 
 _Loader.add_constructor("tag:yaml.org,2002:map", _mapping_without_repeats)
+for _tag in _NUMBERS:
+    _Loader.add_constructor(_tag, _number)
 _Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
 )
 
 
@@ -42,7 +78,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         The file cannot be read, is not YAML, is too large, or holds something other than a mapping.
     """
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        content = yaml.load(read_text(path, _MOST_BYTES), _Loader)
         _check_size(content)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); name a study file") from error
@@ -70,7 +106,7 @@ def parse_setting(text: str) -> tuple[str, Scalar]:
     except Exception:  # as in read_yaml
         parsed = None
     if not separator or not key or not isinstance(parsed, bool | int | float | str) or _is_too_large(parsed):
-        raise ConfigError(f"--set {text}: must be key=value, for example --set overlap=0")
+        raise ConfigError(f"--set {text:.200}: must be key=value, for example --set overlap=0")
     return key.strip(), parsed
 
 
@@ -82,11 +118,12 @@ def _check_size(content: Any) -> None:
     ValueError
         It is too large, nested too deeply, or contains itself.
     """
-    met, waiting = 0, [(content, 0)]
+    met, letters, waiting = 0, 0, [(content, 0)]
     while waiting:
         value, depth = waiting.pop()
         met += 1
-        if met > _MOST_VALUES or depth > _DEEPEST or _is_too_large(value):
+        letters += len(value) if isinstance(value, str | bytes) else 0
+        if met > _MOST_VALUES or letters > _MOST_LETTERS or depth > _DEEPEST or _is_too_large(value):
             raise ValueError("too many values, values nested too deeply, or a number that is too large")
         if isinstance(value, Mapping):
             waiting += [(part, depth + 1) for pair in value.items() for part in pair]

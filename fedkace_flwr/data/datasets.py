@@ -33,6 +33,7 @@ from fedkace_flwr.data.readers import (
 )
 from fedkace_flwr.errors import ConfigError, DataError
 from fedkace_flwr.sections import DataConfig
+from fedkace_flwr.storage.files import read_text
 
 logger = logging.getLogger(__name__)
 
@@ -248,11 +249,11 @@ class _DamagedError(Exception):
 
 def _read(folder: Path, name: str) -> Dataset:
     try:
-        meta = json.loads((folder / _META).read_text(encoding="utf-8"))
+        meta = json.loads(read_text(folder / _META))
         if meta["format"] != _FORMAT:
             raise ValueError(f"format {meta['format']}, expected {_FORMAT}")
         images = np.load(folder / _IMAGES, mmap_mode="r")
-        labels = np.load(folder / _LABELS)
+        labels = np.array(np.load(folder / _LABELS, mmap_mode="r"))  # mapped: of a false size, nothing is allocated
         if (images.dtype, list(images.shape)) != (np.uint8, meta["shape"]):
             raise ValueError(f"{_IMAGES}: {images.dtype} {images.shape}, expected uint8 {meta['shape']}")
         names = tuple(str(each) for each in meta["class_names"])
@@ -277,7 +278,9 @@ def _prepare(folder: Path, name: str, content: Content, progress: bool) -> Datas
     """Build the cache folder under a temporary name and rename it; the caller holds the lock."""
     aside = folder.with_name(f"{folder.name}.partial")  # a fixed name, so that a killed process's leftover is removed
     for stale in (aside, folder):
-        if stale.exists():
+        if stale.is_symlink():
+            stale.unlink()
+        elif stale.exists():
             shutil.rmtree(stale)
     aside.mkdir()
     try:

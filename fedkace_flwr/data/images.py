@@ -3,26 +3,20 @@
 Shapes: S height and width of a data set's images.
 """
 
-import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from fedkace_flwr.data import pixels
 from fedkace_flwr.errors import DataError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the processes that decode pictures for the HTTP service do without PyTorch
     from PIL.Image import Image
-
-MAX_PIXELS = 50_000_000
-"""Most pixels that a picture from outside may have, before and after scaling: 150 MB as RGB."""
-
-_STARTS_PROGRAMS = frozenset({"EPS"})  # Pillow runs Ghostscript for these; no picture from outside may start a program
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -62,40 +56,61 @@ class Framing:
         DataError
             A side is empty, or the scaled picture would have more than ``max_pixels``.
         """
+        return self.finished(self.cut(picture, max_pixels))
+
+    def cut(self, picture: "Image", max_pixels: int | None = None) -> NDArray[np.uint8]:
+        """The part of :meth:`square` that needs no PyTorch: uint8 (3, H, H), where H = S unless PyTorch scales.
+
+        Raises
+        ------
+        DataError
+            As :meth:`square`.
+        """
         short = min(picture.size)
         if short < 1:
             raise DataError("it has no pixels")
         if self.scaling == "torch":
-            block = torch.from_numpy(_laid_out(_middle(picture, short))[None].copy())
-            return np.asarray(scaled(block, self.size)[0].numpy())
+            picture = _middle(picture, short)  # of a large picture, the whole need not stay in memory
+            return _laid_out(picture)
         width, height = (side * self.shorter // short for side in picture.size)
         if max_pixels is not None and width * height > max_pixels:
-            raise DataError(f"it is too long and thin: {picture.size[0]} x {picture.size[1]}")
+            raise pixels.TooLargeError(f"it is too long and thin: {picture.size[0]} x {picture.size[1]}")
         if picture.size != (width, height):
             from PIL import Image
 
             picture = picture.resize((width, height), Image.Resampling.BILINEAR)
         return _laid_out(_middle(picture, self.size))
 
+    def finished(self, cut: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """The rest of :meth:`square`, for what :meth:`cut` returns."""
+        if self.scaling != "torch":
+            return cut
+        import torch
 
-def scaled(images: Tensor, size: int) -> Tensor:
+        block = torch.from_numpy(np.require(cut, requirements=["C", "W"])[None])
+        return np.asarray(scaled(block, self.size)[0].numpy())
+
+
+def scaled(images: "Tensor", size: int) -> "Tensor":
     """Scale square images, uint8 (n, 3, H, H), to (n, 3, S, S)."""
     if images.shape[-1] == size:
         return images
-    return torch.nn.functional.interpolate(images, (size, size), mode="bilinear", antialias=True)
+    from torch.nn.functional import interpolate
+
+    return interpolate(images, (size, size), mode="bilinear", antialias=True)
 
 
-def read_square(source: Path | bytes, framing: Framing, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
+def read_square(source: Path | bytes, framing: Framing, memory: int = pixels.PICTURE_MEMORY) -> NDArray[np.uint8]:
     """Read a picture from an untrusted source: a file, or a file's bytes.
 
     Parameters
     ----------
     source : Path or bytes
-        In any format that Pillow reads without external programs.
+        In one of the formats of :mod:`fedkace_flwr.data.pixels`.
     framing : Framing
         How the picture becomes a square.
-    max_pixels : int
-        Larger pictures are not decoded.
+    memory : int
+        Memory for decoding, in bytes; larger pictures are not decoded.
 
     Returns
     -------
@@ -108,28 +123,10 @@ def read_square(source: Path | bytes, framing: Framing, max_pixels: int = MAX_PI
         The source cannot be read, is not a picture, is damaged or too large. The message is one line and does not name
         the file.
     """
-    from PIL import Image, UnidentifiedImageError
-
-    Image.init()
-    formats = [name for name in Image.ID if name not in _STARTS_PROGRAMS]
     try:
-        file = io.BytesIO(source) if isinstance(source, bytes) else source
-        with Image.open(file, formats=formats) as found:
-            width, height = found.size
-            if width * height > max_pixels:
-                raise DataError(f"it has {width} x {height} pixels; at most {max_pixels:,} are allowed")
-            return framing.square(found.convert("RGB"), max_pixels)
-    except DataError:
-        raise
-    except Image.DecompressionBombError as fault:
-        raise DataError(f"it has too many pixels; at most {max_pixels:,} are allowed") from fault
-    except UnidentifiedImageError as fault:
-        raise DataError("it is not an image, or its format is not supported") from fault
-    except (FileNotFoundError, IsADirectoryError, PermissionError) as fault:
-        raise DataError(str(fault.strerror)) from fault
-    except Exception as fault:  # on damaged files, decoders raise anything from SyntaxError to struct.error
-        reason = " ".join(str(fault).split()) or type(fault).__name__
-        raise DataError(f"it is damaged ({reason})") from fault
+        return framing.square(pixels.rgb(source, memory), pixels.max_pixels(memory=memory))
+    except MemoryError as fault:
+        raise DataError("it needs more memory than there is") from fault
 
 
 def _middle(picture: "Image", size: int) -> "Image":

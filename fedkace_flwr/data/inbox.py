@@ -14,36 +14,52 @@ state and setting the mark, the client's state tells which.
 
 The files of the last learned round stay in ``taken/`` until the next round is on disk: a client whose newest state is
 damaged continues from the previous one, and needs them again.
+
+Whoever writes to the inbox is not trusted. Folders are held open while files are moved and read, so no link leads out
+of them, and whatever is wrong with one file, its name, its kind or its permissions, concerns that file alone.
 """
 
 import logging
-import os
 import re
-import shutil
-from collections.abc import Sequence
-from contextlib import suppress
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import numpy as np
 
 from fedkace_flwr.data import inbox_files as arrivals
-from fedkace_flwr.data.inbox_files import Arrived
+from fedkace_flwr.data.inbox_files import Arrival, Arrived
+from fedkace_flwr.data.picture_process import PictureProcess
 from fedkace_flwr.errors import DataError
-from fedkace_flwr.storage.atomic import sync_folder
+from fedkace_flwr.storage.folders import OpenFolder, make_folder
+from fedkace_flwr.storage.names import fitted, printable, token
 
 logger = logging.getLogger(__name__)
 
+_ROOMS = ("new", "taken", "done", "rejected")
 _PARTIAL, _LEARNED, _GONE = ".partial", ".learned", ".gone"
-_UNREADABLE = (PermissionError,)  # concerns a single file; other errors of the disk concern them all
-_CLAIM = re.compile(r"(?P<run>.*)-(?P<round>\d+)(?P<mark>|\.partial|\.learned|\.gone)", re.DOTALL)
+_REASON = ".reason.txt"
+_CLAIM = re.compile(r"(?P<run>[0-9A-Za-z]{1,64})-(?P<round>\d{6,18})(?P<mark>|\.partial|\.learned|\.gone)", re.ASCII)
+_NUMBERED = 10  # names alike that are numbered; more of them get random endings, which are found at once
+
+
+@dataclass(frozen=True)
+class _Rooms:
+    """The four folders, held open."""
+
+    new: OpenFolder
+    taken: OpenFolder
+    done: OpenFolder
+    rejected: OpenFolder
 
 
 @dataclass(frozen=True)
 class _Claim:
     """A folder in ``taken/``: the files of one round of one run."""
 
-    path: Path
+    name: str
     run: str
     round: int
     mark: str
@@ -55,7 +71,7 @@ class Inbox:
     Parameters
     ----------
     folder : Path
-        Holds the four folders, which are created if necessary, all on one file system.
+        Holds the four folders, all on one file system. What does not exist is created, for this user only.
     run : str
         The run that takes files. Files that another run took but did not learn are taken again.
     class_names : sequence of str
@@ -77,19 +93,20 @@ class Inbox:
         self, folder: Path, run: str, class_names: Sequence[str], image_size: int, *, bound: int, keep: bool = True
     ) -> None:
         self.folder = folder
-        self._run = run or "run"
+        self._run = token(run or "run")
         self._classes = class_names
         self._size = image_size
         self._bound = bound
         self._keep = keep
-        self._new, self._taken, self._done, self._rejected = (
-            folder / name for name in ("new", "taken", "done", "rejected")
-        )
         try:
-            for path in (self._new, self._taken, self._done, self._rejected):
-                path.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
+            with OpenFolder.at(folder) as root:
+                for name in _ROOMS:
+                    root.make(name)
         except OSError as fault:
             raise DataError(f"inbox = {folder}: cannot be used ({fault}); must be a writable folder") from fault
+        with self._open():
+            pass
 
     def take(self, number: int, learned: int) -> Arrived:
         """Take the samples of a round; repeated calls return the same ones until the round is learned.
@@ -111,146 +128,214 @@ class Inbox:
         DataError
             The folder cannot be used, for example because the disk is full.
         """
-        try:
-            self._tidy(learned)
-            claim = self._claim_of(number)
+        with self._open() as rooms:
+            self._tidy(rooms, learned)
+            claim = self._claim_of(rooms, number)
             if claim is None and number > learned:
-                claim = self._fill(number, learned)
-            return self._read(claim) if claim is not None else self._nothing()
-        except OSError as fault:
-            raise self._unusable(fault) from fault
+                claim = self._fill(rooms, number, learned)
+            return self._read(rooms, claim) if claim is not None else self._nothing()
 
     def learned(self, number: int) -> None:
         """Mark a round's files as learned, once the round's outcome is on disk."""
-        try:
-            claim = self._claim_of(number)
+        with self._open() as rooms:
+            claim = self._claim_of(rooms, number)
             if claim is not None:
-                self._mark(claim)
+                self._mark(rooms, claim)
+
+    @contextmanager
+    def _open(self) -> Iterator[_Rooms]:
+        """Hold the four folders open; explain errors of the system, here and in the block, in one line."""
+        try:
+            with ExitStack() as stack:
+                root = stack.enter_context(OpenFolder.at(self.folder))
+                rooms = _Rooms(*(stack.enter_context(root.within(name)) for name in _ROOMS))
+                if len({room.device for room in vars(rooms).values()}) > 1:
+                    raise DataError(f"inbox = {self.folder}: its four folders must be on one file system")
+                for room in (rooms.taken, rooms.done, rooms.rejected):
+                    if room.close_to_writers():
+                        logger.warning("%s: others could write there; now only its owner can", room.path)
+                yield rooms
         except OSError as fault:
-            raise self._unusable(fault) from fault
+            raise DataError(f"inbox = {self.folder}: cannot be used ({fault})") from fault
 
-    def _unusable(self, fault: OSError) -> DataError:
-        return DataError(f"inbox = {self.folder}: cannot be used ({fault})")
-
-    def _claims(self) -> list[_Claim]:
+    def _claims(self, rooms: _Rooms) -> list[_Claim]:
         found = []
-        for path in sorted(self._taken.iterdir()):
-            parts = _CLAIM.fullmatch(path.name)
-            if parts and path.is_dir():
-                found.append(_Claim(path, parts["run"], int(parts["round"]), parts["mark"]))
+        for name, is_folder in rooms.taken.entries():
+            parts = _CLAIM.fullmatch(name)
+            if parts and is_folder and parts["round"] == f"{int(parts['round']):06d}":
+                found.append(_Claim(name, parts["run"], int(parts["round"]), parts["mark"]))
         return found
 
-    def _claim_of(self, number: int) -> _Claim | None:
-        own = [claim for claim in self._claims() if (claim.run, claim.round) == (self._run, number)]
+    def _claim_of(self, rooms: _Rooms, number: int) -> _Claim | None:
+        own = [claim for claim in self._claims(rooms) if (claim.run, claim.round) == (self._run, number)]
         return next((claim for claim in own if claim.mark in ("", _LEARNED)), None)
 
-    def _tidy(self, learned: int) -> None:
+    def _tidy(self, rooms: _Rooms, learned: int) -> None:
         """Put away files that are learned and no longer needed; set the mark if a crash prevented it."""
-        for claim in self._claims():
+        for claim in self._claims(rooms):
             own = claim.run == self._run
             if claim.mark == _GONE:
-                shutil.rmtree(claim.path)
+                self._remove(rooms, claim.name)
             elif claim.mark != _PARTIAL and own and claim.round == learned:
-                self._mark(claim)
+                self._mark(rooms, claim)
             elif claim.mark != _PARTIAL and (claim.round < learned if own else claim.mark == _LEARNED):
-                self._put_away(claim)
+                self._put_away(rooms, claim)
 
-    def _mark(self, claim: _Claim) -> None:
+    def _mark(self, rooms: _Rooms, claim: _Claim) -> None:
         if not claim.mark:
-            claim.path.rename(claim.path.with_name(claim.path.name + _LEARNED))
-            sync_folder(self._taken)
+            self._clear(rooms, claim.name + _LEARNED)
+            rooms.taken.move(claim.name, rooms.taken, claim.name + _LEARNED)
+            rooms.taken.sync()
 
-    def _put_away(self, claim: _Claim) -> None:
+    def _put_away(self, rooms: _Rooms, claim: _Claim) -> None:
         name = f"{claim.run}-{claim.round:06d}"
         if self._keep:
-            claim.path.rename(_free(self._done / name))
-            sync_folder(self._done)
+            rooms.taken.move(claim.name, rooms.done, _free(rooms.done, name))
+            rooms.done.sync()
         else:
-            gone = claim.path.with_name(name + _GONE)  # a half-deleted folder must not look as if it had to be learned
-            claim.path.rename(gone)
-            sync_folder(self._taken)
-            shutil.rmtree(gone)
-        sync_folder(self._taken)
+            gone = name + _GONE  # a half-deleted folder must not look as if it had to be learned
+            if rooms.taken.has_folder(gone):
+                self._remove(rooms, gone)
+            self._clear(rooms, gone)
+            rooms.taken.move(claim.name, rooms.taken, gone)
+            rooms.taken.sync()
+            self._remove(rooms, gone)
+        rooms.taken.sync()
 
-    def _fill(self, number: int, learned: int) -> _Claim | None:
+    def _fill(self, rooms: _Rooms, number: int, learned: int) -> _Claim | None:
         """Take files for a round: first those of a round that was taken but never learned, then new ones."""
         name = f"{self._run}-{number:06d}"
-        partial = self._taken / (name + _PARTIAL)
-        partial.mkdir(exist_ok=True)
-        for claim in self._claims():
-            waits = claim.run == self._run and claim.mark != _PARTIAL and claim.round <= learned
-            if claim.path != partial and not waits:
-                self._move_all(arrivals.listing(claim.path), claim.path, partial)
-                shutil.rmtree(claim.path)
-        samples = sum(self._count(path, class_name) for path, class_name in arrivals.listing(partial))
-        chosen = []
-        for path, class_name in arrivals.listing(self._new):
-            expected = self._count(path, class_name)
-            if samples + expected > self._bound:
-                break
-            chosen += [(path, class_name)] if expected else []
-            samples += expected
-        self._move_all(chosen, self._new, partial)
+        for taken in (name, name + _PARTIAL):
+            self._clear(rooms, taken)
+        rooms.taken.make(name + _PARTIAL)
+        with rooms.taken.within(name + _PARTIAL) as partial:
+            for claim in self._claims(rooms):
+                waits = claim.run == self._run and claim.mark != _PARTIAL and claim.round <= learned
+                if claim.name != name + _PARTIAL and not waits:
+                    with rooms.taken.within(claim.name) as source:
+                        moved = [self._move(rooms, each, partial) for each in arrivals.listing(source)]
+                        _sync(source, partial)
+                    if all(moved):
+                        self._remove(rooms, claim.name)
+            samples = sum(self._count(rooms, each) for each in arrivals.listing(partial))
+            for each in arrivals.listing(rooms.new):
+                expected = self._count(rooms, each)
+                if samples + expected > self._bound:
+                    break
+                if expected and self._move(rooms, each, partial):
+                    samples += expected
+            _sync(rooms.new, partial)
         if not samples:
-            shutil.rmtree(partial)
+            self._remove(rooms, name + _PARTIAL)
             return None
-        partial.rename(self._taken / name)
-        sync_folder(self._taken)
-        return _Claim(self._taken / name, self._run, number, "")
+        rooms.taken.move(name + _PARTIAL, rooms.taken, name)
+        rooms.taken.sync()
+        return _Claim(name, self._run, number, "")
 
-    def _read(self, claim: _Claim) -> Arrived:
-        images, labels = self._nothing()
-        parts = [(images, labels)]
-        for path, class_name in arrivals.listing(claim.path):
-            try:
-                parts.append(arrivals.read(path, class_name, self._classes, self._size))
-            except (DataError, *_UNREADABLE) as fault:
-                self._reject(path, fault)
+    def _read(self, rooms: _Rooms, claim: _Claim) -> Arrived:
+        parts, samples = [self._nothing()], 0
+        with rooms.taken.within(claim.name) as folder, PictureProcess() as decoder:
+            for each in arrivals.listing(folder):
+                try:
+                    images, labels = arrivals.read(each, self._classes, self._size, decoder.square)
+                    self._check_bound(each, len(labels))
+                except (DataError, OSError) as fault:
+                    self._reject(rooms, each, fault)
+                    continue
+                if samples + len(labels) > self._bound:  # it holds more than when it was taken: as if it came now
+                    self._move(rooms, each, rooms.new)
+                    continue
+                samples += len(labels)
+                parts.append((images, labels))
         images, labels = (np.concatenate(column) for column in zip(*parts, strict=True))
         return images, labels
 
     def _nothing(self) -> Arrived:
         return np.empty((0, 3, self._size, self._size), dtype=np.uint8), np.empty(0, dtype=np.int64)
 
-    def _count(self, path: Path, class_name: str | None) -> int:
+    def _count(self, rooms: _Rooms, arrival: Arrival) -> int:
         """Number of samples in a file; a file that cannot be used is rejected and counts as 0."""
         try:
-            if not path.is_file() or path.is_symlink():
-                raise DataError(f"{path.name}: must be a plain file")
-            samples = arrivals.count(path, class_name)
-            if samples > self._bound:
-                raise DataError(f"{path.name}: holds {samples} samples; must be at most inbox-bound = {self._bound}")
-            return samples
-        except FileNotFoundError:  # its producer has removed it
+            samples = arrivals.count(arrival)
+            self._check_bound(arrival, samples)
+        except (DataError, OSError) as fault:
+            self._reject(rooms, arrival, fault)
             return 0
-        except (DataError, *_UNREADABLE) as fault:
-            self._reject(path, fault)
-            return 0
+        return samples
 
-    def _reject(self, path: Path, fault: Exception) -> None:
-        target, reason = _free(self._rejected / path.name), str(fault)
-        target.with_name(f"{target.name}.reason.txt").write_bytes(f"{reason}\n".encode(errors="backslashreplace"))
-        path.rename(target)
-        sync_folder(self._rejected)
-        logger.warning("%s was rejected: %s", target, reason)
+    def _check_bound(self, arrival: Arrival, samples: int) -> None:
+        if samples > self._bound:
+            name = printable(arrival.name)
+            raise DataError(f"{name}: holds {samples} samples; must be at most inbox-bound = {self._bound}")
 
-    def _move_all(self, files: Sequence[tuple[Path, str | None]], source: Path, target: Path) -> None:
-        """Move files to another folder, keeping their class folders; the change is on disk when this returns."""
-        touched = {source, target}
-        for path, _ in files:
-            place = target / path.relative_to(source)
-            place.parent.mkdir(exist_ok=True)
-            touched |= {path.parent, place.parent}
-            with suppress(FileNotFoundError):  # its producer has removed it
-                path.rename(_free(place))
-        for folder in touched:
-            sync_folder(folder)
+    def _move(self, rooms: _Rooms, arrival: Arrival, target: OpenFolder) -> bool:
+        """Move a file to another folder, into the folder of its class; whether it is there now."""
+        try:
+            if arrival.class_name is None:
+                arrival.folder.move(arrival.name, target, _free(target, arrival.name))
+            else:
+                target.make(arrival.class_name)
+                with target.within(arrival.class_name) as place:
+                    arrival.folder.move(arrival.name, place, _free(place, arrival.name))
+        except OSError as fault:
+            self._reject(rooms, arrival, fault)
+            return False
+        return True
+
+    def _clear(self, rooms: _Rooms, name: str) -> None:
+        """Reject what is at the place of a folder of ours and is no folder."""
+        if rooms.taken.has(name) and not rooms.taken.has_folder(name):
+            arrival = Arrival(rooms.taken, name, None)
+            self._reject(rooms, arrival, DataError(f"{name}: is in the way of a round's folder"))
+
+    def _reject(self, rooms: _Rooms, arrival: Arrival, fault: DataError | OSError) -> None:
+        """Move a file to ``rejected/`` with the reason, or leave it alone if it cannot be moved."""
+        if isinstance(fault, FileNotFoundError):  # its producer has removed it
+            return
+        if isinstance(fault, OSError) and arrivals.concerns_all(fault):
+            raise fault
+        target, reason = _free(rooms.rejected, arrival.name, ending=_REASON), printable(str(fault))
+        rooms.rejected.create(target + _REASON, f"{reason}\n".encode())
+        try:
+            arrival.folder.move(arrival.name, rooms.rejected, target)
+        except OSError as stuck:
+            rooms.rejected.remove(target + _REASON)
+            if arrivals.concerns_all(stuck):
+                raise
+            if not isinstance(stuck, FileNotFoundError):
+                place = printable(str(arrival.folder.path / arrival.name))
+                logger.warning("%s cannot be used (%s), nor moved away (%s); it is left there", place, reason, stuck)
+            return
+        rooms.rejected.sync()
+        logger.warning("%s was rejected: %s", printable(str(rooms.rejected.path / target)), reason)
+
+    def _remove(self, rooms: _Rooms, name: str) -> None:
+        try:
+            rooms.taken.remove_tree(name)
+        except OSError as fault:
+            if arrivals.concerns_all(fault):
+                raise
+            logger.warning("%s cannot be removed (%s); it is left there", rooms.taken.path / name, fault)
 
 
-def _free(path: Path) -> Path:
-    """The path, or a numbered variant of it that does not exist yet."""
-    number, free = 1, path
-    while os.path.lexists(free):
-        free = path.with_name(f"{path.stem}~{number}{path.suffix}")
+def _sync(*folders: OpenFolder) -> None:
+    """Synchronise folders and the folders in them."""
+    for folder in folders:
+        for name, is_folder in folder.entries():
+            if is_folder:
+                with suppress(PermissionError, FileNotFoundError, NotADirectoryError), folder.within(name) as inner:
+                    inner.sync()
+        folder.sync()
+
+
+def _free(folder: OpenFolder, name: str, ending: str = "") -> str:
+    """The name, or one like it, that is not in the folder, neither as it is nor with an ending; it fits with that."""
+    most = folder.longest - len(ending)
+    stem, suffix = PurePath(name).stem, PurePath(name).suffix
+    number = 0
+    while True:
+        mark = f"~{number if number < _NUMBERED else secrets.token_hex(4)}" if number else ""
+        free = fitted(f"{stem}{mark}{suffix}", most)
+        if not folder.has(free) and not folder.has(free + ending):
+            return free
         number += 1
-    return free

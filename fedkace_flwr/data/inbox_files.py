@@ -1,76 +1,123 @@
 """Reading labelled images that other programs have written: an ``.npz``, or a picture in the folder of its class.
 
-No file is trusted: sizes are checked before memory is allocated, and every fault is raised as a
-:class:`~fedkace_flwr.errors.DataError` that says what would be right.
+No file is trusted. A file is opened once, without following a link and without waiting; what is checked is what was
+opened, and all reading is from there, so it does not matter what takes the name's place meanwhile. Sizes are checked
+before memory is allocated, and every fault is raised as a :class:`~fedkace_flwr.errors.DataError` that says what would
+be right.
 """
 
+import errno
 import io
+import os
 import zipfile
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkace_flwr.data.images import Framing, read_square
-from fedkace_flwr.data.readers import PICTURES
+from fedkace_flwr.data.images import Framing
+from fedkace_flwr.data.pixels import MAX_FILE, SUFFIXES
 from fedkace_flwr.errors import DataError
 from fedkace_flwr.npy import HeaderError, read_header
+from fedkace_flwr.storage.files import IrregularFileError, LargeFileError, open_regular, read_open
+from fedkace_flwr.storage.folders import OpenFolder
+from fedkace_flwr.storage.names import printable
 
 LARGEST_FILE = 2**28
-"""Largest size of the arrays of one file, unpacked, in bytes."""
+"""Largest size of a file, and of the arrays of one, unpacked; bytes."""
 
 _UNFINISHED = (".part", ".partial", ".tmp")
 _ARCHIVE = ".npz"
 _IMAGES, _LABELS = "images", "labels"
-_WANTED = f"an .npz with {_IMAGES} and {_LABELS}, or a picture ({', '.join(PICTURES)}) in the folder of its class"
+_WANTED = f"an .npz with {_IMAGES} and {_LABELS}, or a picture ({', '.join(SUFFIXES)}) in the folder of its class"
+
+_IRREGULAR = (errno.ELOOP, errno.ENXIO, errno.ENODEV)  # a link, a socket, a device that is not there
+_ENTRY = b"PK\1\2"  # what each entry in an archive's directory begins with
+_MOST_ENTRIES = 1000  # by chance, far fewer are in 256 MiB
+_NOT_ONE_FILES = frozenset(
+    {errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EROFS, errno.ESTALE}
+)
 
 Arrived = tuple[NDArray[np.uint8], NDArray[np.int64]]
 """Images, uint8 (n, 3, S, S), and labels, int64 (n,)."""
 
-
-def listing(folder: Path) -> list[tuple[Path, str | None]]:
-    """The finished files in a folder, and in its class folders with the name of the class; sorted by name."""
-    found: list[tuple[Path, str | None]] = []
-    for path in _finished(folder):
-        if path.is_dir() and not path.is_symlink():
-            found += [(each, path.name) for each in _finished(path)]
-        else:
-            found.append((path, None))
-    return found
+Square = Callable[[bytes, Framing], NDArray[np.uint8]]
+"""Decodes a picture's bytes to uint8 (3, S, S); raises DataError if they are none."""
 
 
-def _finished(folder: Path) -> list[Path]:
-    paths = sorted(folder.iterdir(), key=lambda path: path.name)
-    return [path for path in paths if not path.name.startswith(".") and not path.name.endswith(_UNFINISHED)]
+@dataclass(frozen=True)
+class Arrival:
+    """A file that has arrived.
 
-
-def count(path: Path, class_name: str | None) -> int:
-    """How many samples a file claims to hold; of an archive, only array headers are read.
-
-    Parameters
+    Attributes
     ----------
-    path : Path
-        The file.
+    folder : OpenFolder
+        What holds it; open while the listing that named it goes on.
+    name : str
+        Its name there.
     class_name : str or None
-        The class folder that holds the file, if any.
+        The class folder that holds it, if any.
+    """
+
+    folder: OpenFolder
+    name: str
+    class_name: str | None
+
+
+def listing(folder: OpenFolder) -> Iterator[Arrival]:
+    """The finished files in a folder, and in its class folders with the name of the class; sorted by name.
+
+    What is neither file nor folder is listed as if it were a file, and so is a folder that cannot be opened.
+    """
+    for name, is_folder in _finished(folder):
+        try:
+            inner = folder.within(name) if is_folder else None
+        except OSError as fault:
+            if concerns_all(fault):
+                raise
+            inner = None
+        if inner is None:
+            yield Arrival(folder, name, None)
+            continue
+        with inner:
+            for each, _ in _finished(inner):
+                yield Arrival(inner, each, name)
+
+
+def concerns_all(fault: OSError) -> bool:
+    """Whether an error of the system is about the disk or this process, and not about a single file."""
+    return fault.errno in _NOT_ONE_FILES
+
+
+def _finished(folder: OpenFolder) -> list[tuple[str, bool]]:
+    return [
+        (name, kind) for name, kind in folder.entries() if not name.startswith(".") and not name.endswith(_UNFINISHED)
+    ]
+
+
+def count(arrival: Arrival) -> int:
+    """How many samples a file claims to hold; of an archive, only array headers are parsed.
 
     Raises
     ------
     DataError
         The file is of another kind, or its header is damaged.
+    OSError
+        It cannot be opened or read.
     """
-    if class_name is not None:
-        _check_kind(path, PICTURES)
+    if arrival.class_name is not None:
+        _check_kind(arrival, SUFFIXES)
+        os.close(_opened(arrival))
         return 1
-    _check_kind(path, (_ARCHIVE,))
-    content = _content(path)
-    with _faults_of(path), zipfile.ZipFile(content) as archive:
+    _check_kind(arrival, (_ARCHIVE,))
+    content = _content(arrival)
+    with _faults_of(arrival), _archive(content) as archive:
         return _rows(_shape(archive, _LABELS))
 
 
-def read(path: Path, class_name: str | None, class_names: Sequence[str], image_size: int) -> Arrived:
+def read(arrival: Arrival, class_names: Sequence[str], image_size: int, square: Square) -> Arrived:
     """Read a whole file.
 
     An archive holds ``images``, uint8 of shape (n, S, S, 3), (n, 3, S, S) or, for greyscale, (n, S, S), and
@@ -79,28 +126,35 @@ def read(path: Path, class_name: str | None, class_names: Sequence[str], image_s
 
     Parameters
     ----------
-    path : Path
+    arrival : Arrival
         The file.
-    class_name : str or None
-        The class folder that holds the file, if any.
     class_names : sequence of str
         The agreed classes, in the order of their labels.
     image_size : int
         Height and width S that images must have.
+    square : callable
+        Decodes pictures.
 
     Raises
     ------
     DataError
         The file is damaged or too large, or an image or a label differs from what was agreed.
+    OSError
+        It cannot be opened or read.
     """
-    if class_name is not None:
-        label = _label_of(class_name, class_names)
-        _check_kind(path, PICTURES)
-        with _faults_of(path):
-            return read_square(path, Framing.of_files(image_size))[None], np.array([label], dtype=np.int64)
-    _check_kind(path, (_ARCHIVE,))
-    content = _content(path)
-    with _faults_of(path), zipfile.ZipFile(content) as archive:
+    if arrival.class_name is not None:
+        with _faults_of(arrival):
+            label = _label_of(arrival.class_name, class_names)
+        _check_kind(arrival, SUFFIXES)
+        content = _content(arrival, MAX_FILE)
+        try:
+            picture = square(content, Framing.of_files(image_size))
+        except DataError as fault:  # and no other: an OSError is about the decoder, not about this file
+            raise DataError(f"{printable(arrival.name)}: {fault}") from fault
+        return picture[None], np.array([label], dtype=np.int64)
+    _check_kind(arrival, (_ARCHIVE,))
+    content = _content(arrival)
+    with _faults_of(arrival), _archive(content) as archive:
         size = sum(member.file_size for member in archive.infolist())
         if size > LARGEST_FILE:
             raise DataError(f"holds {size} bytes unpacked; must be at most {LARGEST_FILE}")
@@ -109,10 +163,10 @@ def read(path: Path, class_name: str | None, class_names: Sequence[str], image_s
 
 
 class _faults_of:
-    """Turn any error that a parser raises about a file's content into a one-line DataError."""
+    """Turn any error that a parser raises about a file's content into a one-line DataError that names the file."""
 
-    def __init__(self, path: Path) -> None:
-        self._name = path.name
+    def __init__(self, arrival: Arrival) -> None:
+        self._name = printable(arrival.name)
 
     def __enter__(self) -> None:
         return None
@@ -121,26 +175,53 @@ class _faults_of:
         if isinstance(fault, DataError):
             raise DataError(f"{self._name}: {fault}") from fault
         if isinstance(fault, Exception):
-            text = " ".join(str(fault).split()) or type(fault).__name__
+            text = printable(" ".join(str(fault).split())) or type(fault).__name__
             raise DataError(f"{self._name}: damaged, or not {_WANTED} ({text[:200]})") from fault
 
 
-def _content(path: Path) -> io.BytesIO:
+def _opened(arrival: Arrival) -> int:
+    """A descriptor of the file itself, to be closed by the caller."""
+    try:
+        return open_regular(arrival.name, at=arrival.folder.descriptor, follow=False)
+    except IrregularFileError as fault:
+        raise _not_plain(arrival) from fault
+    except OSError as fault:
+        if fault.errno in _IRREGULAR:
+            raise _not_plain(arrival) from fault
+        raise
+
+
+def _content(arrival: Arrival, most: int = LARGEST_FILE) -> bytes:
     """A file's bytes. Errors of the disk are raised here; later errors are about the content."""
-    size = path.stat().st_size
-    if size > LARGEST_FILE:
-        raise DataError(f"{path.name}: has {size} bytes; must be at most {LARGEST_FILE}")
-    return io.BytesIO(path.read_bytes())
+    descriptor = _opened(arrival)
+    try:
+        return read_open(descriptor, most)
+    except LargeFileError as fault:
+        raise DataError(f"{printable(arrival.name)}: is too large: {fault.strerror}") from fault
+    finally:
+        os.close(descriptor)
 
 
-def _check_kind(path: Path, suffixes: tuple[str, ...]) -> None:
-    if not path.name.lower().endswith(suffixes):
-        raise DataError(f"{path.name}: must be {_WANTED}")
+def _archive(content: bytes) -> zipfile.ZipFile:
+    # Python makes an object for each entry, of many times its size, before any can be looked at.
+    entries = content.count(_ENTRY)
+    if entries > _MOST_ENTRIES:
+        raise DataError(f"holds {entries} parts; must be {_WANTED}")
+    return zipfile.ZipFile(io.BytesIO(content))
+
+
+def _not_plain(arrival: Arrival) -> DataError:
+    return DataError(f"{printable(arrival.name)}: must be a plain file, and no link, pipe or folder")
+
+
+def _check_kind(arrival: Arrival, suffixes: tuple[str, ...]) -> None:
+    if not arrival.name.lower().endswith(suffixes):
+        raise DataError(f"{printable(arrival.name)}: must be {_WANTED}")
 
 
 def _label_of(class_name: str, class_names: Sequence[str]) -> int:
     if class_name not in class_names:
-        raise DataError(f"class {class_name!r} is not one of the {len(class_names)} agreed classes")
+        raise DataError(f"class {class_name!r:.100} is not one of the {len(class_names)} agreed classes")
     return class_names.index(class_name)
 
 
@@ -157,6 +238,8 @@ def _shape(archive: zipfile.ZipFile, name: str) -> tuple[int, ...]:
         facts = archive.getinfo(f"{name}.npy")
     except KeyError as fault:
         raise DataError(f"holds no array {name!r}; must be {_WANTED}") from fault
+    if facts.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise DataError(f"{name} is compressed in a way that NumPy does not write")
     with archive.open(facts) as member:
         try:
             header = read_header(member)

@@ -1,13 +1,15 @@
 """The models that a client predicts with, in self-contained files: configuration and data set are not needed.
 
-A client's folder holds ``models-<round>.npz`` for its last two evaluated rounds, written by
-:mod:`fedkace_flwr.storage.atomic`. Other processes read them while the client continues: a file is either complete or
-absent, a new one is in place before an old one is removed, and readers use the newest readable one and change nothing.
+A client's state folder, or a folder that a group may read, holds ``models-<round>.npz`` for its last two evaluated
+rounds, written by :mod:`fedkace_flwr.storage.atomic`. Other processes read them while the client continues: a file is
+either complete or absent, a new one is in place before an old one is removed, and readers use the newest readable one
+and change nothing.
 
 Shapes: n images, S their height and width, C classes.
 """
 
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,8 @@ from fedkace_flwr.data.images import Framing
 from fedkace_flwr.errors import ConfigError, StateError
 from fedkace_flwr.metrics import combined_scores
 from fedkace_flwr.storage import atomic as durable
+from fedkace_flwr.storage import encryption
+from fedkace_flwr.storage.files import remove_partials
 from fedkace_flwr.storage.npz import Array
 from fedkace_flwr.training.loop import Preprocess, predict
 from fedkace_flwr.training.model import ResNet18, load_weights, resnet18
@@ -172,13 +176,45 @@ class KeptModels:
         return kept
 
 
-def write(folder: Path, kept: KeptModels) -> None:
-    """Write a generation, then remove later ones and all but the newest older one."""
-    durable.write(_path(folder, kept.round), *kept.to_record())
+def write(folder: Path, kept: KeptModels, group: int | None = None) -> None:
+    """Write a generation, then remove later ones and all but the newest older one.
+
+    Parameters
+    ----------
+    folder : Path
+        Made if necessary.
+    kept : KeptModels
+        The generation.
+    group : int, optional
+        Number of a group that may read folder and file. They are then encrypted with the key of models, if there is
+        one.
+
+    Raises
+    ------
+    StateError
+        The folder cannot be given to the group.
+    """
+    if group is not None:
+        _open_to(group, folder)
+        remove_partials(folder, f"{_KIND}-")  # in the state folder, the store does so
+    secret = None if group is None else encryption.key_of_models()
+    durable.write(_path(folder, kept.round), *kept.to_record(), group=group, secret=secret)
     numbers = durable.numbered(folder, _KIND)
     stay = [number for number in numbers if number <= kept.round][:_GENERATIONS]
     for number in set(numbers) - set(stay):
         _path(folder, number).unlink(missing_ok=True)
+
+
+def _open_to(group: int, folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.chown(folder, -1, group)
+        folder.chmod(0o750)
+    except OSError as error:
+        raise StateError(
+            f"{folder}: cannot be opened to group {group}, that of models-dir ({error.strerror or error}); must belong "
+            "to the SuperNode's user, who must be in the group"
+        ) from error
 
 
 def listing(folder: Path) -> tuple[tuple[int, int, int, int], ...]:
@@ -191,6 +227,19 @@ def listing(folder: Path) -> tuple[tuple[int, int, int, int], ...]:
             continue
         found.append((number, facts.st_ino, facts.st_mtime_ns, facts.st_size))
     return tuple(found)
+
+
+def check(folder: Path) -> None:
+    """Raise :class:`StateError` unless this user may read the folder."""
+    try:
+        os.scandir(folder).close()
+    except PermissionError as error:
+        raise StateError(
+            f"{folder}: this user may not read it; must be a folder in the SuperNode's models-dir, or be read by the "
+            "SuperNode's user"
+        ) from error
+    except OSError as error:
+        raise StateError(f"{folder}: there is no such folder; must be the state folder of a client") from error
 
 
 class Predictor:
@@ -278,8 +327,7 @@ def load_newest(folder: Path) -> Predictor:
     StateError
         The folder does not exist, or holds no model yet, or none that is readable.
     """
-    if not folder.is_dir():
-        raise StateError(f"{folder}: there is no such folder; must be the state folder of a client")
+    check(folder)
     faults: dict[Path, str] = {}
     for _ in range(_ATTEMPTS):  # a listed file may be gone before it is read; then there is a newer one
         vanished = False

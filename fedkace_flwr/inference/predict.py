@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from fedkace_flwr.data.images import read_square
-from fedkace_flwr.errors import DataError, FedkaceError, StateError
-from fedkace_flwr.inference.kept_models import Predictor, load_newest
+from fedkace_flwr.errors import DataError, FedkaceError
+from fedkace_flwr.inference.kept_models import Predictor, check, load_newest
 
 _FAILED = 2
 
@@ -61,13 +61,14 @@ def _answer(predictor: Predictor, path: Path, top: int) -> dict[str, Any]:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    if not options.state.is_dir():
-        raise StateError(f"{options.state}: there is no such folder; must be the state folder of a client")
+    check(options.state)
     try:
-        from fedkace_flwr.inference.service import serve
+        from fedkace_flwr.inference.access import Access, own_names
+        from fedkace_flwr.inference.server import Address, serve
     except ImportError as error:
         return _failed(f"{error}: the service needs the extra serve: pip install 'fedkace-flwr[serve]'")
-    return serve(options.state, options.host, options.port)
+    access = Access.of([*options.allow_host, *own_names(options.host)], options.token_file)
+    return serve(options.state, Address(options.host, options.port, options.socket), access)
 
 
 def _failed(message: str) -> int:
@@ -91,6 +92,15 @@ def _serving_options(arguments: Sequence[str]) -> argparse.Namespace:
     _add_common(parser)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
     parser.add_argument("--port", type=_port, default=8080, help="port to listen on; 0 picks one (default 8080)")
+    parser.add_argument("--socket", type=Path, metavar="PATH", help="Unix socket to listen on, in place of an address")
+    parser.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="host name under which the service is known, besides localhost and its address; may be repeated",
+    )
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help="file with a token that requests must bear")
     return parser.parse_args(arguments)
 
 

@@ -1,10 +1,15 @@
 """The plot of a run: accuracy over rounds, switch rounds, and chance."""
 
+import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedkace_flwr.storage.files import write_bytes
+from fedkace_flwr.storage.names import printable
+
+_LONGEST = 200
 _INK, _ACCENT, _MUTED = "#1b3a57", "#d1495b", "#8a8f98"
 
 
@@ -49,14 +54,24 @@ def draw_accuracy(rounds: Sequence[Mapping[str, Any]], path: Path, *, title: str
     )
     _mark_switches(axes, rounds)
 
-    axes.set(xlabel="round", ylabel="accuracy on all classes met", ylim=(0, 1.02), title=title)
+    axes.set(xlabel="round", ylabel="accuracy on all classes met", ylim=(0, 1.02), title=in_plot(title))
     axes.title.set_fontsize(10)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="best", fontsize=8, framealpha=0.9)
-    figure.savefig(path, dpi=130)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=130)
+    write_bytes(path, picture.getbuffer())
+
+
+def in_plot(text: str) -> str:
+    """The text as Matplotlib draws it letter by letter, cut where no plot has room for more."""
+    text = printable(text)
+    text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    # A label that begins with an underscore is left out of legends, and what is between dollar signs is a formula.
+    return (f" {text}" if text.startswith("_") else text).replace("$", r"\$")
 
 
 def _mark_switches(axes: Any, rounds: Sequence[Mapping[str, Any]]) -> None:

@@ -6,7 +6,6 @@ by every run that needs it.
 
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +15,7 @@ from fedkace_flwr.config import Config
 from fedkace_flwr.data.datasets import cache_dir
 from fedkace_flwr.keys import kebab, keys_of
 from fedkace_flwr.sections import DataConfig, ModelConfig, StreamConfig, TrainingConfig
+from fedkace_flwr.storage.files import read_text, write_text
 
 _VERSION = 1
 
@@ -39,9 +39,7 @@ def cached_accuracy(config: Config, client: int, round_number: int, compute: Cal
         return known
     value = compute()
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".{os.getpid()}.partial")
-    partial.write_text(json.dumps({"accuracy": value}), encoding="utf-8")
-    partial.replace(path)
+    write_text(path, json.dumps({"accuracy": value}))
     return value
 
 
@@ -78,6 +76,6 @@ def fingerprint(config: Config) -> str:
 
 def _read(path: Path) -> float | None:
     try:
-        return float(json.loads(path.read_text(encoding="utf-8"))["accuracy"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return float(json.loads(read_text(path))["accuracy"])
+    except (OSError, RecursionError, ValueError, KeyError, TypeError):
         return None  # missing or damaged: compute it again

@@ -6,7 +6,6 @@ writes to the folder holds ``.lock``. With ``tensorboard = true``, rounds are al
 """
 
 import json
-import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,8 +20,9 @@ from fedkace_flwr.results.plot import draw_accuracy
 from fedkace_flwr.results.record import accuracy_so_far, environment, summarise, title
 from fedkace_flwr.results.tensorboard import RoundEvents
 from fedkace_flwr.storage import encryption as sealing
-from fedkace_flwr.storage.atomic import sync_folder
+from fedkace_flwr.storage import files
 from fedkace_flwr.storage.checkpoint import Checkpoint, Checkpoints
+from fedkace_flwr.storage.folders import make_folder
 
 SCHEMA = 1
 _LOCK_SECONDS = 10
@@ -34,7 +34,7 @@ class RunFolder:
     Parameters
     ----------
     path : Path
-        The folder; created if it does not exist.
+        The folder; created if it does not exist, for this user only: it may hold the clients' states.
     resume : bool
         Whether the folder may already hold rounds.
 
@@ -43,7 +43,7 @@ class RunFolder:
     RunError
         The folder cannot be written, is being written by another process, or already holds rounds.
     ConfigError
-        The environment variable for the checkpoints' encryption key does not hold a valid key.
+        An environment variable for the checkpoints' encryption has a wrong value: the key is not a key, for example.
     """
 
     def __init__(self, path: Path, *, resume: bool = False) -> None:
@@ -52,6 +52,8 @@ class RunFolder:
         self._rounds: list[dict[str, Any]] = []
         self._events: RoundEvents | None = None
         sealing.key()
+        sealing.key(variable=sealing.FORMER)
+        sealing.migrating()
         self.check(path)
         self._lock = FileLock(path / ".lock")
         try:
@@ -60,6 +62,8 @@ class RunFolder:
             raise RunError(
                 f"run-name = {path.name!r}: another process is writing to {path}; wait until it ends"
             ) from None
+        except OSError as error:
+            raise RunError(f"results-dir: {path / '.lock'} cannot be locked ({error.strerror}); remove it") from error
         if (path / "rounds.jsonl").exists() and not resume:
             self.close()
             raise RunError(
@@ -69,7 +73,7 @@ class RunFolder:
 
     @staticmethod
     def check(path: Path) -> None:
-        """Create a folder and check that it is writable.
+        """Create a folder, for this user only, and check that it is writable.
 
         Raises
         ------
@@ -77,7 +81,7 @@ class RunFolder:
             It is not.
         """
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            make_folder(path)
             with tempfile.TemporaryFile(dir=path):
                 pass
         except OSError as error:
@@ -99,6 +103,7 @@ class RunFolder:
             Events are enabled, but the package tensorboard is not installed.
         """
         self._open_events(config)
+        files.remove_partials(self.path)
         self._write("environment.json", {"schema": SCHEMA, **environment(device)})
         self._write("config.json", config.flat())
 
@@ -120,12 +125,12 @@ class RunFolder:
         checkpoint = self.checkpoints.newest()
         done = checkpoint.round if checkpoint else 0
         rounds = self.path / "rounds.jsonl"
-        lines = rounds.read_text(encoding="utf-8").splitlines(keepends=True) if rounds.exists() else []
+        lines = _read(rounds, files.LARGEST_LOG).splitlines(keepends=True) if rounds.exists() else []
         if checkpoint is None and len(lines) > 1:
             raise RunError(f"{self.path} holds {len(lines)} rounds and no checkpoint; move it away and start anew")
         self._rounds = [_line(rounds, number, lines) for number in range(1, done + 1)]
         if len(lines) > done:
-            self._write_text("rounds.jsonl", "".join(lines[:done]))
+            files.write_text(rounds, "".join(lines[:done]))
         if checkpoint is not None:
             self._open_events(config)
         return checkpoint
@@ -143,10 +148,7 @@ class RunFolder:
             # Events come before the record: if the process ends here, a resumed run repeats the round and purges them.
             self._events.add(record, accuracy_so_far(self._rounds))
         try:
-            with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record, allow_nan=False) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
+            files.append_text(self.path / "rounds.jsonl", json.dumps(record, allow_nan=False) + "\n")
         except OSError as error:
             raise self._full(error) from error
 
@@ -211,16 +213,7 @@ class RunFolder:
         )
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
-        self._write_text(name, json.dumps(content, indent=2, allow_nan=False) + "\n")
-
-    def _write_text(self, name: str, text: str) -> None:
-        partial = self.path / f"{name}.partial"
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(self.path / name)
-        sync_folder(self.path)
+        files.write_text(self.path / name, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -232,12 +225,19 @@ def read_json(path: Path) -> dict[str, Any]:
         The file is missing or damaged.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        content = json.loads(_read(path, files.LARGEST_TEXT))
+    except (RecursionError, ValueError) as error:
         raise RunError(f"{path} cannot be read ({error}); move its folder away and start anew") from error
     if not isinstance(content, dict):
         raise RunError(f"{path} holds no JSON object; move its folder away and start anew")
     return content
+
+
+def _read(path: Path, most: int) -> str:
+    try:
+        return files.read_text(path, most)
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} cannot be read ({error}); move its folder away and start anew") from error
 
 
 def differences(before: Mapping[str, Any], config: Config) -> list[str]:

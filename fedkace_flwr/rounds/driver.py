@@ -343,10 +343,9 @@ class RoundDriver(Strategy):
         if phase == TRAINING:
             report.sat_out = [reply.client for reply in valid if reply.sat_out]
         if len(valid) < self._quorum.share * self._clients:
-            reasons = "; ".join(f"client {f['client']}: {f['reason']}" for f in report.failures[:3])
             raise BelowQuorumError(
                 f"round {report.number}, {phase}: {len(valid)} of {self._clients} clients gave a valid reply, "
-                f"quorum = {self._quorum.share:g} needs more; {reasons}",
+                f"quorum = {self._quorum.share:g} needs more; {report.reasons()}",
                 phase,
                 valid,
             )

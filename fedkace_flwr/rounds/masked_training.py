@@ -70,7 +70,8 @@ class MaskedTraining:
         try:
             return mean_update(number, questions, [before[name].shape for name in names], limit, self)
         except MaskedSumError as error:
-            text = f"round {number}, {TRAINING}: secure aggregation: {error}"
+            reasons = self._messenger.report.reasons()
+            text = f"round {number}, {TRAINING}: secure aggregation: {error}{'; ' if reasons else ''}{reasons}"
             raise BelowQuorumError(text, TRAINING, self.valid) from error
 
     @property

@@ -56,6 +56,10 @@ class RoundReport:
     own: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
 
+    def reasons(self) -> str:
+        """Return the first failures on one line; empty if there are none."""
+        return "; ".join(f"client {failure['client']}: {failure['reason']}" for failure in self.failures[:3])
+
     def unusual(self) -> dict[str, Any]:
         """Fields that appear in the record only when they are not empty."""
         fields = {"sat_out": self.sat_out, "below_quorum": self.below_quorum, "repeated": self.repeated}

@@ -2,28 +2,29 @@
 
 A file is a SHA-256 of the rest, followed by an archive in NumPy's format without pickled content; or, if the
 environment holds a key, the archive encrypted (:mod:`fedkace_flwr.storage.encryption`). Files are readable by their
-owner only. :func:`write_text` and :func:`write_bytes` replace any other file in the same way.
+owner only, unless a group is named, and have at most so many bytes as one process can be expected to hold.
 """
 
 import contextlib
-import functools
 import hashlib
 import io
 import json
-import logging
 import os
-import stat
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedkace_flwr.errors import StateError, UnreadableStateError
+from fedkace_flwr.errors import ConfigError, StateError, UnreadableStateError
 from fedkace_flwr.storage import encryption, npz
+from fedkace_flwr.storage.files import IrregularFileError, LargeFileError, open_regular, read_bytes, write_bytes
+from fedkace_flwr.storage.folders import make_folder, sync_folder
 from fedkace_flwr.storage.npz import Array
+from fedkace_flwr.storage.places import place_of
 
-logger = logging.getLogger(__name__)
+LIMIT = "FEDKACE_STATE_LIMIT"
+"""The environment variable for the most MiB of a stored file."""
 
 VERSION = 1
 """Version of files of which nothing else is said."""
@@ -32,9 +33,46 @@ Migrate = Callable[[dict[str, Array], dict[str, Any], int], tuple[dict[str, Arra
 """Map arrays, record and version of an older file to what the present version would hold."""
 
 _DIGEST_BYTES = 32
+_MIB = 2**20
+_USUAL_LIMIT = 2**30
 
 
-def write(path: Path, arrays: Mapping[str, Array], record: Mapping[str, Any], *, version: int = VERSION) -> None:
+class Stored(NamedTuple):
+    """The content of a file."""
+
+    arrays: dict[str, Array]
+    record: dict[str, Any]
+    stamp: bytes | None
+    """The stamp of its write; None in plain files, and in sealed ones of version 1."""
+
+
+def limit(environment: Mapping[str, str] = os.environ) -> int:
+    """Most bytes of a stored file: 1 GiB, unless the environment says otherwise.
+
+    Raises
+    ------
+    ConfigError
+        The variable does not hold a positive number.
+    """
+    text = environment.get(LIMIT, "").strip()
+    if not text:
+        return _USUAL_LIMIT
+    if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text)):
+        raise ConfigError(f"{LIMIT} = {text!r:.40}: must be a whole number of MiB, at least 1, for example 4096")
+    return int(text) * _MIB
+
+
+def write(
+    path: Path,
+    arrays: Mapping[str, Array],
+    record: Mapping[str, Any],
+    *,
+    version: int = VERSION,
+    stamp: bytes | None = None,
+    most: int | None = None,
+    group: int | None = None,
+    secret: bytes | None = None,
+) -> None:
     """Replace a file; it is on disk before this returns.
 
     Parameters
@@ -47,64 +85,47 @@ def write(path: Path, arrays: Mapping[str, Array], record: Mapping[str, Any], *,
         JSON-ready; without a key ``version``.
     version : int
         Version of the content.
-    """
-    text = json.dumps({"version": version, **record}, allow_nan=False).encode()
-    body = npz.pack({"record": np.frombuffer(text, dtype=np.uint8), **arrays})
-    secret = encryption.key()
-    make_folder(path.parent)
-    if secret is None:
-        write_bytes(path, hashlib.sha256(body).digest(), body, mode=0o600)
-    else:
-        write_bytes(path, encryption.seal(body, secret), mode=0o600)
-
-
-def write_text(path: Path, text: str, *, mode: int = 0o666) -> None:
-    """Replace a text file, in UTF-8; see :func:`write_bytes`."""
-    write_bytes(path, text.encode(), mode=mode)
-
-
-def write_bytes(path: Path, *parts: bytes | memoryview, mode: int = 0o666) -> None:
-    """Replace a file: write beside it, synchronise, rename, synchronise the folder.
-
-    At any moment the file is the old one or the new one; the new one is on disk before this returns.
-
-    Parameters
-    ----------
-    path : Path
-        In an existing folder. The file beside it is ``NAME.partial``.
-    parts : bytes-like
-        The content, one part after the other.
-    mode : int
-        Permissions, less the umask.
+    stamp : bytes, optional
+        By which the write of a sealed file is to be recognised.
+    most : int, optional
+        Most bytes that it may have, as in :func:`read`.
+    group : int, optional
+        Number of a group that may read the file.
+    secret : bytes, optional
+        Key to encrypt it with, in place of the one in the environment.
 
     Raises
     ------
-    OSError
-        The system refuses; the old file is left as it was.
+    StateError
+        It would have more bytes than are read; nothing is written.
     """
-    partial = path.with_name(f"{path.name}.partial")
-    # A file that an earlier process left there may be open to others, or a link to elsewhere.
-    partial.unlink(missing_ok=True)
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    try:
-        try:
-            for part in parts:
-                _write_all(descriptor, memoryview(part))
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        os.replace(partial, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        raise
-    sync_folder(path.parent)
+    text = json.dumps({"version": version, **record}, allow_nan=False).encode()
+    body = npz.pack({"record": np.frombuffer(text, dtype=np.uint8), **arrays})
+    most = limit() if most is None else most
+    if len(body) > most:
+        raise StateError(
+            f"{path}: would have {len(body)} bytes, and at most {most} are read; {_raise_limit(len(body))}"
+        )
+    secret = secret or encryption.key()
+    make_folder(path.parent)
+    if secret is None:
+        write_bytes(path, hashlib.sha256(body).digest(), body, mode=0o600, group=group)
+    else:
+        write_bytes(path, encryption.seal(body, secret, place_of(path), stamp), mode=0o600, group=group)
 
 
 def read(
-    path: Path, newest: int = VERSION, migrate: Migrate | None = None
+    path: Path, newest: int = VERSION, migrate: Migrate | None = None, *, most: int | None = None
 ) -> tuple[dict[str, Array], dict[str, Any]] | None:
-    """Arrays and record of a file; None if there is none.
+    """Arrays and record of a file, as :func:`read_stored` returns them; None if there is none."""
+    stored = read_stored(path, newest, migrate, most=most)
+    return None if stored is None else (stored.arrays, stored.record)
+
+
+def read_stored(
+    path: Path, newest: int = VERSION, migrate: Migrate | None = None, *, most: int | None = None
+) -> Stored | None:
+    """The content of a file; None if there is none.
 
     Parameters
     ----------
@@ -114,26 +135,28 @@ def read(
         The newest version that the caller knows.
     migrate : callable, optional
         Brings the content of older versions to the newest.
+    most : int, optional
+        Most bytes that it may have; by default :func:`limit`. Of a larger one nothing is read.
 
     Raises
     ------
     UnreadableStateError
-        The file may be intact, but this process cannot read it: it has a newer version, is encrypted with another
-        key, or the system refuses.
+        The file may be intact, but this process cannot read it: it has a newer version or too many bytes, is
+        encrypted with another key or belongs to another owner, is not protected by the key that is set, or the system
+        refuses.
     StateError
-        The file is damaged.
+        The file is damaged, or was written under another name.
     """
     with _explained():
-        content = _content(path)
-        if content is None:
+        body, stamp = _body(path, most)
+        if body is None:
             return None
-        body = _body(path, content)
         record, version = _record(npz.unpack(io.BytesIO(body), len(body), only="record"), newest)
         arrays = npz.unpack(io.BytesIO(body), len(body))
         del arrays["record"]
         if version < newest and migrate is not None:
-            return migrate(arrays, record, version)
-        return arrays, record
+            arrays, record = migrate(arrays, record, version)
+        return Stored(arrays, record, stamp)
 
 
 def read_record(path: Path, newest: int = VERSION) -> dict[str, Any] | None:
@@ -144,43 +167,24 @@ def read_record(path: Path, newest: int = VERSION) -> dict[str, Any] | None:
     Raises
     ------
     UnreadableStateError, StateError
-        As :func:`read`.
+        As :func:`read_stored`.
     """
     with _explained():
         try:
-            file = open(_open(path), "rb")  # noqa: SIM115  # closed below
+            file = os.fdopen(open_regular(path), "rb")
         except FileNotFoundError:
             return None
         with file:
-            if encryption.is_sealed(file.read(_DIGEST_BYTES)):
-                file.seek(0)
-                body = encryption.unseal(file.read())
-                return _record(npz.unpack(io.BytesIO(body), len(body), only="record"), newest)[0]
-            size = os.fstat(file.fileno()).st_size
-            return _record(npz.unpack(file, size, only="record"), newest)[0]
-
-
-def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, for their owner only; on disk before this returns."""
-    if not folder.is_dir():
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        sync_above(folder)
-
-
-def sync_above(folder: Path) -> None:
-    """Synchronise all folders above a folder, as far as this user may read them."""
-    for above in folder.parents:
-        with contextlib.suppress(PermissionError):
-            sync_folder(above)
-
-
-def sync_folder(folder: Path) -> None:
-    """Synchronise a folder's entries to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+            sealed = encryption.is_sealed(file.read(_DIGEST_BYTES))
+            if not sealed:
+                size = os.fstat(file.fileno()).st_size
+                if size > limit():
+                    raise LargeFileError(size, limit())
+                record = _record(npz.unpack(file, size, only="record"), newest)[0]
+                encryption.check_plain(place_of(path))
+                return record
+        body, _ = _body(path, None)
+        return None if body is None else _record(npz.unpack(io.BytesIO(body), len(body), only="record"), newest)[0]
 
 
 def path_of(folder: Path, kind: str, number: int) -> Path:
@@ -207,48 +211,58 @@ def set_aside(path: Path) -> Path:
     return aside
 
 
-def _write_all(descriptor: int, content: memoryview) -> None:
-    while content:
-        content = content[os.write(descriptor, content) :]
-
-
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
     """Distinguish a damaged file from one that cannot be read at the moment."""
     try:
         yield
+    except IrregularFileError as error:
+        raise StateError(str(error.strerror)) from error
+    except LargeFileError as error:
+        raise UnreadableStateError(f"{error.strerror}; move it away, or {_raise_limit(error.size)}") from error
     except OSError as error:
         raise UnreadableStateError(f"it cannot be read ({error.strerror or error})") from error
     except MemoryError as error:
         raise UnreadableStateError("it does not fit into memory") from error
 
 
-def _open(path: Path) -> int:
-    """Open a regular file only: a pipe of that name would block the reader for ever."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise StateError("it is not a regular file")
-    return descriptor
+def _raise_limit(size: int) -> str:
+    return f"set {LIMIT} to at least {-(-size // _MIB)} (MiB)"
 
 
-def _content(path: Path) -> bytes | None:
+def _body(path: Path, most: int | None) -> tuple[bytes | memoryview | None, bytes | None]:
+    """The archive in a file, and the stamp of its write; None and None if there is no file."""
     try:
-        with open(_open(path), "rb") as file:
-            return file.read()
+        content = read_bytes(path, limit() if most is None else most)
     except FileNotFoundError:
-        return None
+        return None, None
+    return body_of(content, place_of(path))
 
 
-def _body(path: Path, content: bytes) -> bytes | memoryview:
+def body_of(content: bytes, place: str, migrate: bool | None = None) -> tuple[bytes | memoryview, bytes | None]:
+    """The archive in a file's content, and the stamp of its write.
+
+    Parameters
+    ----------
+    content : bytes
+        The file's content.
+    place : str
+        Where the file lies.
+    migrate : bool, optional
+        Whether files are taken over that the key does not protect; by default as the environment says.
+
+    Raises
+    ------
+    UnreadableStateError, StateError
+        As :func:`read_stored`.
+    """
     if encryption.is_sealed(content):
-        return encryption.unseal(content)
+        return encryption.unseal(content, place, migrate)
     body = memoryview(content)[_DIGEST_BYTES:]
     if hashlib.sha256(body).digest() != content[:_DIGEST_BYTES]:
         raise StateError("its checksum does not match")
-    if encryption.key() is not None:
-        _tell_of_plain_files(path.parent)
-    return body
+    encryption.check_plain(place, migrate)
+    return body, None
 
 
 def _record(arrays: Mapping[str, Array], newest: int) -> tuple[dict[str, Any], int]:
@@ -268,12 +282,3 @@ def _record(arrays: Mapping[str, Array], newest: int) -> tuple[dict[str, Any], i
 
 def _refuse(name: str) -> None:
     raise ValueError(name)
-
-
-@functools.cache
-def _tell_of_plain_files(folder: Path) -> None:
-    logger.warning(
-        "%s holds files that are not encrypted although %s is set; each is encrypted when it is next written",
-        folder,
-        encryption.VARIABLE,
-    )

@@ -12,11 +12,14 @@ from typing import Any
 
 from fedkace_flwr.errors import RunError, StateError, UnreadableStateError
 from fedkace_flwr.storage import atomic
+from fedkace_flwr.storage.files import remove_partials
 from fedkace_flwr.storage.npz import Array
 
 logger = logging.getLogger(__name__)
 
 _GENERATIONS = 2
+_LARGEST = 2**34
+"""Most bytes of a checkpoint; methods whose server keeps a model for each client have large ones."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class Checkpoints:
         weights = {f"weights.{name}": array for name, array in checkpoint.weights.items()}
         arrays = {f"strategy.{name}": array for name, array in checkpoint.arrays.items()}
         record = {"round": checkpoint.round, "run": checkpoint.run, "strategy": dict(checkpoint.record)}
-        atomic.write(self._path(checkpoint.round), {**weights, **arrays}, record)
+        atomic.write(self._path(checkpoint.round), {**weights, **arrays}, record, most=_LARGEST)
         self.thin(_GENERATIONS)
 
     def newest(self) -> Checkpoint | None:
@@ -76,7 +79,7 @@ class Checkpoints:
         for number in numbers:
             path = self._path(number)
             try:
-                content = atomic.read(path)
+                content = atomic.read(path, most=_LARGEST)
                 assert content is not None
                 return _parse(number, *content)
             except UnreadableStateError as error:
@@ -92,9 +95,10 @@ class Checkpoints:
         return None
 
     def thin(self, kept: int) -> None:
-        """Keep the newest checkpoints only."""
+        """Keep the newest checkpoints only, and nothing that a killed process left half-written."""
         for number in atomic.numbered(self.folder, "checkpoint")[kept:]:
             self._path(number).unlink()
+        remove_partials(self.folder, "checkpoint-")
 
     def _path(self, number: int) -> Path:
         return atomic.path_of(self.folder, "checkpoint", number)

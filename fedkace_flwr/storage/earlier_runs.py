@@ -5,12 +5,13 @@ file is in one of its two places at any moment.
 """
 
 import contextlib
-import hashlib
 import os
-import re
 from pathlib import Path
 
 from fedkace_flwr.storage import atomic
+from fedkace_flwr.storage.folders import make_folder, sync_folder
+from fedkace_flwr.storage.names import token
+from fedkace_flwr.storage.places import EARLIER
 
 _KEPT_RUNS = 1
 _KINDS = ("answer", "state")
@@ -30,21 +31,20 @@ class EarlierRuns:
 
     def place_of(self, run: str) -> Path:
         """The folder of a run."""
-        plain = re.fullmatch(r"[0-9A-Za-z]{1,64}", run)
-        return self._folder / "earlier" / (run if plain else hashlib.sha256(run.encode()).hexdigest())
+        return self._folder / EARLIER / token(run)
 
     def move_out(self, round_number: int, run: str) -> None:
         """Move the answer and the state of a round to their run's folder."""
         place = self.place_of(run)
-        atomic.make_folder(place)
+        make_folder(place)
         for kind in _KINDS:
             path = atomic.path_of(self._folder, kind, round_number)
             if path.exists():
                 os.replace(path, place / path.name)
                 # Before the state is moved: otherwise a power cut could keep the state's move alone, and the answer
                 # that stays behind would belong to no state.
-                atomic.sync_folder(place)
-                atomic.sync_folder(self._folder)
+                sync_folder(place)
+                sync_folder(self._folder)
 
     def move_in(self, run: str) -> None:
         """Move the files of a run back to the client's folder."""
@@ -54,15 +54,15 @@ class EarlierRuns:
         for kind in _KINDS:
             for number in atomic.numbered(place, kind):
                 os.replace(atomic.path_of(place, kind, number), atomic.path_of(self._folder, kind, number))
-        atomic.sync_folder(self._folder)
-        atomic.sync_folder(place)
+        sync_folder(self._folder)
+        sync_folder(place)
         with contextlib.suppress(OSError):
             place.rmdir()
 
     def forget(self) -> None:
         """Remove all earlier runs but the last."""
         # Empty folders belong to runs that were moved back in; they do not count as earlier runs.
-        places = [path for path in (self._folder / "earlier").glob("*") if any(path.glob("state-*.npz"))]
+        places = [path for path in (self._folder / EARLIER).glob("*") if any(path.glob("state-*.npz"))]
         for place in sorted(places, key=lambda path: path.stat().st_mtime_ns)[:-_KEPT_RUNS]:
             for kind in _KINDS:
                 for path in place.glob(f"{kind}-*.npz"):

@@ -7,6 +7,7 @@ from pathlib import Path
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.keys import Scalar
+from fedkace_flwr.storage.places import EARLIER
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -26,10 +27,14 @@ def client_folder(config: Config, run_id: int, client: int, node_config: Mapping
     Raises
     ------
     ConfigError
-        The ``client-name`` is not a valid folder name.
+        The ``client-name`` or the ``state-dir`` is not a valid folder, or the run has no client of that number.
     """
+    if not 0 <= client < config.stream.clients:
+        raise ConfigError(f"client {client}: the run has clients 0 to {config.stream.clients - 1}")
     named = str(node_config.get("state-dir", "")) or config.run.state_dir
     root = Path(named).expanduser().resolve() if named else run_folder(config, run_id) / "clients"
+    if root.name == EARLIER:
+        raise ConfigError(f"state-dir = {named!r:.200}: must not end in {EARLIER!r}, where clients keep earlier runs")
     name = node_config.get("client-name", "")
     if name == "":
         return root / f"client-{client:03d}"
@@ -41,3 +46,32 @@ def client_folder(config: Config, run_id: int, client: int, node_config: Mapping
     partitions = node_config.get("num-partitions")
     alone = isinstance(partitions, int) and config.stream.clients <= partitions
     return root / (name if alone else f"{name}-{client:03d}")
+
+
+def models_folder(
+    config: Config, run_id: int, client: int, node_config: Mapping[str, Scalar]
+) -> tuple[Path, int | None]:
+    """Return the folder in which a client keeps its models for inference, and the group that may read it.
+
+    By default it is the client's state folder, and no group may read it. A folder in the node's ``models-dir`` has the
+    same name, and the group is that of ``models-dir``.
+
+    Raises
+    ------
+    ConfigError
+        The ``models-dir`` is not a folder.
+    """
+    state = client_folder(config, run_id, client, node_config)
+    named = str(node_config.get("models-dir", ""))
+    if not named:
+        return state, None
+    root = Path(named).expanduser().resolve()
+    try:
+        group = root.stat().st_gid
+    except OSError as error:
+        reason = error.strerror or error
+        raise ConfigError(
+            f"--node-config: models-dir = {root}: cannot be used ({reason}); must be a folder of the group that may "
+            "read the models"
+        ) from error
+    return root / state.name, group

@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.made.inboxes import RUN, SIZE, drop, names_in, numbers_of, opened
 
-from fedkace_flwr.data import inbox
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.storage.client_state import Answer, ClientState
 from fedkace_flwr.storage.client_store import ClientStore
+from fedkace_flwr.storage.folders import OpenFolder
 
 
 class Crash(BaseException):
@@ -30,11 +30,10 @@ class Disk:
         self.left = -1
         self.done = 0
         for place, name in (
-            (Path, "rename"),
-            (Path, "mkdir"),
-            (Path, "unlink"),
-            (Path, "write_bytes"),
-            (inbox, "sync_folder"),
+            (os, "rename"),
+            (os, "mkdir"),
+            (os, "unlink"),
+            (OpenFolder, "create"),
             (shutil, "rmtree"),
             (os, "replace"),
             (os, "fsync"),

@@ -12,9 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
+from support.made.models import blank
 
 from fedkace_flwr.data import inbox_files as arrivals
+from fedkace_flwr.data.images import read_square
+from fedkace_flwr.data.inbox_files import Arrival
 from fedkace_flwr.errors import DataError
+from fedkace_flwr.storage.folders import OpenFolder
 
 CLASSES = ("cat", "dog", "sea lion")
 SIZE = 8
@@ -30,7 +34,13 @@ def archive(path: Path, **arrays: Any) -> Path:
 
 
 def read(path: Path, class_name: str | None = None) -> arrivals.Arrived:
-    return arrivals.read(path, class_name, CLASSES, SIZE)
+    with OpenFolder.at(path.parent) as folder:
+        return arrivals.read(Arrival(folder, path.name, class_name), CLASSES, SIZE, read_square)
+
+
+def count(path: Path, class_name: str | None = None) -> int:
+    with OpenFolder.at(path.parent) as folder:
+        return arrivals.count(Arrival(folder, path.name, class_name))
 
 
 def test_three_layouts_of_images_mean_the_same(tmp_path: Path) -> None:
@@ -97,7 +107,7 @@ def test_a_huge_promise_is_refused_before_anything_is_allocated(tmp_path: Path) 
     with pytest.raises(DataError, match="promises 1099511627776 bytes"):
         read(tmp_path / "a.npz")
     with pytest.raises(DataError, match="promises"):
-        arrivals.count(tmp_path / "a.npz", None)
+        count(tmp_path / "a.npz")
 
 
 def test_a_place_that_no_file_has_is_a_damaged_file_and_no_broken_disk(tmp_path: Path) -> None:
@@ -119,7 +129,7 @@ def test_a_bomb_is_refused_unpacked(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_picture_that_would_take_much_memory_is_refused(tmp_path: Path) -> None:
-    Image.new("1", (2, 20_000_000)).save(tmp_path / "a.png")
+    Image.new("1", (2, 6_000_000)).save(tmp_path / "a.png")
     with pytest.raises(DataError, match=r"a\.png: it is too long and thin"):
         read(tmp_path / "a.png", "cat")
 
@@ -150,7 +160,9 @@ def test_unfinished_and_hidden_files_do_not_count(tmp_path: Path) -> None:
         "cat/y.png.tmp",
     ):
         (tmp_path / name).touch()
-    assert [(path.name, name) for path, name in arrivals.listing(tmp_path)] == [("y.png", "cat"), ("z.npz", None)]
+    with OpenFolder.at(tmp_path) as folder:
+        found = [(each.name, each.class_name) for each in arrivals.listing(folder)]
+    assert found == [("y.png", "cat"), ("z.npz", None)]
 
 
 WHOLE = io.BytesIO()
@@ -214,8 +226,24 @@ def test_no_bytes_do_anything_but_load_or_be_refused(
 ) -> None:
     name, class_name = place
     (tmp_path / name).write_bytes(content)
-    for parse in (read, arrivals.count):
+    for parse in (read, count):
         try:
             parse(tmp_path / name, class_name)
         except DataError as refused:
             assert "\n" not in str(refused)
+
+
+def test_an_inbox_accepts_the_same_formats(tmp_path: Path) -> None:
+    for kind, name in (("JPEG2000", "a.jpg"), ("TIFF", "a.png"), ("GIF", "a.webp")):
+        Image.new("RGB", (20, 20)).save(tmp_path / name, kind)
+        with pytest.raises(DataError, match=rf"^{name}: it is not an image, or its format is not supported"):
+            read(tmp_path / name, "cat")
+    for name in ("a.tif", "a.gif", "a.jp2", "a.bmp"):
+        with pytest.raises(DataError, match=rf"^{name}: must be an .npz .*, or a picture \(.jpeg, .jpg, .png, .webp\)"):
+            count(tmp_path / name, "cat")
+
+
+def test_an_inbox_has_the_same_limit_of_pixels(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(blank(4097, 3072))
+    with pytest.raises(DataError, match=r"^a\.png: it has 4097 x 3072 pixels; at most 12,582,912 are allowed"):
+        read(tmp_path / "a.png", "cat")

@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 from support.made.results import made_round, write_run, write_study
 
-from experiments.results.loading import SCHEMA, Results, load_results
+from experiments.results.loading import Results, load_results
+from experiments.results.reading import SCHEMA
 from fedkace_flwr.errors import ResultsError
 
 

@@ -1,5 +1,7 @@
 """Study files by name, what YAML they may hold, and settings of the command line."""
 
+import json
+import os
 import subprocess
 import sys
 import zipfile
@@ -82,7 +84,7 @@ def test_a_wheel_holds_the_studies_and_their_bases(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_missing_or_a_folder_is_refused_by_name(tmp_path: Path) -> None:
-    for path, reason in ((tmp_path / "none.yaml", "No such file"), (tmp_path, "Is a directory")):
+    for path, reason in ((tmp_path / "none.yaml", "No such file"), (tmp_path, "it is not a regular file")):
         with pytest.raises(ConfigError) as caught:
             load_study(path, {}, tmp_path)
         message = str(caught.value)
@@ -181,3 +183,115 @@ def test_a_key_that_stands_twice_is_refused_where_it_stands(tmp_path: Path) -> N
     path.write_text("config:\n  rounds: 2\n  rounds: 3\n")
     with pytest.raises(ConfigError, match=r"twice\.yaml, line 3: .*'rounds' is given twice"):
         load_study(path, {}, tmp_path)
+
+
+# Hostile files
+
+DIGITS = 200_000
+
+
+@pytest.mark.timeout(60)  # in proportion to the file's size it takes less than a second, with its square many minutes
+@pytest.mark.parametrize(
+    "number",
+    [
+        *("1" * DIGITS, "1" * DIGITS + "e", "1" * DIGITS + "x", "-" + "1" * DIGITS, "." + "1" * DIGITS + "e"),
+        *("1" + ":1" * (DIGITS // 2), "1" + ":1" * (DIGITS // 2) + ".5", "0x" + "f" * DIGITS, "0b" + "1" * DIGITS),
+        *("1_" * (DIGITS // 2), "1" * (DIGITS // 2) + "." + "1" * (DIGITS // 2) + "e"),
+        *("!!int '" + "1" * DIGITS + "'", "!!float '" + "1" * DIGITS + "'", "!!int '1" + ":1" * (DIGITS // 2) + "'"),
+    ],
+    ids=lambda text: f"{text[:9]}...{text[-5:]}",
+)
+def test_a_number_of_very_many_digits_is_refused_at_once_and_in_a_short_line(number: str, tmp_path: Path) -> None:
+    path = tmp_path / "trial.yaml"
+    path.write_text(f"config: {{rounds: {number}}}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_study(path, {}, tmp_path)
+    message = str(caught.value)
+    assert len(message) < 600 and len(message.splitlines()) == 1 and str(path) in message
+    try:
+        key, value = parse_setting(f"rounds={number}")
+        assert key == "rounds" and isinstance(value, str)  # which is then refused as no whole number
+    except ConfigError as error:
+        assert len(str(error)) < 400
+
+
+def test_numbers_that_anyone_would_write_are_read_as_before(tmp_path: Path) -> None:
+    path = tmp_path / "trial.yaml"
+    path.write_text("a: [1, -2, 0x10, 0b11, 010, 1_000, 1.5, .5, 1., 1e-3, 1.e4, 1.5e+3, -.5E-2, 1:30, .inf, 1e5]\n")
+    wanted = [1, -2, 16, 3, 8, 1000, 1.5, 0.5, 1.0, 0.001, 10000.0, 1500.0, -0.005, 90, float("inf"), 100000.0]
+    assert read_yaml(path) == {"a": wanted}
+    assert [type(value) for value in read_yaml(path)["a"]] == [type(value) for value in wanted]
+
+
+@pytest.mark.parametrize("size", [2**18 + 1, 2**31])
+def test_a_study_file_that_is_too_large_is_refused_unread(size: int, tmp_path: Path) -> None:
+    path = tmp_path / "trial.yaml"
+    with path.open("wb") as file:
+        file.write(b"config: {}\n#")
+        file.truncate(size)
+    with pytest.raises(ConfigError, match=f"it has {size} bytes; at most 262144 are read") as caught:
+        load_study(path, {}, tmp_path)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.timeout(60)
+def test_a_study_file_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "trial.yaml")
+    with pytest.raises(ConfigError, match="not a regular file"):
+        load_study(tmp_path / "trial.yaml", {}, tmp_path)
+
+
+def test_merged_keys_that_multiply_a_file_are_refused(tmp_path: Path) -> None:
+    """Each mapping takes in the one before twice: forty lines stand for a million million entries."""
+    path = tmp_path / "bomb.yaml"
+    lines = ["a0: &a0 {k: 1}", *(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}" for n in range(1, 40))]
+    path.write_text("\n".join(lines))
+    with pytest.raises(ConfigError, match="too many values are merged"):
+        read_yaml(path)
+    wide = "a: &a {" + ", ".join(f"k{n}: 1" for n in range(5000)) + "}\nb: {<<: [" + "*a, " * 20_000 + "]}\n"
+    path.write_text(wide)
+    with pytest.raises(ConfigError, match="too many values are merged"):
+        read_yaml(path)
+
+
+def test_keys_can_still_be_merged(tmp_path: Path) -> None:
+    path = tmp_path / "trial.yaml"
+    path.write_text("a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\nc: {<<: [*a, {z: 4}]}\n")
+    content = read_yaml(path)
+    assert (content["b"], content["c"]) == ({"x": 1, "y": 3}, {"x": 1, "y": 2, "z": 4})
+
+
+def test_a_long_text_that_is_repeated_is_refused_before_it_is_quoted(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.yaml"
+    path.write_text(f"a: &a {'x' * 100_000}\ntitle: [{', '.join(['*a'] * 20_000)}]\n")
+    with pytest.raises(ConfigError, match="too many values") as caught:
+        load_study(path, {}, tmp_path)
+    assert len(str(caught.value)) < 500
+
+
+def test_very_many_patterns_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "runs.yaml").write_text("config: {}\n")
+    (tmp_path / "trial.yaml").write_text(f"same-runs-as: runs.yaml\nonly: [{', '.join(['x'] * 101)}]\n")
+    with pytest.raises(ConfigError, match="only has 101 patterns; must be at most 100"):
+        load_study(tmp_path / "trial.yaml", {}, tmp_path)
+
+
+# Names of folders
+
+
+@pytest.mark.parametrize("scale", ["x/../../../outside", "/outside", "..", ".hidden", "a\nb", "x" * 300])
+def test_a_scale_cannot_name_a_folder_outside_of_the_results(scale: str, tmp_path: Path) -> None:
+    path = tmp_path / "trial.yaml"
+    path.write_text(f"config: {{}}\nscales: {{{json.dumps(scale)}: {{config: {{rounds: 2}}}}}}\n")
+    with pytest.raises(ConfigError, match=r"scales: .*: must be a plain name") as caught:
+        load_study(path, {}, tmp_path / "deep" / "results", scale=scale)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("label", ["a\nb", "\x1b[31m", "n" * 300, "back\\slash"])
+def test_a_label_that_no_folder_can_have_is_refused_by_name(label: str, tmp_path: Path) -> None:
+    path = tmp_path / "trial.yaml"
+    path.write_text(f"grid: {{kind: {{{json.dumps(label)}: {{rounds: 2}}, other: {{rounds: 3}}}}}}\n")
+    with pytest.raises(ConfigError, match=r"run-name = .*: must be a plain name") as caught:
+        load_study(path, {}, tmp_path)
+    assert len(str(caught.value).splitlines()) == 1 and len(str(caught.value)) < 600

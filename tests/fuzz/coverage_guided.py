@@ -1,9 +1,11 @@
 """Fuzz one parser by coverage: ``python tests/fuzz/coverage_guided.py PARSER [libFuzzer's options]``.
 
 Needs the extra ``fuzz`` (atheris). PARSER is one of ``archive`` (below the checksum) and ``stored`` (state, answer,
-checkpoint), ``arrival`` and ``picture`` (files in an inbox), ``folded`` (a reply's arrays between machines), ``study``,
-``setting`` and ``run-config``; for example ``stored -runs=1000000``. It ends with the input in a file ``crash-*`` where
-anything but the documented errors comes out.
+checkpoint), ``encrypted`` (below the checksum of an encrypted file) and ``ledger`` (below its encryption), ``arrival``
+and ``picture`` (files in an inbox), ``form`` (sent to the prediction service), ``folded`` (a reply's arrays between
+machines), ``study``, ``setting``, ``run-config`` and ``policy`` (a site's); for example ``stored -runs=1000000``. It ends
+with the input in a file ``crash-*`` where anything but the documented errors comes out. Without PARSER it prints the
+names.
 """
 
 import json
@@ -17,26 +19,46 @@ import atheris
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 
 with atheris.instrument_imports(include=["fedkace_flwr", "experiments.studies", "zipfile", "yaml", "json"]):
-    from support.made.parsers import CORPUS, Parsers, dropped, folded_weights, pristine, sealed
+    from support.made.parsers import (
+        CORPUS,
+        Parsers,
+        dropped,
+        folded_weights,
+        pristine,
+        pristine_ledger,
+        pristine_sealed,
+        sealed,
+    )
 
     from fedkace_flwr.config import Config
 
 
 def main() -> None:
-    """Feed one parser."""
-    name = sys.argv.pop(1)
+    """Feed one parser, or print the parsers' names."""
     logging.getLogger("fedkace_flwr").setLevel(logging.CRITICAL)  # warnings of millions of inputs
     parsers = Parsers()
-    target = {
+    targets = {
         "archive": parsers.archived,
         "stored": lambda content: parsers.stored(sealed(content)),
+        "encrypted": parsers.encrypted,
+        "ledger": parsers.ledger,
         "arrival": parsers.archived_arrival,
         "picture": parsers.picture,
+        "form": parsers.form,
         "folded": parsers.folded,
         "study": parsers.study,
         "setting": parsers.setting,
         "run-config": parsers.run_config,
-    }[name]
+        "policy": parsers.policy,
+    }
+    if len(sys.argv) < 2:
+        print(*targets)
+        parsers.close()
+        return
+    name = sys.argv.pop(1)
+    if name not in targets:
+        parsers.close()
+        sys.exit(f"error: {name}: must be one of {', '.join(targets)}")
     seeds = parsers.folder.with_name(f"{parsers.folder.name}-seeds")
     seeds.mkdir()
     settings, configuration = Config().flat(), ['{"overlap": 1, "seed": 2, "gradient-norm": "sum"}']
@@ -44,18 +66,22 @@ def main() -> None:
         "study": CORPUS,
         "setting": [f"{key}={value}" for key, value in settings.items()],
         "run-config": [json.dumps(settings), *configuration],
+        "policy": ["labels = false\n[keys]\nepochs = {max = 3}\n", 'unlisted = "default"\n[keys]\ndp = ["local"]\n'],
     }
     examples: dict[str, Iterable[bytes]] = {
         "archive": pristine().values(),
         "stored": pristine().values(),
+        "encrypted": pristine_sealed(),
+        "ledger": [pristine_ledger()],
         "arrival": dropped().values(),
         "picture": dropped().values(),
+        "form": [b'--x\r\nContent-Disposition: form-data; name="a"; filename="a.png"\r\n\r\nabc\r\n--x--\r\n'],
         "folded": [folded_weights()],
     }
     examples |= {kind: [text.encode() for text in each] for kind, each in texts.items()}
     for number, content in enumerate(examples[name]):
         (seeds / str(number)).write_bytes(content)
-    atheris.Setup([sys.argv[0], *sys.argv[1:], str(seeds)], target)
+    atheris.Setup([sys.argv[0], *sys.argv[1:], str(seeds)], targets[name])
     atheris.Fuzz()
 
 

@@ -16,13 +16,15 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.made.parsers import CORPUS, NAMES, Parsers, pristine, sealed
+from support.made.parsers import CORPUS, NAMES, Parsers, pristine, pristine_ledger, pristine_sealed, sealed
 
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError, StateError
 from fedkace_flwr.storage import npz as archive
 
 BODIES = pristine()
+SEALED = pristine_sealed()
+LEDGER = pristine_ledger()
 KEYS = sorted(Config().flat())
 
 fuzzed = settings(suppress_health_check=list(HealthCheck))
@@ -134,6 +136,44 @@ def test_stored_files_with_other_fields(parsers: Parsers, content: bytes) -> Non
 @given(st.data())
 def test_changed_archives(parsers: Parsers, data: st.DataObject) -> None:
     parsers.archived(data.draw(st.composite(lambda draw: mutated(BODIES[draw(st.sampled_from(NAMES))], draw))()))
+
+
+# Encrypted files and the ledger
+
+
+@fuzzed
+@given(st.binary(max_size=300) | st.binary(max_size=300).map(lambda content: b"\2" + content))
+def test_any_bytes_as_an_encrypted_file(parsers: Parsers, content: bytes) -> None:
+    parsers.encrypted(content)
+
+
+@fuzzed
+@given(st.data())
+def test_changed_encrypted_files_under_a_right_checksum(parsers: Parsers, data: st.DataObject) -> None:
+    parsers.encrypted(data.draw(st.composite(lambda draw: mutated(draw(st.sampled_from(SEALED)), draw))()))
+
+
+@fuzzed
+@given(st.data())
+def test_changed_heads_of_encrypted_files(parsers: Parsers, data: st.DataObject) -> None:
+    content = data.draw(st.sampled_from(SEALED))
+    head = data.draw(st.composite(lambda draw: mutated(content[:80], draw))())
+    parsers.encrypted(head + content[80:])
+
+
+@fuzzed
+@given(st.data())
+def test_changed_ledgers(parsers: Parsers, data: st.DataObject) -> None:
+    parsers.ledger(data.draw(st.composite(lambda draw: mutated(LEDGER, draw))()))
+
+
+@fuzzed
+@given(st.dictionaries(st.sampled_from(["version", "stamps", "newest", "new"]), values))
+def test_ledgers_with_other_fields(parsers: Parsers, record: dict[str, Any]) -> None:
+    packed = BytesIO()
+    text = json.dumps({"version": 1, "stamps": {}, **record}).encode()
+    np.savez(packed, record=np.frombuffer(text, dtype=np.uint8))
+    parsers.ledger(packed.getvalue())
 
 
 def _archive(members: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> bytes:

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.made.models import constant, picture
+from support.systems.service import living
 
+from fedkace_flwr.data import pixels
 from fedkace_flwr.data.images import Framing, read_square
 from fedkace_flwr.errors import DataError
 from fedkace_flwr.inference import kept_models as serving
@@ -42,7 +44,10 @@ def damaged(draw: Callable[..., Any], whole: bytes) -> bytes:
 
 
 SOUND = [
-    picture(kind, (9, 7)) for kind in ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM", "ICO", "TGA", "PCX", "SGI")
+    *(picture(kind, (9, 7)) for kind in pixels.FORMATS),
+    picture("PNG", (9, 7), "P"),
+    picture("JPEG", (9, 7), "L"),
+    picture("WEBP", (9, 7), "RGBA"),
 ]
 
 
@@ -70,7 +75,7 @@ def forms(draw: Callable[..., Any]) -> tuple[bytes, str]:
 @given(bodies())
 def test_any_bytes_become_a_square_or_a_line_that_says_why_not(body: bytes) -> None:
     try:
-        square = read_square(body, Framing.of_files(16), max_pixels=10_000)
+        square = read_square(body, Framing.of_files(16), memory=100_000)
     except DataError as error:
         assert str(error) and "\n" not in str(error)
     else:
@@ -88,9 +93,13 @@ def post(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Post]:
     watched = Watched(folder)
     watched.look()
     with asyncio.Runner() as runner:
-        client = httpx.AsyncClient(transport=httpx.ASGITransport(application(watched)), base_url="http://test")
+        service = application(watched)
+        life = living(service)
+        runner.run(life.__aenter__())
+        client = httpx.AsyncClient(transport=httpx.ASGITransport(service), base_url="http://localhost")
         yield lambda **content: runner.run(client.post("/predict", **content))
         runner.run(client.aclose())
+        runner.run(life.__aexit__(None, None, None))
 
 
 @fuzzed

@@ -1,6 +1,7 @@
 """The command ``predict``, as a process of its own."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -63,6 +64,21 @@ def test_the_command_without_a_model_says_so_in_one_line(
     assert main(["serve", "--state", str(tmp_path / "nowhere")]) == 2
     said = capsys.readouterr()
     assert len(said.err.splitlines()) == 1 and "there is no such folder" in said.err
+
+
+def test_a_folder_of_another_user_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    for arguments in (["--state", str(folder), "a.png"], ["serve", "--state", str(folder)]):
+        assert main(arguments) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(
+            f"error: {folder}: this user may not read it; must be a folder in the SuperNode's models-dir"
+        )
 
 
 @pytest.mark.slow

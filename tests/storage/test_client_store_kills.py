@@ -2,52 +2,15 @@
 
 import os
 import resource
-import signal
-import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support.doubles.kills import killed_at
 from support.made.stored import assert_bit_identical, assert_same, empty, heard, learned, names, reply, train
 
 from fedkace_flwr.errors import StateError
 from fedkace_flwr.storage.client_store import ClientStore
-
-
-def _killed_at(step: int, action: Callable[[], None]) -> bool:
-    """Run ``action`` in a process of its own that is killed at its n-th call to the file system.
-
-    Returns whether it came to be killed.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # fork beside PyTorch's idle threads: nothing is computed
-        child = os.fork()
-    if child == 0:
-        calls = 0
-
-        def dying(real: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*args: Any, **kwargs: Any) -> Any:
-                nonlocal calls
-                calls += 1
-                if calls == step:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return real(*args, **kwargs)
-
-            return call
-
-        status = 1
-        try:
-            for name in ("open", "write", "fsync", "replace", "unlink"):
-                setattr(os, name, dying(getattr(os, name)))
-            action()
-            status = 0
-        finally:
-            os._exit(status)
-    status = os.waitpid(child, 0)[1]
-    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
-    return os.WIFSIGNALED(status)
 
 
 @pytest.mark.slow
@@ -58,7 +21,7 @@ def test_killed_at_any_moment_the_round_has_either_happened_or_not(tmp_path: Pat
         folder = tmp_path / str(step)
         store = ClientStore(folder, empty())
         train(store, 1, 2)
-        killed = _killed_at(step, lambda store=store: train(store, 3))  # type: ignore[misc]
+        killed = killed_at(step, lambda store=store: train(store, 3))  # type: ignore[misc]
         with heard() as warned:
             happened = store.answer(3) is not None
             assert_same(store.before(4), learned(3 if happened else 2))

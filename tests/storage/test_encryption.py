@@ -3,8 +3,7 @@
 import base64
 import hashlib
 import logging
-import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from support.common import rounds_of
-from support.made.stored import assert_bit_identical, assert_same, empty, heard, learned, reply, trained
+from support.made.stored import assert_bit_identical, assert_same, empty, heard, learned, new_key, reply, trained
 
 from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
@@ -26,18 +25,6 @@ from fedkace_flwr.storage.client_store import ClientStore
 
 ROOT = Path(__file__).parents[2]
 Make = Callable[..., Config]
-
-
-def new_key() -> str:
-    return base64.b64encode(secrets.token_bytes(32)).decode()
-
-
-@pytest.fixture
-def key(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    text = new_key()
-    monkeypatch.setenv(sealing.VARIABLE, text)
-    yield text
-    durable._tell_of_plain_files.cache_clear()
 
 
 def pixels(round_number: int) -> ClientState:
@@ -121,13 +108,14 @@ def test_what_is_no_key_is_refused_before_anything_is_done(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_plain_files_are_taken_over_and_encrypted_when_they_are_next_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_plain_files_are_taken_over_on_request_and_encrypted_when_they_are_next_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = ClientStore(tmp_path, NO_PIXELS)
     store.save_trained(pixels(1), reply(1))
     monkeypatch.setenv(sealing.VARIABLE, new_key())
-    logger, told = logging.getLogger("fedkace_flwr.storage.atomic"), list[str]()
+    monkeypatch.setenv(sealing.MIGRATE, "1")
+    logger, told = logging.getLogger("fedkace_flwr.storage.encryption"), list[str]()
     ear = logging.Handler()
     ear.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
     logger.addHandler(ear)
@@ -137,8 +125,10 @@ def test_plain_files_are_taken_over_and_encrypted_when_they_are_next_written(
             ClientStore(tmp_path, NO_PIXELS).save_trained(pixels(number + 1), reply(number + 1))
     finally:
         logger.removeHandler(ear)
-    assert len(told) == 1 and "not encrypted" in told[0] and str(tmp_path) in told[0]
+    assert len(told) == 1 and "does not protect" in told[0] and tmp_path.name in told[0]
     assert all(sealing.is_sealed(path.read_bytes()) for path in tmp_path.glob("*.npz"))
+    monkeypatch.delenv(sealing.MIGRATE)
+    assert_same(ClientStore(tmp_path, NO_PIXELS).before(5), pixels(4))
 
 
 @pytest.mark.parametrize("at", [0, 20, 48, 50, 60, 90, -1])
@@ -170,9 +160,9 @@ def test_who_does_not_have_the_key_cannot_write_a_file_that_is_read(tmp_path: Pa
 
 def test_a_younger_encryption_is_refused(tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(sealing, "VERSION", 2)
-        ClientStore(tmp_path, NO_PIXELS).save(pixels(1))
-    with pytest.raises(UnreadableStateError, match="encrypted in version 2, this program reads 1"):
+        patch.setattr(sealing, "VERSION", 3)
+        durable.write(tmp_path / "state-000001.npz", *pixels(1).to_record(), version=2)
+    with pytest.raises(UnreadableStateError, match="encrypted in version 3, this program reads up to 2"):
         ClientStore(tmp_path, NO_PIXELS).before(2)
 
 

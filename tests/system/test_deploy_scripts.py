@@ -6,12 +6,16 @@ import ssl
 import subprocess
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from cryptography import x509
 from support.systems.federation import DEPLOY, ROOT, environment, script
 from support.tools import need_tools
+
+from fedkace_flwr.inference import bodies
+from fedkace_flwr.inference.decoders import LANES
 
 
 @pytest.fixture
@@ -131,6 +135,8 @@ def settings_of(certificates: Path, tmp_path: Path, env: dict[str, str]) -> dict
         ("FEDKACE_SUPERLINK", "hub", "FEDKACE_SUPERLINK = 'hub': must be HOST:PORT"),
         ("FEDKACE_INBOX", '/a" x="1', "must not contain quotes"),
         ("FEDKACE_STATE", "/proc/none", "FEDKACE_STATE = /proc/none: cannot be created"),
+        ("FEDKACE_MODELS", '/a" x="1', "must not contain quotes"),
+        ("FEDKACE_MODELS", "/none", "FEDKACE_MODELS = /none: must be a folder in which"),
     ],
 )
 def test_a_supernode_with_a_wrong_setting_names_it(
@@ -217,29 +223,61 @@ def test_a_broken_or_unusual_configuration_is_left_alone(certificates: Path, env
         assert file.read_text() == text
 
 
-def test_the_compose_file_mounts_every_secret_that_it_names_and_contains_none() -> None:
+@pytest.fixture
+def services() -> dict[str, Any]:
+    """The services of the compose file."""
+    found: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    return found
+
+
+def secrets_of(service: dict[str, Any]) -> dict[str, str]:
+    """The secrets of a service, and where it finds them."""
+    named = {each: f"/run/secrets/{each}" for each in service["secrets"] if isinstance(each, str)}
+    return named | {each["source"]: each["target"] for each in service["secrets"] if isinstance(each, dict)}
+
+
+def test_the_compose_file_mounts_every_secret_that_it_names_and_contains_none(services: dict[str, Any]) -> None:
     compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
-    for name, service in compose["services"].items():
-        assert set(service["secrets"]) <= set(compose["secrets"]), name
-        paths = [value for value in service["environment"].values() if value.startswith("/run/secrets/")]
-        assert {Path(path).name for path in paths} <= set(service["secrets"]), name
+    for name, service in services.items():
+        assert secrets_of(service).keys() <= set(compose["secrets"]), name
+        paths = {value for value in service.get("environment", {}).values() if value.startswith("/run/secrets/")}
+        assert paths <= set(secrets_of(service).values()), name
         assert service["read_only"] and service["cap_drop"] == ["ALL"] and service["restart"] == "always"
-        assert (DEPLOY / service["command"][0]).exists()
-    assert set(compose["services"]["superlink"]["secrets"]) == {
+        assert service["mem_limit"], name
+        assert name == "nginx" or (DEPLOY / service["command"][0]).exists()
+    assert secrets_of(services["superlink"]).keys() == {
         *("ca.crt", "superlink.crt", "superlink.key", "superexec.secret")
     }
     assert all(secret["file"].startswith("secrets/") for secret in compose["secrets"].values())
     assert "/deploy/secrets/" in (ROOT / ".gitignore").read_text().splitlines()
 
 
+def test_the_nodes_in_containers_reach_the_superlink_through_nginx_alone(services: dict[str, Any]) -> None:
+    """The SuperLink listens on a loopback that only nginx and the SuperExec share."""
+    assert "FEDKACE_HOST" not in services["superlink"]["environment"]
+    shared = {name for name, service in services.items() if service.get("network_mode") == "service:superlink"}
+    assert shared == {"nginx", "superexec"}
+    nodes = {name: service for name, service in services.items() if name.startswith("node-")}
+    assert len(nodes) == 2
+    for name, service in nodes.items():
+        told = service["environment"]
+        assert told["FEDKACE_SUPERLINK"] == "superlink:9093", "nginx's port"
+        assert told["FEDKACE_CERTIFICATE"] == f"/run/secrets/{name}.crt"
+        assert service["networks"] == [name] and name in services["superlink"]["networks"]
+    assert "listen 9093 ssl;" in (DEPLOY / "nginx.conf").read_text()
+    assert not any("ports" in service for service in services.values())
+    installed = set(re.findall(r"/etc/fedkace/certificates/[\w.]+", (DEPLOY / "nginx.conf").read_text()))
+    assert installed == set(secrets_of(services["nginx"]).values())
+
+
 def test_the_dockerfile_copies_what_there_is_and_ends_as_another_user_than_root() -> None:
     lines = (DEPLOY / "Dockerfile").read_text().splitlines()
     for line in lines:
         if found := re.match(r"COPY (?!--from)(.*) \S+$", line):
-            for source in found[1].split():
+            for source in found[1].replace("${REQUIREMENTS}", "requirements.txt").split():
                 assert list(ROOT.glob(source)), line
     users = [line for line in lines if line.startswith("USER ")]
-    assert users == ["USER fedkace"]
+    assert users == ["USER fedkace"] * 2, "in both images"
 
 
 def test_the_units_call_scripts_that_exist_and_restart_them() -> None:
@@ -252,7 +290,37 @@ def test_the_units_call_scripts_that_exist_and_restart_them() -> None:
         assert (
             "-m fedkace_flwr.inference.predict serve" in start or (DEPLOY / Path(start.partition("=")[2]).name).exists()
         )
+        assert any(re.fullmatch(r"MemoryMax=\d+(G|%)", line) for line in lines), (
+            "a flood ends the unit, not the machine"
+        )
         assert {"Restart=always", "NoNewPrivileges=yes", "ProtectSystem=strict", "UMask=0077"} <= set(lines)
+
+
+def test_the_prediction_service_has_nothing_of_the_supernode_but_its_models() -> None:
+    lines = (DEPLOY / "systemd" / "fedkace-serve.service").read_text().splitlines()
+    settings = dict(line.split("=", 1) for line in lines if re.match(r"\w+=", line))
+    node = (DEPLOY / "systemd" / "fedkace-supernode.service").read_text()
+    assert settings["User"] == settings["Group"] == "fedkace-serve" and "User=fedkace\n" in node
+    assert settings["EnvironmentFile"] == "/etc/fedkace/serve.env" and "supernode.env" not in "".join(lines)
+    assert settings["InaccessiblePaths"].split() == [
+        "-/etc/fedkace",
+        "-/var/lib/fedkace",
+        "-/var/lib/fedkace-supernode",
+    ]
+    shared = (DEPLOY / "systemd" / "fedkace-supernode.service.d" / "models.conf").read_text()
+    folder = re.search(r"^Environment=FEDKACE_MODELS=(\S+)$", shared, re.MULTILINE)
+    assert folder and f"--state {folder[1]}/" in settings["ExecStart"]
+    assert f"SupplementaryGroups={settings['SupplementaryGroups']}\n" in shared
+
+
+def test_the_prediction_service_may_take_the_memory_that_its_limits_allow() -> None:
+    unit = (DEPLOY / "systemd" / "fedkace-serve.service").read_text()
+    gigabytes = re.search(r"^MemoryMax=(\d+)G$", unit, re.MULTILINE)
+    assert gigabytes
+    idle, loading = 340 * 2**20, 400 * 2**20
+    limits = sum(lane.memory for lane in LANES) + bodies.MEMORY
+    assert limits <= (244 - 40) * 2**20  # the rest is for the service's own process
+    assert int(gigabytes[1]) * 2**30 >= idle + 244 * 2**20 + loading
 
 
 def test_systemd_understands_every_line_of_the_units(tmp_path: Path) -> None:
@@ -269,3 +337,17 @@ def test_systemd_understands_every_line_of_the_units(tmp_path: Path) -> None:
         (DEPLOY / "systemd" / "fedkace-serve.service").read_text().replace("Restart=always", "Restart=aye")
     )
     assert complaints(wrong)
+
+
+def test_the_scripts_pass_shellcheck(tmp_path: Path) -> None:
+    need_tools("shellcheck")
+
+    def complaints(*scripts: Path) -> str:
+        command = ["shellcheck", "-x", "-P", str(DEPLOY.parent), *map(str, scripts)]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+    scripts = sorted(DEPLOY.glob("*.sh"))
+    assert len(scripts) >= 10 and not complaints(*scripts, ROOT / ".ci" / "run")
+    wrong = tmp_path / "wrong.sh"
+    wrong.write_text("#!/usr/bin/env bash\ncat $1\n")
+    assert "SC2086" in complaints(wrong)

@@ -15,7 +15,6 @@ import pytest
 from support.common import SMALL
 from support.systems.federation import (
     CONNECTION,
-    DEPLOY,
     STEP_SECONDS,
     Federation,
     assert_same_numbers,
@@ -23,7 +22,6 @@ from support.systems.federation import (
     script,
     until,
 )
-from support.tools import need_tools
 
 from experiments.running.inline import run_inline
 from experiments.running.processes import finish
@@ -192,12 +190,3 @@ def test_a_stranger_who_reaches_the_superlink_gets_no_task(running: Federation) 
     command += ["--root-certificates", str(running.folder / "certificates" / "ca.crt")]
     done = finish(command, running.env, STEP_SECONDS)
     assert "SuperExec authentication failed" in running.log("superlink"), done.stdout + done.stderr
-
-
-def test_the_scripts_pass_shellcheck() -> None:
-    need_tools("shellcheck")
-    scripts = sorted(map(str, DEPLOY.glob("*.sh")))
-    done = subprocess.run(
-        ["shellcheck", "-x", "-P", str(DEPLOY.parent), *scripts], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout

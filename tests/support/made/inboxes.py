@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from fedkace_flwr.data.inbox import Inbox
 
@@ -18,6 +19,12 @@ def drop(folder: Path, name: str, *numbers: int) -> None:
     pixels[:, 0, 0, 0] = numbers
     (folder / "new").mkdir(parents=True, exist_ok=True)
     np.savez(folder / "new" / name, images=pixels, labels=np.array(numbers) % 3)
+
+
+def picture(path: Path) -> None:
+    """Write a picture of one colour."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (SIZE, SIZE), (3, 0, 0)).save(path, "PNG")
 
 
 def opened(folder: Path, run: str = RUN, **settings: Any) -> Inbox:

@@ -3,12 +3,15 @@
 ``fuzz/test_files.py`` (hypothesis) and ``fuzz/coverage_guided.py`` (atheris) call them.
 """
 
+import base64
 import hashlib
 import io
 import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -20,16 +23,23 @@ from experiments.studies.study import load_study
 from experiments.studies.yaml_file import parse_setting
 from fedkace_flwr.config import Config
 from fedkace_flwr.data import inbox_files as arrivals
-from fedkace_flwr.errors import ConfigError, DataError, MessageError, RunError, StateError
+from fedkace_flwr.data.images import read_square
+from fedkace_flwr.errors import ConfigError, DataError, MessageError, PolicyError, RunError, StateError
+from fedkace_flwr.inference.forms import file_in
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.messaging import validation as plausibility
 from fedkace_flwr.messaging.packing import fold, unfolded
+from fedkace_flwr.privacy.site_policy import read_policy
 from fedkace_flwr.storage import atomic as durable
-from fedkace_flwr.storage import client_state
+from fedkace_flwr.storage import client_state, encryption
 from fedkace_flwr.storage import npz as archive
 from fedkace_flwr.storage.checkpoint import Checkpoint, Checkpoints
 from fedkace_flwr.storage.client_state import Answer, ClientState, read_state
 from fedkace_flwr.storage.client_store import ClientStore
+from fedkace_flwr.storage.folders import OpenFolder
+from fedkace_flwr.storage.ledger import NAME as LEDGER
+from fedkace_flwr.storage.ledger import Ledger
+from fedkace_flwr.storage.places import place_of
 from support.made.replies import ask_with
 from support.made.stored import CLASSES, empty, learned, reply
 
@@ -43,6 +53,9 @@ WEIGHTS: dict[str, np.ndarray] = {
 }
 SHAPES = keys.shapes_of(WEIGHTS)
 LIMITS = plausibility.Limits.of(Config(), SHAPES)
+SECRET = bytes(range(32))
+CLIENT = "client-000"
+FORM = "multipart/form-data; boundary=x"
 AGREED = ("cat", "dog", "sea lion")
 SIDE = 4
 
@@ -72,6 +85,38 @@ def pristine() -> dict[str, bytes]:
     content = {name: (folder / name).read_bytes()[32:] for name in NAMES}
     shutil.rmtree(folder)
     return content
+
+
+@contextmanager
+def with_key() -> Iterator[None]:
+    """Set a key in the environment."""
+    os.environ[encryption.VARIABLE] = base64.b64encode(SECRET).decode()
+    try:
+        yield
+    finally:
+        del os.environ[encryption.VARIABLE]
+
+
+def pristine_sealed() -> list[bytes]:
+    """Return encrypted files as this package writes them, without mark and checksum; the last is the ledger."""
+    root = scratch()
+    folder = root / CLIENT
+    with with_key():
+        store = ClientStore(folder, empty())
+        for number in (1, 2):
+            store.save_trained(learned(number), reply(number))
+    content = [(folder / name).read_bytes()[48:] for name in ("state-000002.npz", "answer-000002.npz", LEDGER)]
+    shutil.rmtree(root)
+    return content
+
+
+def pristine_ledger() -> bytes:
+    """Return a ledger's archive."""
+    name = "state-000002.npz"
+    record = {"version": 1, "stamps": {name: ["00" * 16], "answer-000002.npz": ["11" * 16]}, "newest": ["1", 2]}
+    packed = io.BytesIO()
+    np.savez(packed, record=np.frombuffer(json.dumps(record).encode(), dtype=np.uint8))
+    return packed.getvalue()
 
 
 def dropped() -> dict[str, bytes]:
@@ -150,6 +195,42 @@ class Parsers:
             _assert_line(error)
         self._clear()
 
+    def encrypted(self, content: bytes) -> None:
+        """Read as what follows the checksum of every kind of encrypted file, in a client's folder."""
+        folder = self.folder / CLIENT
+        folder.mkdir()
+        file = b"\x89FEDKACE-SEALED\n" + hashlib.sha256(content).digest() + content
+        for name in (*NAMES, LEDGER):
+            (folder / name).write_bytes(file)
+        with with_key():
+            for action in (
+                lambda: durable.read(folder / NAMES[0], client_state.VERSION),
+                lambda: ClientStore(folder, empty()).before(3),
+                lambda: ClientStore(folder, empty()).answer(2),
+                lambda: Ledger(folder).newest(),
+            ):
+                try:
+                    action()
+                except StateError as error:
+                    _assert_line(error)
+        self._clear()
+
+    def ledger(self, body: bytes) -> None:
+        """Read as the archive in a client's ledger, under the right key."""
+        folder = self.folder / CLIENT
+        folder.mkdir()
+        path = folder / LEDGER
+        path.write_bytes(encryption.seal(body, SECRET, place_of(path)))
+        with with_key():
+            try:
+                newest = Ledger(folder).newest()
+                assert newest is None or (isinstance(newest[0], str) and type(newest[1]) is int)
+                Ledger(folder).settle(Ledger(folder).intend([NAMES[0]], 2), ("1", 2))
+                assert Ledger(folder).newest() == ("1", 2)
+            except StateError as error:
+                _assert_line(error)
+        self._clear()
+
     def archived(self, body: bytes) -> None:
         """Parse without the checksum."""
         try:
@@ -168,20 +249,29 @@ class Parsers:
         self._arrived("a.png", "dog", content)
 
     def _arrived(self, name: str, class_name: str | None, content: bytes) -> None:
-        path = self.folder / name
-        path.write_bytes(content)
+        (self.folder / name).write_bytes(content)
         claimed = None
-        try:
-            claimed = arrivals.count(path, class_name)
-        except DataError as error:
-            _assert_line(error)
-        try:
-            images, labels = arrivals.read(path, class_name, AGREED, SIDE)
-        except DataError as error:
-            _assert_line(error)
-            return
+        with OpenFolder.at(self.folder) as folder:
+            arrival = arrivals.Arrival(folder, name, class_name)
+            try:
+                claimed = arrivals.count(arrival)
+            except DataError as error:
+                _assert_line(error)
+            try:
+                images, labels = arrivals.read(arrival, AGREED, SIDE, read_square)
+            except DataError as error:
+                _assert_line(error)
+                return
         assert images.dtype == np.uint8 and images.shape == (claimed, 3, SIDE, SIDE)
         assert labels.shape == (claimed,) and labels.min() >= 0 and labels.max() < len(AGREED)
+
+    def form(self, content: bytes) -> None:
+        """Read as a form that is sent to the prediction service."""
+        try:
+            file = file_in(content, FORM)
+            assert len(file) <= len(content)
+        except DataError as error:
+            _assert_line(error)
 
     def reply(self, content: RecordDict | Error) -> None:
         """Process as a client's reply, with every step for training and evaluation replies."""
@@ -227,6 +317,15 @@ class Parsers:
         try:
             parse_setting(content.decode("utf-8", "replace"))
         except ConfigError as error:
+            _assert_line(error)
+
+    def policy(self, content: bytes) -> None:
+        """Read as a site's policy, and let it decide on a run."""
+        path = self.folder / "policy.toml"
+        path.write_bytes(content)
+        try:
+            read_policy(path).check(Config(), Config(), sends_labels=True, round_number=1)
+        except PolicyError as error:
             _assert_line(error)
 
     def run_config(self, content: bytes) -> None:

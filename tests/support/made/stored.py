@@ -1,9 +1,11 @@
 """Client states to store, their files, and how to compare them."""
 
+import base64
 import hashlib
 import io
 import json
 import logging
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,6 +22,11 @@ from fedkace_flwr.storage.client_store import ClientStore
 
 CLASSES = 5
 _DIGEST = 32
+
+
+def new_key() -> str:
+    """Return a key as it is written into the environment."""
+    return base64.b64encode(secrets.token_bytes(32)).decode()
 
 
 def empty(classes: int = CLASSES, pixels_of: tuple[int, int, int] | None = None) -> ClientState:

@@ -99,7 +99,7 @@ class Federation:
     def __init__(self, folder: Path, *setup: str, env: dict[str, str] | None = None) -> None:
         need_tools("openssl", "ssh-keygen")
         self.folder = folder / "federation"
-        self._app = staged_app(folder / "app")
+        self.app = staged_app(folder / "app")
         self.results = folder / "results"
         self.env = environment(folder, **(env or {}))
         options = ["--port", "0", "--connection", CONNECTION, *setup]
@@ -130,7 +130,7 @@ class Federation:
         path = self.folder.parent / f"{name}.toml"
         told = {"results-dir": str(self.results), "run-name": name, **config}
         path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in told.items()))
-        return str(self.flwr("run", str(self._app), CONNECTION, "--run-config", str(path))["run-id"])
+        return str(self.flwr("run", str(self.app), CONNECTION, "--run-config", str(path))["run-id"])
 
     def run(self, number: str) -> dict[str, Any]:
         """Return the SuperLink's description of a run."""

@@ -1,15 +1,26 @@
-"""The command ``predict`` and its service, each in a separate process."""
+"""The command ``predict`` and its service, each in a separate process; and the service's server in this one."""
 
+import asyncio
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
+
+from fedkace_flwr.inference.access import Access
+from fedkace_flwr.inference.bodies import Bodies
+from fedkace_flwr.inference.connections import Limits
+from fedkace_flwr.inference.decoders import LANES
+from fedkace_flwr.inference.server import server_for
+from fedkace_flwr.inference.service import Watched, application
 
 ROOT = Path(__file__).parents[3]
 COMMAND = [sys.executable, "-m", "fedkace_flwr.inference.predict"]
@@ -24,11 +35,11 @@ def predict(*arguments: object) -> "subprocess.CompletedProcess[str]":
 class Service:
     """A service in a separate process."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(self, folder: Path, *arguments: str, **options: Any) -> None:
         self.log = (folder.parent / "service.log").open("w+")
         command = [*COMMAND, "serve", "--state", str(folder), "--port", "0", *arguments]
         self.process = subprocess.Popen(
-            command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=self.log, text=True
+            command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=self.log, text=True, **options
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
@@ -58,9 +69,44 @@ class Service:
 
 
 @contextmanager
-def serving_of(folder: Path, *arguments: str) -> Iterator[Service]:
-    service = Service(folder, *arguments)
+def serving_of(folder: Path, *arguments: str, **options: Any) -> Iterator[Service]:
+    service = Service(folder, *arguments, **options)
     try:
         yield service
     finally:
         service.close()
+
+
+@contextmanager
+def served(
+    folder: Path,
+    access: Access | None = None,
+    limits: Limits | None = None,
+    bodies: Bodies | None = None,
+    lanes: Any = LANES,
+) -> Iterator[int]:
+    """Serve a folder from a thread, with limits of the test's choice; yield the port."""
+    watched = Watched(folder)
+    watched.look()
+    server = server_for(application(watched, access, bodies, lanes), limits or Limits())
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield port
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@asynccontextmanager
+async def living(application: Any) -> AsyncIterator[None]:
+    """Start an application without a server, and end it."""
+    to, fro = asyncio.Queue[dict[str, str]](), asyncio.Queue[dict[str, str]]()
+    await to.put({"type": "lifespan.startup"})
+    task = asyncio.create_task(application({"type": "lifespan", "asgi": {"version": "3.0"}}, to.get, fro.put))
+    assert (await fro.get())["type"] == "lifespan.startup.complete"
+    yield
+    await to.put({"type": "lifespan.shutdown"})
+    await task

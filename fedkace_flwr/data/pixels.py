@@ -1,0 +1,161 @@
+"""Opening pictures that others have made: which formats, how many pixels, how much memory.
+
+Only formats that cameras, phones and browsers write are accepted. Size and structure are read from the file's first
+bytes before a decoder sees them, because some decoders allocate the whole picture as soon as they open a file.
+"""
+
+import io
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedkace_flwr.errors import DataError
+from fedkace_flwr.storage.files import read_bytes
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+PICTURE_MEMORY = 120 * 2**20
+"""Most memory that decoding one picture may take, in bytes, without the file itself."""
+
+FORMATS: Mapping[str, int] = {"JPEG": 10, "PNG": 10, "WEBP": 18}
+"""The accepted formats, by Pillow's names, with the bytes that decoding takes for each pixel.
+
+A picture in RGB takes 4 bytes a pixel. A progressive JPEG also holds its coefficients, a PNG with transparency its four
+channels, and a WebP two frames and its planes.
+"""
+
+SUFFIXES = (".jpeg", ".jpg", ".png", ".webp")
+"""What names of files in these formats end in."""
+
+MAX_FILE = 2**26
+"""Largest file of a picture, in bytes."""
+
+_SCANS = 100  # of a JPEG; the usual progressive ones have ten, and each takes time for all pixels
+_SEGMENTS = 1000  # of a JPEG
+_NEXT_MARKER = re.compile(rb"\xff+([^\x00\xd0-\xd7\xff])", re.DOTALL)
+_START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
+_WITHOUT_LENGTH = (0x01, 0xD8)
+
+
+class TooLargeError(DataError):
+    """A picture has more pixels than the memory allows."""
+
+
+def max_pixels(kind: str = "JPEG", memory: int = PICTURE_MEMORY) -> int:
+    """How many pixels a picture of a format may have if decoding it may take ``memory`` bytes."""
+    return memory // FORMATS[kind]
+
+
+def rgb(
+    source: Path | bytes, memory: int = PICTURE_MEMORY, sized: Callable[[int], None] = lambda pixels: None
+) -> "Image":
+    """Decode a picture from an untrusted source.
+
+    Parameters
+    ----------
+    source : Path or bytes
+        A file, or a file's bytes.
+    memory : int
+        Memory for decoding, in bytes; a picture whose pixels need more is not decoded.
+    sized : callable
+        Called with the number of pixels before they are decoded.
+
+    Returns
+    -------
+    Image
+        In RGB, without transparency.
+
+    Raises
+    ------
+    TooLargeError
+        It has too many pixels.
+    DataError
+        The source cannot be read, is not a picture of an accepted format, or is damaged. The message is one line and
+        does not name the file.
+    MemoryError
+        The system refuses the memory.
+    """
+    content = source if isinstance(source, bytes) else _read(source)
+    kind = _kind(content)
+    if kind == "WEBP":
+        _check_size(kind, _webp_size(content), memory)
+    elif kind == "JPEG":
+        _check_scans(content)
+    return _decoded(content, kind, memory, sized)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return read_bytes(path, MAX_FILE)
+    except OSError as fault:
+        raise DataError(str(fault.strerror or fault)) from fault
+
+
+def _kind(content: bytes) -> str:
+    if content.startswith(b"\xff\xd8\xff"):
+        return "JPEG"
+    if content.startswith(b"\x89PNG\r\n\x1a\n"):
+        return "PNG"
+    if content.startswith(b"RIFF") and content[8:12] == b"WEBP":
+        return "WEBP"
+    raise DataError(f"it is not an image, or its format is not supported ({', '.join(FORMATS)} are)")
+
+
+def _check_size(kind: str, size: tuple[int, int], memory: int) -> None:
+    most = max_pixels(kind, memory)
+    if size[0] * size[1] > most:
+        raise TooLargeError(f"it has {size[0]} x {size[1]} pixels; at most {most:,} are allowed for {kind}")
+
+
+def _webp_size(content: bytes) -> tuple[int, int]:
+    """Width and height of the canvas, by the first chunk of a WebP file."""
+    chunk, start = content[12:16], content[20:30]
+    if len(start) == 10:
+        if chunk == b"VP8X":
+            return int.from_bytes(start[4:7], "little") + 1, int.from_bytes(start[7:10], "little") + 1
+        if chunk == b"VP8L" and start[0] == 0x2F:
+            bits = int.from_bytes(start[1:5], "little")
+            return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+        if chunk == b"VP8 " and start[3:6] == b"\x9d\x01\x2a":
+            return int.from_bytes(start[6:8], "little") & 0x3FFF, int.from_bytes(start[8:10], "little") & 0x3FFF
+    raise DataError("it is damaged (it begins like a WebP file and has no size)")
+
+
+def _check_scans(content: bytes) -> None:
+    """Refuse a JPEG that would be decoded many times over: each scan of a progressive one visits every pixel."""
+    place, scans = 2, 0
+    for _ in range(_SEGMENTS):
+        marker = _NEXT_MARKER.search(content, place)
+        if marker is None or marker[1][0] == _END_OF_IMAGE:
+            return
+        place = marker.end()
+        if marker[1][0] in _WITHOUT_LENGTH:
+            continue
+        scans += marker[1][0] == _START_OF_SCAN
+        if scans > _SCANS:
+            raise DataError(f"it is a JPEG of more than {_SCANS} scans")
+        place += int.from_bytes(content[place : place + 2], "big")
+    raise DataError(f"it is a JPEG of more than {_SEGMENTS} segments")
+
+
+def _decoded(content: bytes, kind: str, memory: int, sized: Callable[[int], None]) -> "Image":
+    # Pillow would import the readers of all formats for one that it does not know yet.
+    from PIL import Image, JpegImagePlugin, PngImagePlugin, UnidentifiedImageError, WebPImagePlugin  # noqa: F401
+
+    try:
+        with Image.open(io.BytesIO(content), formats=[kind]) as found:
+            _check_size(kind, found.size, memory)
+            sized(found.width * found.height)
+            found.load()
+            return found if found.mode == "RGB" else found.convert("RGB")
+    except (DataError, MemoryError):
+        raise
+    except Image.DecompressionBombError as fault:
+        raise TooLargeError(f"it has too many pixels; at most {max_pixels(kind, memory):,} are allowed") from fault
+    except UnidentifiedImageError as fault:
+        raise DataError(f"it is damaged (it begins like {kind} and cannot be opened)") from fault
+    except Exception as fault:  # on damaged files, decoders raise anything from SyntaxError to struct.error
+        reason = " ".join(str(fault).split()) or type(fault).__name__
+        raise DataError(f"it is damaged ({reason})") from fault

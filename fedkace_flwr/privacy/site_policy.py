@@ -1,0 +1,184 @@
+"""A site's own policy: a file on a machine that says which runs its client takes part in.
+
+The run's configuration comes from the server. A policy keeps the server from switching off a client's noise, asking for
+labels, or training without end. The client checks it before it does anything for a run. It binds only an app that
+contains this check: which apps run at all is for signatures to decide (docs/signed-apps.md).
+"""
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedkace_flwr.config import Config, all_keys
+from fedkace_flwr.errors import ConfigError, PolicyError
+from fedkace_flwr.keys import Key, Scalar, checked
+from fedkace_flwr.storage.files import read_text
+
+POLICY = "policy"
+"""Key of the node config that names the file."""
+
+VARIABLE = "FEDKACE_POLICY"
+"""Environment variable that names the file if the node config does not."""
+
+_LARGEST = 2**20  # bytes of a file
+_ANY, _DEFAULT = "any", "default"
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """The accepted values of one key: some values, or a range."""
+
+    values: tuple[Scalar, ...] = ()
+    low: float | None = None
+    high: float | None = None
+
+    def accepts(self, value: Scalar) -> bool:
+        """Return whether a value, which has the key's type, is accepted."""
+        if self.values:
+            return value in self.values
+        assert not isinstance(value, str)
+        return (self.low is None or value >= self.low) and (self.high is None or value <= self.high)
+
+    def text(self) -> str:
+        """Return the accepted values in words."""
+        if self.values:
+            return "only " + " or ".join(map(repr, self.values))
+        if self.low is None:
+            return f"at most {self.high}"
+        return f"at least {self.low}" if self.high is None else f"{self.low} to {self.high}"
+
+
+@dataclass(frozen=True)
+class SitePolicy:
+    """What a site accepts.
+
+    Attributes
+    ----------
+    path : Path
+        The file, for messages.
+    labels : bool
+        Whether methods that send labels of samples are accepted.
+    only_defaults : bool
+        Whether keys that affect numbers and have no rule must have their default.
+    rules : mapping
+        Rules by key.
+    """
+
+    path: Path
+    labels: bool
+    only_defaults: bool
+    rules: Mapping[str, _Rule]
+
+    def check(self, asked: Config, config: Config, *, sends_labels: bool, round_number: int | None = None) -> None:
+        """Refuse a run that the site does not accept.
+
+        Parameters
+        ----------
+        asked : Config
+            The configuration as the server sends it.
+        config : Config
+            The configuration as the client uses it: with the method's preset.
+        sends_labels : bool
+            Whether the method sends labels of samples.
+        round_number : int, optional
+            The message's round.
+
+        Raises
+        ------
+        PolicyError
+            The run is refused; the message names the key, its value and what is accepted.
+        """
+        values = config.flat()
+        for name, rule in self.rules.items():
+            if not rule.accepts(values[name]):
+                self._refuse(name, values[name], rule.text())
+        if sends_labels and not self.labels:
+            self._refuse("method", config.method, "no method that sends labels of samples (labels = false)")
+        if self.only_defaults:
+            defaults, sent = Config().flat(), asked.flat()
+            for _, name, declared in all_keys():
+                if name not in self.rules and declared.affects == "numbers" and sent[name] != defaults[name]:
+                    self._refuse(name, sent[name], f"only its default, {defaults[name]!r} (unlisted = 'default')")
+        if round_number is not None and not 1 <= round_number <= config.stream.rounds:
+            self._refuse("round", round_number, f"only rounds up to the run's rounds = {config.stream.rounds}")
+
+    def _refuse(self, name: str, value: Scalar, accepted: str) -> None:
+        raise PolicyError(f"{self.path}: {name} = {value!r:.200}: this site accepts {accepted}")
+
+
+def policy_of_site(node_config: Mapping[str, Scalar]) -> SitePolicy | None:
+    """Return the policy of the machine that this process runs on; None if it has none.
+
+    Raises
+    ------
+    PolicyError
+        The file that the machine names cannot be read, so no run is accepted.
+    """
+    path = node_config.get(POLICY) or os.environ.get(VARIABLE, "")
+    return read_policy(Path(str(path)).expanduser()) if path else None
+
+
+def read_policy(path: Path) -> SitePolicy:
+    """Read a policy; docs/signed-apps.md describes the format.
+
+    Raises
+    ------
+    PolicyError
+        The file cannot be read, or an entry is unknown or has no meaning.
+    """
+    try:
+        table = tomllib.loads(read_text(path, _LARGEST))
+    except OSError as error:
+        raise PolicyError(f"{path}: the site's policy cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:  # TOML and UTF-8
+        raise PolicyError(f"{path}: is not valid TOML ({error!s:.200})") from error
+    try:
+        return _parsed(path, table)
+    except ConfigError as error:
+        raise PolicyError(f"{path}: {error}") from error
+
+
+def _parsed(path: Path, table: Mapping[str, Any]) -> SitePolicy:
+    known = {"labels", "unlisted", "keys"}
+    for name in table.keys() - known:
+        raise PolicyError(f"{path}: unknown entry {name!r:.100}; must be one of {', '.join(sorted(known))}")
+    labels, unlisted, rules = table.get("labels", True), table.get("unlisted", _ANY), table.get("keys", {})
+    if not isinstance(labels, bool):
+        raise PolicyError(f"{path}: labels = {labels!r:.100}: must be true or false")
+    if unlisted not in (_ANY, _DEFAULT):
+        raise PolicyError(f"{path}: unlisted = {unlisted!r:.100}: must be {_ANY!r} or {_DEFAULT!r}")
+    if not isinstance(rules, dict):
+        raise PolicyError(f"{path}: keys = {rules!r:.100}: must be a table")
+    return SitePolicy(path, labels, unlisted == _DEFAULT, dict(_rules(rules)))
+
+
+def _rules(table: Mapping[str, Any]) -> Iterator[tuple[str, _Rule]]:
+    declared = {name: key for _, name, key in all_keys()}
+    defaults = Config().flat()
+    for name, wanted in table.items():
+        if name not in declared:
+            close = difflib.get_close_matches(name, declared, n=1)
+            hint = f"did you mean {close[0]}?" if close else "see docs/configuration.md for the keys"
+            raise ConfigError(f"unknown key {name!r:.100}; {hint}")
+        yield name, _rule(name, wanted, declared[name], defaults[name])
+
+
+def _rule(name: str, wanted: Any, declared: Key, default: Scalar) -> _Rule:
+    if not isinstance(wanted, dict):
+        values = wanted if isinstance(wanted, list) else [wanted]
+        if not values:
+            raise ConfigError(f"{name} = []: must name at least one value")
+        return _Rule(tuple(checked(name, value, declared, default) for value in values))
+    if isinstance(default, bool | str) or not wanted or not wanted.keys() <= {"min", "max"}:
+        form = "a value or a list of values" + ("" if isinstance(default, bool | str) else ", or min and max")
+        raise ConfigError(f"{name} = {wanted!r:.100}: must be {form}")
+    bounds = {end: checked(f"{name}, {end}", value, declared, default) for end, value in wanted.items()}
+    low, high = (bounds.get(end) for end in ("min", "max"))
+    assert not isinstance(low, str) and not isinstance(high, str)
+    if low is not None and high is not None and low > high:
+        raise ConfigError(f"{name}: min = {low} is larger than max = {high}")
+    return _Rule(low=low, high=high)

@@ -1,0 +1,40 @@
+"""Names and texts from outside: parts of a path that lead nowhere else, and lines that show what they say."""
+
+import hashlib
+import os
+import re
+from pathlib import PurePath
+
+_TOKEN = re.compile(r"[0-9A-Za-z]{1,64}")
+_LONGEST_SUFFIX = 16
+
+
+def token(text: str) -> str:
+    """A part of a path that stands for a text of any kind: the text where it is short and plain, else its hash."""
+    return text if _TOKEN.fullmatch(text) else hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+
+
+def printable(text: str) -> str:
+    """The text on one line, with everything escaped that a terminal or a log would not show as it stands."""
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode("ascii") for sign in text)
+
+
+def fitted(name: str, most: int) -> str:
+    """A file's name, shortened to a number of bytes where it has more; names that differ stay different.
+
+    Parameters
+    ----------
+    name : str
+        The name, with its suffix.
+    most : int
+        At least 40.
+    """
+    if len(os.fsencode(name)) <= most:
+        return name
+    suffix = PurePath(name).suffix
+    if len(os.fsencode(suffix)) > _LONGEST_SUFFIX:
+        suffix = ""
+    tail = f"~{hashlib.sha256(os.fsencode(name)).hexdigest()[:8]}{suffix}"
+    # A character that the cut divides is left out.
+    head = os.fsencode(name)[: most - len(os.fsencode(tail))].decode(errors="ignore")
+    return head + tail

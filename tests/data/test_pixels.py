@@ -1,0 +1,126 @@
+"""Pictures that others have made: what is decoded at all, and how much it may take."""
+
+import io
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from support.made.models import picture
+
+from experiments.bench.serving import bombs
+from fedkace_flwr.data import pixels
+from fedkace_flwr.data.images import Framing, read_square
+from fedkace_flwr.errors import DataError
+
+
+def saved(kind: str) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (20, 20)).save(file, kind)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["BMP", "GIF", "ICO", "JPEG2000", "PCX", "PPM", "SGI", "TGA", "TIFF"])
+def test_formats_that_no_client_needs_are_refused(kind: str) -> None:
+    with pytest.raises(DataError, match=r"its format is not supported \(JPEG, PNG, WEBP are\)$"):
+        pixels.rgb(saved(kind))
+
+
+@pytest.mark.parametrize("kind", pixels.FORMATS)
+def test_the_number_of_pixels_follows_from_the_memory(kind: str) -> None:
+    memory = 30 * 20 * pixels.FORMATS[kind]
+    assert pixels.rgb(picture(kind, (30, 20)), memory).size == (30, 20)
+    with pytest.raises(pixels.TooLargeError, match="30 x 20 pixels; at most 599 are allowed"):
+        pixels.rgb(picture(kind, (30, 20)), memory - 1)
+
+
+def webp(chunk: bytes, body: bytes) -> bytes:
+    content = chunk + len(body).to_bytes(4, "little") + body
+    return b"RIFF" + (len(content) + 4).to_bytes(4, "little") + b"WEBP" + content
+
+
+HUGE = {
+    "lossless": webp(b"VP8L", b"\x2f" + ((7070 << 14) + 7070).to_bytes(4, "little") + bytes(40)),
+    "lossy": webp(b"VP8 ", b"\x10\0\0\x9d\x01\x2a" + (7071).to_bytes(2, "little") * 2 + bytes(40)),
+    "extended": webp(b"VP8X", bytes(4) + (7070).to_bytes(3, "little") * 2 + bytes(40)),
+}
+
+
+@pytest.mark.parametrize("kind", HUGE)
+def test_a_huge_webp_file_is_refused_before_its_canvas_is_allocated(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(*_: object, **__: object) -> None:
+        raise AssertionError("Pillow would allocate the canvas")
+
+    monkeypatch.setattr(Image, "open", opened)
+    with pytest.raises(pixels.TooLargeError, match="7071 x 7071 pixels; at most 6,990,506 are allowed for WEBP"):
+        pixels.rgb(HUGE[kind])
+
+
+def test_the_size_of_every_kind_of_webp_file_is_known() -> None:
+    for options in ({}, {"lossless": True}, {"exif": b"Exif\0\0more"}):
+        file = io.BytesIO()
+        Image.new("RGB", (33, 21)).save(file, "WEBP", **options)
+        with pytest.raises(pixels.TooLargeError, match="33 x 21 pixels; at most 555 are"):
+            pixels.rgb(file.getvalue(), 555 * pixels.FORMATS["WEBP"])
+    with pytest.raises(DataError, match="it begins like a WebP file and has no size"):
+        pixels.rgb(webp(b"VP8Z", bytes(40)))
+
+
+def test_a_jpeg_of_many_scans_is_refused_before_it_is_decoded() -> None:
+    """Each of its scans, of 25 bytes, visits all pixels."""
+    assert pixels.rgb(bombs.scans(1024, 1024, 90)).size == (1024, 1024)
+    with pytest.raises(DataError, match="a JPEG of more than 100 scans"):
+        pixels.rgb(bombs.scans(4096, 3072, 100_000))
+
+
+def test_a_jpeg_of_many_segments_is_refused() -> None:
+    whole = picture("JPEG")
+    with pytest.raises(DataError, match="a JPEG of more than 1000 segments"):
+        pixels.rgb(whole[:2] + b"\xff\xfe\0\2" * 100_000 + whole[2:])
+    assert pixels.rgb(whole[:2] + b"\xff\xfe\0\2" * 100 + whole[2:]).size == (30, 20)
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0, "progressive": True}])
+def test_the_usual_jpegs_have_few_scans(options: dict[str, object]) -> None:
+    assert pixels.rgb(bombs.photo(200, 100, "JPEG", **options)).size == (200, 100)
+
+
+def test_a_jpeg_with_other_data_at_its_end_is_read() -> None:
+    """Telephones append films; what looks like a scan in them is none."""
+    assert pixels.rgb(picture("JPEG") + b"\xff\xda\0\2" * 1000).size == (30, 20)
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    with path.open("wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(DataError, match="it has 1099511627776 bytes; at most 67108864 are read"):
+        pixels.rgb(path)
+
+
+def test_memory_that_the_system_refuses_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    content = picture()
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", refuse)
+    with pytest.raises(MemoryError):
+        pixels.rgb(content)
+    with pytest.raises(DataError, match="it needs more memory than there is"):
+        read_square(content, Framing.of_files(8))
+
+
+def test_decoding_without_a_copy_changes_no_pixel() -> None:
+    for kind, mode in (("JPEG", "RGB"), ("PNG", "RGB"), ("PNG", "RGBA"), ("PNG", "P"), ("JPEG", "CMYK")):
+        content = picture(kind, (61, 47), mode)
+        with Image.open(io.BytesIO(content)) as opened:
+            assert np.array_equal(np.asarray(pixels.rgb(content)), np.asarray(opened.convert("RGB")))
+
+
+def test_text_in_a_png_is_limited_too() -> None:
+    whole, text = picture("PNG"), zlib.compress(bytes(2**25))
+    chunk = b"zTXt" + b"a\0\0" + text
+    bomb = whole[:33] + len(chunk[4:]).to_bytes(4, "big") + chunk + zlib.crc32(chunk).to_bytes(4, "big") + whole[33:]
+    with pytest.raises(DataError, match="it is damaged"):
+        pixels.rgb(bomb)

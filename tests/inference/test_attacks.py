@@ -1,0 +1,124 @@
+"""Attacks on the service as a process of its own: what others pay for them, in memory and in answers."""
+
+import resource
+import select
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from support.made.models import constant, picture
+from support.systems.service import Service, serving_of
+
+from experiments.bench.serving import bombs
+from experiments.bench.serving.delays import memory_of
+from fedkace_flwr.data.images import Framing
+from fedkace_flwr.inference import kept_models as serving
+
+MEMORY = 256_000_000
+AT_ONCE = 8
+HALF = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Le"
+
+pytestmark = pytest.mark.slow
+
+BOMBS = {
+    "webp": lambda: bombs.blank(7071, 7071, "WEBP", lossless=True, method=0, quality=0),
+    "jpeg 2000": lambda: bombs.blank(7071, 7071, "JPEG2000"),
+    "png": lambda: bombs.blank(7071, 7071, "PNG"),
+    "tiff": lambda: bombs.blank(7071, 7071, "TIFF", compression="tiff_deflate"),
+    "scans": lambda: bombs.scans(4096, 3072, 90),
+    "largest": lambda: bombs.photo(4096, 3072, quality=75, progressive=True, subsampling=0),
+    "largest square": lambda: bombs.blank(3547, 3547, "PNG"),
+    "largest webp": lambda: bombs.photo(2643, 2643, "WEBP", method=0),
+    "nothing": lambda: bytes(9_990_000),
+}
+
+
+@pytest.fixture(scope="module", params=["files", "arrays"])
+def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
+    """A service for each way of scaling."""
+    folder = tmp_path_factory.mktemp(request.param) / "client"
+    framing = Framing.of_files(32) if request.param == "files" else Framing.of_arrays(32)
+    serving.write(folder, constant(3, 3, framing=framing))
+    with serving_of(folder) as service:
+        yield service
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_no_picture_takes_more_memory_than_is_promised(name: str, service: Service) -> None:
+    bomb, process = BOMBS[name](), psutil.Process(service.process.pid)
+    assert service.client.post("/predict", content=picture()).status_code == 200
+    before, peak, over = memory_of(process), [0], threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.01):
+            peak[0] = max(peak[0], memory_of(process))
+
+    def send(_: int) -> int:
+        with httpx.Client(base_url=service.client.base_url, timeout=None) as client:
+            return client.post("/predict", content=bomb).status_code
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        with ThreadPoolExecutor(AT_ONCE) as callers:
+            found = set(callers.map(send, range(2 * AT_ONCE)))
+    finally:
+        over.set()
+        watcher.join()
+    assert found <= ({200, 503} if "largest" in name or name == "scans" else {422, 503})
+    assert peak[0] - before <= MEMORY
+    assert service.client.post("/predict", content=picture()).status_code == 200
+
+
+def test_slow_bodies_do_not_delay_a_prediction(folder: Path) -> None:
+    """The answer comes while all of these bodies are still waited for."""
+    head = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000000\r\n\r\n"
+    with serving_of(folder) as service, ExitStack() as stack:
+        slow = []
+        for _ in range(16):
+            slow.append(stack.enter_context(socket.create_connection(("127.0.0.1", service.port))))
+            slow[-1].sendall(head + bytes(100_000))
+        assert service.client.post("/predict", content=picture()).status_code == 200
+        assert not select.select(slow, [], [], 0)[0]
+
+
+def test_half_sent_headers_do_not_use_up_the_descriptors(folder: Path) -> None:
+    few = (128, 128)
+    with (
+        serving_of(folder, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, few)) as service,
+        ExitStack() as stack,
+    ):
+        for _ in range(200):
+            raw = stack.enter_context(socket.create_connection(("127.0.0.1", service.port)))
+            raw.sendall(HALF)
+        with httpx.Client(base_url=service.client.base_url, timeout=60) as client:
+            assert client.get("/health").status_code == 200
+            assert client.post("/predict", content=picture()).status_code == 200
+
+
+def test_half_sent_headers_are_not_held(folder: Path) -> None:
+    with serving_of(folder) as service, ExitStack() as stack:
+        slow = []
+        for _ in range(100):
+            slow.append(stack.enter_context(socket.create_connection(("127.0.0.1", service.port), timeout=30)))
+            slow[-1].sendall(HALF)
+        for raw in slow:
+            with suppress(ConnectionResetError):
+                assert raw.recv(1) == b""
+
+
+def test_what_was_refused_a_thousand_times_is_not_in_the_log(folder: Path) -> None:
+    with serving_of(folder) as service:
+        for _ in range(300):
+            with socket.create_connection(("127.0.0.1", service.port)) as raw:
+                raw.sendall(b"\x00\xff\r\n\r\n")
+            with socket.create_connection(("127.0.0.1", service.port)) as raw:
+                raw.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900\r\n\r\n")
+        assert service.client.post("/predict", content=picture()).status_code == 200
+        assert service.stop() == 0
+        assert len(service.said().splitlines()) < 5, service.said()[-3000:]
