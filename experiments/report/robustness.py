@@ -5,7 +5,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from experiments.results.averages import mean
-from experiments.results.loading import Record, load_results, rows_of
+from experiments.results.loading import load_results, rows_of
+from experiments.results.reading import Record
 from fedkace_flwr.errors import ResultsError
 
 _AXES = ("axis.federation", "axis.aggregation", "axis.attack")
