@@ -40,8 +40,13 @@ def refusal(values: dict[str, Any]) -> str:
 
 def with_company(name: str, value: Any) -> dict[str, Any]:
     """The value, with what other keys must be so that it contradicts none of them."""
-    company = {"overlap": {"window": max(1, value)}, "num-classes": {"capacity": max(60, value), "window": 1}}
-    return {**company.get(name, {}), name: value}
+    if name == "overlap":
+        return {"window": max(1, value), name: value}
+    if name == "num-classes":
+        return {"capacity": max(60, value), "window": 1, name: value}
+    if name == "byzantine-clients":
+        return {"clients": 2 * value + 1, name: value}
+    return {name: value}
 
 
 def inside(name: str) -> st.SearchStrategy[Any]:
@@ -108,7 +113,8 @@ def test_each_default_parses_alone_and_is_in_its_own_range(name: str) -> None:
 def configurations(draw: st.DrawFn) -> dict[str, Any]:
     """Values for any keys, those that are held against each other drawn so that they fit."""
     together = ("num-classes", "window", "overlap", "samples-per-class", "capacity")
-    elsewhere = ("dp", "dp-seeded", "secagg", "statistics")  # go with some methods alone: test_privacy.py
+    # These go with some methods, rules or numbers of clients alone: test_privacy.py, test_attacks.py.
+    elsewhere = ("dp", "dp-seeded", "secagg", "statistics", "attack", "hostile-clients", "byzantine-clients")
     names = draw(st.lists(st.sampled_from(sorted(set(KEYS) - {*together, *elsewhere})), unique=True, max_size=8))
     classes = draw(st.integers(1, 1000))
     window = draw(st.integers(1, classes))

@@ -191,8 +191,8 @@ def test_a_run_folder_is_named_by_run_name_or_flowers_number(small: Make, tmp_pa
 
 
 def test_a_client_folder_is_the_nodes_then_the_runs_then_below_the_results(small: Make, tmp_path) -> None:  # type: ignore[no-untyped-def]
-    assert client_folder(small(), 5, 3, {}) == tmp_path / "run" / "clients" / "client-003"
-    config = small(state_dir="/state")
+    assert client_folder(small(), 5, 2, {}) == tmp_path / "run" / "clients" / "client-002"
+    config = small(clients=13, state_dir="/state")
     assert str(client_folder(config, 5, 12, {})) == "/state/client-012"
     assert str(client_folder(config, 5, 12, {"state-dir": "/mine"})) == "/mine/client-012"
     assert str(client_folder(config, 5, 12, {"state-dir": ""})) == "/state/client-012"

@@ -69,7 +69,7 @@ class Comparison:
             "running means": Directions(settings.statistics_bound),
         }
         self._sketches: dict[int, Sketch] = {}  # by client, of the latest attempt at a round
-        self._sent: list[Sketch] = []
+        self._sent: dict[int, Sketch] = {}
 
     def __call__(
         self, replies: Sequence[Reply], sent: Mapping[int, ArrayRecord], report: RoundReport, *, aggregated: bool = True
@@ -117,9 +117,10 @@ class Comparison:
 
     def remember(self, replies: Sequence[Reply], number: int) -> None:
         """Remember the models of a round that have been aggregated, and those that were sent."""
-        if self._sent:
-            self._earlier.remember([*self._sent, *(self._sketches[reply.client] for reply in replies)], number)
-        self._sketches, self._sent = {}, []
+        if self._sketches:
+            sent = {id(self._sent[reply.client]): self._sent[reply.client] for reply in replies}
+            self._earlier.remember([*sent.values(), *(self._sketches[reply.client] for reply in replies)], number)
+        self._sketches, self._sent = {}, {}
 
     def state(self) -> tuple[dict[str, NumpyArray], dict[str, Any]]:
         """Arrays, and a JSON-ready record, that later rounds need."""
@@ -151,7 +152,7 @@ class Comparison:
     def _copies(self, replies: Sequence[Reply], origins: Mapping[int, Weights], number: int) -> Rejects:
         starts = {id(origin): self._earlier.sketch(origin) for origin in origins.values()}
         models = {reply.client: self._earlier.sketch(reply.weights) for reply in replies}
-        self._sketches, self._sent = models, list(starts.values())
+        self._sketches, self._sent = models, {reply.client: starts[id(origins[reply.client])] for reply in replies}
         copies: Rejects = {}
         for client, model in models.items():
             if (origin := self._earlier.origin_of(model, starts[id(origins[client])])) is not None:

@@ -11,8 +11,8 @@ import numpy as np
 
 from fedkace_flwr.algorithms.robust_aggregation import Floats, cosines_to_others
 
-FEWEST = 3
-"""Smallest number of updates that are compared; of two that point apart, either could be the hostile one."""
+FEWEST = 4
+"""Smallest number of updates that are compared; among three, two honest ones with different classes may be opposed."""
 
 _DECAY = 0.7
 
@@ -42,7 +42,7 @@ class Directions:
         Parameters
         ----------
         clients : sequence of int
-            At least three, each once.
+            Each once; of fewer than four none is rejected.
         gram : array
             float64 (m, m), inner products of their updates.
         """
