@@ -160,7 +160,7 @@ class Comparison:
         return copies
 
     def _opposed(self, group: Sequence[Reply], origins: Mapping[int, Weights], report: RoundReport) -> Rejects:
-        if len(group) < FEWEST:
+        if len(group) < 2:
             return {}
         means = frozenset(name for name in group[0].weights if name.endswith(MEAN))
         clients, starts = [reply.client for reply in group], [origins[reply.client] for reply in group]
@@ -169,7 +169,8 @@ class Comparison:
             gram = gram_matrix([reply.weights for reply in group], names, starts)
             for client, cosine in zip(clients, cosines_to_others(gram).tolist(), strict=True):
                 report.updates[client][f"{what.replace(' ', '_')}_cosine"] = cosine
-            for client, cosine in self._directions[what].opposed(clients, gram).items():
+            opposed = self._directions[what].opposed(clients, gram) if len(group) >= FEWEST else {}
+            for client, cosine in opposed.items():
                 reason = f"{what}: its cosine to the others' mean is {cosine:.3f}, again less than the bound"
                 rejects.setdefault(client, (reason, "direction"))
         return rejects
