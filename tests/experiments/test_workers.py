@@ -134,4 +134,4 @@ def test_ray_tells_a_client_its_share_of_a_gpu() -> None:
 def test_a_plan_times_training_as_it_is_configured(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "quickstart", "--engine", "inline", "--dry-run", "--set", "augment=flip-shift"]) == 0
     printed = capsys.readouterr().out
-    assert re.search(r"^plan: \d workers? of \d threads? on ", printed, re.MULTILINE), printed
+    assert re.search(r"^plan: \d+ workers? of \d+ threads? on ", printed, re.MULTILINE), printed
