@@ -80,6 +80,10 @@ def main(arguments: list[str] | None = None) -> int:
             feed(Config.parse(dict(parse_setting(text) for text in options.set)), options.folder, every=options.every)
         elif options.command == "report":
             _report(options, console)
+        elif options.command == "app":
+            from experiments.running.processes import staged_app
+
+            print(staged_app(options.folder))
         elif options.command == "background":
             _background(options, study, console)
         else:
@@ -304,6 +308,8 @@ def _parser() -> argparse.ArgumentParser:
     fed.add_argument(
         "--every", type=float, default=0.0, help="seconds between the files of two rounds (default: 0, all at once)"
     )
+    app = commands.add_parser("app", help="write the Flower app to a folder, for `flwr run FOLDER` and `flwr build`")
+    app.add_argument("folder", type=Path, help="the folder; must be new or empty")
     predict = commands.add_parser("predict", help="classify pictures with the model that a client predicts with")
     serve = commands.add_parser("serve", help="answer such questions over HTTP")
     for parts in (predict, serve):  # parsed by fedkace_flwr.inference.predict

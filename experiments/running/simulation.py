@@ -3,8 +3,8 @@
 ``flwr run`` starts the same engine through a SuperLink, which several people can share, and its SuperExec. A runner has
 its runs to itself, and is spared the seconds that these take to start, to find the run and to notice its end.
 
-Run as ``python -m experiments.running.simulation``. The process makes its imports, which take seconds, and meanwhile
-waits for one line of JSON with the parameters of :func:`run_simulation` and the file for its output, ``log``. It leaves
+Run as ``python -m experiments.running.simulation``. The process makes its imports, which take seconds, and then waits
+for one line of JSON with the parameters of :func:`run_simulation` and the file for its output, ``log``. It leaves
 without a run if its input ends.
 """
 
@@ -13,7 +13,6 @@ import json
 import os
 import secrets
 import sys
-import threading
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
@@ -59,8 +58,7 @@ def run_simulation(config: Mapping[str, Scalar], supernodes: int, workers: int, 
         What the server's app raises.
     """
     if CLUSTER not in os.environ:
-        # Ray's processes end with the thread that starts them, so that must be the main thread. On a cluster Flower
-        # connects, because workers on other machines need this process's search path.
+        # On a cluster Flower connects, because workers on other machines need this process's search path.
         _start_ray(workers)
     from flwr.serverapp import ServerApp
 
@@ -89,11 +87,6 @@ def _start_ray(workers: int) -> None:
     ray.init(num_cpus=workers, include_dashboard=False, logging_level=_LOG_LEVEL, log_to_driver=True)
 
 
-def _import_ahead() -> None:
-    for name in _NEEDED:
-        importlib.import_module(name)
-
-
 def _leave(status: int) -> NoReturn:
     """End this process and those that Ray has started for it; some of them would notice only after a minute."""
     for process in psutil.Process().children(recursive=True):
@@ -105,8 +98,8 @@ def _leave(status: int) -> NoReturn:
 
 
 def _main() -> NoReturn:
-    imports = threading.Thread(target=_import_ahead, daemon=True)
-    imports.start()
+    for name in _NEEDED:
+        importlib.import_module(name)
     line = sys.stdin.readline()
     if not line:
         _leave(0)
