@@ -4,31 +4,33 @@ Other modules import only Flower's public packages (``flwr.app``, ``flwr.clienta
 ``tests/test_flower_internals.py`` holds the list and checks it. Because any minor release of Flower may change what
 is used here, ``pyproject.toml`` admits only those that the tests pass with.
 
-========================  ==================================================  ======================================
-what                      where it lives in Flower                            used for
-========================  ==================================================  ======================================
-`ClientAppCallable`,      ``clientapp.typing``                                types of handlers and modifiers
-`Mod`
-`fitres_to_recorddict`    ``compat.common.recorddict_compat``                 updates in the form that SecAgg+ masks
-`KEY_CLIPPING_NORM`,      ``supercore.differential_privacy``                  clipping, and the noise of the server
-`compute_stdv`,
-`add_gaussian_noise_...`
-SecAgg+: `Key`, `Stage`,  ``common.secure_aggregation``,                      the stages of SecAgg+ inside a round
-`WorkflowState` ...       ``server.workflow``, ``server.compat``
-`Run`, `TaskIdentity`     ``supercore.run``, ``supercore.task_identity``      the inline engine's grid
-`_run_simulation`         ``simulation.run_simulation``                       runs on Ray without a SuperLink
-a module's name           ``simulation.app``                                  telling that ``flwr run`` simulates
-`InMemoryGrid` (a name)   ``superlink.grid``                                  telling a simulation from a network
-========================  ==================================================  ======================================
+``clientapp.typing``
+    Types of handlers and modifiers.
+``compat.common.recorddict_compat``
+    A client's update in the form that SecAgg+ masks.
+``supercore.differential_privacy``
+    The name of the clipping norm; the server's noise.
+``common.secure_aggregation.secaggplus_constants``, ``server.workflow.secure_aggregation.secaggplus_workflow``
+    The constants and the state of SecAgg+, whose stages are run one by one inside a round.
+``server.compat.legacy_context``, ``server.workflow.constant``
+    The context that those stages expect.
+``supercore.run``, ``supercore.task_identity``
+    What the inline engine's grid must tell Flower; the read-only id of a message.
+``simulation.run_simulation``, ``supercore.constant``, ``supercore.telemetry``
+    A run on Ray without a SuperLink.
+``simulation.app``, and the class name ``InMemoryGrid``
+    Telling whether a process or a grid belongs to a simulation.
 
 Some programs in ``deploy/`` are started instead of Flower's own and change it before it starts; each says in its
 docstring what it changes.
 """
 
+import importlib
 import json
 import sys
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -64,6 +66,7 @@ __all__ = [
     "compute_stdv",
     "fitres_to_recorddict",
     "identify_process",
+    "import_simulation",
     "is_simulation",
     "is_simulation_process",
     "number_message",
@@ -103,13 +106,18 @@ def number_message(message: Any, number: str) -> None:
     message.metadata.__dict__["_message_id"] = number
 
 
+def import_simulation() -> None:
+    """Import Flower's simulation engine, which takes most of a second, ahead of :func:`simulate`."""
+    importlib.import_module("flwr.simulation.run_simulation")
+
+
 def simulate(
     server_app: "ServerApp",
     client_app: "ClientApp",
     run: int,
     config: Mapping[str, bool | int | float | str],
     supernodes: int,
-    backend: Mapping[str, Mapping[str, float | str]],
+    backend: Mapping[str, Mapping[str, float]],
 ) -> None:
     """Run two apps on Flower's simulation engine in this process, and wait for their end.
 
@@ -139,8 +147,7 @@ def simulate(
     from flwr.supercore.constant import NOOP_FEDERATION_ID
     from flwr.supercore.telemetry import EventType
 
-    described = Run.create_empty(run)
-    described.primary_task_id, described.federation_id = 1, NOOP_FEDERATION_ID
+    described = replace(Run.create_empty(run), primary_task_id=1, federation_id=NOOP_FEDERATION_ID)
     identify_process(run, 1)
     # Clients read their configuration from the description of an app.
     with tempfile.TemporaryDirectory(prefix="fedkace-app-") as folder:

@@ -10,6 +10,7 @@ without a run if its input ends.
 
 import importlib
 import json
+import logging
 import os
 import secrets
 import sys
@@ -34,8 +35,7 @@ CLUSTER = "RAY_ADDRESS"
 ENVIRONMENT = {"RAY_preload_python_modules": "fedkace_flwr.client_app"}
 """Environment variables of the process: Ray's workers import the app while the server starts."""
 
-_NEEDED = ("ray", "fedkace_flwr.client_app", "fedkace_flwr.server_app", "flwr.simulation.run_simulation")
-_LOG_LEVEL = "WARNING"  # of Ray
+_NEEDED = ("ray", "fedkace_flwr.client_app", "fedkace_flwr.server_app")
 
 
 def run_simulation(config: Mapping[str, Scalar], supernodes: int, workers: int, gpu_fraction: float) -> None:
@@ -65,26 +65,26 @@ def run_simulation(config: Mapping[str, Scalar], supernodes: int, workers: int, 
     from fedkace_flwr import client_app, server_app
     from fedkace_flwr.flower_internals import simulate
 
-    last = ServerApp()
+    app = ServerApp()
 
-    @last.main()
+    @app.main()
     def run_and_leave(grid: "Grid", context: "Context") -> None:
         server_app.app(grid=grid, context=context)
         # All is written. Flower's threads would wait a second for further messages, and Ray as long for its processes.
         _leave(0)
 
-    backend = {
+    backend: dict[str, dict[str, float]] = {
         "client_resources": {"num_cpus": 1, "num_gpus": gpu_fraction},
-        "init_args": {"logging_level": _LOG_LEVEL},
+        "init_args": {"logging_level": logging.WARNING},
     }
-    simulate(last, client_app.app, secrets.randbits(62), config, supernodes, backend)
+    simulate(app, client_app.app, secrets.randbits(62), config, supernodes, backend)
 
 
 def _start_ray(workers: int) -> None:
     import ray
 
     make_ray_lean(prestart=True)
-    ray.init(num_cpus=workers, include_dashboard=False, logging_level=_LOG_LEVEL, log_to_driver=True)
+    ray.init(num_cpus=workers, include_dashboard=False, logging_level=logging.WARNING, log_to_driver=True)
 
 
 def _leave(status: int) -> NoReturn:
@@ -98,8 +98,11 @@ def _leave(status: int) -> NoReturn:
 
 
 def _main() -> NoReturn:
+    from fedkace_flwr.flower_internals import import_simulation
+
     for name in _NEEDED:
         importlib.import_module(name)
+    import_simulation()
     line = sys.stdin.readline()
     if not line:
         _leave(0)
