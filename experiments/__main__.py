@@ -266,7 +266,7 @@ def _parser() -> argparse.ArgumentParser:
         "parts",
         nargs="*",
         metavar="PART",
-        help="training, compiled, passes, selection, evaluation, state, rounds, paper-round, memory, machines, plain, "
+        help="training, compiled, passes, selection, evaluation, state, rounds, paper-round, memory, machines, plain, start, "
         "gpu or gpu-run (default: all)",
     )
     bench.add_argument("--repeats", type=int, default=5, help="number of measurements per figure (default: 5)")

@@ -14,7 +14,7 @@ from experiments.bench.memory import memory
 from experiments.bench.optimiser import optimiser
 from experiments.bench.parts import parts as costs_of_parts
 from experiments.bench.passes import passes
-from experiments.bench.plain import plain
+from experiments.bench.plain import plain, start
 from experiments.bench.rounds import paper_round, rounds
 from experiments.bench.selection import selection
 from experiments.bench.state import evaluation, state
@@ -34,6 +34,7 @@ PARTS: dict[str, Callable[[int], Figures]] = {
     "memory": memory,
     "machines": machines,
     "plain": plain,
+    "start": start,
     "gpu": gpu,
     "gpu-run": gpu_run,
 }
