@@ -29,8 +29,8 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 LOCK = Path("deploy") / "requirements.txt"
-EXTRAS = ("all", "serve")
-"""Extras whose requirements the lock file contains."""
+EXTRAS = ("serve",)
+"""Extras whose requirements the lock file contains, besides those of the project itself."""
 
 
 class ReleaseError(Exception):
@@ -80,16 +80,9 @@ def read_lock(text: str) -> list[Locked]:
 
 
 def requirements_of(project: Mapping[str, Any], extras: Iterable[str]) -> list[Requirement]:
-    """Return the requirements of some extras, with those of the extras that they name."""
-    name, found = canonicalize_name(project["name"]), []
-    for extra in extras:
-        for text in project["optional-dependencies"][extra]:
-            requirement = Requirement(text)
-            if canonicalize_name(requirement.name) == name:
-                found += requirements_of(project, requirement.extras)
-            else:
-                found.append(requirement)
-    return found
+    """Return the project's requirements, and those of some extras, which must not name other extras."""
+    named = [text for extra in extras for text in project["optional-dependencies"][extra]]
+    return [Requirement(text) for text in [*project["dependencies"], *named]]
 
 
 def check_lock(project: Mapping[str, Any], build: Sequence[str], lock: Sequence[Locked]) -> None:

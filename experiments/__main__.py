@@ -1,20 +1,32 @@
-"""Command line, ``python -m experiments COMMAND``: run, report and keep studies, feed inboxes, and run the benchmarks."""
+"""Command line, ``fedkace COMMAND`` or ``python -m experiments COMMAND``.
+
+It runs, reports and keeps studies, feeds inboxes, answers with the models that clients keep, and runs the benchmarks.
+What imports PyTorch is imported by the command that needs it, so that help and mistakes take no seconds.
+"""
 
 import argparse
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from experiments.background.folder import LOWEST, NORMAL
 from experiments.studies.inheritance import FULL
-from experiments.studies.names import find_study, study_names
-from experiments.studies.study import ENGINES, Study, load_study
+from experiments.studies.names import ENGINES, find_study, study_names
 from experiments.studies.yaml_file import parse_setting
-from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError, FedkaceError, ResultsError
 
+if TYPE_CHECKING:
+    from experiments.running.engines import Simulation
+    from experiments.running.guard import Guard
+    from experiments.studies.study import Study
+
+_PROGRAM = "fedkace"
+_PREDICTION = ("predict", "serve")
 _USER_ERROR, _INTERRUPTED, _TERMINATED = 2, 130, 143
 _RESULTS = Path("results")
 _PLAIN_WIDTH = 120  # in a file or a pipe, wide enough for one line per table row
@@ -23,6 +35,10 @@ _PLAIN_WIDTH = 120  # in a file or a pipe, wide enough for one line per table ro
 def main(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit status."""
     given = sys.argv[1:] if arguments is None else arguments
+    if given[:1] and given[0] in _PREDICTION:
+        from fedkace_flwr.inference.predict import main as predict
+
+        return predict(given if given[0] == "serve" else given[1:], program=_program())
     # argparse cannot pass options through to another parser, so the arguments after "--" are split off first.
     own, study = (given[: given.index("--")], given[given.index("--") + 1 :]) if "--" in given else (given, [])
     parser = _parser()
@@ -62,10 +78,16 @@ def main(arguments: list[str] | None = None) -> int:
             keep(options.run, options.target)
         elif options.command == "feed":
             from experiments.feed import feed
+            from fedkace_flwr import registry as registry  # declares the methods' keys
+            from fedkace_flwr.config import Config
 
             feed(Config.parse(dict(parse_setting(text) for text in options.set)), options.folder, every=options.every)
         elif options.command == "report":
             _report(options, console)
+        elif options.command == "app":
+            from experiments.running.processes import staged_app
+
+            print(staged_app(options.folder))
         elif options.command == "background":
             _background(options, study, console)
         else:
@@ -87,8 +109,10 @@ def _terminate(*_: object) -> None:
     raise _Terminated
 
 
-def _study(options: argparse.Namespace, path: Path, results: Path) -> Study:
+def _study(options: argparse.Namespace, path: Path, results: Path) -> "Study":
     """Load the study that the options of ``run`` describe."""
+    from experiments.studies.study import load_study
+
     return load_study(
         path,
         dict(parse_setting(text) for text in options.set),
@@ -102,27 +126,44 @@ def _study(options: argparse.Namespace, path: Path, results: Path) -> Study:
     )
 
 
-def _run(options: argparse.Namespace, console: Console) -> int:
-    from experiments.results.compare import average_regrets, draw_comparisons, summary_table
-    from experiments.running.runner import run_study
+@contextmanager
+def _started_early(simulates: bool) -> "Iterator[tuple[Guard, Simulation | None]]":
+    """Start a process for the first run, which makes its imports while this one makes its own and checks the study."""
+    from experiments.running.engines import Simulation
+    from experiments.running.guard import Guard
 
-    study = _study(options, find_study(options.study), options.results)
+    with Guard() as guard:
+        waiting = Simulation(guard.environment, guard.home) if simulates else None
+        try:
+            yield guard, waiting
+        finally:
+            if waiting:
+                waiting.stop()
+
+
+def _run(options: argparse.Namespace, console: Console) -> int:
+    path = find_study(options.study)
     if options.dry_run:
         from experiments.running.plan import show_plan
 
-        show_plan(study, console)
+        show_plan(_study(options, path, options.results), console)
         return 0
     signal.signal(signal.SIGTERM, _terminate)
-    outcome = run_study(study, console)
-    console.print(summary_table(outcome.summaries, average_regrets(study)))
-    pictures = [study.folder / name / "accuracy.png" for name in outcome.summaries]
-    for picture in draw_comparisons(study) or pictures:
-        here = Path.cwd()
-        shown = picture.relative_to(here) if picture.is_relative_to(here) else picture
-        console.print(f"picture: {shown}", highlight=False, soft_wrap=True)
-    for error in outcome.failures.values():
-        Console(stderr=True).print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
-    return _USER_ERROR if outcome.failures else 0
+    with _started_early(options.engine != "inline") as (guard, waiting):
+        from experiments.results.compare import average_regrets, draw_comparisons, summary_table
+        from experiments.running.runner import run_study
+
+        study = _study(options, path, options.results)
+        outcome = run_study(study, console, guard, waiting)
+        console.print(summary_table(outcome.summaries, average_regrets(study)))
+        pictures = [study.folder / name / "accuracy.png" for name in outcome.summaries]
+        for picture in draw_comparisons(study) or pictures:
+            here = Path.cwd()
+            shown = picture.relative_to(here) if picture.is_relative_to(here) else picture
+            console.print(f"picture: {shown}", highlight=False, soft_wrap=True)
+        for error in outcome.failures.values():
+            Console(stderr=True).print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+        return _USER_ERROR if outcome.failures else 0
 
 
 def _background(options: argparse.Namespace, arguments: list[str], console: Console) -> None:
@@ -130,7 +171,7 @@ def _background(options: argparse.Namespace, arguments: list[str], console: Cons
     from experiments.background.folder import Command, Folder
     from experiments.background.status import show_status
 
-    def study_of(command: Command, folder: Folder) -> Study:
+    def study_of(command: Command, folder: Folder) -> "Study":
         asked = _parser().parse_args(["run", *command.arguments])
         path = find_study(asked.study, folder.source / "experiments" / "studies")
         return _study(asked, Path(command.directory) / path, folder.results)
@@ -168,7 +209,7 @@ def _report(options: argparse.Namespace, console: Console) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m experiments", description="Run studies and benchmarks.")
+    parser = argparse.ArgumentParser(prog=_program(), description="Run studies and benchmarks.")
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="run a study")
     run.add_argument("study", help=f"a YAML file, or one of the studies included: {', '.join(study_names())}")
@@ -229,7 +270,7 @@ def _parser() -> argparse.ArgumentParser:
         "parts",
         nargs="*",
         metavar="PART",
-        help="training, compiled, passes, selection, evaluation, state, rounds, paper-round, memory, machines, plain, "
+        help="training, compiled, passes, selection, evaluation, state, rounds, paper-round, memory, machines, plain, start, "
         "gpu or gpu-run (default: all)",
     )
     bench.add_argument("--repeats", type=int, default=5, help="number of measurements per figure (default: 5)")
@@ -275,7 +316,18 @@ def _parser() -> argparse.ArgumentParser:
     fed.add_argument(
         "--every", type=float, default=0.0, help="seconds between the files of two rounds (default: 0, all at once)"
     )
+    app = commands.add_parser("app", help="write the Flower app to a folder, for `flwr run FOLDER` and `flwr build`")
+    app.add_argument("folder", type=Path, help="the folder; must be new or empty")
+    predict = commands.add_parser("predict", help="classify pictures with the model that a client predicts with")
+    serve = commands.add_parser("serve", help="answer such questions over HTTP")
+    for parts in (predict, serve):  # parsed by fedkace_flwr.inference.predict
+        parts.add_argument("arguments", nargs="*", help=f"see {_program()} {parts.prog.split()[-1]} --help")
     return parser
+
+
+def _program() -> str:
+    """Return the words with which this program was called."""
+    return _PROGRAM if Path(sys.argv[0]).name == _PROGRAM else "python -m experiments"
 
 
 if __name__ == "__main__":

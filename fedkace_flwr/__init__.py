@@ -1,3 +1,3 @@
 """FedKACE: streaming federated continual learning on Flower."""
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"

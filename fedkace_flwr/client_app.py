@@ -10,13 +10,14 @@ from pathlib import Path
 import torch
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.clientapp.typing import ClientAppCallable
 
 from clients.round import StreamingClient
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import MessageError, PolicyError
 from fedkace_flwr.experiment import Experiment, as_arrays, shared_experiment
+from fedkace_flwr.flower_internals import ClientAppCallable, is_simulation_process
 from fedkace_flwr.keys import Scalar
+from fedkace_flwr.lean_ray import make_ray_lean
 from fedkace_flwr.logs import join_flower_log
 from fedkace_flwr.messaging import packing as folding
 from fedkace_flwr.messaging import records as keys
@@ -68,6 +69,8 @@ def _unfold(message: Message, context: Context, call_next: ClientAppCallable) ->
 
 app = ClientApp(mods=[_unfold])
 join_flower_log()
+if is_simulation_process():  # Flower imports the app before it starts Ray
+    make_ray_lean(prestart=False)
 
 
 @app.query()

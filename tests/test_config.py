@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 from support.made.keys import KEYS
 
 from experiments.studies.study import load_study
@@ -344,19 +342,6 @@ def test_the_quickstart_is_the_defaults(tmp_path: Path) -> None:
     assert [other.method for other in others] == ["fedframe"]
     flat, defaults = config.flat(), Config().flat()
     assert {name for name in flat if flat[name] != defaults[name]} <= {"results-dir", "run-name", "data-dir"}
-
-
-def test_flower_finds_nothing_to_install() -> None:
-    """Flower runs ``uv sync`` before every run; the overrides must take every package of every extra away."""
-    project = PYPROJECT["project"]
-    assert project["dependencies"] == []
-    assert set(project["optional-dependencies"]) == {"all", "report", "serve", "tensorboard", "fuzz", "dev"}
-    extras = [Requirement(line) for lines in project["optional-dependencies"].values() for line in lines]
-    assert "dependency-groups" not in PYPROJECT
-    wanted = {canonicalize_name(extra.name) for extra in extras} - {canonicalize_name(project["name"])}
-    overrides = [Requirement(line) for line in PYPROJECT["tool"]["uv"]["override-dependencies"]]
-    assert {canonicalize_name(override.name) for override in overrides} == wanted
-    assert not any(override.marker is None or override.marker.evaluate() for override in overrides)
 
 
 def test_federations_are_left_to_the_users_flower_settings() -> None:

@@ -19,6 +19,8 @@ def commit_of(name: str) -> str:
     RunError
         The project does not run from a git checkout, or the commit is unknown.
     """
+    if not (CHECKOUT / "pyproject.toml").exists():
+        raise RunError(f"background: needs a checkout of the project, to pin a commit of it; {CHECKOUT} is none")
     return _run(
         ["git", "-C", str(CHECKOUT), "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}"], f"commit {name}"
     )
@@ -42,7 +44,7 @@ def prepare_environment(folder: Folder) -> Path:
     if not ready.exists():
         what = f"a virtual environment in {folder.environment}"
         _run([sys.executable, "-m", "venv", "--clear", str(folder.environment)], what)
-        _run([str(python), "-m", "pip", "install", "--quiet", "--editable", f"{folder.source}[all,tensorboard]"], what)
+        _run([str(python), "-m", "pip", "install", "--quiet", "--editable", f"{folder.source}[tensorboard]"], what)
         ready.touch()
     return python
 

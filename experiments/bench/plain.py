@@ -1,14 +1,18 @@
 """The same work without this project: a plain Flower app in the style of its quickstart, and a single process.
 
 All three train ResNet-18 of the same width on digits of 32 pixels with ten clients, two rounds, and the same samples
-and epochs, and average the models after each round.
+and epochs, and average the models after each round. :func:`start` times the start and the end of runs alone, beside a
+Flower app that does nothing.
 """
 
 import json
+import os
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +21,10 @@ import torch
 from experiments.bench.measure import Figures, ratio, spread
 from experiments.bench.training import Pictures, customary_epoch
 from experiments.running.engines import FlowerEngine
+from experiments.running.guard import end_all_of
+from experiments.running.processes import finish, flower_environment, staged_app
 from fedkace_flwr.config import Config
+from fedkace_flwr.errors import RunError
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.training.model import ResNet18, resnet18
 
@@ -79,6 +86,101 @@ def _in_a_process(kind: str) -> float:
     command = [sys.executable, "-m", "experiments.bench.plain", kind]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return float(done.stdout.splitlines()[-1])
+
+
+_IDLE = """\
+[project]
+name = "idle"
+version = "1.0.0"
+description = "Does nothing."
+license = "Apache-2.0"
+[tool.flwr.app]
+publisher = "nobody"
+[tool.flwr.app.components]
+serverapp = "idle.apps:server"
+clientapp = "idle.apps:client"
+"""
+_IDLE_APPS = """\
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import FedAvg
+import numpy as np
+
+client = ClientApp()
+server = ServerApp()
+
+@client.train()
+def train(message, context):
+    metrics = MetricRecord({"num-examples": 1})
+    return Message(RecordDict({"arrays": message.content["arrays"], "metrics": metrics}), reply_to=message)
+
+@server.main()
+def main(grid, context):
+    FedAvg(fraction_evaluate=0.0).start(grid, ArrayRecord({"w": Array(np.zeros(1))}), num_rounds=1)
+"""
+
+
+def start(repeats: int) -> Figures:
+    """Time one round of the quickstart less the round itself, and one round of a Flower app that does nothing."""
+    kinds = ("python -m experiments run", "flwr run", "flwr run, an idle app")
+    seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
+    with tempfile.TemporaryDirectory(prefix="fedkace-bench-") as folder:
+        place = Path(folder)
+        (place / "idle" / "idle").mkdir(parents=True)
+        (place / "idle" / "pyproject.toml").write_text(_IDLE)
+        (place / "idle" / "idle" / "__init__.py").touch()
+        (place / "idle" / "idle" / "apps.py").write_text(_IDLE_APPS)
+        app = staged_app(place / "app")
+        link, control = _free_ports(2)
+        environment = {
+            **flower_environment(place / "flwr", os.environ),
+            "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(link),
+            "FLWR_LOCAL_CONTROL_API_PORT": str(control),
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        }
+        nodes = ["--federation-config", f"num-supernodes={_CLIENTS} client-resources-num-cpus=1"]
+        try:
+            _flwr_run(place / "idle", nodes, environment)  # starts the SuperLink
+            for turn in range(repeats):
+                results = place / f"results-{turn}"
+                command = [sys.executable, "-m", "experiments", "run", "quickstart", "--set", "rounds=1"]
+                command += ["--only", "fedkace_*", "--workers", str(_WORKERS), "--results", str(results)]
+                seconds[kinds[0]].append(_timed(command, environment) - _in_rounds(results))
+                told = ["--run-config", f'rounds=1 results-dir="{results / "flwr"}" run-name="run"']
+                seconds[kinds[1]].append(_flwr_run(app, [*nodes, *told], environment) - _in_rounds(results / "flwr"))
+                seconds[kinds[2]].append(_flwr_run(place / "idle", nodes, environment))
+        finally:
+            end_all_of("FLWR_HOME", str(place / "flwr"))
+    figures: Figures = {f"start and end, {kind}, seconds": spread(each) for kind, each in seconds.items()}
+    for kind in kinds[:2]:
+        figures[f"start and end, {kind}, against an idle app"] = ratio(seconds[kind], seconds[kinds[2]])
+    return figures
+
+
+def _flwr_run(app: Path, options: list[str], environment: dict[str, str]) -> float:
+    return _timed(["flwr", "run", str(app), "--stream", *options], environment)
+
+
+def _timed(command: list[str], environment: dict[str, str]) -> float:
+    begun = time.perf_counter()
+    done = finish(command, environment)
+    if done.returncode:
+        raise RunError(f"{command[0]} failed: {(done.stderr or done.stdout).strip().splitlines()[-1]}")
+    return time.perf_counter() - begun
+
+
+def _in_rounds(results: Path) -> float:
+    (path,) = results.rglob("rounds.jsonl")
+    return float(sum(json.loads(line)["seconds"]["round"] for line in path.read_text().splitlines()))
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 def _pictures(client: int, number: int) -> Pictures:

@@ -14,7 +14,7 @@ from experiments.bench.memory import memory
 from experiments.bench.optimiser import optimiser
 from experiments.bench.parts import parts as costs_of_parts
 from experiments.bench.passes import passes
-from experiments.bench.plain import plain
+from experiments.bench.plain import plain, start
 from experiments.bench.rounds import paper_round, rounds
 from experiments.bench.selection import selection
 from experiments.bench.serving.delays import service
@@ -36,6 +36,7 @@ PARTS: dict[str, Callable[[int], Figures]] = {
     "machines": machines,
     "service": service,
     "plain": plain,
+    "start": start,
     "gpu": gpu,
     "gpu-run": gpu_run,
 }

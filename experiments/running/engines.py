@@ -2,33 +2,25 @@
 
 import json
 import os
-import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.request
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
+from experiments.running import simulation
 from experiments.running.guard import end_all_of
-from experiments.running.processes import CHECKOUT, flower_environment, staged_app
+from experiments.running.processes import CHECKOUT, flower_environment
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import RunError
-from fedkace_flwr.keys import Scalar
-from fedkace_flwr.storage.files import LARGEST_LOG, read_text, write_text
+from fedkace_flwr.storage.files import LARGEST_LOG, read_text
 
-_START_SECONDS = 60
 _STOP_SECONDS = 20
-_LINK = "study"
-CLUSTER = "RAY_ADDRESS"
-"""The environment variable that names a Ray cluster to run on."""
 
 
 class Job(Protocol):
@@ -94,12 +86,66 @@ class _InlineJob:
         _end(self._process)
 
 
-class FlowerEngine:
-    """Flower's simulation: a private SuperLink, and ``flwr run`` for each run.
+class Simulation:
+    """A process for one run on Flower's simulation engine, which makes its imports while it waits for the run.
 
-    The SuperLink listens on a free loopback port, keeps its files in a temporary folder, and ends with this object,
-    so neither another checkout nor the user's Flower settings affect it. If the environment names a Ray cluster
-    (``RAY_ADDRESS``), the clients run there.
+    Its output goes to a file in a folder of its own until the run begins. The folder is also Flower's home, by which
+    the processes that Ray detaches are found.
+
+    Parameters
+    ----------
+    environment : mapping
+        Environment variables.
+    place : Path, optional
+        Where to create the folder; by default in the system's temporary folder.
+    """
+
+    def __init__(self, environment: Mapping[str, str], place: Path | None = None) -> None:
+        self._home = Path(tempfile.mkdtemp(prefix="fedkace-flower-", dir=place))
+        self._early = self._log = self._home / "simulation.log"
+        with self._early.open("w") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "experiments.running.simulation"],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=CHECKOUT,
+                env=flower_environment(self._home, environment) | simulation.ENVIRONMENT,
+            )
+
+    def begin(self, config: Config, workers: int, gpu_fraction: float, log: Path) -> None:
+        """Begin the run, whose output goes to ``log``."""
+        what = {"config": config.flat(), "supernodes": config.stream.clients, "log": str(log.resolve())}
+        line = json.dumps({**what, "workers": workers, "gpu_fraction": gpu_fraction})
+        log.write_text("")
+        self._log = log
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError), self._process.stdin as told:  # if it has ended, `check` says why
+            told.write(line.encode() + b"\n")
+
+    def running(self) -> bool:
+        """Whether the process has not ended."""
+        return self._process.poll() is None
+
+    def check(self) -> None:
+        """Wait for the end of the run; raise RunError with the app's error message if it failed."""
+        if self._process.wait() != 0:
+            if not self._log.read_bytes():
+                shutil.copyfile(self._early, self._log)
+            raise RunError(f"{last_error(self._log)} (log: {self._log})")
+
+    def stop(self) -> None:
+        """End it now, with everything that it has started."""
+        if self.running():  # else its processes have ended with it
+            end_all_of("FLWR_HOME", str(self._home))
+        self._process.wait()
+        shutil.rmtree(self._home, ignore_errors=True)
+
+
+class FlowerEngine:
+    """Flower's simulation: one process per run, with the clients on workers of a Ray that this process starts.
+
+    If the environment names a Ray cluster (``RAY_ADDRESS``), the clients run there.
 
     Parameters
     ----------
@@ -109,13 +155,10 @@ class FlowerEngine:
         Fraction of a GPU for each client.
     environment : mapping, optional
         Environment variables of the processes; by default those of this process.
-    home : Path, optional
-        Where to create the SuperLink's folder; by default in the system's temporary folder.
-
-    Raises
-    ------
-    RunError
-        The SuperLink does not start.
+    place : Path, optional
+        Where to create temporary folders; by default in the system's.
+    waiting : Simulation, optional
+        A process that waits for the first run.
     """
 
     def __init__(
@@ -123,145 +166,32 @@ class FlowerEngine:
         workers: int,
         gpu_fraction: float,
         environment: Mapping[str, str] | None = None,
-        home: Path | None = None,
+        place: Path | None = None,
+        waiting: Simulation | None = None,
     ) -> None:
         self._workers = workers
         self._gpu_fraction = gpu_fraction
-        self._outside = dict(environment or os.environ)
-        self._place = home
-        self._stack = ExitStack()
+        self._environment = dict(environment or os.environ)
+        self._place = place
+        self._waiting = waiting
+        self._started: list[Simulation] = []
 
     def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedkace-flower-", dir=self._place)))
-            # Flower and Ray detach the processes that they start for this SuperLink, but all of them inherit its home.
-            stack.callback(end_all_of, "FLWR_HOME", str(home))
-            port, control = _free_port(), _free_port()
-            self._environment = _environment(self._outside, home)
-            settings = f'[superlink]\ndefault = "{_LINK}"\n\n[superlink.{_LINK}]\n'
-            settings += f'address = "127.0.0.1:{port}"\ninsecure = true\n'
-            (home / "config.toml").write_text(settings)
-            self._app = staged_app(home / "app")
-            self._link_log = home / "superlink.log"
-            command = [_tool("flower-superlink"), "--insecure", "--simulation", "--isolation", "subprocess"]
-            command += ["--host", "127.0.0.1", "--port", str(port)]
-            command += ["--control-api-address", f"127.0.0.1:{control}"]
-            output = stack.enter_context(self._link_log.open("w"))
-            link = subprocess.Popen(
-                command, stdout=output, stderr=subprocess.STDOUT, cwd=CHECKOUT, env=self._environment
-            )
-            stack.callback(_end, link)
-            self._wait_until_up(link, port)
-            self._stack = stack.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stack.close()
+        for job in self._started:
+            job.stop()
 
     def start(self, config: Config, log: Path) -> Job:
-        """Submit a run whose output goes to ``log``."""
-        federation = {
-            "num-supernodes": config.stream.clients,
-            "client-resources-num-cpus": 1,
-            "client-resources-num-gpus": self._gpu_fraction,
-        }
-        if CLUSTER not in self._outside:  # the size of an existing cluster is fixed
-            federation["init-args-num-cpus"] = self._workers
-        return _FlowerJob(self._app, config, federation, log, self._environment)
-
-    def _wait_until_up(self, link: "subprocess.Popen[bytes]", port: int) -> None:
-        deadline = time.monotonic() + _START_SECONDS
-        while time.monotonic() < deadline and link.poll() is None:
-            try:
-                # The SuperLink runs on this machine, so any proxy in the environment is ignored.
-                opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-                with opener.open(f"http://127.0.0.1:{port}/health", timeout=2):
-                    return
-            except OSError:
-                time.sleep(0.2)
-        raise RunError(f"Flower's SuperLink did not start: {last_error(self._link_log)}")
-
-
-class _FlowerJob:
-    def __init__(
-        self, app: Path, config: Config, federation: Mapping[str, float], log: Path, environment: Mapping[str, str]
-    ) -> None:
-        self._summary = Path(config.run.results_dir) / config.run.run_name / "summary.json"
-        self._log = log
-        self._environment = environment
-        settings = log.with_name("run-config.toml")
-        write_text(settings, "".join(f"{key} = {_toml(value)}\n" for key, value in config.flat().items()))
-        command = [_tool("flwr"), "run", str(app), _LINK, "--stream", "--run-config", str(settings)]
-        command += ["--federation-config", " ".join(f"{key}={value}" for key, value in federation.items())]
-        with log.open("w") as output:
-            self._process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=dict(environment))
-
-    def running(self) -> bool:
-        return self._process.poll() is None
-
-    def check(self) -> None:
-        self._process.wait()
-        if self._summary.exists():
-            return
-        raise RunError(f"{self._details() or last_error(self._log)} (log: {self._log})")
-
-    def stop(self) -> None:
-        number = self._number()
-        if number and self.running():
-            command = [_tool("flwr"), "stop", number, _LINK]
-            subprocess.run(command, env=dict(self._environment), capture_output=True, timeout=60, check=False)
-        _end(self._process)
-
-    def _number(self) -> str | None:
-        found = re.search(r"Successfully started run (\d+)", read_text(self._log, LARGEST_LOG, "replace"))
-        return found[1] if found else None
-
-    def _details(self) -> str | None:
-        """Return the app's error as Flower reports it; ``flwr run`` exits with 0 even if the app fails."""
-        number = self._number()
-        if number is None:
-            return None
-        command = [_tool("flwr"), "list", _LINK, "--run-id", number, "--format", "json"]
-        listed = subprocess.run(command, env=dict(self._environment), capture_output=True, text=True, check=False)
-        try:
-            run: dict[str, Any] = json.loads(listed.stdout)["runs"][0]
-        except (json.JSONDecodeError, KeyError, IndexError):
-            return None
-        return str(run["status-details"]).removeprefix("Simulation failed with exception: ")
-
-
-def _environment(outside: Mapping[str, str], home: Path) -> dict[str, str]:
-    return {
-        **flower_environment(home, outside),
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        # Ray would record every task and collect metrics of its own processes, which nobody reads; with 200 clients the
-        # memory of these processes grew from round to round.
-        "RAY_task_events_report_interval_ms": "0",
-        "RAY_enable_metrics_collection": "0",
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    }
-
-
-def _tool(name: str) -> str:
-    """Find a command of the environment that this program runs in, whether it is activated or not."""
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
-        raise RunError(f"{name} is not installed; run `make setup`, or use --engine inline")
-    return found
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _toml(value: Scalar) -> str:
-    return json.dumps(value)
+        """Start a run whose output goes to ``log``."""
+        job = self._waiting or Simulation(self._environment, self._place)
+        self._waiting = None
+        self._started.append(job)
+        job.begin(config, self._workers, self._gpu_fraction, log)
+        return job
 
 
 def last_error(log: Path) -> str:

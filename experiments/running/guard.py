@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +23,8 @@ from experiments.running.processes import CHECKOUT
 
 MARK = "FEDKACE_RUNNER"
 _END_SECONDS = 20
+_SETTLE_SECONDS = 1.0
+_ORDERLY = b"."
 
 
 class Guard:
@@ -52,6 +55,7 @@ class Guard:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        os.write(self._held, _ORDERLY)
         os.close(self._held)
         self._process.wait()
 
@@ -89,7 +93,9 @@ def end_all_of(name: str, value: str) -> None:
 
 
 if __name__ == "__main__":
-    while sys.stdin.buffer.read(1):
-        pass
+    orderly = sys.stdin.buffer.read()
     end_all_of(MARK, sys.argv[1])
+    if not orderly:  # a process that was being started may not have shown the mark yet
+        time.sleep(_SETTLE_SECONDS)
+        end_all_of(MARK, sys.argv[1])
     shutil.rmtree(sys.argv[2], ignore_errors=True)

@@ -13,17 +13,15 @@ from uuid import uuid4
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
 
 from fedkace_flwr import client_app, server_app
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import FedkaceError
+from fedkace_flwr.flower_internals import Run, identify_process, number_message
 from fedkace_flwr.keys import Scalar
 from fedkace_flwr.messaging.records import PARTITION, PARTITIONS
 
 _CLIENT_FAILED = 2
-_SERVER_NODE = 1
 
 
 class InlineGrid(Grid):
@@ -64,8 +62,7 @@ class InlineGrid(Grid):
             for number in range(nodes)
         }
         self._replies: dict[str, Message] = {}
-        # Flower's Message constructor reads the identity of the process from here.
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, _SERVER_NODE, 0
+        identify_process(run_id, task=0)
 
     def set_run(self, run: Run) -> None:
         """Set the run's description."""
@@ -91,7 +88,7 @@ class InlineGrid(Grid):
         numbers = []
         for message in messages:
             numbers.append(str(uuid4()))
-            message.metadata.__dict__["_message_id"] = numbers[-1]
+            number_message(message, numbers[-1])
             self._replies[numbers[-1]] = self._answer(message)
         return numbers
 

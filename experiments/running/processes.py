@@ -9,8 +9,12 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fedkace_flwr.errors import ConfigError
+
 CHECKOUT = Path(__file__).resolve().parents[2]
-"""The project's root folder."""
+"""The folder of the packages: the project's root folder in a checkout, otherwise where they are installed."""
+
+_APP = Path(__file__).parent / "app"  # what the app has beside packages; a wheel has no other copy
 
 
 def staged_app(folder: Path) -> Path:
@@ -22,12 +26,22 @@ def staged_app(folder: Path) -> Path:
     Parameters
     ----------
     folder : Path
-        The folder to create; must not exist.
+        The folder to create; must not exist, or be empty.
+
+    Raises
+    ------
+    ConfigError
+        The folder holds something.
     """
-    description = CHECKOUT / "pyproject.toml"
-    patterns = tomllib.loads(description.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["fab-include"]
-    for path in [description, *(path for pattern in patterns for path in CHECKOUT.glob(pattern))]:
-        target = folder / path.relative_to(CHECKOUT)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder}: must be a new or an empty folder")
+    copies = {"pyproject.toml": _APP / "description.toml", "LICENSE": _APP / "LICENSE"}
+    description = copies["pyproject.toml"].read_text(encoding="utf-8")
+    for pattern in tomllib.loads(description)["tool"]["flwr"]["app"]["fab-include"]:
+        if pattern not in copies:
+            copies |= {path.relative_to(CHECKOUT).as_posix(): path for path in CHECKOUT.glob(pattern)}
+    for name, path in copies.items():
+        target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
     return folder

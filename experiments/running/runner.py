@@ -17,8 +17,9 @@ from rich.console import Console
 
 from experiments.running.cells import Cell, naming
 from experiments.running.display import Display, display
-from experiments.running.engines import CLUSTER, Engine, FlowerEngine, InlineEngine, Job
+from experiments.running.engines import Engine, FlowerEngine, InlineEngine, Job, Simulation
 from experiments.running.guard import Guard
+from experiments.running.simulation import CLUSTER
 from experiments.running.workers import Workers, plan_workers
 from experiments.studies.study import Study
 from fedkace_flwr.errors import ConfigError, FedkaceError, RunError
@@ -48,8 +49,19 @@ class Outcome:
     failures: dict[str, str] = field(default_factory=dict)
 
 
-def run_study(study: Study, console: Console) -> Outcome:
+def run_study(study: Study, console: Console, guard: Guard | None = None, waiting: Simulation | None = None) -> Outcome:
     """Run the unfinished runs of a study.
+
+    Parameters
+    ----------
+    study : Study
+        The study.
+    console : Console
+        Where progress is shown.
+    guard : Guard, optional
+        Watches the processes that are started; by default one of this call.
+    waiting : Simulation, optional
+        A process started under the guard, which waits for the first run.
 
     Raises
     ------
@@ -60,8 +72,10 @@ def run_study(study: Study, console: Console) -> Outcome:
     workers = check_study(study, progress=console.is_terminal)
     describe(study)
     show_workers(study, workers, console)
-    with display(console, cells) as shown, Guard() as guard, ExitStack() as engines:
-        failures = _Shift(study, workers, cells, shown, guard, engines).work()
+    with display(console, cells) as shown, ExitStack() as stack:
+        guard = guard or stack.enter_context(Guard())
+        engines = stack.enter_context(ExitStack())
+        failures = _Shift(study, workers, cells, shown, guard, engines, waiting).work()
     summaries = {cell.name: cell.summary() for cell in cells if cell.finished}
     return Outcome(summaries, failures)
 
@@ -129,10 +143,17 @@ class _Shift:
     """One runner's work on a study."""
 
     def __init__(
-        self, study: Study, workers: Workers, cells: list[Cell], shown: Display, guard: Guard, engines: ExitStack
+        self,
+        study: Study,
+        workers: Workers,
+        cells: list[Cell],
+        shown: Display,
+        guard: Guard,
+        engines: ExitStack,
+        waiting: Simulation | None,
     ) -> None:
         self._study, self._workers = study, workers
-        self._shown, self._guard, self._engines = shown, guard, engines
+        self._shown, self._guard, self._engines, self._waiting = shown, guard, engines, waiting
         self._left = deque(cells)
         self._slots = workers.count if study.engine == "inline" else 1
         self._running: list[_Running] = []
@@ -225,6 +246,8 @@ class _Shift:
             if self._study.engine == "inline":
                 self._engine = self._engines.enter_context(InlineEngine(environment))
             else:
-                flower = FlowerEngine(self._workers.count, self._workers.gpu_fraction, environment, home)
+                count, fraction, waiting = self._workers.count, self._workers.gpu_fraction, self._waiting
+                self._waiting = None
+                flower = FlowerEngine(count, fraction, environment, home, waiting)
                 self._engine = self._engines.enter_context(flower)
         return self._engine

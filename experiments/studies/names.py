@@ -1,9 +1,12 @@
-"""The project's own studies, found by name."""
+"""The names of engines, and the project's own studies by name."""
 
 from difflib import get_close_matches
 from pathlib import Path
 
 from fedkace_flwr.errors import ConfigError
+
+ENGINES = ("flower", "inline")
+"""What runs a study: Flower's simulation, or one process without Ray."""
 
 _FOLDER = Path(__file__).parent
 _SUFFIXES = (".yaml", ".yml")

@@ -41,12 +41,12 @@ from typing import Any
 
 from experiments.studies.grid import Axis, combinations, parse_grid, run_name
 from experiments.studies.inheritance import FULL, at_scale, read_study_file
+from experiments.studies.names import ENGINES
 from fedkace_flwr import registry as registry  # declares the methods' keys
 from fedkace_flwr.config import Config, folder_keys
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.keys import Scalar
 
-ENGINES = ("flower", "inline")
 _RUNNERS_OWN = ("results-dir", "run-name")
 
 

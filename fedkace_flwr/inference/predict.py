@@ -19,13 +19,23 @@ from fedkace_flwr.errors import DataError, FedkaceError
 from fedkace_flwr.inference.kept_models import Predictor, check, load_newest
 
 _FAILED = 2
+_MODULE = "python -m fedkace_flwr.inference.predict"
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the command and return its exit status: 0, or 2 if any prediction failed."""
+def main(arguments: Sequence[str], program: str = "") -> int:
+    """Run the command and return its exit status: 0, or 2 if any prediction failed.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        What follows the program's name; beginning with ``serve``, for the service.
+    program : str
+        The program that has ``predict`` and ``serve`` as commands, for its help; by default this module.
+    """
     warnings.filterwarnings("ignore", module=r"PIL\b")  # about odd metadata; unreadable pictures are reported anyway
     serves = arguments[:1] == ["serve"]
-    options = _serving_options(arguments[1:]) if serves else _options(arguments)
+    names = (f"{program} predict", f"{program} serve") if program else (_MODULE, f"{_MODULE} serve")
+    options = _serving_options(arguments[1:], names[1]) if serves else _options(arguments, *names)
     torch.set_num_threads(options.threads)
     try:
         return _serve(options) if serves else _predict(options)
@@ -76,10 +86,8 @@ def _failed(message: str) -> int:
     return _FAILED
 
 
-def _options(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m fedkace_flwr.inference.predict", description=_DESCRIPTION, epilog=_EPILOG
-    )
+def _options(arguments: Sequence[str], name: str, service: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=name, description=_DESCRIPTION, epilog=f"As a service: {service} --help")
     _add_common(parser)
     parser.add_argument("images", type=Path, nargs="+", metavar="IMAGE", help="a picture of any size")
     parser.add_argument("--top", type=_positive, default=3, help="number of likeliest classes to print (default 3)")
@@ -87,8 +95,8 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _serving_options(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m fedkace_flwr.inference.predict serve", description=_SERVES)
+def _serving_options(arguments: Sequence[str], name: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=name, description=_SERVES)
     _add_common(parser)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
     parser.add_argument("--port", type=_port, default=8080, help="port to listen on; 0 picks one (default 8080)")
@@ -124,7 +132,6 @@ def _within(text: str, low: int, high: int) -> int:
 
 
 _DESCRIPTION = "Classify pictures with the model that a client currently predicts with."
-_EPILOG = "As a service: python -m fedkace_flwr.inference.predict serve --help"
 _SERVES = "Serve predictions over HTTP: POST /predict with a picture, GET /model, GET /health."
 
 if __name__ == "__main__":

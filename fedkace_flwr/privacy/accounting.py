@@ -2,8 +2,6 @@
 
 import math
 
-from scipy.special import log_ndtr
-
 from fedkace_flwr.sections import PrivacyConfig
 
 _HALVINGS = 200
@@ -60,6 +58,8 @@ def epsilon(noise: float, rounds: int, delta: float) -> float:
 
 def _log_delta(value: float, mu: float) -> float:
     """Logarithm of delta = Phi(mu/2 - epsilon/mu) - exp(epsilon) Phi(-mu/2 - epsilon/mu)."""
+    from scipy.special import log_ndtr  # takes long to import, and most runs need no accounting
+
     first = float(log_ndtr(mu / 2 - value / mu))
     second = value + float(log_ndtr(-mu / 2 - value / mu))
     return first + math.log1p(-math.exp(second - first)) if second < first else -math.inf

@@ -7,13 +7,11 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.client.mod import make_ffn, secaggplus_mod
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
-from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.common import Code, FitRes, Status, ndarrays_to_parameters
-from flwr.compat.common.recorddict_compat import fitres_to_recorddict
-from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
 
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import MessageError
+from fedkace_flwr.flower_internals import KEY_CLIPPING_NORM, ClientAppCallable, Mod, fitres_to_recorddict
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.messaging.records import NumpyArray, Weights
 from fedkace_flwr.privacy import noise

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
-from flwr.supercore.differential_privacy import add_gaussian_noise_inplace, compute_stdv
 
+from fedkace_flwr.flower_internals import add_gaussian_noise_inplace, compute_stdv
 from fedkace_flwr.messaging.records import NumpyArray, Weights
 from fedkace_flwr.sections import PrivacyConfig
 from fedkace_flwr.seeding import seed_for

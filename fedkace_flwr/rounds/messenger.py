@@ -7,11 +7,11 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedkace_flwr.errors import RunError
+from fedkace_flwr.flower_internals import is_simulation
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.rounds.exchange import by_client, exchange
 from fedkace_flwr.rounds.roster import Roster
 from fedkace_flwr.rounds.round_report import RoundReport
-from fedkace_flwr.rounds.transport import is_simulation
 from fedkace_flwr.sections import RunConfig
 
 logger = logging.getLogger(__name__)

@@ -16,14 +16,19 @@ from typing import Any, Protocol, cast
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.common import FitIns, NDArrays, Parameters, parameters_to_ndarrays
-from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
-from flwr.server.compat.legacy_context import LegacyContext
 from flwr.server.workflow import SecAggPlusWorkflow
-from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD
-from flwr.server.workflow.constant import Key as WorkflowKey
-from flwr.server.workflow.secure_aggregation.secaggplus_workflow import WorkflowState
 
 from fedkace_flwr.errors import FedkaceError, MessageError
+from fedkace_flwr.flower_internals import (
+    MAIN_CONFIGS_RECORD,
+    MAIN_PARAMS_RECORD,
+    RECORD_KEY_CONFIGS,
+    Key,
+    LegacyContext,
+    Stage,
+    WorkflowKey,
+    WorkflowState,
+)
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.npy import HeaderError, read_array
 from fedkace_flwr.rounds.exchange import by_client

@@ -13,6 +13,7 @@ from typing import TypeVar
 from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 
+from fedkace_flwr.flower_internals import is_simulation
 from fedkace_flwr.messaging import packing as folding
 from fedkace_flwr.messaging import records as keys
 
@@ -110,11 +111,6 @@ def is_outage(error: Exception) -> bool:
 
 def _is_unreadable(error: Exception) -> bool:
     return isinstance(error, _UNREADABLE) or type(error).__module__.startswith(_UNREADABLE_FROM)
-
-
-def is_simulation(grid: Grid) -> bool:
-    """Whether the clients are workers of a local simulation, so that messages cross no network."""
-    return type(grid).__name__ == "InMemoryGrid"
 
 
 def crosses_network(grid: Grid) -> bool:

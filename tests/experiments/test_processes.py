@@ -23,5 +23,6 @@ def bundle(app: Path, place: Path) -> bytes:
 @pytest.mark.slow
 def test_the_staged_app_is_the_checkouts(tmp_path: Path) -> None:
     staged = staged_app(tmp_path / "app")
-    assert {path.name for path in staged.iterdir()} == {"pyproject.toml", "fedkace_flwr", "strategies", "clients"}
+    packages = {"fedkace_flwr", "strategies", "clients"}
+    assert {path.name for path in staged.iterdir()} == {"pyproject.toml", "LICENSE", *packages}
     assert bundle(staged, tmp_path / "of-staged") == bundle(ROOT, tmp_path / "of-checkout")

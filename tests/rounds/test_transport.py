@@ -11,7 +11,7 @@ from support.common import FakeTime
 from support.doubles.grids import LONG, FlakyGrid, MeddlingGrid, RecordingGrid, client_said, echo, questions
 
 from fedkace_flwr import client_app
-from fedkace_flwr.rounds import transport
+from fedkace_flwr.flower_internals import is_simulation
 from fedkace_flwr.rounds.exchange import exchange
 from fedkace_flwr.rounds.roster import Roster
 
@@ -83,5 +83,5 @@ def test_a_simulations_replies_are_fetched_together() -> None:
 
 
 def test_the_grids_of_flower_are_told_apart() -> None:
-    assert InMemory.__name__ == "InMemoryGrid" and transport.is_simulation(object.__new__(InMemory))
-    assert not transport.is_simulation(object.__new__(HttpGrid))
+    assert InMemory.__name__ == "InMemoryGrid" and is_simulation(object.__new__(InMemory))
+    assert not is_simulation(object.__new__(HttpGrid))

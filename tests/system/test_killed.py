@@ -151,10 +151,10 @@ def test_parts_of_flower_are_killed_one_after_another(study: Path, more: Path) -
     """Each costs one attempt; that rounds are finished in between lets the runner go on after more than two."""
     study_of(study.parent, MORE_ROUNDS)
     victims = (
-        ("starting", "flower-superlink"),
-        ("round ", "flwr-simulation"),
+        ("starting", "experiments.running.simulation"),
+        ("round ", "experiments.running.simulation"),
         ("round ", "ray::ClientAppActor"),
-        ("round ", "flower-superlink"),  # a simulation may survive this
+        ("round ", "raylet/raylet"),
     )
     runner = start(study, "flower")
     said = ""

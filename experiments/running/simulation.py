@@ -1,0 +1,122 @@
+"""A run on Flower's simulation engine, in a process of its own: the apps and Ray, without a SuperLink.
+
+``flwr run`` starts the same engine through a SuperLink, which several people can share, and its SuperExec. A runner has
+its runs to itself, and is spared the seconds that these take to start, to find the run and to notice its end.
+
+Run as ``python -m experiments.running.simulation``. The process makes its imports, which take seconds, and then waits
+for one line of JSON with the parameters of :func:`run_simulation` and the file for its output, ``log``. It leaves
+without a run if its input ends.
+"""
+
+import importlib
+import json
+import logging
+import os
+import secrets
+import sys
+import traceback
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import psutil
+
+from fedkace_flwr.keys import Scalar
+from fedkace_flwr.lean_ray import make_ray_lean
+
+if TYPE_CHECKING:
+    from flwr.app import Context
+    from flwr.serverapp import Grid
+
+CLUSTER = "RAY_ADDRESS"
+"""The environment variable that names a Ray cluster to run on."""
+
+ENVIRONMENT = {"RAY_preload_python_modules": "fedkace_flwr.client_app"}
+"""Environment variables of the process: Ray's workers import the app while the server starts."""
+
+_NEEDED = ("ray", "fedkace_flwr.client_app", "fedkace_flwr.server_app")
+
+
+def run_simulation(config: Mapping[str, Scalar], supernodes: int, workers: int, gpu_fraction: float) -> None:
+    """Run a configuration to completion, and end this process.
+
+    Parameters
+    ----------
+    config : mapping
+        Every key with its value.
+    supernodes : int
+        Number of virtual SuperNodes.
+    workers : int
+        Number of Ray workers, one CPU each; ignored on a cluster, whose CPUs set the number.
+    gpu_fraction : float
+        Fraction of a GPU for each worker.
+
+    Raises
+    ------
+    Exception
+        What the server's app raises.
+    """
+    if CLUSTER not in os.environ:
+        # On a cluster Flower connects, because workers on other machines need this process's search path.
+        _start_ray(workers)
+    from flwr.serverapp import ServerApp
+
+    from fedkace_flwr import client_app, server_app
+    from fedkace_flwr.flower_internals import simulate
+
+    app = ServerApp()
+
+    @app.main()
+    def run_and_leave(grid: "Grid", context: "Context") -> None:
+        server_app.app(grid=grid, context=context)
+        # All is written. Flower's threads would wait a second for further messages, and Ray as long for its processes.
+        _leave(0)
+
+    backend: dict[str, dict[str, float]] = {
+        "client_resources": {"num_cpus": 1, "num_gpus": gpu_fraction},
+        "init_args": {"logging_level": logging.WARNING},
+    }
+    simulate(app, client_app.app, secrets.randbits(62), config, supernodes, backend)
+
+
+def _start_ray(workers: int) -> None:
+    import ray
+
+    make_ray_lean(prestart=True)
+    ray.init(num_cpus=workers, include_dashboard=False, logging_level=logging.WARNING, log_to_driver=True)
+
+
+def _leave(status: int) -> NoReturn:
+    """End this process and those that Ray has started for it; some of them would notice only after a minute."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            process.kill()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _main() -> NoReturn:
+    from fedkace_flwr.flower_internals import import_simulation
+
+    for name in _NEEDED:
+        importlib.import_module(name)
+    import_simulation()
+    line = sys.stdin.readline()
+    if not line:
+        _leave(0)
+    what = json.loads(line)
+    with Path(what.pop("log")).open("ab") as log:
+        os.dup2(log.fileno(), sys.stdout.fileno())
+        os.dup2(log.fileno(), sys.stderr.fileno())
+    try:
+        run_simulation(**what)
+    except Exception as error:
+        traceback.print_exc()
+        print(f"{type(error).__name__}: {error}")
+    _leave(1)
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,80 @@
+"""Only one module, and the listed programs of deploy/, use parts of Flower that Flower does not declare public."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+INTERNALS = "fedkace_flwr/flower_internals.py"
+PUBLIC = {
+    "flwr",
+    "flwr.app",
+    "flwr.client",
+    "flwr.client.mod",
+    "flwr.clientapp",
+    "flwr.clientapp.mod",
+    "flwr.common",
+    "flwr.server",
+    "flwr.server.workflow",
+    "flwr.serverapp",
+    "flwr.serverapp.strategy",
+    "flwr.simulation",
+}
+SHIPPED = ("fedkace_flwr", "strategies", "clients", "experiments")
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Modules from which a file imports, at any place; names imported from a package count as its own."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield node.module
+            yield from (f"{node.module}.{name.name}" for name in node.names if name.name.startswith("_"))
+        elif isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "import_module":
+            yield from (str(each.value) for each in node.args if isinstance(each, ast.Constant))
+
+
+def internal(source: str) -> set[str]:
+    """Modules of Flower in a file's imports that are not public."""
+    names = {name for name in imported(ast.parse(source)) if name.partition(".")[0] == "flwr"}
+    return names - PUBLIC
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("from flwr.app import Message", set()),
+        ("import flwr.supercore", {"flwr.supercore"}),
+        ("def f():\n    from flwr.cli.build import build", {"flwr.cli.build"}),
+        ("from flwr.simulation import _private", {"flwr.simulation._private"}),
+        ("import importlib; importlib.import_module('flwr.proto')", {"flwr.proto"}),
+        ("import flower, torch", set()),
+    ],
+)
+def test_the_search_finds_what_is_not_public(source: str, found: set[str]) -> None:
+    assert internal(source) == found
+
+
+def test_only_one_module_uses_what_is_not_public() -> None:
+    paths = [path for name in SHIPPED for path in (ROOT / name).rglob("*.py")]
+    assert len(paths) > 100
+    users = {path.relative_to(ROOT).as_posix(): internal(path.read_text()) for path in paths}
+    assert {path for path, names in users.items() if names} == {INTERNALS}
+
+
+def test_the_list_names_every_module_that_is_used() -> None:
+    source = (ROOT / INTERNALS).read_text()
+    listed = ast.get_docstring(ast.parse(source)) or ""
+    for name in internal(source):
+        module = name.partition("._")[0].removeprefix("flwr.")
+        assert f"``{module}``" in listed, f"{name} is not listed"
+
+
+def test_programs_that_change_flower_before_it_starts_say_what_they_change() -> None:
+    for path in (ROOT / "deploy").glob("*.py"):
+        source = path.read_text()
+        if internal(source):
+            assert "Flower" in (ast.get_docstring(ast.parse(source)) or ""), path
