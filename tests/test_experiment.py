@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from fedkace_flwr.compute.devices import choose_device
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError, DataError, StreamError
 from fedkace_flwr.experiment import Experiment, as_arrays, shared_experiment
 from fedkace_flwr.storage.paths import client_folder, run_folder
-from fedkace_flwr.training.devices import choose_device
 
 Make = Callable[..., Config]
 

@@ -11,14 +11,16 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from experiments.running.guard import end_all_of
+from experiments.running.machine import VISIBLE
 from experiments.running.processes import CHECKOUT, flower_environment, staged_app
+from fedkace_flwr.compute.devices import GPU_SHARE
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import RunError
 from fedkace_flwr.keys import Scalar
@@ -55,12 +57,18 @@ class InlineEngine:
 
     Parameters
     ----------
+    places : sequence of (str, float), optional
+        For each run at a time the GPU that it sees, and its share of that GPU's memory; empty: the runs see no GPU.
+        None: GPUs are left as they are.
     environment : mapping, optional
         Environment variables of the processes; by default those of this process.
     """
 
-    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, places: Sequence[tuple[str, float]] | None = None, environment: Mapping[str, str] | None = None
+    ) -> None:
         self._environment = dict(environment or os.environ)
+        self._places = None if places is None else list(places)
 
     def __enter__(self) -> Self:
         return self
@@ -69,13 +77,20 @@ class InlineEngine:
         return None
 
     def start(self, config: Config, log: Path) -> Job:
-        """Start a run whose output goes to ``log``."""
-        return _InlineJob(config, log, self._environment)
+        """Start a run whose output goes to ``log``, on a GPU that no other run has taken."""
+        if self._places is None:
+            return _InlineJob(config, log, self._environment, lambda: None)
+        place = self._places.pop(0) if self._places else None
+        name, share = place or ("", 0.0)
+        given = {VISIBLE: name, GPU_SHARE: repr(share)}
+        left = self._places
+        return _InlineJob(config, log, self._environment | given, lambda: left.append(place) if place else None)
 
 
 class _InlineJob:
-    def __init__(self, config: Config, log: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, config: Config, log: Path, environment: Mapping[str, str], leave: Callable[[], object]) -> None:
         self._log = log
+        self._leave: Callable[[], object] | None = leave
         with log.open("w") as output:
             command = [sys.executable, "-m", "experiments.running.inline", json.dumps(config.flat())]
             self._process = subprocess.Popen(
@@ -91,6 +106,9 @@ class _InlineJob:
 
     def stop(self) -> None:
         _end(self._process)
+        if self._leave is not None:
+            self._leave()
+            self._leave = None
 
 
 class FlowerEngine:
@@ -110,6 +128,8 @@ class FlowerEngine:
         Environment variables of the processes; by default those of this process.
     home : Path, optional
         Where to create the SuperLink's folder; by default in the system's temporary folder.
+    visible : sequence of str, optional
+        The GPUs that Ray shares out; empty: no process sees one. None: GPUs are left as they are.
 
     Raises
     ------
@@ -123,7 +143,9 @@ class FlowerEngine:
         gpu_fraction: float,
         environment: Mapping[str, str] | None = None,
         home: Path | None = None,
+        visible: Sequence[str] | None = None,
     ) -> None:
+        self._visible = visible
         self._workers = workers
         self._gpu_fraction = gpu_fraction
         self._outside = dict(environment or os.environ)
@@ -136,7 +158,7 @@ class FlowerEngine:
             # Flower and Ray detach the processes that they start for this SuperLink, but all of them inherit its home.
             stack.callback(end_all_of, "FLWR_HOME", str(home))
             port, control = _free_port(), _free_port()
-            self._environment = _environment(self._outside, home)
+            self._environment = _environment(self._outside, home, self._visible)
             settings = f'[superlink]\ndefault = "{_LINK}"\n\n[superlink.{_LINK}]\n'
             settings += f'address = "127.0.0.1:{port}"\ninsecure = true\n'
             (home / "config.toml").write_text(settings)
@@ -161,14 +183,17 @@ class FlowerEngine:
 
     def start(self, config: Config, log: Path) -> Job:
         """Submit a run whose output goes to ``log``."""
-        federation = {
-            "num-supernodes": config.stream.clients,
-            "client-resources-num-cpus": 1,
-            "client-resources-num-gpus": self._gpu_fraction,
-        }
-        if CLUSTER not in self._outside:  # the size of an existing cluster is fixed
-            federation["init-args-num-cpus"] = self._workers
+        federation = {"num-supernodes": config.stream.clients, **self.resources()}
         return _FlowerJob(self._app, config, federation, log, self._environment)
+
+    def resources(self) -> dict[str, float]:
+        """What Flower's simulation is told of the workers: CPUs, and GPUs if they share any."""
+        found = {"client-resources-num-cpus": 1, "client-resources-num-gpus": self._gpu_fraction}
+        if CLUSTER not in self._outside:  # the size of an existing cluster is fixed
+            found["init-args-num-cpus"] = self._workers
+            if self._visible:
+                found["init-args-num-gpus"] = len(self._visible)
+        return found
 
     def _wait_until_up(self, link: "subprocess.Popen[bytes]", port: int) -> None:
         deadline = time.monotonic() + _START_SECONDS
@@ -231,7 +256,7 @@ class _FlowerJob:
         return str(run["status-details"]).removeprefix("Simulation failed with exception: ")
 
 
-def _environment(outside: Mapping[str, str], home: Path) -> dict[str, str]:
+def _environment(outside: Mapping[str, str], home: Path, visible: Sequence[str] | None) -> dict[str, str]:
     return {
         **flower_environment(home, outside),
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -240,7 +265,8 @@ def _environment(outside: Mapping[str, str], home: Path) -> dict[str, str]:
         # memory of these processes grew from round to round.
         "RAY_task_events_report_interval_ms": "0",
         "RAY_enable_metrics_collection": "0",
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # clients that request no GPU see none
+        **({} if visible is None else {VISIBLE: ",".join(visible)}),
     }
 
 

@@ -19,8 +19,10 @@ from experiments.running.cells import Cell, naming
 from experiments.running.display import Display, display
 from experiments.running.engines import CLUSTER, Engine, FlowerEngine, InlineEngine, Job
 from experiments.running.guard import Guard
+from experiments.running.machine import VISIBLE, Machine
 from experiments.running.workers import Workers, plan_workers
 from experiments.studies.study import Study
+from fedkace_flwr.compute.devices import index_of
 from fedkace_flwr.errors import ConfigError, FedkaceError, RunError
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.registry import configured
@@ -65,8 +67,10 @@ def run_study(study: Study, console: Console) -> Outcome:
     return Outcome(summaries, failures)
 
 
-def check_study(study: Study, *, progress: bool = False) -> Workers:
+def check_study(study: Study, *, progress: bool = False, machine: Machine | None = None) -> Workers:
     """Make the server's checks for every run, prepare the data sets, and choose the number of workers.
+
+    ``machine`` is by default this one.
 
     Raises
     ------
@@ -77,14 +81,36 @@ def check_study(study: Study, *, progress: bool = False) -> Workers:
         experiment = Experiment(configured(config)[1], progress=progress)
         experiment.check_streams()
         check_events(config)
-        if config.run.device.startswith("cuda") and study.gpu_fraction == 0 and study.engine == "flower":
-            raise ConfigError(
-                f'device = "{config.run.device}" with gpu-fraction = 0: Ray hides the GPUs from clients that do not '
-                "request one; set --gpu-fraction, for example 0.1"
-            )
-        _ = experiment.device
         RunFolder.check(Path(config.run.results_dir))
-    return plan_workers(study)
+    workers = plan_workers(study, machine)
+    check_devices(study, workers)
+    return workers
+
+
+def check_devices(study: Study, workers: Workers) -> None:
+    """Check that every run can have the GPU that it asks for, without touching one.
+
+    Raises
+    ------
+    ConfigError
+        It cannot, or it asks for a GPU by a number of its own.
+    """
+    for config in study.runs.values():
+        name = config.run.device
+        number = index_of(name)
+        if number is None:
+            continue
+        if number > 0:
+            raise ConfigError(
+                f"device = {name!r}: the runner gives each worker its GPU, which is then its only one; set "
+                f'device = "cuda", and {VISIBLE} to choose among the GPUs'
+            )
+        if study.gpu_fraction == 0:
+            raise ConfigError(
+                f"device = {name!r} with gpu-fraction = 0: clients see no GPU then; set --gpu-fraction, for example 0.1"
+            )
+        if not workers.gpus:
+            raise ConfigError(f'device = {name!r}: {workers.why_no_gpu}; use device = "cpu" or auto')
 
 
 def show_workers(study: Study, workers: Workers, console: Console) -> None:
@@ -224,8 +250,10 @@ class _Shift:
         if self._engine is None:
             environment, home = self._guard.environment, self._guard.home
             if self._study.engine == "inline":
-                self._engine = self._engines.enter_context(InlineEngine(environment))
+                inline = InlineEngine(self._workers.places, environment)
+                self._engine = self._engines.enter_context(inline)
             else:
-                flower = FlowerEngine(self._workers.count, self._workers.gpu_fraction, environment, home)
+                visible = self._workers.visible
+                flower = FlowerEngine(self._workers.count, self._workers.gpu_fraction, environment, home, visible)
                 self._engine = self._engines.enter_context(flower)
         return self._engine
