@@ -107,7 +107,7 @@ class ClientRule:
             self.generator("batches", now.number),
             augmentation=self.generator("augmentation", now.number),
             stored=self.stored_logits(now.state) if self.logits_weight else None,
-            captured=self.config.run.step == "captured",
+            captured=self.experiment.captured,
         )
 
     @property
@@ -314,6 +314,7 @@ class ClientRule:
             after_step=training.after_step,
             augmentation=training.augmentation,
             captured=training.captured,
+            kept=self.experiment.kept_steps,
         )
 
     def teacher_logits(self, net: ResNet18, now: ClientRound) -> Tensor:

@@ -20,6 +20,7 @@ from fedkace_flwr.data.stream import ClientStream, client_stream
 from fedkace_flwr.errors import ConfigError, DataError
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.seeding import generator_for, seed_for
+from fedkace_flwr.training.cuda_graphs import KeptSteps, can_record
 from fedkace_flwr.training.logits_cache import SharedLogits
 from fedkace_flwr.training.loop import Preprocess
 from fedkace_flwr.training.model import ResNet18, choose_stem, load_weights, seeded_resnet18, simplex
@@ -132,6 +133,18 @@ class Experiment:
     def shared_logits(self) -> SharedLogits:
         """Test logits of the network in use, shared by the clients of this process."""
         return SharedLogits()
+
+    @property
+    def captured(self) -> bool:
+        """Whether training steps are recorded, or on a CPU taken as if they were (``step``)."""
+        step = self.config.run.step
+        return step == "captured" or (step == "auto" and can_record(self.device))
+
+    @cached_property
+    def kept_steps(self) -> KeptSteps:
+        """The recorded steps of this process."""
+        arrives = self.config.data.data_source == "inbox"  # in numbers that nobody knows
+        return KeptSteps(0 if arrives else self.config.largest_chunk + self.config.buffer.capacity)
 
     @cached_property
     def weight_names(self) -> list[str]:

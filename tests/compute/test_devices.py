@@ -100,7 +100,6 @@ def test_apples_gpus_are_refused_with_the_reason() -> None:
 @pytest.mark.slow
 def test_choosing_a_device_starts_no_cuda() -> None:
     """A process that only plans must not initialise CUDA; is_initialized says whether it has."""
-    program = "import torch; from fedkace_flwr import client_app
-from fedkace_flwr.compute.devices import choose_device; choose_device('auto')"
+    program = "import torch; from fedkace_flwr.compute.devices import choose_device; choose_device('auto')"
     program += "; assert not torch.cuda.is_initialized()"
     subprocess.run([sys.executable, "-c", program], check=True)
