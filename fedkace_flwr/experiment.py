@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedkace_flwr.compute.devices import choose_device, choose_precision
+from fedkace_flwr.compute.memory import at_home
 from fedkace_flwr.compute.numerics import settle
 from fedkace_flwr.config import Config
 from fedkace_flwr.data.datasets import Dataset, load_dataset
@@ -233,4 +234,4 @@ def shared_experiment(config: Config, share: float | None = None) -> Experiment:
 
 def as_arrays(weights: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
     """Copies of weights as NumPy arrays."""
-    return {name: tensor.detach().cpu().numpy().copy() for name, tensor in weights.items()}
+    return {name: tensor.numpy().copy() for name, tensor in at_home(weights).items()}

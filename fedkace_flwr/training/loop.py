@@ -5,13 +5,14 @@ processes. Shapes: n images, B batch, H and W height and width, C classes, F fea
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from fedkace_flwr.compute.memory import images_at_once
 from fedkace_flwr.errors import RunError
 from fedkace_flwr.sections import TrainingConfig
 from fedkace_flwr.training.adam import Adam
@@ -19,10 +20,10 @@ from fedkace_flwr.training.augmentation import FlipShift
 from fedkace_flwr.training.batches import EPOCHS, Batching, Epoch
 from fedkace_flwr.training.cuda_graphs import KeptSteps
 from fedkace_flwr.training.losses import Objective
-from fedkace_flwr.training.model import ResNet18
+from fedkace_flwr.training.model import ResNet18, largest_map
 from fedkace_flwr.training.steps import Pool, take_step
 
-_FETCHED = 128  # images at a time
+_FETCHED = 128  # images at a time on a CPU
 _CACHED_PIXELS, _FEWEST = 1 << 15, 16  # pixels whose activations fit a processor's cache; fewest images per pass
 
 
@@ -231,56 +232,75 @@ def predict(
     preprocess: Preprocess,
     *,
     mirrored: bool = False,
+    home: bool = True,
 ) -> Tensor:
     """Logits of images in evaluation mode, fetched block by block.
 
-    On a CPU, blocks are processed in parts whose activations fit its cache.
+    On a CPU, blocks are processed in parts whose activations fit its cache. On a GPU every pass has the same number of
+    images, the last one filled up with its first image: an image's logits then come from the same kernels, whatever
+    company it is predicted in, and nothing is copied home before the last pass.
 
     Parameters
     ----------
     net : ResNet18
         On the device of ``preprocess``; left in evaluation mode.
     images_of : callable
-        Maps a slice of ``content`` to uint8 (n, 3, H, W).
+        Maps a slice of ``content`` to uint8 (n, 3, H, W), or to float of the same range.
     content : Tensor
         Ids or images, (n, ...).
     preprocess : Preprocess
         Normalisation and device.
     mirrored : bool
         Predict the images' mirror images, left and right exchanged.
+    home : bool
+        Whether to return the logits on the CPU.
 
     Returns
     -------
     Tensor
-        float32 (n, C) on the CPU.
+        float32 (n, C), on the CPU or on the device of ``preprocess``.
     """
     net.eval()
-    if not len(content):
-        return torch.empty((0, net.output.out_features))
-    found = []
-    for part in _parts(images_of, content, preprocess):
-        images = preprocess(part)
-        found.append(net(images.flip(3) if mirrored else images).cpu())
-    return torch.cat(found)
+
+    def logits_of(images: Tensor) -> Tensor:
+        return net(images.flip(3) if mirrored else images)
+
+    found = _passed(net, logits_of, net.output.out_features, images_of, content, preprocess)
+    return found.cpu() if home else found
 
 
 @torch.inference_mode()
 def features_of(
     net: ResNet18, images_of: Callable[[Tensor], Tensor], content: Tensor, preprocess: Preprocess
 ) -> Tensor:
-    """As :func:`predict`, but features instead of logits, float32 (n, F)."""
+    """As :func:`predict`, but features instead of logits, float32 (n, F) on the CPU."""
     net.eval()
+    return _passed(net, net.features, net.output.in_features, images_of, content, preprocess).cpu()
+
+
+def _passed(
+    net: ResNet18,
+    function: Callable[[Tensor], Tensor],
+    outputs: int,
+    images_of: Callable[[Tensor], Tensor],
+    content: Tensor,
+    preprocess: Preprocess,
+) -> Tensor:
+    """A function of preprocessed images, (n, outputs) on the device of ``preprocess``."""
+    device = preprocess.scale.device
     if not len(content):
-        return torch.empty((0, net.output.in_features))
-    return torch.cat([net.features(preprocess(part)).cpu() for part in _parts(images_of, content, preprocess)])
-
-
-def _parts(images_of: Callable[[Tensor], Tensor], content: Tensor, preprocess: Preprocess) -> Iterator[Tensor]:
-    """Images, fetched block by block, in parts of a size that suits the device."""
-    on_cpu = preprocess.scale.device.type == "cpu"
-    for block in torch.split(content, _FETCHED):
+        return torch.empty((0, outputs), device=device)
+    if device.type == "cpu":
+        blocks = (_cached(images_of(block)) for block in torch.split(content, _FETCHED))
+        return torch.cat([function(preprocess(part)) for parts in blocks for part in parts])
+    first = images_of(content[:1])
+    size = images_at_once(*largest_map(net, *first.shape[-2:]))
+    found = []
+    for block in torch.split(content, size):
         images = images_of(block)
-        yield from _cached(images) if on_cpu else [images]
+        filled = torch.cat([images, images[:1].expand(size - len(images), *images.shape[1:])])
+        found.append(function(preprocess(filled))[: len(images)])
+    return torch.cat(found)
 
 
 def _cached(images: Tensor) -> Sequence[Tensor]:
