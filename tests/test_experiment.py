@@ -156,7 +156,7 @@ def test_a_process_keeps_one_experiment_for_equal_configurations(small: Make) ->
 # Devices
 
 
-@pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:x", "cuda:-1", "cuda1", "CPU", "cpu:0", "", "auto:0", "mps"])
+@pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:x", "cuda:-1", "cuda1", "CPU", "cpu:0", "", "auto:0"])
 def test_a_device_of_no_known_name_is_refused(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         choose_device(name)

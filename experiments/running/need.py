@@ -12,8 +12,10 @@ from fedkace_flwr.compute.memory import PASS_BYTES
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment
 
+CONTEXT = 600 * 2**20
+"""GPU memory that CUDA and its libraries take for each process, in bytes."""
+
 _PROCESS = 450 * 2**20  # Python with PyTorch, Flower and Ray, before any data
-_CONTEXT = 600 * 2**20  # GPU memory that CUDA and its libraries take for each process
 _WORKSPACES = 2 * 32 * 2**20  # cuBLAS's, on the ordinary stream and on that of recordings (Hopper: 32 MiB each)
 _WEIGHT_COPIES = 8  # network, gradient, two moments, message and reply, and stored copies of the last two
 _STEP = 1.5  # memory of a training step as a multiple of its activations; a test batch takes no more
@@ -42,7 +44,7 @@ class Need:
         samples = config.stream.window * config.stream.samples_per_class + config.buffer.capacity
         work = int(_WEIGHT_COPIES * weights + step + 2 * samples * image)
         recorded = 0 if config.run.step == "eager" else int(step)
-        return cls(_PROCESS + work, _CONTEXT + _WORKSPACES + work + recorded + PASS_BYTES)
+        return cls(_PROCESS + work, CONTEXT + _WORKSPACES + work + recorded + PASS_BYTES)
 
 
 def largest_need(configs: Iterable[Config]) -> Need:
@@ -55,7 +57,7 @@ def largest_need(configs: Iterable[Config]) -> Need:
             needs[key] = Need.of(config)
     found = needs.values()
     return Need(
-        max((need.memory for need in found), default=_PROCESS), max((need.gpu for need in found), default=_CONTEXT)
+        max((need.memory for need in found), default=_PROCESS), max((need.gpu for need in found), default=CONTEXT)
     )
 
 

@@ -20,6 +20,7 @@ from experiments.running.display import Display, display
 from experiments.running.engines import CLUSTER, Engine, FlowerEngine, InlineEngine, Job
 from experiments.running.guard import Guard
 from experiments.running.machine import VISIBLE, Machine
+from experiments.running.service import MultiProcessService, program
 from experiments.running.workers import Workers, plan_workers
 from experiments.studies.study import Study
 from fedkace_flwr.compute.devices import index_of
@@ -84,7 +85,26 @@ def check_study(study: Study, *, progress: bool = False, machine: Machine | None
         RunFolder.check(Path(config.run.results_dir))
     workers = plan_workers(study, machine)
     check_devices(study, workers)
+    if study.mps:
+        check_service(workers)
     return workers
+
+
+def check_service(workers: Workers) -> None:
+    """Check that NVIDIA's Multi-Process Service can be started and would serve anyone.
+
+    Raises
+    ------
+    ConfigError
+        It cannot, or no worker uses a GPU, or the workers run on a cluster's machines.
+    """
+    if CLUSTER in os.environ:
+        raise ConfigError(
+            f"--mps with {CLUSTER}: the service must run on every machine of the cluster; start it there instead"
+        )
+    if not workers.gpus:
+        raise ConfigError("--mps: the workers compute on the CPU; run without --mps")
+    program()
 
 
 def check_devices(study: Study, workers: Workers) -> None:
@@ -249,6 +269,8 @@ class _Shift:
     def _ready_engine(self) -> Engine:
         if self._engine is None:
             environment, home = self._guard.environment, self._guard.home
+            if self._study.mps:
+                environment = self._engines.enter_context(MultiProcessService(environment, home)).environment
             if self._study.engine == "inline":
                 inline = InlineEngine(self._workers.places, environment)
                 self._engine = self._engines.enter_context(inline)

@@ -29,7 +29,6 @@ def settle(device: torch.device, *, tf32: bool, deterministic: bool) -> None:
         return
     torch.backends.cuda.matmul.allow_tf32 = tf32
     torch.backends.cudnn.allow_tf32 = tf32
-    torch.backends.cudnn.benchmark = False  # which algorithm is fastest may change from process to process
     torch.backends.cudnn.deterministic = deterministic
     torch.use_deterministic_algorithms(deterministic)
     if deterministic:

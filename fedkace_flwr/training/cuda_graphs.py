@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,7 +50,7 @@ class Recorder:
     def __init__(self) -> None:
         self.works = True
         self._stream: torch.cuda.Stream | None = None
-        self._memory: tuple[int, int] | None = None
+        self._memory: Any = None  # PyTorch's handle of a pool of memory
 
     def recorded(
         self, step: Callable[[], object], changed: Callable[[], Iterable[Tensor]], device: torch.device

@@ -263,7 +263,8 @@ def predict(
     net.eval()
 
     def logits_of(images: Tensor) -> Tensor:
-        return net(images.flip(3) if mirrored else images)
+        logits: Tensor = net(images.flip(3) if mirrored else images)
+        return logits
 
     found = _passed(net, logits_of, net.output.out_features, images_of, content, preprocess)
     return found.cpu() if home else found

@@ -2,13 +2,15 @@
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from experiments.running import engines, machine
+from experiments.running import engines
 from experiments.running.engines import FlowerEngine, InlineEngine
 from experiments.running.machine import Gpu, Machine, measured_gpus, named
 from experiments.running.need import Need
@@ -182,13 +184,13 @@ def test_gpus_are_measured_in_a_process_of_their_own(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("torch.version.cuda", "12.8")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     started: list[list[str]] = []
-    run = machine.subprocess.run
+    run = subprocess.run
 
-    def watched(command: list[str], **options: object) -> object:
+    def watched(command: list[str], **options: Any) -> object:
         started.append(command)
-        return run(command, **options)  # type: ignore[call-overload]
+        return run(command, **options)
 
-    monkeypatch.setattr(machine.subprocess, "run", watched)
+    monkeypatch.setattr(subprocess, "run", watched)
     found = measured_gpus(os.environ)
     assert started == [[sys.executable, "-m", "experiments.running.machine"]]
     assert all(0 < gpu.free <= gpu.memory for gpu in found)
@@ -196,9 +198,9 @@ def test_gpus_are_measured_in_a_process_of_their_own(monkeypatch: pytest.MonkeyP
 
 def test_inline_runs_take_a_place_each_and_give_it_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = "import json, os; print(json.dumps([os.environ.get('CUDA_VISIBLE_DEVICES'), os.environ.get('FEDKACE_GPU_SHARE')]))"
-    start = engines.subprocess.Popen
+    start = subprocess.Popen
     monkeypatch.setattr(
-        engines.subprocess, "Popen", lambda command, **options: start([sys.executable, "-c", program], **options)
+        subprocess, "Popen", lambda command, **options: start([sys.executable, "-c", program], **options)
     )
 
     def seen(engine: InlineEngine, number: int) -> list[tuple[str | None, str | None]]:

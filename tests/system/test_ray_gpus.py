@@ -3,6 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import ray
@@ -46,7 +47,8 @@ def test_a_client_sees_the_gpu_that_it_has_a_share_of(fraction: float, clients: 
             share = ray.get_runtime_context().get_assigned_resources().get("GPU", 0.0)
             return os.environ.get("CUDA_VISIBLE_DEVICES"), share
 
-    actors = [ray.remote(num_cpus=1, num_gpus=fraction)(Client).remote() for _ in range(clients)]
+    actor_of: Any = ray.remote(num_cpus=1, num_gpus=fraction)
+    actors = [actor_of(Client).remote() for _ in range(clients)]
     found = ray.get([actor.found.remote() for actor in actors])
     for actor in actors:
         ray.kill(actor)

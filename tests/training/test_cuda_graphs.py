@@ -177,7 +177,7 @@ class Round:
         settings = TrainingConfig(epochs=2, batch_size=4, learning_rate=self.rate, **changes)
         chunk, buffer = samples(self.new, CURRENT, self.new), samples(self.held, OLD, self.held)
         generators = [torch.Generator().manual_seed(seed) for seed in (self.new, self.held)]
-        options = {"captured": kept is not None, "kept": kept, "augmentation": generators[1]}
+        options: dict[str, Any] = {"captured": kept is not None, "kept": kept, "augmentation": generators[1]}
         train(net, chunk, buffer, objective, settings, PREPROCESS, generators[0], **options)
         weights = getattr(objective, "weights", [])
         return {name: tensor.clone() for name, tensor in net.state_dict().items()} | {"weights": torch.tensor(weights)}
@@ -227,7 +227,7 @@ def test_a_loss_that_hides_tensors_is_recorded_each_time(recordings):
     def hidden(net: ResNet18) -> Objective:
         loss, factor = TaskLoss(CURRENT, OLD), torch.tensor(float(len(recordings) + 1))
         plain = loss.loss
-        loss.loss = lambda logits, features, batch: factor * plain(logits, features, batch)
+        loss.loss = lambda logits, features, batch: factor * plain(logits, features, batch)  # type: ignore[method-assign]
         return loss
 
     kept = KeptSteps()

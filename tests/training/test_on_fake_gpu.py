@@ -40,7 +40,7 @@ def stored(device: torch.device) -> StoredLogits:
     )
 
 
-TEMPERATURES = {"tau_old": 0.9, "tau_new": 1.1, "weight_old": 1.1, "weight_new": 0.9}
+TEMPERATURES: dict[str, Any] = {"tau_old": 0.9, "tau_new": 1.1, "weight_old": 1.1, "weight_new": 0.9}
 LOSSES: dict[str, Callable[[ResNet18, torch.device], Objective]] = {
     "task": lambda net, device: TaskLoss(*masks(device)),
     "balanced": lambda net, device: BalancedReplayLoss(*masks(device), GradientBalance()),
@@ -89,7 +89,9 @@ def step(name: str, *, of: torch.device = GPU, **changes: Any) -> Tensor:
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_step_stays_on_its_device_and_reads_nothing_back(name: str, precision: torch.dtype, monkeypatch: Any) -> None:
+def test_a_step_stays_on_its_device_and_reads_nothing_back(
+    name: str, precision: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if precision is torch.bfloat16 and GPU != CUDA:
         pytest.skip("without CUDA, PyTorch has no autocast for a device that can stand for a GPU")
     monkeypatch.setattr(ResNet18, "precision", precision)
@@ -123,8 +125,8 @@ def test_on_cuda_the_learning_rate_is_on_the_device() -> None:
 def test_scores_and_condition_numbers_are_computed_where_the_logits_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """In float64, until they are copied home together; masks of classes are found on the CPU."""
     found: list[torch.device] = []
-    distances = fedkace_buffer._squared_distances
-    monkeypatch.setattr(fedkace_buffer, "_squared_distances", lambda x, y: (found.append(x.device), distances(x, y))[1])
+    watched = noted(found, lambda x, centres: x.device, fedkace_buffer._squared_distances)
+    monkeypatch.setattr(fedkace_buffer, "_squared_distances", watched)
     with fake_tensors():
         logits = torch.zeros((12, CLASSES), device=GPU)
         labels, seen = torch.zeros(12, dtype=torch.int64), [2, 3]
@@ -134,14 +136,22 @@ def test_scores_and_condition_numbers_are_computed_where_the_logits_are(monkeypa
     assert all(each.device.type == "cpu" and each.dtype == torch.float64 for each in vars(scores).values())
 
 
+def noted(notes: list[Any], note: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that also notes something of its arguments."""
+
+    def call(*arguments: Any) -> Any:
+        notes.append(note(*arguments))
+        return function(*arguments)
+
+    return call
+
+
 @pytest.mark.parametrize("count", [0, 1, 300, 5000])
 def test_passes_of_a_prediction_have_one_size_and_come_home_once(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    features = ResNet18.features
-    monkeypatch.setattr(ResNet18, "features", lambda net, x: (sizes.append(len(x)), features(net, x))[1])
+    monkeypatch.setattr(ResNet18, "features", noted(sizes, lambda net, x: len(x), ResNet18.features))
     moved: list[torch.Size] = []
-    cpu = Tensor.cpu
-    monkeypatch.setattr(Tensor, "cpu", lambda tensor: (moved.append(tensor.shape), cpu(tensor))[1])
+    monkeypatch.setattr(Tensor, "cpu", noted(moved, lambda tensor: tensor.shape, Tensor.cpu))
     with fake_tensors():
         net = network(GPU)
         at_once = images_at_once(*largest_map(net, SIDE, SIDE))
@@ -168,8 +178,7 @@ def test_many_tensors_come_home_in_one_copy_for_each_dtype(monkeypatch: pytest.M
     with fake_tensors():
         net = network(GPU)
         moved: list[torch.dtype] = []
-        cpu = Tensor.cpu
-        monkeypatch.setattr(Tensor, "cpu", lambda tensor: (moved.append(tensor.dtype), cpu(tensor))[1])
+        monkeypatch.setattr(Tensor, "cpu", noted(moved, lambda tensor: tensor.dtype, Tensor.cpu))
         found = at_home(net.state_dict())
         assert sorted(map(str, moved)) == ["torch.float32", "torch.int64"]
         assert {tensor.device.type for tensor in found.values()} == {"cpu"}
