@@ -97,6 +97,8 @@ def measured_gpus(environment: Mapping[str, str]) -> tuple[Gpu, ...]:
         done = subprocess.run(
             command, cwd=CHECKOUT, env=dict(environment), capture_output=True, text=True, timeout=_MEASURING_SECONDS
         )
+        if done.returncode:
+            raise ValueError((done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1])
         return named(json.loads(done.stdout), environment.get(VISIBLE))
     except (subprocess.TimeoutExpired, ValueError) as error:
         raise RunError(
@@ -126,5 +128,5 @@ def _words(path: Path) -> list[str]:
         return [""]
 
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # this process's own context counts as taken, so that a little less is planned than is free
     print(json.dumps([torch.cuda.mem_get_info(number) for number in range(torch.cuda.device_count())]))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from experiments.running import engines
+from experiments.running import engines, need
 from experiments.running.engines import FlowerEngine, InlineEngine
 from experiments.running.machine import Gpu, Machine, measured_gpus, named
 from experiments.running.need import Need
@@ -18,7 +18,8 @@ from experiments.running.runner import check_study
 from experiments.running.workers import Workers, packed, plan_workers, spread
 from experiments.studies.study import Study, load_study
 from fedkace_flwr.config import Config
-from fedkace_flwr.errors import ConfigError
+from fedkace_flwr.errors import ConfigError, RunError
+from fedkace_flwr.experiment import Experiment
 
 GIB = 2**30
 MANY = 500 * GIB
@@ -194,6 +195,23 @@ def test_gpus_are_measured_in_a_process_of_their_own(monkeypatch: pytest.MonkeyP
     found = measured_gpus(os.environ)
     assert started == [[sys.executable, "-m", "experiments.running.machine"]]
     assert all(0 < gpu.free <= gpu.memory for gpu in found)
+
+
+def test_gpus_that_cannot_be_measured_are_an_error_of_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.version.cuda", "12.8")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    environment = {**os.environ, "PYTHONHASHSEED": "no number"}  # Python refuses to start
+    with pytest.raises(RunError, match=r"^the GPUs cannot be measured \(.+\); look at nvidia-smi, or set CUDA_VIS.*$"):
+        measured_gpus(environment)
+
+
+def test_a_recorded_step_takes_a_steps_memory_more() -> None:
+    """By hand: 1.5 times the activations of a batch of 32; the rest of the need is the same."""
+    eager, recorded, auto = (Need.of(Config.parse({"step": step})) for step in ("eager", "captured", "auto"))
+    step = int(1.5 * need.activations(Experiment(Config()).network_on_cpu(), 8) * 32)
+    assert recorded.gpu - eager.gpu == step and auto == recorded
+    assert recorded.memory == eager.memory
+    assert eager.gpu - eager.memory == need.CONTEXT + 64 * 2**20 + 2**29 - 450 * 2**20
 
 
 def test_inline_runs_take_a_place_each_and_give_it_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
