@@ -133,7 +133,7 @@ class Experiment:
     @cached_property
     def shared_logits(self) -> SharedLogits:
         """Test logits of the network in use, shared by the clients of this process."""
-        return SharedLogits()
+        return SharedLogits(together=self.device.type != "cpu")
 
     @property
     def captured(self) -> bool:

@@ -13,13 +13,19 @@ from fedkace_flwr.samples import Samples
 class SharedLogits:
     """Logits of the last network that was used, class by class.
 
-    After the switch all clients answer with one global model, and only their classes differ. On a CPU each class's
-    images pass through the network separately, in the same blocks for every client, so no logit depends on which client
-    came first. On a GPU the classes that are missing pass together, in passes of one size
-    (:func:`~fedkace_flwr.training.loop.predict`).
+    After the switch all clients answer with one global model, and only their classes differ. Each class's images
+    pass through the network separately, in the same blocks for every client, so no logit depends on which client came
+    first.
+
+    Parameters
+    ----------
+    together : bool
+        Let the classes that are missing pass together. For a GPU, where every pass has the same size anyway
+        (:func:`~fedkace_flwr.training.loop.predict`).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, together: bool = False) -> None:
+        self._together = together
         self._weights = b""
         self._known: dict[bytes, Tensor] = {}
 
@@ -46,8 +52,7 @@ class SharedLogits:
         classes = torch.split(torch.arange(len(samples)), _runs(samples.labels))
         keys = [samples.content[rows].numpy().tobytes() for rows in classes]
         missing = [(key, rows) for key, rows in zip(keys, classes, strict=True) if key not in self._known]
-        on_cpu = next(net.parameters()).device.type == "cpu"
-        for group in [[each] for each in missing] if on_cpu else [missing] if missing else []:
+        for group in [missing] if self._together and missing else [[each] for each in missing]:
             logits = logits_of(samples.take(torch.cat([rows for _, rows in group])))
             parts = torch.split(logits, [len(rows) for _, rows in group])
             self._known |= {key: part for (key, _), part in zip(group, parts, strict=True)}

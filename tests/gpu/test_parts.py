@@ -4,6 +4,7 @@ import copy
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor
 from experiments.bench.training import Setting
 from experiments.running.need import CONTEXT, Need
 from fedkace_flwr.algorithms.fedkace_buffer import class_condition_number, kernel_condition_number, score_candidates
+from fedkace_flwr.compute.numerics import settle
 from fedkace_flwr.config import Config
 from fedkace_flwr.sections import TrainingConfig
 from fedkace_flwr.seeding import generator_for
@@ -20,6 +22,14 @@ from fedkace_flwr.training.cuda_graphs import KeptSteps
 from fedkace_flwr.training.loop import predict, train
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
+
+
+@pytest.fixture(autouse=True)
+def as_by_default(gpu: torch.device) -> Iterator[None]:
+    """Compute as runs do by default, and leave the process so."""
+    settle(gpu, tf32=False, deterministic=False)
+    yield
+    settle(gpu, tf32=False, deterministic=False)
 
 
 @pytest.fixture
@@ -58,7 +68,8 @@ def test_recordings_are_kept_over_trainings(setting: Setting, monkeypatch: pytes
     made: list[object] = []
     graph = torch.cuda.CUDAGraph
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: (made.append(None), graph())[1])  # type: ignore[func-returns-value]
-    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    settle(setting.preprocess.scale.device, tf32=False, deterministic=True)
     start = {name: tensor.clone() for name, tensor in setting.net.state_dict().items()}
     kept, nets = KeptSteps(1500), (setting.net, copy.deepcopy(setting.net))
     for rate in (0.01, 0.005, 0.01):
