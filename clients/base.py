@@ -4,7 +4,7 @@ The round itself is run by :class:`clients.round.StreamingClient`.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import ClassVar
@@ -107,7 +107,7 @@ class ClientRule:
             self.generator("batches", now.number),
             augmentation=self.generator("augmentation", now.number),
             stored=self.stored_logits(now.state) if self.logits_weight else None,
-            captured=self.config.run.step == "captured",
+            captured=self.experiment.captured,
         )
 
     @property
@@ -288,6 +288,14 @@ class ClientRule:
         """Pixels, uint8 (n, 3, H, W)."""
         return samples.images(self.experiment.dataset.fetch)
 
+    def resident(self, samples: Samples) -> Callable[[Tensor], Tensor]:
+        """A function from positions, int64 on the CPU, to pixels: on a GPU all pixels are moved there once."""
+        device = self.experiment.device
+        if device.type == "cpu":
+            return lambda rows: self.images(samples.take(rows))
+        pixels = self.images(samples).to(device)
+        return lambda rows: pixels[rows.to(device)]
+
     def train(self, training: Training, chunk: Samples, buffer: Samples) -> None:
         """Carry out a training on chunk and buffer.
 
@@ -314,6 +322,7 @@ class ClientRule:
             after_step=training.after_step,
             augmentation=training.augmentation,
             captured=training.captured,
+            kept=self.experiment.kept_steps,
         )
 
     def teacher_logits(self, net: ResNet18, now: ClientRound) -> Tensor:
@@ -330,8 +339,10 @@ class ClientRule:
         """The stored logits of the buffer's samples, and the trained network's of the chunk's."""
         return self.stored_logits(now.state).joined_by(now.chunk, self.logits(net, now.chunk), now.seen)
 
-    def logits(self, net: ResNet18, samples: Samples, *, mirrored: bool = False) -> Tensor:
-        """Logits in evaluation mode, of the images or of their mirror images; float32 (n, C) on the CPU.
+    def logits(self, net: ResNet18, samples: Samples, *, mirrored: bool = False, home: bool = True) -> Tensor:
+        """Logits in evaluation mode, of the images or of their mirror images.
+
+        float32 (n, C), on the CPU or, without ``home``, on the experiment's device.
 
         Raises
         ------
@@ -339,7 +350,7 @@ class ClientRule:
             A logit is not finite: training has diverged after its last loss was taken.
         """
         images_of = self.experiment.dataset.fetch if samples.by_id else (lambda block: block)
-        logits = predict(net, images_of, samples.content, self.experiment.preprocess, mirrored=mirrored)
+        logits = predict(net, images_of, samples.content, self.experiment.preprocess, mirrored=mirrored, home=home)
         if not bool(logits.isfinite().all()):
             rate = self.config.training.learning_rate
             raise RunError(f"the model's logits are not finite; try a learning-rate below {rate:g}")

@@ -74,7 +74,7 @@ class CentralizedClient(ClientRule):
             TaskLoss(mask, mask),
             self.config.training,
             self.generator("centralized batches", number),
-            captured=self.config.run.step == "captured",
+            captured=self.experiment.captured,
         )
         self.train(training, self._samples(number), Samples.none())
         accuracy, _ = self.test_accuracy(training.net, seen)

@@ -136,10 +136,10 @@ class FedCbdrClient(ClientRule):
         net.eval()
         with torch.no_grad():
             blocks = [
-                net.features(self.experiment.preprocess(self.images(samples.take(positions)))).cpu().double()
+                net.features(self.experiment.preprocess(self.images(samples.take(positions))))
                 for positions in torch.split(torch.arange(len(samples)), _BLOCK)
             ]
-        features = torch.cat(blocks)
+        features = torch.cat(blocks).cpu().double()
         if not bool(features.isfinite().all()):
             rate = self.config.training.learning_rate
             raise RunError(f"the model's features are not finite; try a learning-rate below {rate:g}")

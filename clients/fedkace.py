@@ -49,7 +49,7 @@ class FedKaceClient(ClientRule):
         """Score the old buffer and the chunk with the local model, and select class by class (section 4.3)."""
         settings, capacity = self.config.of(FedKaceKeys), self.config.buffer.capacity
         candidates = now.state.buffer.followed_by(now.chunk)
-        logits = self.logits(training.net, candidates)
+        logits = self.logits(training.net, candidates, home=False)
         scores = score_candidates(
             logits,
             candidates.labels,

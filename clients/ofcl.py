@@ -1,5 +1,6 @@
 """The client of OFCL: random replay from a memory of the samples that the model is most certain of."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -78,15 +79,16 @@ class OfclClient(ClientRule):
         """Bregman information, float64 (n,)."""
         each = self.config.of(OfclKeys).ofcl_views == "per-sample"
         numbers = draw(len(samples), self.generator("ofcl-views", now.number), per_sample=each)
-        logits = [self._logits_of(view, net, samples, numbers) for view in VIEWS.values()]
+        images = self.resident(samples)
+        logits = [self._logits_of(view, net, images, numbers) for view in VIEWS.values()]
         return bregman_information(torch.stack(logits), now.seen)
 
-    def _logits_of(self, view: View, net: ResNet18, samples: Samples, numbers: Tensor) -> Tensor:
-        """Logits of one view of each sample, float32 (n, C) on the CPU."""
+    def _logits_of(self, view: View, net: ResNet18, images: Callable[[Tensor], Tensor], numbers: Tensor) -> Tensor:
+        """Logits of one view of each sample, float32 (n, C) on the experiment's device."""
         device = self.experiment.device
 
         def seen_by(rows: Tensor) -> Tensor:
-            images = self.images(samples.take(rows)).to(device, torch.float32) / 255
-            return view(images, numbers[rows].to(device)) * 255
+            pixels = images(rows).to(device, torch.float32) / 255
+            return view(pixels, numbers[rows].to(device)) * 255
 
-        return predict(net, seen_by, torch.arange(len(samples)), self.experiment.preprocess)
+        return predict(net, seen_by, torch.arange(len(numbers)), self.experiment.preprocess, home=False)

@@ -89,11 +89,11 @@ class RefedClient(ClientRule):
 
     def _scores(self, net: ResNet18, pool: Samples, seen: Tensor, anchor: ResNet18) -> Informative:
         """Scores by an informative model that starts as ``net``."""
-        device = self.experiment.device
+        device, images = self.experiment.device, self.resident(pool)
 
         def blocks(size: int) -> Iterator[tuple[Tensor, Tensor]]:
             for rows in torch.split(torch.arange(len(pool)), size):
-                block = pool.take(rows)
-                yield self.experiment.preprocess(self.images(block)), block.labels.to(device)
+                yield self.experiment.preprocess(images(rows)), pool.labels[rows].to(device)
 
-        return network_scores(net, blocks, seen.to(device), self.config.of(RefedKeys), anchor)
+        side = self.experiment.dataset.image_size
+        return network_scores(net, blocks, seen.to(device), self.config.of(RefedKeys), anchor, size=side)

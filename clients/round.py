@@ -11,13 +11,13 @@ from flwr.client import NumPyClient
 from torch import Tensor
 
 from clients.base import Array, ClientRound, ClientRule, Metrics, Stopwatch
+from fedkace_flwr.compute.devices import choose_precision
 from fedkace_flwr.data.datasets import framing_of
 from fedkace_flwr.experiment import as_arrays
 from fedkace_flwr.inference import kept_models as serving
 from fedkace_flwr.inference.kept_models import KeptModels
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.storage.client_state import Answer, ClientState
-from fedkace_flwr.training.devices import choose_precision
 
 Parameters = list[np.ndarray[Any, Any]]
 

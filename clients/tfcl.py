@@ -307,7 +307,7 @@ class TfclClient(ClientRule):
     @torch.inference_mode()
     def _maps(self, net: ResNet18, now: ClientRound) -> Tensor:
         lower, blocks = lower_half(net).eval(), torch.split(self.images(now.chunk), _BLOCK)
-        return torch.cat([lower(self.experiment.preprocess(block)).contiguous().cpu() for block in blocks])
+        return torch.cat([lower(self.experiment.preprocess(block)).contiguous() for block in blocks]).cpu()
 
     def _teacher(self, content: RecordDict, examples: int) -> Tensor:
         shapes = {names.LOGITS: ((examples, self.experiment.num_classes), np.dtype(np.float32))}

@@ -123,6 +123,7 @@ def _study(options: argparse.Namespace, path: Path, results: Path) -> "Study":
         engine=options.engine,
         workers=options.workers,
         gpu_fraction=options.gpu_fraction,
+        mps=options.mps,
     )
 
 
@@ -231,6 +232,11 @@ def _parser() -> argparse.ArgumentParser:
         "--gpu-fraction",
         type=float,
         help="fraction of a GPU for each client (default: as many clients per GPU as its memory holds; 0: no GPU)",
+    )
+    run.add_argument(
+        "--mps",
+        action="store_true",
+        help="start NVIDIA's Multi-Process Service for this study, so that the clients on a GPU compute at the same time",
     )
     run.add_argument("--scale", default=FULL, help="a scale defined in the study's file (default: full, no changes)")
     run.add_argument(

@@ -1,6 +1,7 @@
 """Flower ClientApp: hands each message to the chosen method's client, and its result back as the reply."""
 
 import logging
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
 from clients.round import StreamingClient
+from fedkace_flwr.compute.devices import GPU_SHARE, limit_memory
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import MessageError, PolicyError
 from fedkace_flwr.experiment import Experiment, as_arrays, shared_experiment
@@ -29,7 +31,6 @@ from fedkace_flwr.sources import InboxSource, Source, StreamSource
 from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.storage.client_store import ClientStore, is_locked
 from fedkace_flwr.storage.paths import client_folder, models_folder
-from fedkace_flwr.training.devices import limit_memory
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +98,7 @@ def _guard(message: Message, context: Context, call_next: ClientAppCallable) -> 
     hostile = config.attack.attack != "none"
     if not (hostile or config.privacy.hides or config.privacy.statistics != "shared"):
         return call_next(message, context)
-    experiment = shared_experiment(config)
+    experiment = _experiment(config)
     names = experiment.parameter_names
     attack = Attack(config, names, lambda: as_arrays(experiment.initial_weights())) if hostile else None
     return guarded(call_next, config, names, attack)(message, context)
@@ -146,8 +147,8 @@ def _client(message: Message, context: Context) -> Iterator[tuple[StreamingClien
     partition, partitions = _place(context.node_config)
     if number % partitions != partition:
         raise MessageError(f"client {number} does not live at partition {partition} of {partitions}")
-    experiment, run = shared_experiment(config), str(told.get(keys.RUN, ""))
-    limit_memory(experiment.device, _share_of_gpu())
+    experiment, run = _experiment(config), str(told.get(keys.RUN, ""))
+    limit_memory(experiment.device, _share_of_gpu() or 0.0)
     source = _source(experiment, number, run, context.node_config)
     unmet = torch.zeros(experiment.num_classes, dtype=torch.bool)
     empty = ClientState(unmet, source.none(), run=run, client=number)
@@ -158,12 +159,18 @@ def _client(message: Message, context: Context) -> Iterator[tuple[StreamingClien
         yield StreamingClient(rule, message.content, models), {keys.ROUND: round_number}
 
 
-def _share_of_gpu() -> float:
-    """The share of a GPU that Ray has assigned to this process; 0 outside Ray."""
+def _experiment(config: Config) -> Experiment:
+    """The experiment of this process, on the device that it may use."""
+    return shared_experiment(config, _share_of_gpu())
+
+
+def _share_of_gpu() -> float | None:
+    """The share of a GPU that Ray, or whoever started this process, has assigned to it; None if nobody has."""
     ray = sys.modules.get("ray")
-    if ray is None or not ray.is_initialized():
-        return 0.0
-    return float(ray.get_runtime_context().get_assigned_resources().get("GPU", 0.0))
+    if ray is not None and ray.is_initialized():
+        return float(ray.get_runtime_context().get_assigned_resources().get("GPU", 0.0))
+    told = os.environ.get(GPU_SHARE, "")
+    return float(told) if told else None
 
 
 def _source(experiment: Experiment, number: int, run: str, node_config: Mapping[str, Scalar]) -> Source:

@@ -12,13 +12,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedkace_flwr.compute.devices import choose_device, choose_precision
+from fedkace_flwr.compute.memory import at_home
+from fedkace_flwr.compute.numerics import settle
 from fedkace_flwr.config import Config
 from fedkace_flwr.data.datasets import Dataset, load_dataset
 from fedkace_flwr.data.stream import ClientStream, client_stream
 from fedkace_flwr.errors import ConfigError, DataError
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.seeding import generator_for, seed_for
-from fedkace_flwr.training.devices import choose_device, choose_precision
+from fedkace_flwr.training.cuda_graphs import KeptSteps, can_record
 from fedkace_flwr.training.logits_cache import SharedLogits
 from fedkace_flwr.training.loop import Preprocess
 from fedkace_flwr.training.model import ResNet18, choose_stem, load_weights, seeded_resnet18, simplex
@@ -33,6 +36,8 @@ class Experiment:
         The configuration.
     progress : bool
         Show a progress bar while the data set is prepared.
+    share : float, optional
+        Share of a GPU that this process was given, as in :func:`~fedkace_flwr.compute.devices.choose_device`.
 
     Raises
     ------
@@ -40,8 +45,9 @@ class Experiment:
         The configuration does not fit the data set, or the data set cannot be opened.
     """
 
-    def __init__(self, config: Config, *, progress: bool = False) -> None:
+    def __init__(self, config: Config, *, progress: bool = False, share: float | None = None) -> None:
         self.config = config
+        self._share = share
         self.dataset: Dataset = load_dataset(config.data, progress=progress)
         self.num_classes = self.dataset.num_classes
         self._streams: dict[int, ClientStream] = {}
@@ -94,8 +100,11 @@ class Experiment:
 
     @cached_property
     def device(self) -> torch.device:
-        """The device of this process."""
-        return choose_device(self.config.run.device)
+        """The device of this process, which from now on computes there as ``tf32`` and ``deterministic`` ask."""
+        run = self.config.run
+        device = choose_device(run.device, self._share)
+        settle(device, tf32=run.tf32, deterministic=run.deterministic)
+        return device
 
     @cached_property
     def preprocess(self) -> Preprocess:
@@ -124,7 +133,19 @@ class Experiment:
     @cached_property
     def shared_logits(self) -> SharedLogits:
         """Test logits of the network in use, shared by the clients of this process."""
-        return SharedLogits()
+        return SharedLogits(together=self.device.type != "cpu")
+
+    @property
+    def captured(self) -> bool:
+        """Whether training steps are recorded, or on a CPU taken as if they were (``step``)."""
+        step = self.config.run.step
+        return step == "captured" or (step == "auto" and can_record(self.device))
+
+    @cached_property
+    def kept_steps(self) -> KeptSteps:
+        """The recorded steps of this process."""
+        arrives = self.config.data.data_source == "inbox"  # in numbers that nobody knows
+        return KeptSteps(0 if arrives else self.config.largest_chunk + self.config.buffer.capacity)
 
     @cached_property
     def weight_names(self) -> list[str]:
@@ -149,11 +170,15 @@ class Experiment:
 
     def fresh_network(self, seed: int) -> ResNet18:
         """A new network on this process's device, with initial weights drawn from ``seed``."""
-        return self._placed(self._blank_network(seed))
+        return self._placed(self._blank_network(seed), self.device)
 
-    def _placed(self, net: ResNet18) -> ResNet18:
-        net.precision = choose_precision(self.config.run.precision, self.device)
-        return net.to(self.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+    def network_on_cpu(self) -> ResNet18:
+        """A network of this experiment on the CPU, wherever clients compute: for counting, not for training."""
+        return self._placed(self._blank_network(0), torch.device("cpu"))
+
+    def _placed(self, net: ResNet18, device: torch.device) -> ResNet18:
+        net.precision = choose_precision(self.config.run.precision, device)
+        return net.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
     def _blank_network(self, seed: int) -> ResNet18:
         net = seeded_resnet18(self.num_classes, self.config.model.width, self.stem, seed)
@@ -202,11 +227,11 @@ class Experiment:
 
 
 @lru_cache(maxsize=1)
-def shared_experiment(config: Config) -> Experiment:
+def shared_experiment(config: Config, share: float | None = None) -> Experiment:
     """The experiment of this process, which is kept between messages."""
-    return Experiment(config)
+    return Experiment(config, share=share)
 
 
 def as_arrays(weights: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:
     """Copies of weights as NumPy arrays."""
-    return {name: tensor.detach().cpu().numpy().copy() for name, tensor in weights.items()}
+    return {name: tensor.numpy().copy() for name, tensor in at_home(weights).items()}

@@ -13,7 +13,7 @@ ENVIRONMENT = {
     # memory of these processes grew from round to round.
     "RAY_task_events_report_interval_ms": "0",
     "RAY_enable_metrics_collection": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # clients that request no GPU see none
 }
 """Environment variables with which Ray does less; those that are set otherwise stay."""
 

@@ -281,14 +281,26 @@ class RunConfig:
     """Run."""
 
     seed: int = key(0, "Seed of all randomness.", low=0)
-    device: str = key("auto", "Where clients compute: `auto` (a GPU if the worker has one), `cpu`, `cuda` or `cuda:N`.")
+    device: str = key(
+        "auto",
+        "Where clients compute: `auto` (an NVIDIA GPU if the worker has one), `cpu`, `cuda` (the first GPU that the worker sees) or `cuda:N`.",
+    )
     precision: Literal["fp32", "bf16", "auto"] = key(
         "fp32",
         "Precision in which networks compute: `fp32`, `bf16` (autocast), or `auto` (bf16 if the hardware supports it). Parameters and losses stay in fp32. Results differ by rounding.",
     )
-    step: Literal["eager", "captured"] = key(
-        "eager",
-        "How a training step is executed: `eager` launches operation by operation; `captured` records the step once in a CUDA graph and replays it. On a CPU, `captured` runs the same step without recording, with the same results as `eager`. A loss that cannot be recorded trains as with `eager`. Recording has not been run on a GPU yet.",
+    tf32: bool = key(
+        False,
+        "On an NVIDIA GPU: whether products in `fp32` may round their factors to TF32 (10 bits), which is faster. Off, `fp32` means it. Results differ by rounding.",
+    )
+    deterministic: bool = key(
+        False,
+        "On an NVIDIA GPU: compute only with algorithms that give the same bits each time (docs/gpu.md); slower, and a run stops at an operation that has none. A CPU repeats its results anyway.",
+    )
+    step: Literal["auto", "eager", "captured"] = key(
+        "auto",
+        "How a training step is executed: `eager` launches operation by operation; `captured` records the step once in a CUDA graph and replays it; `auto` does so on an NVIDIA GPU. On a CPU, `captured` runs the same step without recording, with the same results as `eager`. If a step cannot be recorded, training goes on as with `eager`.",
+        affects="place",
     )
     threads: int = key(1, "CPU threads per worker; 0 uses PyTorch's default.", unit="threads", low=0, affects="place")
     results_dir: str = key(

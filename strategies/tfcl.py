@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord, RecordDict
 
+from fedkace_flwr.compute.devices import choose_device
 from fedkace_flwr.config import Config
 from fedkace_flwr.data.datasets import DATASETS
 from fedkace_flwr.errors import MessageError, RunError
@@ -22,7 +23,6 @@ from fedkace_flwr.rounds.round_report import TRAINING
 from fedkace_flwr.rounds.server_round import ServerRound
 from fedkace_flwr.sections import DataConfig
 from fedkace_flwr.seeding import generator_for, seed_for
-from fedkace_flwr.training.devices import choose_device
 from fedkace_flwr.training.distillation import DistilledLoss, upper_half
 from fedkace_flwr.training.loop import Preprocess, predict, train
 from fedkace_flwr.training.model import ResNet18, seeded_resnet18

@@ -1,34 +1,52 @@
-"""Training on a GPU: the captured step against the eager one, and a complete run.
+"""A GPU: the tests that need one, the speed of training, testing and selection on it, and a complete run.
 
-The setting is that of :mod:`experiments.bench.training`: one client's round of 20 epochs with batches of 32. Times
-include the capture. Without CUDA every figure is reported as not measured.
+The setting is that of :mod:`experiments.bench.training`: one client's round of 20 epochs with batches of 32. The first
+training of a process, which records the step, is not counted. Without CUDA every figure is reported as not measured.
 """
 
 import copy
 import json
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
 import torch
 
 from experiments.bench.measure import Figures, interleaved, ratio, spread, unmeasured
-from experiments.bench.training import BATCH, BUFFER, CHUNK, EPOCHS, Setting
+from experiments.bench.training import BATCH, BUFFER, CHUNK, CLASSES, EPOCHS, Setting
 from experiments.running.inline import run_inline
+from experiments.running.processes import CHECKOUT
+from fedkace_flwr.algorithms.fedkace_buffer import kernel_condition_number, score_candidates
+from fedkace_flwr.compute.numerics import settle
 from fedkace_flwr.config import Config
 from fedkace_flwr.sections import TrainingConfig
 from fedkace_flwr.seeding import generator_for
 from fedkace_flwr.training import loop
+from fedkace_flwr.training.cuda_graphs import KeptSteps
 
 _CLIENTS = 10
-_KINDS = ("eager", "captured", "captured, bf16")
-_CAPTURED, _CAPTURED_BF16 = "captured step against eager", "captured step in bf16 against eager"
+_TESTS = "tests that need a GPU: failed"
+_KINDS: Mapping[str, Mapping[str, object]] = {
+    "eager": {},
+    "captured": {"captured": True},
+    "captured, tf32": {"captured": True, "tf32": True},
+    "captured, bf16": {"captured": True, "precision": torch.bfloat16},
+    "captured, deterministic": {"captured": True, "deterministic": True},
+}
+_RATIOS = {"captured": ">= 3", "captured, tf32": "", "captured, bf16": "", "captured, deterministic": ""}
+_PREDICTED, _SCORED, _CONDITION = "test 2000 images, seconds", "scores, seconds", "condition number, seconds"
 _MINUTES, _ACCURACY = "complete run on CIFAR-100, minutes", "complete run on CIFAR-100, accuracy of the last round"
 _AIMS = {
     **{f"training, {kind}, samples per second": "" for kind in _KINDS},
-    _CAPTURED: ">= 3",
-    _CAPTURED_BF16: "",
+    **{f"{kind} step against eager": aim for kind, aim in _RATIOS.items()},
+    _PREDICTED: "<= 0.1",
+    _SCORED: "",
+    _CONDITION: "",
 }
 _RUN = {
     "method": "fedkace",
@@ -42,17 +60,16 @@ _RUN = {
     "epochs": EPOCHS,
     "capacity": BUFFER,
     "precision": "auto",
-    "step": "captured",
     "diagnostics": False,
     "run-name": "complete",
 }
 
 
 def gpu(repeats: int) -> Figures:
-    """Measure rates and ratios of a client's training."""
+    """Run the tests that need a GPU, and measure the speed of a client's round."""
     if not torch.cuda.is_available():
-        return {name: unmeasured(aim) for name, aim in _AIMS.items()}
-    return training_on(torch.device("cuda"), repeats)
+        return {_TESTS: unmeasured("<= 0"), **{name: unmeasured(aim) for name, aim in _AIMS.items()}}
+    return {**tests_that_need_a_gpu(), **training_on(torch.device("cuda:0"), repeats)}
 
 
 def gpu_run(repeats: int) -> Figures:
@@ -67,6 +84,34 @@ def gpu_run(repeats: int) -> Figures:
     return {_MINUTES: {"median": minutes, "aim": "< 20"}, _ACCURACY: {"median": last["accuracy"]}}
 
 
+def tests_that_need_a_gpu() -> Figures:
+    """Run the tests marked ``gpu``: the number that failed, and for each test 1 if it did."""
+    with tempfile.TemporaryDirectory(prefix="fedkace-bench-") as folder:
+        path = Path(folder) / "tests.xml"
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/gpu", f"--junitxml={path}"]
+        subprocess.run(command, cwd=CHECKOUT, capture_output=True, check=False)
+        return outcomes(path.read_text(encoding="utf-8")) if path.exists() else {_TESTS: unmeasured("<= 0")}
+
+
+def outcomes(report: str) -> Figures:
+    """The figures of a report of tests in JUnit's format: the number that failed, and for each test 1 if it did.
+
+    A test that was skipped was not measured.
+    """
+    cases = list(ElementTree.fromstring(report).iter("testcase"))
+    found: Figures = {_TESTS: {"median": None, "aim": "<= 0"}}
+    for case in cases:
+        failed = (
+            None
+            if case.find("skipped") is not None
+            else int(any(case.find(kind) is not None for kind in ("failure", "error")))
+        )
+        found[f"{case.get('name')}: failed"] = {"median": failed, "aim": "<= 0"}
+    known = [figure["median"] for figure in found.values() if figure["median"] is not None]
+    found[_TESTS]["median"] = sum(known) if known else None
+    return found
+
+
 def training_on(
     device: torch.device,
     repeats: int,
@@ -75,16 +120,25 @@ def training_on(
     chunk: int = CHUNK,
     buffer: int = BUFFER,
 ) -> Figures:
-    """Measure the figures of :func:`gpu` on any device and for rounds of any size."""
+    """Measure the speeds of :func:`gpu` on any device and for rounds of any size."""
     setting = Setting.draw(chunk, buffer, str(device))
     settings = TrainingConfig(epochs=epochs, batch_size=BATCH)
-
+    start = {name: tensor.clone() for name, tensor in setting.net.state_dict().items()}
     new, held = slice(0, setting.chunk), slice(setting.chunk, None)
 
-    def train(*, captured: bool, precision: torch.dtype = torch.float32) -> Callable[[], object]:
+    def train(
+        *,
+        captured: bool = False,
+        precision: torch.dtype = torch.float32,
+        tf32: bool = False,
+        deterministic: bool = False,
+    ) -> Callable[[], object]:
+        net, kept = copy.deepcopy(setting.net), KeptSteps(chunk + buffer)
+        net.precision = precision
+
         def task() -> None:
-            net = copy.deepcopy(setting.net)
-            net.precision = precision
+            settle(device, tf32=tf32, deterministic=deterministic)
+            net.load_state_dict(start)
             loop.train(
                 net,
                 (setting.images[new], setting.labels[new]),
@@ -94,17 +148,39 @@ def training_on(
                 setting.preprocess,
                 generator_for(0, "epoch"),
                 captured=captured,
+                kept=kept,
             )
             _wait_for(device)
 
         return task
 
-    tasks = [train(captured=False), train(captured=True), train(captured=True, precision=torch.bfloat16)]
-    eager, captured, captured_bf16 = interleaved(tasks, repeats)
+    tasks = [train(**options) for options in _KINDS.values()]  # type: ignore[arg-type]
+    seconds = dict(zip(_KINDS, interleaved(tasks, repeats), strict=True))
+    settle(device, tf32=False, deterministic=False)
     samples = epochs * (chunk + buffer)
-    rates = [[samples / each for each in seconds] for seconds in (eager, captured, captured_bf16)]
-    found = [*map(spread, rates), ratio(eager, captured, _AIMS[_CAPTURED]), ratio(eager, captured_bf16)]
+    found = [spread([samples / each for each in times]) for times in seconds.values()]
+    found += [ratio(seconds["eager"], seconds[kind], aim) for kind, aim in _RATIOS.items()]
+    found += _selecting_on(device, setting, repeats)
     return dict(zip(_AIMS, found, strict=True))
+
+
+def _selecting_on(device: torch.device, setting: Setting, repeats: int) -> list[dict[str, Any]]:
+    images = setting.images[torch.arange(2000) % len(setting.images)]
+    count = len(setting.images)
+    logits = torch.randn(count, CLASSES, generator=generator_for(0, "logits")).to(device)
+    seen, held = setting.old | setting.current, count - setting.chunk
+
+    def predict() -> object:
+        return loop.predict(setting.net, torch.Tensor.clone, images, setting.preprocess)
+
+    def score() -> object:
+        return score_candidates(logits, setting.labels, held, setting.old, seen)
+
+    def condition() -> object:
+        return kernel_condition_number(logits, seen, 1.1)
+
+    times = interleaved([predict, score, condition], repeats)
+    return [spread(each, aim) for each, aim in zip(times, ("<= 0.1", "", ""), strict=True)]
 
 
 def _wait_for(device: torch.device) -> None:

@@ -81,6 +81,18 @@ def _kib(name: str) -> int:
     return int(next(line.split()[1] for line in lines if line.startswith(name)))
 
 
+def verdict(figure: dict[str, Any]) -> str:
+    """Return whether a figure meets its aim: ``met``, ``missed`` or ``not measured``; ``measured`` if it has none."""
+    if figure["median"] is None:
+        return "not measured"
+    if not figure.get("aim"):
+        return "measured"
+    comparison, number = figure["aim"].split()
+    value, bound = figure["median"], float(number)
+    met = {"<=": value <= bound, ">=": value >= bound, "<": value < bound, ">": value > bound}[comparison]
+    return "met" if met else "missed"
+
+
 def report(console: Console, figures: Figures, *, repeats: int, output: Path | None, **more: Any) -> None:
     """Print the figures and the machine, and write them to ``output`` if given.
 
@@ -144,10 +156,10 @@ def _machine(header: dict[str, Any], figures: Figures) -> str:
 
 def _table(figures: Figures) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in _HEADINGS:
+    for heading in (*_HEADINGS, "verdict"):
         table.add_column(heading, justify="left" if heading == _HEADINGS[0] else "right")
     for name, figure in figures.items():
-        table.add_row(*_cells(name, figure))
+        table.add_row(*_cells(name, figure), verdict(figure))
     return table
 
 

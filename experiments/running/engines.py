@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +15,9 @@ from typing import Protocol, Self
 
 from experiments.running import simulation
 from experiments.running.guard import end_all_of
+from experiments.running.machine import VISIBLE
 from experiments.running.processes import CHECKOUT, flower_environment
+from fedkace_flwr.compute.devices import GPU_SHARE
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import RunError
 from fedkace_flwr.storage.files import LARGEST_LOG, read_text
@@ -48,12 +50,18 @@ class InlineEngine:
 
     Parameters
     ----------
+    places : sequence of (str, float), optional
+        For each run at a time the GPU that it sees, and its share of that GPU's memory; empty: the runs see no GPU.
+        None: GPUs are left as they are.
     environment : mapping, optional
         Environment variables of the processes; by default those of this process.
     """
 
-    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, places: Sequence[tuple[str, float]] | None = None, environment: Mapping[str, str] | None = None
+    ) -> None:
         self._environment = dict(environment or os.environ)
+        self._places = None if places is None else list(places)
 
     def __enter__(self) -> Self:
         return self
@@ -62,13 +70,20 @@ class InlineEngine:
         return None
 
     def start(self, config: Config, log: Path) -> Job:
-        """Start a run whose output goes to ``log``."""
-        return _InlineJob(config, log, self._environment)
+        """Start a run whose output goes to ``log``, on a GPU that no other run has taken."""
+        if self._places is None:
+            return _InlineJob(config, log, self._environment, lambda: None)
+        place = self._places.pop(0) if self._places else None
+        name, share = place or ("", 0.0)
+        given = {VISIBLE: name, GPU_SHARE: repr(share)}
+        left = self._places
+        return _InlineJob(config, log, self._environment | given, lambda: left.append(place) if place else None)
 
 
 class _InlineJob:
-    def __init__(self, config: Config, log: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, config: Config, log: Path, environment: Mapping[str, str], leave: Callable[[], object]) -> None:
         self._log = log
+        self._leave: Callable[[], object] | None = leave
         with log.open("w") as output:
             command = [sys.executable, "-m", "experiments.running.inline", json.dumps(config.flat())]
             self._process = subprocess.Popen(
@@ -84,6 +99,9 @@ class _InlineJob:
 
     def stop(self) -> None:
         _end(self._process)
+        if self._leave is not None:
+            self._leave()
+            self._leave = None
 
 
 class Simulation:
@@ -102,6 +120,7 @@ class Simulation:
 
     def __init__(self, environment: Mapping[str, str], place: Path | None = None) -> None:
         self._home = Path(tempfile.mkdtemp(prefix="fedkace-flower-", dir=place))
+        self._environment = dict(environment)
         self._early = self._log = self._home / "simulation.log"
         with self._early.open("w") as output:
             self._process = subprocess.Popen(
@@ -113,10 +132,25 @@ class Simulation:
                 env=flower_environment(self._home, environment) | simulation.ENVIRONMENT,
             )
 
-    def begin(self, config: Config, workers: int, gpu_fraction: float, log: Path) -> None:
-        """Begin the run, whose output goes to ``log``."""
-        what = {"config": config.flat(), "supernodes": config.stream.clients, "log": str(log.resolve())}
-        line = json.dumps({**what, "workers": workers, "gpu_fraction": gpu_fraction})
+    def begin(
+        self, config: Config, log: Path, resources: Mapping[str, float], environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Begin the run, whose output goes to ``log``.
+
+        Parameters
+        ----------
+        config : Config
+            The run.
+        log : Path
+            A file for its output, which is emptied.
+        resources : mapping
+            ``workers``, ``gpu_fraction`` and ``gpus`` of :func:`experiments.running.simulation.run_simulation`.
+        environment : mapping, optional
+            Environment variables, where they have changed since the process was started.
+        """
+        changed = {name: value for name, value in (environment or {}).items() if self._environment.get(name) != value}
+        what = {"config": config.flat(), "supernodes": config.stream.clients, **resources}
+        line = json.dumps({"log": str(log.resolve()), "environment": changed, "run": what})
         log.write_text("")
         self._log = log
         assert self._process.stdin is not None
@@ -159,6 +193,13 @@ class FlowerEngine:
         Where to create temporary folders; by default in the system's.
     waiting : Simulation, optional
         A process that waits for the first run.
+    visible : sequence of str, optional
+        The GPUs that Ray shares out; empty: no process sees one. None: GPUs are left as they are.
+
+    Attributes
+    ----------
+    environment : dict of str to str
+        Environment variables of the runs.
     """
 
     def __init__(
@@ -168,10 +209,12 @@ class FlowerEngine:
         environment: Mapping[str, str] | None = None,
         place: Path | None = None,
         waiting: Simulation | None = None,
+        visible: Sequence[str] | None = None,
     ) -> None:
-        self._workers = workers
-        self._gpu_fraction = gpu_fraction
-        self._environment = dict(environment or os.environ)
+        self._resources = {"workers": workers, "gpu_fraction": gpu_fraction, "gpus": len(visible or ())}
+        self.environment = dict(environment or os.environ)
+        if visible is not None:
+            self.environment[VISIBLE] = ",".join(visible)
         self._place = place
         self._waiting = waiting
         self._started: list[Simulation] = []
@@ -187,10 +230,10 @@ class FlowerEngine:
 
     def start(self, config: Config, log: Path) -> Job:
         """Start a run whose output goes to ``log``."""
-        job = self._waiting or Simulation(self._environment, self._place)
+        job = self._waiting or Simulation(self.environment, self._place)
         self._waiting = None
         self._started.append(job)
-        job.begin(config, self._workers, self._gpu_fraction, log)
+        job.begin(config, log, self._resources, self.environment)
         return job
 
 

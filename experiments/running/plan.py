@@ -37,7 +37,7 @@ def show_plan(study: Study, console: Console) -> None:
         config = configured(asked)[1]
         done = Cell(name, asked).finished
         if _network(config) not in speeds:
-            speeds[_network(config)] = _calibrate(config)
+            speeds[_network(config)] = _calibrate(config, None if workers.gpus else 0.0)
         per_sample, per_image = speeds[_network(config)]
         samples, images = training_samples(config), test_images(config)
         estimate = samples * per_sample + images * per_image
@@ -92,11 +92,11 @@ def _network(config: Config) -> tuple[object, ...]:
     )
 
 
-def _calibrate(config: Config) -> tuple[float, float]:
-    """Return the seconds per training sample and per test image on this machine."""
+def _calibrate(config: Config, share: float | None) -> tuple[float, float]:
+    """Return the seconds per training sample and per test image on this machine; with a share of 0 on its CPU."""
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
-    experiment = Experiment(config)
+    experiment = Experiment(config, share=share)
     net = experiment.network(experiment.initial_weights())
     chunk = experiment.chunk(0, 1)
     rows = torch.arange(_BATCHES * config.training.batch_size) % len(chunk)

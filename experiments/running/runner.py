@@ -19,9 +19,12 @@ from experiments.running.cells import Cell, naming
 from experiments.running.display import Display, display
 from experiments.running.engines import Engine, FlowerEngine, InlineEngine, Job, Simulation
 from experiments.running.guard import Guard
+from experiments.running.machine import VISIBLE, Machine
+from experiments.running.service import MultiProcessService, program
 from experiments.running.simulation import CLUSTER
 from experiments.running.workers import Workers, plan_workers
 from experiments.studies.study import Study
+from fedkace_flwr.compute.devices import index_of
 from fedkace_flwr.errors import ConfigError, FedkaceError, RunError
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.registry import configured
@@ -80,8 +83,10 @@ def run_study(study: Study, console: Console, guard: Guard | None = None, waitin
     return Outcome(summaries, failures)
 
 
-def check_study(study: Study, *, progress: bool = False) -> Workers:
+def check_study(study: Study, *, progress: bool = False, machine: Machine | None = None) -> Workers:
     """Make the server's checks for every run, prepare the data sets, and choose the number of workers.
+
+    ``machine`` is by default this one.
 
     Raises
     ------
@@ -92,14 +97,55 @@ def check_study(study: Study, *, progress: bool = False) -> Workers:
         experiment = Experiment(configured(config)[1], progress=progress)
         experiment.check_streams()
         check_events(config)
-        if config.run.device.startswith("cuda") and study.gpu_fraction == 0 and study.engine == "flower":
-            raise ConfigError(
-                f'device = "{config.run.device}" with gpu-fraction = 0: Ray hides the GPUs from clients that do not '
-                "request one; set --gpu-fraction, for example 0.1"
-            )
-        _ = experiment.device
         RunFolder.check(Path(config.run.results_dir))
-    return plan_workers(study)
+    workers = plan_workers(study, machine)
+    check_devices(study, workers)
+    if study.mps:
+        check_service(workers)
+    return workers
+
+
+def check_service(workers: Workers) -> None:
+    """Check that NVIDIA's Multi-Process Service can be started and would serve anyone.
+
+    Raises
+    ------
+    ConfigError
+        It cannot, or no worker uses a GPU, or the workers run on a cluster's machines.
+    """
+    if CLUSTER in os.environ:
+        raise ConfigError(
+            f"--mps with {CLUSTER}: the service must run on every machine of the cluster; start it there instead"
+        )
+    if not workers.gpus:
+        raise ConfigError("--mps: the workers compute on the CPU; run without --mps")
+    program()
+
+
+def check_devices(study: Study, workers: Workers) -> None:
+    """Check that every run can have the GPU that it asks for, without touching one.
+
+    Raises
+    ------
+    ConfigError
+        It cannot, or it asks for a GPU by a number of its own.
+    """
+    for config in study.runs.values():
+        name = config.run.device
+        number = index_of(name)
+        if number is None:
+            continue
+        if number > 0:
+            raise ConfigError(
+                f"device = {name!r}: the runner gives each worker its GPU, which is then its only one; set "
+                f'device = "cuda", and {VISIBLE} to choose among the GPUs'
+            )
+        if study.gpu_fraction == 0:
+            raise ConfigError(
+                f"device = {name!r} with gpu-fraction = 0: clients see no GPU then; set --gpu-fraction, for example 0.1"
+            )
+        if not workers.gpus:
+            raise ConfigError(f'device = {name!r}: {workers.why_no_gpu}; use device = "cpu" or auto')
 
 
 def show_workers(study: Study, workers: Workers, console: Console) -> None:
@@ -243,11 +289,14 @@ class _Shift:
     def _ready_engine(self) -> Engine:
         if self._engine is None:
             environment, home = self._guard.environment, self._guard.home
+            if self._study.mps:
+                environment = self._engines.enter_context(MultiProcessService(environment, home)).environment
             if self._study.engine == "inline":
-                self._engine = self._engines.enter_context(InlineEngine(environment))
+                inline = InlineEngine(self._workers.places, environment)
+                self._engine = self._engines.enter_context(inline)
             else:
                 count, fraction, waiting = self._workers.count, self._workers.gpu_fraction, self._waiting
                 self._waiting = None
-                flower = FlowerEngine(count, fraction, environment, home, waiting)
+                flower = FlowerEngine(count, fraction, environment, home, waiting, self._workers.visible)
                 self._engine = self._engines.enter_context(flower)
         return self._engine

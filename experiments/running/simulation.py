@@ -4,8 +4,8 @@
 its runs to itself, and is spared the seconds that these take to start, to find the run and to notice its end.
 
 Run as ``python -m experiments.running.simulation``. The process makes its imports, which take seconds, and then waits
-for one line of JSON with the parameters of :func:`run_simulation` and the file for its output, ``log``. It leaves
-without a run if its input ends.
+for one line of JSON: ``log``, the file for its output; ``environment``, variables to set; ``run``, the parameters of
+:func:`run_simulation`. It leaves without a run if its input ends.
 """
 
 import importlib
@@ -38,7 +38,7 @@ ENVIRONMENT = {"RAY_preload_python_modules": "fedkace_flwr.client_app"}
 _NEEDED = ("ray", "fedkace_flwr.client_app", "fedkace_flwr.server_app")
 
 
-def run_simulation(config: Mapping[str, Scalar], supernodes: int, workers: int, gpu_fraction: float) -> None:
+def run_simulation(config: Mapping[str, Scalar], supernodes: int, workers: int, gpu_fraction: float, gpus: int) -> None:
     """Run a configuration to completion, and end this process.
 
     Parameters
@@ -51,6 +51,8 @@ def run_simulation(config: Mapping[str, Scalar], supernodes: int, workers: int, 
         Number of Ray workers, one CPU each; ignored on a cluster, whose CPUs set the number.
     gpu_fraction : float
         Fraction of a GPU for each worker.
+    gpus : int
+        Number of GPUs that the workers share; ignored on a cluster.
 
     Raises
     ------
@@ -59,7 +61,7 @@ def run_simulation(config: Mapping[str, Scalar], supernodes: int, workers: int, 
     """
     if CLUSTER not in os.environ:
         # On a cluster Flower connects, because workers on other machines need this process's search path.
-        _start_ray(workers)
+        _start_ray(workers, gpus)
     from flwr.serverapp import ServerApp
 
     from fedkace_flwr import client_app, server_app
@@ -80,11 +82,13 @@ def run_simulation(config: Mapping[str, Scalar], supernodes: int, workers: int, 
     simulate(app, client_app.app, secrets.randbits(62), config, supernodes, backend)
 
 
-def _start_ray(workers: int) -> None:
+def _start_ray(workers: int, gpus: int) -> None:
     import ray
 
     make_ray_lean(prestart=True)
-    ray.init(num_cpus=workers, include_dashboard=False, logging_level=logging.WARNING, log_to_driver=True)
+    ray.init(
+        num_cpus=workers, num_gpus=gpus, include_dashboard=False, logging_level=logging.WARNING, log_to_driver=True
+    )
 
 
 def _leave(status: int) -> NoReturn:
@@ -107,11 +111,12 @@ def _main() -> NoReturn:
     if not line:
         _leave(0)
     what = json.loads(line)
-    with Path(what.pop("log")).open("ab") as log:
+    os.environ.update(what["environment"])
+    with Path(what["log"]).open("ab") as log:
         os.dup2(log.fileno(), sys.stdout.fileno())
         os.dup2(log.fileno(), sys.stderr.fileno())
     try:
-        run_simulation(**what)
+        run_simulation(**what["run"])
     except Exception as error:
         traceback.print_exc()
         print(f"{type(error).__name__}: {error}")

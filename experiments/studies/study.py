@@ -78,6 +78,8 @@ class Study:
         Number of concurrent clients, if it is given.
     gpu_fraction : float or None
         Share of a GPU for each client, if it is given.
+    mps : bool
+        Whether clients share GPUs by NVIDIA's Multi-Process Service.
     """
 
     name: str
@@ -91,6 +93,7 @@ class Study:
     engine: str
     workers: int | None
     gpu_fraction: float | None
+    mps: bool = False
 
 
 def load_study(
@@ -104,6 +107,7 @@ def load_study(
     engine: str | None = None,
     workers: float | None = None,
     gpu_fraction: float | None = None,
+    mps: bool = False,
 ) -> Study:
     """Read a study file.
 
@@ -123,6 +127,8 @@ def load_study(
         Replace the file's seeds.
     engine, workers, gpu_fraction : optional
         Override the file's keys of these names.
+    mps : bool
+        As in :class:`Study`.
 
     Raises
     ------
@@ -161,6 +167,7 @@ def load_study(
         engine=engine,
         workers=None if count is None else int(count),
         gpu_fraction=fraction,
+        mps=mps,
     )
 
 

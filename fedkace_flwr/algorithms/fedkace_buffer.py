@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedkace_flwr.algorithms.quotas import floor_quotas, water_filling_quotas
+from fedkace_flwr.compute.memory import at_home
 from fedkace_flwr.seeding import generator_for
 
 _BLOCK_ELEMENTS = 1 << 21
@@ -48,7 +49,7 @@ def score_candidates(
     generator: torch.Generator | None = None,
     block_elements: int = _BLOCK_ELEMENTS,
 ) -> Scores:
-    """Score the candidates for the new buffer.
+    """Score the candidates for the new buffer, on the device of the logits.
 
     Parameters
     ----------
@@ -72,24 +73,25 @@ def score_candidates(
     Returns
     -------
     Scores
-        In the order of the candidates.
+        In the order of the candidates, on the CPU.
     """
-    labels, old, active = labels.cpu(), old.cpu(), active.cpu()
-    x = logits.detach().to("cpu", torch.float64)[:, active]
+    device = logits.device
+    x = logits.detach().double()[:, _chosen(active).to(device)]
+    labels, old, active = labels.to(device), old.to(device), active.to(device)
     direction = _directions(x)
     log_probability = x.log_softmax(dim=1)
     column = (active.long().cumsum(0) - 1)[labels]
     own = log_probability.gather(1, column.unsqueeze(1)).squeeze(1)
     if buffer_size == 0:
-        return Scores(torch.zeros_like(own), -own, torch.zeros_like(own))
+        return _scores(torch.zeros_like(own), -own, torch.zeros_like(own))
 
-    centres = _centres(buffer_size, landmarks, generator)
+    centres = _centres(buffer_size, landmarks, generator).to(device)
     beta = kernel_beta(buffer_size, x.shape[1])
     diversity, log_a, log_b = torch.empty_like(own), torch.empty_like(own), torch.empty_like(own)
     rows_at_once = max(1, block_elements // len(centres))
     for start in range(0, len(x), rows_at_once):
         rows = slice(start, start + rows_at_once)
-        itself = torch.arange(len(x))[rows].unsqueeze(1) == centres
+        itself = torch.arange(len(x), device=device)[rows].unsqueeze(1) == centres
         distance = _squared_distances(direction[rows], direction[centres]).masked_fill_(itself, 0.0)
         log_kernel = -beta * distance
         log_b[rows] = log_kernel.logsumexp(dim=1)
@@ -107,7 +109,12 @@ def score_candidates(
     met = old[labels]
     information = torch.where(met, -log_before, -own) + weight_1 * diversity
     consistency = torch.where(met, own - log_after + weight_2 * diversity, zero)
-    return Scores(diversity, information, consistency)
+    return _scores(diversity, information, consistency)
+
+
+def _scores(diversity: Tensor, information: Tensor, consistency: Tensor) -> Scores:
+    found = {"diversity": diversity, "information": information, "consistency": consistency}
+    return Scores(**at_home(found))
 
 
 def select(
@@ -201,14 +208,9 @@ def kernel_condition_number(logits: Tensor, active: Tensor, beta: float) -> floa
     float
         Ratio of the largest to the smallest eigenvalue; infinite if the matrix is singular in float64.
     """
-    direction = _directions(logits.detach().to("cpu", torch.float64)[:, active.cpu()])
-    # Unlike _squared_distances, exactly 0 between duplicates, which a large beta requires.
-    distance = torch.cdist(direction, direction, compute_mode="donot_use_mm_for_euclid_dist").square()
-    eigenvalues = torch.linalg.eigvalsh(torch.exp(-beta * distance))
-    smallest, largest = float(eigenvalues[0]), float(eigenvalues[-1])
-    if smallest <= largest * len(direction) * torch.finfo(torch.float64).eps:
-        return math.inf
-    return largest / smallest
+    x = logits.detach().double()[:, _chosen(active).to(logits.device)]
+    (number,) = _condition_numbers(x.unsqueeze(0), beta)
+    return number
 
 
 def class_condition_number(logits: Tensor, labels: Tensor, active: Tensor, beta: float) -> float:
@@ -226,16 +228,46 @@ def class_condition_number(logits: Tensor, labels: Tensor, active: Tensor, beta:
     float
         Infinite if any of the matrices is singular in float64; a class with a single sample counts as 1.
     """
-    labels = labels.cpu()
-    numbers = [kernel_condition_number(logits[labels == label], active, beta) for label in sorted(set(labels.tolist()))]
+    x = logits.detach().double()[:, _chosen(active).to(logits.device)]
+    members: dict[int, list[Tensor]] = {}  # of classes with as many samples as each other
+    for label in sorted(set(labels.tolist())):
+        rows = (labels == label).nonzero().squeeze(1)
+        members.setdefault(len(rows), []).append(rows)
+    alike = (x[torch.stack(rows).to(x.device)] for rows in members.values())
+    numbers = [number for each in alike for number in _condition_numbers(each, beta)]
     return math.fsum(numbers) / len(numbers)
+
+
+def _condition_numbers(x: Tensor, beta: float) -> list[float]:
+    """Condition numbers of the kernel matrices of several sets of samples, float64 (k, m, d).
+
+    On a GPU all at once; on a CPU one by one, since PyTorch rounds differently for several.
+    """
+    parts = x.unbind() if x.device.type == "cpu" else [x]
+    eigenvalues = torch.cat([_extreme_eigenvalues(part, beta).view(-1, 2) for part in parts])
+    least = x.shape[1] * torch.finfo(torch.float64).eps
+    return [math.inf if low <= high * least else high / low for low, high in eigenvalues.tolist()]
+
+
+def _extreme_eigenvalues(x: Tensor, beta: float) -> Tensor:
+    """Smallest and largest eigenvalue of the kernel matrix of samples, float64 (..., m, d) to (..., 2)."""
+    direction = _directions(x)
+    # Unlike _squared_distances, exactly 0 between duplicates, which a large beta requires.
+    distance = torch.cdist(direction, direction, compute_mode="donot_use_mm_for_euclid_dist").square()
+    eigenvalues = torch.linalg.eigvalsh(torch.exp(-beta * distance))
+    return torch.stack([eigenvalues[..., 0], eigenvalues[..., -1]], dim=-1)
+
+
+def _chosen(classes: Tensor) -> Tensor:
+    """The classes of a mask, int64, on the mask's device."""
+    return classes.nonzero().squeeze(1)
 
 
 def _directions(x: Tensor) -> Tensor:
     """Rows scaled to unit length; rows of zeros stay. Scaling by the largest entry first avoids overflow."""
     tiny = torch.finfo(torch.float64).tiny
-    x = x / x.abs().amax(dim=1, keepdim=True).clamp_min(tiny)
-    length: Tensor = torch.linalg.vector_norm(x, dim=1, keepdim=True)
+    x = x / x.abs().amax(dim=-1, keepdim=True).clamp_min(tiny)
+    length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return x / length.clamp_min(tiny)
 
 

@@ -31,6 +31,8 @@ class BalancedReplayLoss(TaskLoss):
         The one given.
     """
 
+    unread_by_steps = ("weights",)  # a step reads the present weight in a tensor
+
     def __init__(self, current: Tensor, old: Tensor, balance: GradientBalance, *, gradient_bias: bool = False) -> None:
         super().__init__(current, old)
         self.balance = balance

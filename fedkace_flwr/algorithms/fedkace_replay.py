@@ -59,6 +59,8 @@ class GradientBalance:
         Epochs whose ratio was not finite, which left the weight unchanged.
     """
 
+    unread_by_steps = ("_scale", "lambda_max", "skipped", "weight")  # they are read and changed between epochs
+
     def __init__(
         self, gradient_norm: str = "sum", lambda_max: float = 1e4, *, task_size: int = 1, replay_size: int = 1
     ) -> None:

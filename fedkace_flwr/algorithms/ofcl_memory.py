@@ -19,7 +19,7 @@ from fedkace_flwr.algorithms.quotas import water_filling_quotas
 
 
 def bregman_information(logits: Tensor, active: Tensor) -> Tensor:
-    """Uncertainty of each sample from the logits of its views.
+    """Uncertainty of each sample from the logits of its views, computed on their device.
 
     Parameters
     ----------
@@ -33,10 +33,10 @@ def bregman_information(logits: Tensor, active: Tensor) -> Tensor:
     Tensor
         float64 (n,) on the CPU, at least 0; +inf if an included logit is not finite.
     """
-    z = logits.detach().to("cpu", torch.float64)[..., active.cpu()]
+    z = logits.detach().double()[..., active.to(logits.device)]
     information = z.logsumexp(dim=2).mean(dim=0) - z.mean(dim=0).logsumexp(dim=1)
     finite = z.isfinite().all(dim=2).all(dim=0)
-    return torch.where(finite, information.clamp_min(0.0), math.inf)
+    return torch.where(finite, information.clamp_min(0.0), math.inf).cpu()
 
 
 def most_certain(information: Tensor, labels: Tensor, capacity: int, generator: torch.Generator) -> Tensor:

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedkace_flwr.compute.memory import images_at_once
 from fedkace_flwr.methods.refed import RefedKeys
 from fedkace_flwr.training.losses import masked_cross_entropy
-from fedkace_flwr.training.model import ResNet18
+from fedkace_flwr.training.model import ResNet18, largest_map
 from fedkace_flwr.training.sample_gradients import squared_norms_of
 
 Parameters = dict[str, Tensor]
@@ -29,7 +30,8 @@ Block = tuple[Tensor, ...]
 Measure = Callable[[Parameters, Block], tuple[Tensor, Parameters]]
 """Map parameters and B samples to the squared norms of the samples' gradients, (B,), and the gradients' sum."""
 
-_BLOCK = 64  # samples at a time
+_BLOCK = 64  # samples at a time on a CPU; a GPU takes a part of a pass without gradients
+_GRADIENTS = 8  # memory of a sample with its gradients, as a multiple of that of a pass without
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ def informative_scores(
         total = {name: torch.zeros_like(tensor) for name, tensor in parameters.items()}
         for block in blocks():
             squared, gradient = measure(parameters, block)
-            squares.append(squared.detach().to("cpu", torch.float64))
+            squares.append(squared.detach().double())
             for name, part in gradient.items():
                 total[name] += part
         norms = torch.cat(squares)
@@ -107,12 +109,13 @@ def informative_scores(
             name: v - learning_rate * (share * total[name] + pull * (v - anchor[name].detach()))
             for name, v in parameters.items()
         }
-        if not all(bool(tensor.isfinite().all()) for tensor in moved.values()):
+        if not bool(torch.stack([tensor.isfinite().all() for tensor in moved.values()]).all()):
             break
         parameters = moved
     assert isinstance(scores, Tensor)
-    drift = math.sqrt(sum(float((v - anchor[name].detach()).square().sum()) for name, v in parameters.items()))
-    return Informative(torch.where(scores.isfinite(), scores, -math.inf), parameters, drift)
+    squares = [(v - anchor[name].detach()).square().sum() for name, v in parameters.items()]
+    drift = math.sqrt(sum(torch.stack(squares).tolist()))
+    return Informative(torch.where(scores.isfinite(), scores, -math.inf).cpu(), parameters, drift)
 
 
 def all_gradients(net: ResNet18, seen: Tensor) -> Measure:
@@ -193,6 +196,8 @@ def network_scores(
     seen: Tensor,
     settings: RefedKeys,
     anchor: ResNet18 | None = None,
+    *,
+    size: int = 0,
 ) -> Informative:
     """Score samples by an informative model that starts at ``net``.
 
@@ -213,6 +218,8 @@ def network_scores(
         Steps, step size, lambda and readings.
     anchor : ResNet18, optional
         w, on the network's device. By default the network itself.
+    size : int
+        Height and width of the images; decides on a GPU how many pass at once.
     """
     start, pulled_to = (
         {name: parameter.detach() for name, parameter in which.named_parameters()} for which in (net, anchor or net)
@@ -225,7 +232,7 @@ def network_scores(
         with net.computing_in(torch.float32):
             return informative_scores(
                 measure,
-                lambda: blocks(_BLOCK),
+                lambda: blocks(_block_of(net, size)),
                 pulled_to,
                 steps=settings.refed_steps,
                 learning_rate=settings.refed_learning_rate,
@@ -236,6 +243,12 @@ def network_scores(
             )
     finally:
         net.train(was_training)
+
+
+def _block_of(net: ResNet18, size: int) -> int:
+    if net.output.weight.device.type == "cpu" or not size:
+        return _BLOCK
+    return max(_BLOCK, images_at_once(*largest_map(net, size, size)) // _GRADIENTS)
 
 
 def most_informative(scores: Tensor, capacity: int) -> Tensor:

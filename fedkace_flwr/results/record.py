@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import fedkace_flwr
+from fedkace_flwr.compute.numerics import described
 from fedkace_flwr.config import Config
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.messaging.metrics import COMMON
@@ -163,8 +164,7 @@ def accuracy_so_far(rounds: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Return the versions and hardware of the server process."""
-    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    """Return the versions and hardware of the server process, and how it computes on a GPU."""
     return {
         "fedkace_flwr": fedkace_flwr.__version__,
         "python": platform.python_version(),
@@ -172,7 +172,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "platform": platform.platform(),
         "processor": _processor(),
         "cores": os.cpu_count(),
-        "gpu": gpu,
+        **described(device),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
 

@@ -76,6 +76,13 @@ class Adam:
         else:
             self._rate = rate
 
+    @torch.no_grad()
+    def forget(self) -> None:
+        """Start anew: set moments and steps to zero, in place."""
+        for each in self.moments.values():
+            for tensor in (each.steps, each.first, each.second):
+                tensor.zero_()
+
     def zero_grad(self) -> None:
         """Drop all gradients."""
         for parameter in self.parameters:

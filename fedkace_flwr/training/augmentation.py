@@ -23,18 +23,32 @@ class FlipShift:
         Where the images are.
     generator : torch.Generator
         CPU generator of the changes.
+    room : int
+        Number of samples to make room for, at least n; by default n.
     """
 
-    def __init__(self, samples: int, height: int, width: int, device: torch.device, generator: torch.Generator) -> None:
+    unread_by_steps = ("_generator", "_samples")
+
+    def __init__(
+        self,
+        samples: int,
+        height: int,
+        width: int,
+        device: torch.device,
+        generator: torch.Generator,
+        *,
+        room: int | None = None,
+    ) -> None:
         self._generator = generator
+        self._samples = samples
         self._reach = (int(height * _LARGEST_SHIFT), int(width * _LARGEST_SHIFT))
         # Changed in place from epoch to epoch: for each sample, the row and column of each pixel of its changed image.
-        self._rows = torch.arange(height, device=device).repeat(samples, 1)
-        self._columns = torch.arange(width, device=device).repeat(samples, 1)
+        self._rows = torch.arange(height, device=device).repeat(room or samples, 1)
+        self._columns = torch.arange(width, device=device).repeat(room or samples, 1)
 
     def draw(self) -> None:
         """Draw the changes of the next epoch."""
-        samples = len(self._rows)
+        samples = self._samples
         flipped = torch.rand(samples, 1, generator=self._generator) < 0.5
         for index, reach, mirrored in ((self._rows, self._reach[0], None), (self._columns, self._reach[1], flipped)):
             size = index.shape[1]
@@ -42,7 +56,7 @@ class FlipShift:
             places = (torch.arange(size) + shift).clamp(0, size - 1)
             if mirrored is not None:
                 places = torch.where(mirrored, size - 1 - places, places)
-            index.copy_(places)
+            index[:samples].copy_(places)
 
     def __call__(self, images: Tensor, positions: Tensor) -> Tensor:
         """Change images of a batch.

@@ -13,67 +13,26 @@ eagerly. Shapes: n samples of a pool, B samples of a batch, H and W image height
 import logging
 import types
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedkace_flwr.compute.seats import Parts, is_writable, own_memory, seats_in, signature, take_over, undone
 from fedkace_flwr.training.adam import Adam
-from fedkace_flwr.training.augmentation import FlipShift
-from fedkace_flwr.training.losses import Batch, Objective
+from fedkace_flwr.training.losses import Objective
 from fedkace_flwr.training.model import ResNet18
+from fedkace_flwr.training.steps import Pool, take_step
 
 logger = logging.getLogger(__name__)
 
 _WARM_UP_STEPS = 3  # cuDNN and cuBLAS choose algorithms and allocate in the first steps, which must not be recorded
-
-
-@dataclass(frozen=True)
-class Pool:
-    """The samples of a round, resident on the device.
-
-    Attributes
-    ----------
-    images : Tensor
-        uint8 (n, H, W, 3): the chunk's, followed by the buffer's.
-    labels : Tensor
-        int64 (n,).
-    replayed : Tensor
-        bool (n,): whether the sample is from the buffer.
-    preprocess : callable
-        Maps uint8 (B, 3, H, W) to normalised float (B, 3, H, W).
-    augment : FlipShift, optional
-        Changes the images of a batch.
-    adjustment : Tensor, optional
-        As in :class:`~fedkace_flwr.training.losses.Batch`.
-    """
-
-    images: Tensor
-    labels: Tensor
-    replayed: Tensor
-    preprocess: Callable[[Tensor], Tensor]
-    augment: FlipShift | None = None
-    adjustment: Tensor | None = None
-
-    def batch(self, positions: Tensor) -> Batch:
-        """Gather samples by position, int64 on the device, of any shape; images always have shape (B, 3, H, W)."""
-        flat = positions.flatten()
-        images = self.images.index_select(0, flat) if self.augment is None else self.augment(self.images, flat)
-        images = self.preprocess(images.permute(0, 3, 1, 2))
-        return Batch(images, self.labels[positions], self.replayed[positions], positions, self.adjustment)
-
-
-def take_step(net: ResNet18, pool: Pool, objective: Objective, optimiser: Adam, positions: Tensor) -> Tensor:
-    """Forward, backward and update on the samples at ``positions``, int64 (B,); return the detached scalar loss."""
-    batch = pool.batch(positions)
-    features = net.features(batch.images)
-    loss = objective.loss(net.output(features), features, batch)
-    optimiser.zero_grad()
-    torch.autograd.backward(loss)
-    optimiser.step()
-    return loss.detach()
+_MOST_KINDS = 8  # kinds of losses whose recordings are kept
 
 
 def can_record(device: torch.device) -> bool:
@@ -81,14 +40,76 @@ def can_record(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
+class Recorder:
+    """Records steps of one process: on one stream, since libraries keep a workspace for each, and in one pool of memory.
+
+    Recordings may share their memory because none reads what another has left there: everything that outlives a step
+    lies elsewhere. After one failure no further step is recorded.
+    """
+
+    def __init__(self) -> None:
+        self.works = True
+        self._stream: torch.cuda.Stream | None = None
+        self._memory: Any = None  # PyTorch's handle of a pool of memory
+
+    def recorded(
+        self, step: Callable[[], object], changed: Callable[[], Iterable[Tensor]], device: torch.device
+    ) -> Callable[[], None] | None:
+        """Record a step, which changes some tensors, without leaving a trace in them.
+
+        Returns None, with a warning, if that fails, and from then on.
+        """
+        if not self.works:
+            return None
+        try:
+            with torch.cuda.device(device):
+                return self._recorded(step, changed)
+        except RuntimeError as error:
+            self.works = False
+            (reason, *_) = [*str(error).splitlines(), ""]
+            logger.warning("the training step cannot be recorded (%s); steps are taken eagerly", reason)
+            return None
+
+    def _recorded(self, step: Callable[[], object], changed: Callable[[], Iterable[Tensor]]) -> Callable[[], None]:
+        if self._stream is None or self._memory is None:
+            self._stream, self._memory = torch.cuda.Stream(), torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
+        present, side, graph = torch.cuda.current_stream(), self._stream, torch.cuda.CUDAGraph()
+        side.wait_stream(present)
+        with torch.cuda.stream(side), undone(changed), warnings.catch_warnings():
+            # An optimiser made for recordings warns of its first step outside of one.
+            warnings.filterwarnings("ignore", message=".*capturable=True")
+            for _ in range(_WARM_UP_STEPS):
+                step()
+            with _no_waiting():  # a recording that fails half-way is harder to recover from
+                step()
+        present.wait_stream(side)
+        try:
+            # Only this thread's mistakes may spoil a recording: Flower and Ray have threads of their own.
+            with torch.cuda.graph(graph, pool=self._memory, stream=side, capture_error_mode="thread_local"):
+                step()
+        except RuntimeError:
+            torch.cuda.set_stream(present)  # a recording that fails may leave its own stream as the current one
+            raise
+        return graph.replay
+
+
+@contextmanager
+def _no_waiting() -> Iterator[None]:
+    """Let whatever waits for the device raise RuntimeError."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
 class StaticSteps:
     """Steps whose tensors all keep their place from step to step.
 
     On CUDA the step is recorded once for each shape of batch (a ragged last batch has its own recording) and replayed
-    from then on; within an epoch nothing waits for the device. If a recording fails, all further steps are taken
-    eagerly, with one warning. On a CPU the step is called.
-
-    Recording follows PyTorch's rules but has not been run on a GPU yet.
+    from then on; within an epoch nothing waits for the device. If a recording fails, further steps are taken eagerly.
+    On a CPU the step is called.
 
     Parameters
     ----------
@@ -99,16 +120,26 @@ class StaticSteps:
         loss's memory. A tensor that first appears during a step is taken to start from zero.
     total : Tensor
         Float on the device, of the loss's shape: the sum of an epoch's losses.
+    recorder : Recorder, optional
+        Records; by default one of its own.
     """
 
     def __init__(
-        self, take: Callable[[Tensor], Tensor], changed: Callable[[], Iterable[Tensor]], total: Tensor
+        self,
+        take: Callable[[Tensor], Tensor],
+        changed: Callable[[], Iterable[Tensor]],
+        total: Tensor,
+        recorder: Recorder | None = None,
     ) -> None:
         self._take = take
         self._changed = changed
         self._total = total
+        self._recorder = recorder or Recorder()
         self._steps: dict[torch.Size, tuple[Tensor, Callable[[], None]]] = {}
-        self._records = can_record(total.device)
+
+    def go_on_with(self, take: Callable[[Tensor], Tensor], changed: Callable[[], Iterable[Tensor]]) -> None:
+        """Take over objects that hold the same tensors as those before; what is recorded stays."""
+        self._take, self._changed = take, changed
 
     def epoch(self, batches: Sequence[Tensor]) -> Tensor:
         """Take a step for each batch of positions, int64 on the CPU; return the sum of the losses.
@@ -141,48 +172,138 @@ class StaticSteps:
 
     def _prepared(self, positions: Tensor) -> Callable[[], None]:
         """Prepare the step over whatever ``positions`` holds when it is taken."""
-        if self._records:
-            try:
-                with torch.cuda.device(positions.device):
-                    return self._recorded(positions)
-            except RuntimeError as error:
-                self._records = False
-                (reason, *_) = [*str(error).splitlines(), ""]
-                logger.warning("the training step cannot be recorded (%s); steps are taken eagerly", reason)
-        return lambda: self._step(positions)
-
-    def _recorded(self, positions: Tensor) -> Callable[[], None]:
-        present = torch.cuda.current_stream()
-        side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()  # type: ignore[no-untyped-call]
-        side.wait_stream(present)
-        with torch.cuda.stream(side), undone(lambda: [self._total, *self._changed()]), warnings.catch_warnings():
-            # An optimiser made for recordings warns of its first step outside of one.
-            warnings.filterwarnings("ignore", message=".*capturable=True")
-            for _ in range(_WARM_UP_STEPS):
-                self._step(positions)
-        present.wait_stream(side)
-        try:
-            # Only this thread's mistakes may spoil a recording: Flower and Ray have threads of their own.
-            with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
-                self._step(positions)
-        except RuntimeError:
-            torch.cuda.set_stream(present)  # a recording that fails may leave its own stream as the current one
-            raise
-        return graph.replay
+        step = partial(self._step, positions)
+        if not can_record(positions.device):
+            return step
+        return self._recorder.recorded(step, lambda: [self._total, *self._changed()], positions.device) or step
 
 
-@contextmanager
-def undone(tensors: Callable[[], Iterable[Tensor]]) -> Iterator[None]:
-    """Restore tensors in place to their values from before the block, and set those that appeared in it to zero."""
-    before = [(tensor, tensor.detach().clone()) for tensor in tensors()]
-    yield
-    known = {id(tensor) for tensor, _ in before}
-    with torch.no_grad():
-        for tensor, value in before:
-            tensor.copy_(value)
-        for tensor in tensors():
-            if id(tensor) not in known:
-                tensor.zero_()
+@dataclass
+class Ready:
+    """What a training that may be recorded works with.
+
+    Attributes
+    ----------
+    steps : StaticSteps
+        Its steps.
+    optimiser : Adam
+        The optimiser, without memory of earlier trainings.
+    pool : Pool
+        The samples where steps find them.
+    """
+
+    steps: StaticSteps
+    optimiser: Adam
+    pool: Pool
+
+
+@dataclass
+class _Kind:
+    """The steps of losses that are built alike, and the parts of the last training whose tensors they use."""
+
+    steps: StaticSteps
+    parts: Parts
+
+
+class KeptSteps:
+    """The steps of one process, which are recorded once for each shape and kind of loss, and kept from then on.
+
+    Network, optimiser, pool of samples and sum of losses keep their places from training to training; a training
+    starts with an optimiser set to zero, and with its samples copied in. Its loss and its augmentation take over the
+    tensors of an earlier one that was built alike (:mod:`fedkace_flwr.compute.seats`). Another network, or more samples
+    than there is room for, begins anew.
+
+    Parameters
+    ----------
+    room : int
+        Number of samples to make room for from the start.
+    """
+
+    def __init__(self, room: int = 0) -> None:
+        self._room = room
+        self._recorder = Recorder()
+        self._constants: tuple[object, ...] = ()
+        self._net: ResNet18 | None = None
+        self._pool: Pool | None = None
+        self._optimiser: Adam | None = None
+        self._total = torch.zeros(())
+        self._kinds: OrderedDict[tuple[object, ...], _Kind] = OrderedDict()
+
+    def room_for(self, samples: int) -> int:
+        """The number of samples that there will be room for once so many are placed."""
+        held = len(self._pool.labels) if self._pool is not None else 0
+        return held if samples <= held else max(samples, self._room, min(2 * held, 2 * samples))
+
+    def ready(
+        self, net: ResNet18, pool: Pool, objective: Objective, optimiser: Callable[[], Adam], *constants: object
+    ) -> Ready:
+        """Prepare a training.
+
+        Parameters
+        ----------
+        net : ResNet18
+            On the device, in training mode.
+        pool : Pool
+            The samples, on any device; an ``augment`` has room for as many as :meth:`room_for` says.
+        objective : Objective
+            After ``begin_epoch``; its tensors are replaced.
+        optimiser : callable
+            Makes the optimiser of a new network.
+        constants : object
+            Whatever else a step depends on.
+        """
+        constants = (*constants, net.precision, pool.images.shape[1:], pool.preprocess)
+        held = len(self._pool.labels) if self._pool is not None else -1
+        if net is not self._net or constants != self._constants or len(pool.labels) > held:
+            self._begin(net, pool, optimiser())
+            self._constants = constants
+        assert self._pool is not None and self._optimiser is not None
+        self._optimiser.forget()
+        for mine, given in ((self._pool.images, pool.images), (self._pool.labels, pool.labels)):
+            mine[: len(given)].copy_(given)
+        self._pool.replayed[: len(pool.replayed)].copy_(pool.replayed)
+        parts: Parts = {"objective": objective, "augment": pool.augment, "adjustment": pool.adjustment}
+        own = {id(tensor) for tensor in (*net.parameters(), *net.buffers())}
+        kind = self._kind_of(parts, own)
+        adjustment = parts["adjustment"]
+        assert adjustment is None or isinstance(adjustment, Tensor)
+        placed = replace(self._pool, augment=pool.augment, adjustment=adjustment)
+        take = partial(take_step, net, placed, objective, self._optimiser)
+        changed = partial(tensors_in, net, self._optimiser, objective)
+        if kind is None:
+            return Ready(StaticSteps(take, changed, self._total, self._recorder), self._optimiser, placed)
+        kind.steps.go_on_with(take, changed)
+        return Ready(kind.steps, self._optimiser, placed)
+
+    def _begin(self, net: ResNet18, pool: Pool, optimiser: Adam) -> None:
+        device = next(net.parameters()).device
+        room = self.room_for(len(pool.labels))
+        images, labels, replayed = (
+            torch.zeros((room, *each.shape[1:]), dtype=each.dtype, device=device)
+            for each in (pool.images, pool.labels, pool.replayed)
+        )
+        self._kinds.clear()
+        self._net, self._optimiser = net, optimiser
+        self._pool = Pool(images, labels, replayed, pool.preprocess)
+        self._total = torch.zeros((), device=device)
+
+    def _kind_of(self, parts: Parts, own: set[int]) -> _Kind | None:
+        """The kept steps for parts that are built like these, which now hold their tensors; None if none can be kept."""
+        seats = seats_in(parts)
+        built = signature(seats, own)
+        if built is None:
+            return None
+        kind = self._kinds.get(built)
+        if kind is not None and take_over(seats, seats_in(kind.parts), own):
+            kind.parts = parts
+        else:
+            own_memory(seats, own)
+            unset = StaticSteps(torch.clone, list, self._total, self._recorder)
+            kind = self._kinds[built] = _Kind(unset, parts)
+        self._kinds.move_to_end(built)
+        if len(self._kinds) > _MOST_KINDS:
+            self._kinds.popitem(last=False)
+        return kind
 
 
 def tensors_in(net: torch.nn.Module, optimiser: Adam, *others: object) -> list[Tensor]:
@@ -206,7 +327,7 @@ def tensors_in(net: torch.nn.Module, optimiser: Adam, *others: object) -> list[T
             continue
         visited.add(id(each))
         if isinstance(each, Tensor):
-            if _is_writable(each):
+            if is_writable(each):
                 found[id(each)] = each
         elif isinstance(each, Mapping):
             open_ends += each.values()
@@ -215,9 +336,3 @@ def tensors_in(net: torch.nn.Module, optimiser: Adam, *others: object) -> list[T
         elif not isinstance(each, type | types.ModuleType | types.FunctionType | types.BuiltinFunctionType):
             open_ends += getattr(each, "__dict__", {}).values()
     return list(found.values())
-
-
-def _is_writable(tensor: Tensor) -> bool:
-    """Whether a step can change the tensor in place: no inference tensor, and no element stands for several."""
-    is_expanded = any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
-    return not tensor.is_inference() and not is_expanded

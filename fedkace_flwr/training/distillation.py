@@ -22,7 +22,7 @@ def soft_cross_entropy(student: Tensor, teacher: Tensor, mask: Tensor, temperatu
     student, teacher : Tensor
         Float logits (B, C).
     mask : Tensor
-        bool (C,): the included classes; at least one.
+        bool (C,), or int64 (c,) with their numbers: the included classes; at least one.
     temperature : float
         T; the result is not multiplied by T^2.
 
@@ -84,7 +84,7 @@ class DistillationLoss(TaskLoss):
 
     def __init__(self, seen: Tensor, distilled: Tensor, teacher: Tensor, weight: float, temperature: float) -> None:
         super().__init__(seen, seen)
-        self._distilled = distilled
+        self._distilled = distilled.nonzero().squeeze(1)  # found now, since finding them in a step waits for the device
         self._teacher = teacher
         self._weight = weight
         self._temperature = temperature

@@ -5,23 +5,25 @@ processes. Shapes: n images, B batch, H and W height and width, C classes, F fea
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from fedkace_flwr.compute.memory import images_at_once
 from fedkace_flwr.errors import RunError
 from fedkace_flwr.sections import TrainingConfig
 from fedkace_flwr.training.adam import Adam
 from fedkace_flwr.training.augmentation import FlipShift
 from fedkace_flwr.training.batches import EPOCHS, Batching, Epoch
-from fedkace_flwr.training.cuda_graphs import Pool, StaticSteps, take_step, tensors_in
+from fedkace_flwr.training.cuda_graphs import KeptSteps
 from fedkace_flwr.training.losses import Objective
-from fedkace_flwr.training.model import ResNet18
+from fedkace_flwr.training.model import ResNet18, largest_map
+from fedkace_flwr.training.steps import Pool, take_step
 
-_FETCHED = 128  # images at a time
+_FETCHED = 128  # images at a time on a CPU
 _CACHED_PIXELS, _FEWEST = 1 << 15, 16  # pixels whose activations fit a processor's cache; fewest images per pass
 
 
@@ -68,6 +70,7 @@ def train(
     after_step: Callable[[int, float], None] | None = None,
     augmentation: torch.Generator | None = None,
     captured: bool = False,
+    kept: KeptSteps | None = None,
 ) -> None:
     """Train ``net`` in place on chunk and buffer for one round (paper, section A.3).
 
@@ -98,8 +101,10 @@ def train(
     augmentation : torch.Generator, optional
         CPU generator of the changes that ``settings.augment`` asks for; needed if it asks for any.
     captured : bool
-        Use :class:`~fedkace_flwr.training.cuda_graphs.StaticSteps`, unless ``optimiser`` or ``after_step`` is given.
-        The results are those of the plain loop, on a GPU up to rounding.
+        Take steps over tensors that stay in place, recorded on CUDA (:mod:`fedkace_flwr.training.cuda_graphs`), unless
+        ``optimiser`` or ``after_step`` is given. The results are those of the plain loop.
+    kept : KeptSteps, optional
+        Steps of earlier trainings in this process; used if ``captured``.
 
     Raises
     ------
@@ -109,25 +114,22 @@ def train(
         ``settings.augment`` asks for changes, and there is no generator for them.
     """
     device = preprocess.scale.device
-    pool = pool_of(chunk, buffer, preprocess)
+    static = captured and optimiser is None and after_step is None
+    kept = kept or KeptSteps()
+    pool = pool_of(chunk, buffer, preprocess, torch.device("cpu") if static else device)
     if settings.augment == "flip-shift":
         if augmentation is None:
             raise ValueError("augment = 'flip-shift': needs a generator")
         samples, height, width, _ = pool.images.shape
-        pool = replace(pool, augment=FlipShift(samples, height, width, device, augmentation))
+        room = kept.room_for(samples) if static else samples
+        pool = replace(pool, augment=FlipShift(samples, height, width, device, augmentation, room=room))
     if settings.logit_adjustment:
         pool = replace(pool, adjustment=torch.zeros(net.output.out_features, device=device))
-    static = captured and optimiser is None and after_step is None
-    optimiser = optimiser or adamw(net, settings, capturable=static)
-    take = partial(take_step, net, pool, objective, optimiser)
+    optimiser = optimiser or (None if static else adamw(net, settings))
     steps = None
-    if static:
-        changed = partial(tensors_in, net, optimiser, objective)
-        steps = StaticSteps(take, changed, torch.zeros((), device=device))
     epochs = range(settings.epochs) if epochs is None else epochs
     net.train()
     for number, rate in enumerate(learning_rates(settings, epochs), start=epochs.start + 1):
-        optimiser.set_rate(rate)
         epoch = EPOCHS[batching or settings.batching](len(chunk[1]), len(buffer[1]), settings.batch_size, generator)
         objective.begin_epoch(epoch.task_draws, epoch.replay_draws)
         if pool.augment is not None:
@@ -135,12 +137,17 @@ def train(
         if pool.adjustment is not None:
             counts = log_class_counts(chunk[1], buffer[1], epoch, len(pool.adjustment))
             pool.adjustment.copy_(settings.logit_adjustment * counts)
+        if optimiser is None:  # the first epoch has shown what the loss reads
+            new = partial(adamw, net, settings, capturable=True)
+            ready = kept.ready(net, pool, objective, new, settings.weight_decay)
+            steps, optimiser, pool = ready.steps, ready.optimiser, ready.pool
+        optimiser.set_rate(rate)
         if steps is not None:
             total = steps.epoch(epoch.batches)
         else:
             total = torch.zeros((), device=device)
             for step, order in enumerate(epoch.batches, start=1):
-                total += take(order.to(device))
+                total += take_step(net, pool, objective, optimiser, order.to(device))
                 if after_step is not None:
                     after_step(number, step / len(epoch.batches))
         objective.end_epoch()
@@ -165,9 +172,14 @@ def log_class_counts(chunk: Tensor, buffer: Tensor, epoch: Epoch, classes: int) 
     return torch.where(counts > 0, counts, 1.0).log()
 
 
-def pool_of(chunk: tuple[Tensor, Tensor], buffer: tuple[Tensor, Tensor], preprocess: Preprocess) -> Pool:
-    """A round's samples, the chunk's before the buffer's, on the device of ``preprocess``."""
-    device = preprocess.scale.device
+def pool_of(
+    chunk: tuple[Tensor, Tensor],
+    buffer: tuple[Tensor, Tensor],
+    preprocess: Preprocess,
+    device: torch.device | None = None,
+) -> Pool:
+    """A round's samples, the chunk's before the buffer's, by default on the device of ``preprocess``."""
+    device = device or preprocess.scale.device
     images = torch.cat([chunk[0], buffer[0]]).permute(0, 2, 3, 1).contiguous().to(device)
     labels = torch.cat([chunk[1], buffer[1]]).to(device)
     return Pool(images, labels, torch.arange(len(labels), device=device) >= len(chunk[1]), preprocess)
@@ -176,7 +188,8 @@ def pool_of(chunk: tuple[Tensor, Tensor], buffer: tuple[Tensor, Tensor], preproc
 def adamw(net: ResNet18, settings: TrainingConfig, *, capturable: bool = False) -> Adam:
     """The optimiser of local training, at the first epoch's learning rate.
 
-    With ``capturable`` its whole state is in tensors on the device, including the learning rate.
+    With ``capturable``, and always on CUDA, its whole state is in tensors on the device, including the learning rate.
+    Recorded and plain steps then compute the same.
     """
     return optimiser_of(list(net.parameters()), settings, capturable=capturable)
 
@@ -184,8 +197,8 @@ def adamw(net: ResNet18, settings: TrainingConfig, *, capturable: bool = False) 
 def optimiser_of(parameters: list[Tensor], settings: TrainingConfig, *, capturable: bool = False) -> Adam:
     """As :func:`adamw`, for any parameters."""
     rate: float | Tensor = settings.learning_rate
-    recorded = capturable and parameters[0].device.type == "cuda"
-    if capturable:
+    recorded = parameters[0].device.type == "cuda"
+    if capturable or recorded:
         # CUDA's fused kernel accepts the rate in float32 only; the CPU's reads a Python number as float64.
         precision = torch.float32 if recorded else torch.float64
         rate = torch.tensor(rate, dtype=precision, device=parameters[0].device)
@@ -219,56 +232,76 @@ def predict(
     preprocess: Preprocess,
     *,
     mirrored: bool = False,
+    home: bool = True,
 ) -> Tensor:
     """Logits of images in evaluation mode, fetched block by block.
 
-    On a CPU, blocks are processed in parts whose activations fit its cache.
+    On a CPU, blocks are processed in parts whose activations fit its cache. On a GPU every pass has the same number of
+    images, the last one filled up with its first image: an image's logits then come from the same kernels, whatever
+    company it is predicted in, and nothing is copied home before the last pass.
 
     Parameters
     ----------
     net : ResNet18
         On the device of ``preprocess``; left in evaluation mode.
     images_of : callable
-        Maps a slice of ``content`` to uint8 (n, 3, H, W).
+        Maps a slice of ``content`` to uint8 (n, 3, H, W), or to float of the same range.
     content : Tensor
         Ids or images, (n, ...).
     preprocess : Preprocess
         Normalisation and device.
     mirrored : bool
         Predict the images' mirror images, left and right exchanged.
+    home : bool
+        Whether to return the logits on the CPU.
 
     Returns
     -------
     Tensor
-        float32 (n, C) on the CPU.
+        float32 (n, C), on the CPU or on the device of ``preprocess``.
     """
     net.eval()
-    if not len(content):
-        return torch.empty((0, net.output.out_features))
-    found = []
-    for part in _parts(images_of, content, preprocess):
-        images = preprocess(part)
-        found.append(net(images.flip(3) if mirrored else images).cpu())
-    return torch.cat(found)
+
+    def logits_of(images: Tensor) -> Tensor:
+        logits: Tensor = net(images.flip(3) if mirrored else images)
+        return logits
+
+    found = _passed(net, logits_of, net.output.out_features, images_of, content, preprocess)
+    return found.cpu() if home else found
 
 
 @torch.inference_mode()
 def features_of(
     net: ResNet18, images_of: Callable[[Tensor], Tensor], content: Tensor, preprocess: Preprocess
 ) -> Tensor:
-    """As :func:`predict`, but features instead of logits, float32 (n, F)."""
+    """As :func:`predict`, but features instead of logits, float32 (n, F) on the CPU."""
     net.eval()
+    return _passed(net, net.features, net.output.in_features, images_of, content, preprocess).cpu()
+
+
+def _passed(
+    net: ResNet18,
+    function: Callable[[Tensor], Tensor],
+    outputs: int,
+    images_of: Callable[[Tensor], Tensor],
+    content: Tensor,
+    preprocess: Preprocess,
+) -> Tensor:
+    """A function of preprocessed images, (n, outputs) on the device of ``preprocess``."""
+    device = preprocess.scale.device
     if not len(content):
-        return torch.empty((0, net.output.in_features))
-    return torch.cat([net.features(preprocess(part)).cpu() for part in _parts(images_of, content, preprocess)])
-
-
-def _parts(images_of: Callable[[Tensor], Tensor], content: Tensor, preprocess: Preprocess) -> Iterator[Tensor]:
-    """Images, fetched block by block, in parts of a size that suits the device."""
-    on_cpu = preprocess.scale.device.type == "cpu"
-    for block in torch.split(content, _FETCHED):
+        return torch.empty((0, outputs), device=device)
+    if device.type == "cpu":
+        blocks = (_cached(images_of(block)) for block in torch.split(content, _FETCHED))
+        return torch.cat([function(preprocess(part)) for parts in blocks for part in parts])
+    first = images_of(content[:1])
+    size = images_at_once(*largest_map(net, *first.shape[-2:]))
+    found = []
+    for block in torch.split(content, size):
         images = images_of(block)
-        yield from _cached(images) if on_cpu else [images]
+        filled = torch.cat([images, images[:1].expand(size - len(images), *images.shape[1:])])
+        found.append(function(preprocess(filled))[: len(images)])
+    return torch.cat(found)
 
 
 def _cached(images: Tensor) -> Sequence[Tensor]:

@@ -100,8 +100,11 @@ class ResNet18(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         """Map float images (B, 3, H, W) to features (B, F) in the precision of the parameters, float32."""
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision is torch.bfloat16):
+        if self.precision is not torch.bfloat16:
             y: Tensor = self.blocks(self.stem(x))
+        else:
+            with torch.autocast(x.device.type, torch.bfloat16):
+                y = self.blocks(self.stem(x))
         return y.to(self.output.weight.dtype).mean(dim=(2, 3))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -126,6 +129,15 @@ class ResNet18(nn.Module):
             yield
         finally:
             self.precision = before
+
+
+def largest_map(net: ResNet18, height: int, width: int) -> tuple[int, int, int]:
+    """Height, width and channels of the largest map that a network makes of an image of H x W."""
+    if not len(net.stem):  # an upper half, which begins with maps of the second stage
+        return height, width, net.output.in_features // 4
+    first = cast(nn.Conv2d, net.stem[0])
+    down, across = first.stride
+    return -(-height // down), -(-width // across), first.out_channels
 
 
 def resnet18(num_classes: int, width: int, stem: str) -> ResNet18:

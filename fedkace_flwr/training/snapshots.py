@@ -9,12 +9,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from fedkace_flwr.compute.memory import at_home
 from fedkace_flwr.training.model import ResNet18, load_weights
 
 
 def snapshot(kind: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copy a network's weights and statistics, named as in its ``state_dict``, to the CPU as ``KIND.NAME``."""
-    return {f"{kind}.{name}": tensor.detach().cpu().clone() for name, tensor in weights.items()}
+    return {f"{kind}.{name}": tensor.clone() for name, tensor in at_home(weights).items()}
 
 
 def restored(kind: str, tensors: Mapping[str, Tensor], like: ResNet18) -> ResNet18 | None:

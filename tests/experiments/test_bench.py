@@ -10,7 +10,7 @@ from rich.console import Console
 
 from experiments.__main__ import main
 from experiments.bench import gpu as gpu_part
-from experiments.bench.measure import report, spread, unmeasured
+from experiments.bench.measure import Figures, report, spread, unmeasured, verdict
 from experiments.bench.suite import bench
 
 
@@ -25,9 +25,41 @@ def test_without_cuda_every_figure_says_that_it_was_not_measured(
     figures = found["figures"]
     assert all(figure["median"] is None for figure in figures.values())
     aims = {figure["aim"] for figure in figures.values() if "aim" in figure}
-    assert aims == {">= 3", "< 20"}
+    assert aims == {">= 3", "< 20", "<= 0.1", "<= 0"}
     rows = [line for line in text.getvalue().splitlines() if "not measured" in line]
     assert len(rows) == len(figures)
+
+
+def test_every_row_with_an_aim_has_a_verdict() -> None:
+    text = io.StringIO()
+    figures: Figures = {
+        "fast": {"median": 3.0, "aim": ">= 3"},
+        "slow": {"median": 2.9, "aim": ">= 3"},
+        "none": {"median": None, "aim": "< 20"},
+        "free": {"median": 1.0},
+    }
+    report(Console(file=text, width=200), figures, repeats=1, output=None)
+    rows = {line.split()[0]: line.split()[-1] for line in text.getvalue().splitlines()[1:5]}
+    assert rows == {"fast": "met", "slow": "missed", "none": "measured", "free": "measured"}
+    assert [verdict(figure) for figure in figures.values()] == ["met", "missed", "not measured", "measured"]
+
+
+def test_the_outcome_of_each_test_on_the_gpu_is_a_row() -> None:
+    cases = [
+        '<testcase name="good"/>',
+        '<testcase name="bad"><failure message="no"/></testcase>',
+        '<testcase name="broken"><error message="no"/></testcase>',
+        '<testcase name="left out"><skipped message="no GPU"/></testcase>',
+    ]
+    found = gpu_part.outcomes(f"<testsuites><testsuite>{''.join(cases)}</testsuite></testsuites>")
+    assert {name: figure["median"] for name, figure in found.items()} == {
+        "tests that need a GPU: failed": 2,
+        "good: failed": 0,
+        "bad: failed": 1,
+        "broken: failed": 1,
+        "left out: failed": None,
+    }
+    assert {verdict(figure) for figure in found.values()} == {"met", "missed", "not measured"}
 
 
 def test_an_unmeasured_figure_beside_a_measured_one() -> None:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -11,16 +12,18 @@ from torch import Tensor
 from fedkace_flwr.algorithms.fedcbdr_loss import TemperatureLoss, TwiceScaledLoss
 from fedkace_flwr.algorithms.fedkace_loss import BalancedReplayLoss, FullGradientReplayLoss
 from fedkace_flwr.algorithms.fedkace_replay import GradientBalance
+from fedkace_flwr.compute.seats import undone
 from fedkace_flwr.errors import RunError
 from fedkace_flwr.sections import TrainingConfig
 from fedkace_flwr.training import loop as training
 from fedkace_flwr.training.adam import Adam
 from fedkace_flwr.training.batches import EPOCHS
-from fedkace_flwr.training.cuda_graphs import StaticSteps, take_step, tensors_in, undone
+from fedkace_flwr.training.cuda_graphs import KeptSteps, StaticSteps, tensors_in
 from fedkace_flwr.training.distillation import DistillationLoss
 from fedkace_flwr.training.loop import Preprocess, adamw, train
 from fedkace_flwr.training.losses import Batch, Objective, TaskLoss
 from fedkace_flwr.training.model import ResNet18, seeded_resnet18
+from fedkace_flwr.training.steps import take_step
 
 CLASSES = 5
 CURRENT = torch.tensor([False, True, True, False, False])
@@ -54,6 +57,7 @@ def trained(
     new: int = 10,
     held: int = 7,
     precision: torch.dtype = torch.float32,
+    kept: KeptSteps | None = None,
     **changes: Any,
 ) -> tuple[dict[str, Tensor], Objective]:
     net = seeded_resnet18(CLASSES, 2, "cifar", 0)
@@ -62,7 +66,9 @@ def trained(
     settings: dict[str, Any] = {"epochs": 3, "batch_size": 4, **changes}
     chunk, buffer = samples(new, CURRENT, 1), samples(held, OLD, 2)
     generator = torch.Generator().manual_seed(3)
-    train(net, chunk, buffer, objective, TrainingConfig(**settings), PREPROCESS, generator, captured=captured)
+    train(
+        net, chunk, buffer, objective, TrainingConfig(**settings), PREPROCESS, generator, captured=captured, kept=kept
+    )
     return net.state_dict(), objective
 
 
@@ -116,24 +122,121 @@ def test_a_recorded_step_ends_where_the_plain_loop_ends(name, batching, precisio
         assert one.weights == other.weights and len(set(one.weights)) == 3
 
 
-def distilled(net: ResNet18) -> Objective:
-    """DCFCL's loss, which cuts classes out and so waits for the device."""
-    teacher = torch.randn(10, CLASSES, generator=torch.Generator().manual_seed(5))
-    return DistillationLoss(CURRENT | OLD, OLD, teacher, 0.2, 2.0)
+class Waiting(TaskLoss):
+    """A loss that reads a value back in every step."""
+
+    def loss(self, logits: Tensor, features: Tensor, batch: Batch) -> Tensor:
+        loss = super().loss(logits, features, batch)
+        return loss * float(loss.detach() > 0)
+
+
+def waiting(net: ResNet18) -> Objective:
+    return Waiting(CURRENT, OLD)
 
 
 def test_a_step_that_cannot_be_recorded_is_taken_eagerly_with_one_warning(recordings, caplog):
+    kept = KeptSteps()
     logging.getLogger("fedkace_flwr").propagate = True
     try:
-        played, _ = trained(distilled, captured=True, held=0)
+        played = [trained(waiting, captured=True, kept=kept)[0] for _ in range(2)]
     finally:
         logging.getLogger("fedkace_flwr").propagate = False
     # A record that reaches two loggers' handlers is captured twice; it is still one warning.
     (warning,) = (record.getMessage() for record in set(caplog.records) if record.levelno == logging.WARNING)
     assert "cannot be recorded" in warning and "waits for the device" in warning and "\n" not in warning
     assert [recording.played for recording in recordings] == [0]  # after one failure nothing more is tried
+    plain, _ = trained(waiting, captured=False)
+    assert all(torch.equal(plain[key], found[key]) for key in plain for found in played)
+
+
+def distilled(net: ResNet18) -> Objective:
+    teacher = torch.randn(10, CLASSES, generator=torch.Generator().manual_seed(5))
+    return DistillationLoss(CURRENT | OLD, OLD, teacher, 0.2, 2.0)
+
+
+def test_distillation_from_some_classes_can_be_recorded(recordings):
     plain, _ = trained(distilled, captured=False, held=0)
+    played, _ = trained(distilled, captured=True, held=0)
+    assert sorted(recording.played for recording in recordings) == [3, 6]
     assert all(torch.equal(plain[key], played[key]) for key in plain)
+
+
+@dataclass(frozen=True)
+class Round:
+    """One training of one client."""
+
+    name: str
+    new: int
+    held: int
+    rate: float = 0.01
+
+    def carried_out(self, net: ResNet18, kept: KeptSteps | None, **changes: Any) -> dict[str, Tensor]:
+        """Train the process's network, which has received a model."""
+        net.load_state_dict(seeded_resnet18(CLASSES, 2, "cifar", self.new + self.held).state_dict())
+        objective = (OBJECTIVES | {"distilled": distilled})[self.name](net)
+        settings = TrainingConfig(epochs=2, batch_size=4, learning_rate=self.rate, **changes)
+        chunk, buffer = samples(self.new, CURRENT, self.new), samples(self.held, OLD, self.held)
+        generators = [torch.Generator().manual_seed(seed) for seed in (self.new, self.held)]
+        options: dict[str, Any] = {"captured": kept is not None, "kept": kept, "augmentation": generators[1]}
+        train(net, chunk, buffer, objective, settings, PREPROCESS, generators[0], **options)
+        weights = getattr(objective, "weights", [])
+        return {name: tensor.clone() for name, tensor in net.state_dict().items()} | {"weights": torch.tensor(weights)}
+
+
+def same_in_all(rounds: list[Round], room: int, **changes: Any) -> None:
+    nets, kept = [seeded_resnet18(CLASSES, 2, "cifar", 0) for _ in range(2)], KeptSteps(room)
+    for each in rounds:
+        plain, played = each.carried_out(nets[0], None, **changes), each.carried_out(nets[1], kept, **changes)
+        assert all(torch.equal(plain[key], played[key]) for key in plain), each
+
+
+@pytest.mark.parametrize("name", [*OBJECTIVES, "distilled"])
+@pytest.mark.parametrize(
+    "changes", [{}, {"augment": "flip-shift", "logit_adjustment": 1.0}], ids=["plain", "augmented"]
+)
+def test_a_step_is_recorded_once_and_serves_all_rounds_and_clients(name, changes, recordings):
+    """Whole batches of 4 and a rest of 2; the first round has no buffer, which is another step for a balanced loss."""
+    held = [0, 4, 8, 0, 4] if name != "distilled" else [0, 0, 0, 0, 0]
+    same_in_all([Round(name, 10, each, 0.01 * (1 + each)) for each in held], 18, **changes)
+    kinds = 2 if "balanced" in name or name == "full gradient" else 1
+    assert len(recordings) == 2 * kinds
+    steps = sum(2 * -(-(10 + each) // 4) for each in held)
+    assert sum(recording.played for recording in recordings) == steps
+
+
+def test_more_samples_than_there_is_room_for_begin_anew(recordings):
+    same_in_all([Round("task", 8, 0), Round("task", 8, 4), Round("task", 8, 8)], 0)
+    assert len(recordings) == 2  # 8 samples, then room for 16
+
+
+def test_another_loss_shape_or_optimiser_is_another_step(recordings):
+    rounds = [Round("task", 8, 0), Round("temperature", 8, 0), Round("task", 8, 0), Round("twice scaled", 8, 0)]
+    same_in_all(rounds, 8)
+    assert len(recordings) == 3
+    net, kept = seeded_resnet18(CLASSES, 2, "cifar", 0), KeptSteps(8)
+    for decay in (0.0, 0.1, 0.1):
+        Round("task", 8, 0).carried_out(net, kept, weight_decay=decay)
+    assert len(recordings) == 5
+    Round("task", 8, 0).carried_out(seeded_resnet18(CLASSES, 2, "cifar", 0), kept, weight_decay=0.1)
+    assert len(recordings) == 6
+
+
+def test_a_loss_that_hides_tensors_is_recorded_each_time(recordings):
+    """What a closure holds cannot be replaced, so that a kept recording would go on reading it."""
+
+    def hidden(net: ResNet18) -> Objective:
+        loss, factor = TaskLoss(CURRENT, OLD), torch.tensor(float(len(recordings) + 1))
+        plain = loss.loss
+        loss.loss = lambda logits, features, batch: factor * plain(logits, features, batch)  # type: ignore[method-assign]
+        return loss
+
+    kept = KeptSteps()
+    net = seeded_resnet18(CLASSES, 2, "cifar", 0)
+    for _ in range(2):
+        settings = TrainingConfig(epochs=1, batch_size=4)
+        data = samples(8, CURRENT, 1), samples(0, OLD, 2)
+        train(net, *data, hidden(net), settings, PREPROCESS, torch.Generator(), captured=True, kept=kept)
+    assert [recording.played for recording in recordings] == [2, 2]
 
 
 def test_a_recording_that_fails_later_keeps_the_ones_before(recordings):

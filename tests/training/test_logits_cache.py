@@ -19,10 +19,11 @@ class Counted:
     def __init__(self, experiment: Experiment, seed: int) -> None:
         self.experiment = experiment
         self.net = experiment.fresh_network(seed)
-        self.images = 0
+        self.images = self.calls = 0
 
     def __call__(self, samples: Samples) -> torch.Tensor:
         self.images += len(samples)
+        self.calls += 1
         return predict(self.net, self.experiment.dataset.fetch, samples.content, self.experiment.preprocess)
 
 
@@ -43,6 +44,17 @@ def test_an_image_passes_through_a_model_once_and_gives_the_same_logits_to_all(s
     assert torch.equal(other(logits_of.net, second, logits_of), two)  # nobody else had asked before
     whole = logits_of(second)
     assert torch.allclose(whole, two, atol=1e-4) and (whole.argmax(1) == two.argmax(1)).all()
+
+
+def test_together_the_classes_that_are_missing_pass_at_once(small: Make) -> None:
+    """As on a GPU: each image still passes once, and each logit goes to its image."""
+    experiment = Experiment(small())
+    logits_of, shared = Counted(experiment, 1), SharedLogits(together=True)
+    sets = [experiment.test_set(0, met(*labels)) for labels in ((1, 4), (0, 1, 4, 7), (4, 7))]
+    found = [shared(logits_of.net, samples, logits_of) for samples in sets]
+    assert (logits_of.calls, logits_of.images) == (2, len(sets[1]))
+    for samples, logits in zip(sets, found, strict=True):
+        assert torch.allclose(logits, SharedLogits()(logits_of.net, samples, logits_of), atol=1e-4)
 
 
 def test_other_weights_have_other_logits(small: Make) -> None:

@@ -4,6 +4,7 @@ Like a CUDA graph it changes nothing while it records, knows tensors only by the
 replay, and rejects operations that would wait for the device.
 """
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -76,8 +77,44 @@ class _Stream:
         pass
 
 
+class _NoWaiting(TorchDispatchMode):
+    """What ``torch.cuda.set_sync_debug_mode("error")`` does."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.name.removeprefix("aten::") in _WAITING:
+            raise RuntimeError(f"{func} waits for the device, which a recording cannot")
+        return func(*args, **(kwargs or {}))
+
+
+class _Waiting:
+    """The state of the debug mode."""
+
+    def __init__(self) -> None:
+        self._mode: int | str = 0
+        self._entered: _NoWaiting | None = None
+
+    def get(self) -> int | str:
+        return self._mode
+
+    def set(self, mode: int | str) -> None:
+        if self._entered is not None:
+            self._entered.__exit__(None, None, None)
+            self._entered = None
+        if mode in (2, "error"):
+            self._entered = _NoWaiting()
+            self._entered.__enter__()
+        self._mode = mode
+
+
+_GRAPH = inspect.signature(torch.cuda.graph.__init__)
+
+
 @contextmanager
-def _graph(recording: Recording, *, stream: object, capture_error_mode: str) -> Iterator[None]:
+def _graph(*args: Any, **kwargs: Any) -> Iterator[None]:
+    given = _GRAPH.bind(None, *args, **kwargs).arguments  # only what the real one takes
+    assert given["capture_error_mode"] in ("global", "thread_local", "relaxed")
+    assert isinstance(given["stream"], _Stream) and given["pool"] == _POOL
+    recording: Recording = given["cuda_graph"]
     try:
         with recording:
             yield
@@ -85,10 +122,14 @@ def _graph(recording: Recording, *, stream: object, capture_error_mode: str) -> 
         recording.undo()
 
 
+_POOL = (0, 1)
+
+
 @pytest.fixture
 def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
     """Record and replay static steps in this test, with the code that does so on CUDA."""
     made: list[Recording] = []
+    waiting = _Waiting()
 
     def new() -> Recording:
         made.append(Recording())
@@ -99,6 +140,9 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
     monkeypatch.setattr(torch.cuda, "stream", nullcontext)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", new)
     monkeypatch.setattr(torch.cuda, "graph", _graph)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: _POOL)
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", waiting.get)
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", waiting.set)
     monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: None)
     monkeypatch.setattr(torch.cuda, "device", nullcontext)
     monkeypatch.setattr(cuda_graphs, "can_record", lambda device: True)

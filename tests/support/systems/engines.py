@@ -1,6 +1,6 @@
 """Engines that start no processes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -15,11 +15,13 @@ class InProcessEngine:
 
     Parameters
     ----------
-    environment : mapping, optional
+    places, environment : optional
         As for the inline engine; not used.
     """
 
-    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, places: Sequence[tuple[str, float]] | None = None, environment: Mapping[str, str] | None = None
+    ) -> None:
         pass
 
     def __enter__(self) -> Self:

@@ -1,0 +1,132 @@
+"""The resources of this machine: cores, free memory, and GPUs with their free memory.
+
+GPUs are measured in a process of its own, because a process that asks a GPU for its free memory creates a CUDA context
+there, which takes some hundred megabytes until the process ends.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+
+from experiments.running.processes import CHECKOUT
+from fedkace_flwr.errors import RunError
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+"""The environment variable that names the GPUs of a process."""
+
+_CGROUP = Path("/sys/fs/cgroup")
+_MEASURING_SECONDS = 120
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU.
+
+    Attributes
+    ----------
+    name : str
+        As ``CUDA_VISIBLE_DEVICES`` names it for processes that this one starts.
+    memory, free : int
+        Bytes in all, and bytes that nobody has taken.
+    """
+
+    name: str
+    memory: int
+    free: int
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The resources of a machine.
+
+    Attributes
+    ----------
+    cores : int
+        CPUs that this process may use.
+    memory : int
+        Free memory in bytes.
+    gpus : tuple of Gpu
+        The GPUs that this process may use.
+    """
+
+    cores: int
+    memory: int
+    gpus: tuple[Gpu, ...] = ()
+
+    @classmethod
+    def here(cls, cgroup: Path = _CGROUP) -> "Machine":
+        """Measure this machine, within the limits of a container, ``taskset`` or ``CUDA_VISIBLE_DEVICES``.
+
+        Raises
+        ------
+        RunError
+            There are GPUs, but they cannot be measured.
+        """
+        cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+        quota, *period = _words(cgroup / "cpu.max")
+        if quota.isdecimal() and period:
+            cores = min(cores, int(quota) / int(period[0]))
+        memory = psutil.virtual_memory().available
+        (limit,), (used,) = _words(cgroup / "memory.max")[:1], _words(cgroup / "memory.current")[:1]
+        if limit.isdecimal() and used.isdecimal():
+            memory = min(memory, max(0, int(limit) - int(used)))
+        return cls(max(1, int(cores)), memory, measured_gpus(os.environ))
+
+
+def measured_gpus(environment: Mapping[str, str]) -> tuple[Gpu, ...]:
+    """The GPUs that a process with this environment sees, measured in such a process.
+
+    Raises
+    ------
+    RunError
+        There are GPUs, but they cannot be measured.
+    """
+    if not torch.version.cuda or environment.get(VISIBLE) == "":
+        return ()
+    if torch.cuda.device_count() == 0:  # asks the driver's library and creates no context
+        return ()
+    command = [sys.executable, "-m", "experiments.running.machine"]
+    try:
+        done = subprocess.run(
+            command, cwd=CHECKOUT, env=dict(environment), capture_output=True, text=True, timeout=_MEASURING_SECONDS
+        )
+        if done.returncode:
+            raise ValueError((done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1])
+        return named(json.loads(done.stdout), environment.get(VISIBLE))
+    except (subprocess.TimeoutExpired, ValueError) as error:
+        raise RunError(
+            f"the GPUs cannot be measured ({error}); look at nvidia-smi, or set {VISIBLE} to use only some or none"
+        ) from error
+
+
+def named(found: list[list[int]], visible: str | None) -> tuple[Gpu, ...]:
+    """Name the GPUs that a process has found.
+
+    Parameters
+    ----------
+    found : list of [int, int]
+        Free bytes and all bytes of each, in the order in which the process sees them.
+    visible : str, optional
+        ``CUDA_VISIBLE_DEVICES`` of that process; None if it is not set. CUDA ignores what follows the first entry that
+        names no GPU.
+    """
+    names = [str(number) for number in range(len(found))] if visible is None else visible.split(",")
+    return tuple(Gpu(name.strip(), total, free) for name, (free, total) in zip(names, found, strict=False))
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="ascii").split() or [""]
+    except (OSError, ValueError):
+        return [""]
+
+
+if __name__ == "__main__":  # this process's own context counts as taken, so that a little less is planned than is free
+    print(json.dumps([torch.cuda.mem_get_info(number) for number in range(torch.cuda.device_count())]))

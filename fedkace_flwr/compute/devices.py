@@ -1,0 +1,105 @@
+"""Device and numerical precision.
+
+A GPU is always named with its index, which most functions of ``torch.cuda`` require.
+"""
+
+from typing import Any
+
+import torch
+
+from fedkace_flwr.errors import ConfigError
+
+GPU_SHARE = "FEDKACE_GPU_SHARE"
+"""The environment variable that tells a process outside Ray its share of a GPU."""
+
+_NO_DOUBLES = "Apple's GPUs have no float64, which losses and scores need"
+
+
+def index_of(name: str) -> int | None:
+    """The index of the GPU that a value of the key ``device`` asks for; None if it asks for none (``auto``, ``cpu``).
+
+    Raises
+    ------
+    ConfigError
+        An unknown name.
+    """
+    kind, _, index = name.partition(":")
+    if kind == "mps":
+        raise ConfigError(f'device = {name!r}: {_NO_DOUBLES}; use device = "cpu"')
+    if name in ("auto", "cpu"):
+        return None
+    if kind != "cuda" or not (index.isdecimal() or name == "cuda"):
+        raise ConfigError(f"device = {name!r}: must be auto, cpu, cuda or cuda:N")
+    return int(index or 0)
+
+
+def choose_device(name: str, share: float | None = None) -> torch.device:
+    """Resolve the configuration key ``device``.
+
+    Parameters
+    ----------
+    name : str
+        ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+    share : float, optional
+        Share of a GPU that this process was given; with 0 it computes on the CPU, even if it sees a GPU. None: nobody
+        shares out GPUs here.
+
+    Raises
+    ------
+    ConfigError
+        An unknown name, or a GPU that this process does not see or was given no share of.
+    """
+    number = index_of(name)
+    if name == "cpu":
+        return torch.device("cpu")
+    if share == 0:
+        if name == "auto":
+            return torch.device("cpu")
+        raise ConfigError(
+            f"device = {name!r}: this client was given no share of a GPU; set --gpu-fraction (with flwr run, "
+            "client-resources-num-gpus), for example 0.1"
+        )
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "auto" and not found:
+        return torch.device("cpu")
+    number = number or 0
+    if number >= found:
+        raise ConfigError(f'device = {name!r}: this process sees {found} CUDA devices; use device = "cpu" or auto')
+    return torch.device("cuda", number)
+
+
+def limit_memory(device: torch.device, share: float) -> None:
+    """Limit this process to its share of a GPU's memory, so that it fails before it affects others.
+
+    Parameters
+    ----------
+    device : torch.device
+        With an index; on a CPU nothing happens.
+    share : float
+        Share of the whole; 0 (unknown) or 1 and more set no limit.
+    """
+    if device.type == "cuda" and 0 < share < 1:
+        torch.cuda.set_per_process_memory_fraction(share, device)
+
+
+def choose_precision(name: str, device: torch.device) -> torch.dtype:
+    """Resolve the configuration key ``precision`` for a device; ``auto`` is bf16 if the hardware multiplies it.
+
+    Raises
+    ------
+    ConfigError
+        An unknown name.
+    """
+    if name not in ("fp32", "bf16", "auto"):
+        raise ConfigError(f"precision = {name!r}: must be fp32, bf16 or auto")
+    if name == "auto":
+        name = "bf16" if _multiplies_bf16(device) else "fp32"
+    return torch.bfloat16 if name == "bf16" else torch.float32
+
+
+def _multiplies_bf16(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    # PyTorch reports a processor's instructions from 2.10 on; with older versions none are assumed for bf16.
+    found: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return any(found.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))

@@ -1,0 +1,43 @@
+"""How many images pass through a network at once, and the way of many small tensors back to the CPU.
+
+Shapes: n images, H and W image height and width.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+PASS_BYTES = 1 << 29
+"""GPU memory that a pass without gradients may take for its activations."""
+
+_LIVE_MAPS = 4  # of the first stage's size: input and output of a block, its inner map, and a convolution's workspace
+_FEWEST, _MOST = 16, 4096
+
+
+def images_at_once(height: int, width: int, channels: int) -> int:
+    """Images of a pass without gradients on a GPU: a power of two whose activations fit into :data:`PASS_BYTES`.
+
+    It depends on the network alone, not on the memory that happens to be free, so that results do not either.
+
+    Parameters
+    ----------
+    height, width, channels : int
+        Size of the network's largest map of one image, float32.
+    """
+    fitting = PASS_BYTES // (_LIVE_MAPS * 4 * height * width * channels)
+    return 1 << max(_FEWEST.bit_length() - 1, min(fitting, _MOST).bit_length() - 1)
+
+
+def at_home(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors on the CPU: from a GPU in one copy for each dtype; tensors on the CPU are returned as they are.
+
+    Copies are parts of one buffer.
+    """
+    found = {name: tensor.detach() for name, tensor in tensors.items()}
+    for dtype in {tensor.dtype for tensor in found.values() if tensor.device.type != "cpu"}:
+        away = [name for name, t in found.items() if t.dtype == dtype and t.device.type != "cpu"]
+        packed = torch.cat([found[name].flatten() for name in away]).cpu()
+        parts = torch.split(packed, [found[name].numel() for name in away])
+        found |= {name: part.view(found[name].shape) for name, part in zip(away, parts, strict=True)}
+    return found
