@@ -4,19 +4,26 @@ import argparse
 import signal
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from experiments.background.folder import LOWEST, NORMAL
+from experiments.overview import check_command, overview, study_first
 from experiments.studies.inheritance import FULL
 from experiments.studies.names import find_study, study_names
 from experiments.studies.study import ENGINES, Study, load_study
-from experiments.studies.yaml_file import parse_setting
+from experiments.studies.yaml_file import parse_setting, parse_settings
+from fedkace_flwr import __version__
 from fedkace_flwr.config import Config
-from fedkace_flwr.errors import ConfigError, FedkaceError, ResultsError
+from fedkace_flwr.errors import ConfigError, FedkaceError, ResultsError, closest
+
+if TYPE_CHECKING:
+    from experiments.results.summary_table import FinishedRun
 
 _USER_ERROR, _INTERRUPTED, _TERMINATED = 2, 130, 143
 _RESULTS = Path("results")
+_PROGRAM = "python -m experiments"
 _PLAIN_WIDTH = 120  # in a file or a pipe, wide enough for one line per table row
 
 
@@ -25,8 +32,15 @@ def main(arguments: list[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     # argparse cannot pass options through to another parser, so the arguments after "--" are split off first.
     own, study = (given[: given.index("--")], given[given.index("--") + 1 :]) if "--" in given else (given, [])
+    if not own:
+        print(overview(_PROGRAM))
+        return 0
     parser = _parser()
-    options = parser.parse_args(own)
+    try:
+        check_command(own, _commands(parser))
+    except ConfigError as error:
+        return _refused(error)
+    options = parser.parse_args(study_first(own))
     if study and (options.command, getattr(options, "action", "")) != ("background", "start"):
         parser.error("only `background start` takes arguments after --")
     console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
@@ -36,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
             from experiments.bench.suite import PARTS, bench
 
             for part in set(options.parts) - set(PARTS):
-                raise ConfigError(f"bench {part}: must be one of {', '.join(PARTS)}")
+                raise ConfigError(f"bench {part}: must be one of {', '.join(PARTS)}{closest(part, PARTS)}")
 
             for path in options.show:
                 print(kept(path), end="\n\n")
@@ -49,9 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
             sizes = {"chunk": options.chunk, "buffer": options.buffer}
             gradient_cost(console, repeats=options.repeats, output=options.output, **sizes)
         elif options.command == "table":
-            from experiments.results.compare import finished_runs, summary_table
-
-            console.print(summary_table(finished_runs(options.runs)))
+            _table(options, console)
         elif options.command == "keep":
             from experiments.results.keep import keep
 
@@ -67,12 +79,17 @@ def main(arguments: list[str] | None = None) -> int:
         else:
             return _run(options, console)
     except FedkaceError as error:
-        Console(stderr=True).print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
-        return _USER_ERROR
+        return _refused(error)
     except KeyboardInterrupt as stopped:
         Console(stderr=True).print("interrupted; run the same command to continue", style="red")
         return _TERMINATED if isinstance(stopped, _Terminated) else _INTERRUPTED
     return 0
+
+
+def _refused(error: Exception | str) -> int:
+    """Print an error in one line and return the exit status for errors of the user."""
+    Console(stderr=True).print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+    return _USER_ERROR
 
 
 class _Terminated(KeyboardInterrupt):
@@ -85,21 +102,50 @@ def _terminate(*_: object) -> None:
 
 def _study(options: argparse.Namespace, path: Path, results: Path) -> Study:
     """Load the study that the options of ``run`` describe."""
+    settings, sweeps = parse_settings(options.set)
     return load_study(
         path,
-        dict(parse_setting(text) for text in options.set),
+        settings,
         results,
+        sweeps=sweeps,
         scale=options.scale,
-        only=options.only,
-        seeds=options.seeds,
+        only=[pattern for text in options.only for pattern in text.split(",")],
+        seeds=_seeds(options.seeds),
         engine=options.engine,
         workers=options.workers,
         gpu_fraction=options.gpu_fraction,
     )
 
 
+def _seeds(texts: list[str]) -> list[int]:
+    words = [word for text in texts for word in text.split(",")]
+    for word in words:
+        if not word.isdecimal():
+            raise ConfigError(f"--seeds {' '.join(texts)}: must be whole numbers >= 0, for example --seeds 0 1 2")
+    return [int(word) for word in words]
+
+
+def _table(options: argparse.Namespace, console: Console) -> None:
+    from experiments.results.summary_table import chosen_columns, find_runs
+
+    columns = chosen_columns(options.columns)
+    runs, notes = find_runs(options.runs)
+    for note in notes:
+        Console(stderr=True).print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
+    _print_summaries(runs, columns, console)
+
+
+def _print_summaries(runs: "list[FinishedRun]", columns: list[str], console: Console) -> None:
+    from experiments.results.summary_table import legend, shown_columns, summary_table
+
+    console.print(summary_table(runs, console.width, columns))
+    for line in legend(shown_columns(runs, console.width, columns)):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
 def _run(options: argparse.Namespace, console: Console) -> int:
-    from experiments.results.compare import average_regrets, draw_comparisons, summary_table
+    from experiments.results.compare import draw_comparisons
+    from experiments.results.summary_table import chosen_columns, find_runs
     from experiments.running.runner import run_study
 
     study = _study(options, find_study(options.study), options.results)
@@ -110,14 +156,16 @@ def _run(options: argparse.Namespace, console: Console) -> int:
         return 0
     signal.signal(signal.SIGTERM, _terminate)
     outcome = run_study(study, console)
-    console.print(summary_table(outcome.summaries, average_regrets(study)))
+    if outcome.summaries:
+        runs, _ = find_runs([study.folder / name for name in outcome.summaries])
+        _print_summaries(runs, chosen_columns([]), console)
     pictures = [study.folder / name / "accuracy.png" for name in outcome.summaries]
     for picture in draw_comparisons(study) or pictures:
         here = Path.cwd()
         shown = picture.relative_to(here) if picture.is_relative_to(here) else picture
         console.print(f"picture: {shown}", highlight=False, soft_wrap=True)
     for error in outcome.failures.values():
-        Console(stderr=True).print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+        _refused(error)
     return _USER_ERROR if outcome.failures else 0
 
 
@@ -127,7 +175,7 @@ def _background(options: argparse.Namespace, arguments: list[str], console: Cons
     from experiments.background.status import show_status
 
     def study_of(command: Command, folder: Folder) -> Study:
-        asked = _parser().parse_args(["run", *command.arguments])
+        asked = _parser().parse_args(study_first(["run", *command.arguments]))
         path = find_study(asked.study, folder.source / "experiments" / "studies")
         return _study(asked, Path(command.directory) / path, folder.results)
 
@@ -146,7 +194,7 @@ def _background(options: argparse.Namespace, arguments: list[str], console: Cons
 
 def _check_background(arguments: list[str]) -> None:
     """Reject arguments now that would otherwise fail in the background."""
-    asked = _parser().parse_args(["run", *arguments])
+    asked = _parser().parse_args(study_first(["run", *arguments]))
     if asked.dry_run or asked.results != _RESULTS:
         raise ConfigError("background: --results and --dry-run cannot be used; results are written below the folder")
     _study(asked, find_study(asked.study), _RESULTS)
@@ -164,12 +212,18 @@ def _report(options: argparse.Namespace, console: Console) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m experiments", description="Run studies and benchmarks.")
+    parser = argparse.ArgumentParser(prog=_PROGRAM, description="Run studies and benchmarks.")
+    parser.add_argument("--version", action="version", version=f"fedkace_flwr {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="run a study")
     run.add_argument("study", help=f"a YAML file, or one of the studies included: {', '.join(study_names())}")
     run.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="a configuration key, see docs/configuration.md"
+        "--set",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a configuration key, see docs/configuration.md; several values, as in epochs=5,10,20, make one run each",
     )
     run.add_argument(
         "--engine",
@@ -189,9 +243,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--scale", default=FULL, help="a scale defined in the study's file (default: full, no changes)")
     run.add_argument(
-        "--only", nargs="+", default=[], metavar="PATTERN", help="run only these; * matches any part of a run's name"
+        "--only",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="PATTERN",
+        help="run only these: names of runs, or parts of names such as fedkace or overlap-4; * matches anything",
     )
-    run.add_argument("--seeds", type=int, nargs="+", default=[], help="use these seeds instead of the file's")
+    run.add_argument(
+        "--seeds", action="extend", nargs="+", default=[], metavar="SEED", help="use these seeds instead of the file's"
+    )
     run.add_argument("--dry-run", action="store_true", help="print the plan and a time estimate, but run nothing")
     run.add_argument(
         "--results", type=Path, default=_RESULTS, help="folder in which each study gets its own (default: results)"
@@ -225,8 +286,8 @@ def _parser() -> argparse.ArgumentParser:
         "parts",
         nargs="*",
         metavar="PART",
-        help="training, compiled, passes, selection, evaluation, state, rounds, paper-round, memory, machines, plain, "
-        "gpu or gpu-run (default: all)",
+        help="training, compiled, optimiser, passes, parts, selection, evaluation, state, rounds, paper-round, memory, "
+        "machines, plain, gpu or gpu-run (default: all)",
     )
     bench.add_argument("--repeats", type=int, default=5, help="number of measurements per figure (default: 5)")
     bench.add_argument("--output", type=Path, help="also write the figures to this JSON file")
@@ -247,7 +308,10 @@ def _parser() -> argparse.ArgumentParser:
     cost.add_argument("--buffer", type=int, default=1000, help="buffered samples in the timed epoch (default: 1000)")
     cost.add_argument("--output", type=Path, help="also write counts and figures to this JSON file")
     table = commands.add_parser("table", help="print the summaries of finished runs")
-    table.add_argument("runs", type=Path, nargs="+", help="folders of finished runs")
+    table.add_argument("runs", type=Path, nargs="+", help="folders of studies or of runs; unfinished runs are left out")
+    table.add_argument(
+        "--columns", action="extend", nargs="+", default=[], metavar="NAME", help="print only these columns, such as aa"
+    )
     keep = commands.add_parser(
         "keep", help="copy the records of a run or a study for publication, without the paths of this machine"
     )
@@ -262,12 +326,22 @@ def _parser() -> argparse.ArgumentParser:
     fed = commands.add_parser("feed", help="write a data set's streams to inboxes, see docs/edge-data.md")
     fed.add_argument("folder", type=Path, help="folder in which client-0/new, client-0/test and so on are created")
     fed.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="a configuration key, see docs/configuration.md"
+        "--set",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a configuration key, see docs/configuration.md",
     )
     fed.add_argument(
         "--every", type=float, default=0.0, help="seconds between the files of two rounds (default: 0, all at once)"
     )
     return parser
+
+
+def _commands(parser: argparse.ArgumentParser) -> list[str]:
+    """Return the names of all commands."""
+    return next(list(action.choices) for action in parser._actions if isinstance(action, argparse._SubParsersAction))
 
 
 if __name__ == "__main__":

@@ -33,6 +33,8 @@ class Experiment:
         The configuration.
     progress : bool
         Show a progress bar while the data set is prepared.
+    download : bool
+        Whether missing files may be downloaded.
 
     Raises
     ------
@@ -40,9 +42,9 @@ class Experiment:
         The configuration does not fit the data set, or the data set cannot be opened.
     """
 
-    def __init__(self, config: Config, *, progress: bool = False) -> None:
+    def __init__(self, config: Config, *, progress: bool = False, download: bool = True) -> None:
         self.config = config
-        self.dataset: Dataset = load_dataset(config.data, progress=progress)
+        self.dataset: Dataset = load_dataset(config.data, progress=progress, download=download)
         self.num_classes = self.dataset.num_classes
         self._streams: dict[int, ClientStream] = {}
         self._tests: dict[int, list[npt.NDArray[np.int64]]] = {}

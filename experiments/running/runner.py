@@ -8,8 +8,9 @@ import json
 import os
 import time
 from collections import Counter, deque
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,15 @@ from experiments.running.engines import CLUSTER, Engine, FlowerEngine, InlineEng
 from experiments.running.guard import Guard
 from experiments.running.workers import Workers, plan_workers
 from experiments.studies.study import Study
-from fedkace_flwr.errors import ConfigError, FedkaceError, RunError
+from fedkace_flwr.config import Config
+from fedkace_flwr.errors import ConfigError, FedkaceError, MissingDataError, RunError
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.registry import configured
 from fedkace_flwr.results.run_folder import SCHEMA, RunFolder
 from fedkace_flwr.results.tensorboard import check_events
 
 _POLL_SECONDS = 0.25
+_NAMED = 4  # runs without data that are named
 _ATTEMPTS = 2  # without a finished round between them
 
 
@@ -48,33 +51,56 @@ class Outcome:
 
 
 def run_study(study: Study, console: Console) -> Outcome:
-    """Run the unfinished runs of a study.
+    """Run the unfinished runs of a study; those whose data are not on this machine are named and left out.
 
     Raises
     ------
     FedkaceError
-        A run's configuration, data, folder or GPUs are unsuitable; raised before any run starts.
+        A run's configuration, data, folder or GPUs are unsuitable, or no run has its data; raised before any run
+        starts.
     """
+    study, missing = with_data(study, progress=console.is_terminal)
     cells = [Cell(name, config) for name, config in study.runs.items()]
-    workers = check_study(study, progress=console.is_terminal)
+    for config in study.runs.values():
+        RunFolder.check(Path(config.run.results_dir))
+    workers = plan_workers(study)
     describe(study)
+    show_missing(missing, console)
     show_workers(study, workers, console)
-    with display(console, cells) as shown, Guard() as guard, ExitStack() as engines:
-        failures = _Shift(study, workers, cells, shown, guard, engines).work()
+    try:
+        with display(console, cells) as shown, Guard() as guard, ExitStack() as engines:
+            failures = _Shift(study, workers, cells, shown, guard, engines).work()
+    except KeyboardInterrupt:
+        if not all(cell.finished for cell in cells):
+            raise
+        failures = {}  # the last round ended while the processes were being stopped
     summaries = {cell.name: cell.summary() for cell in cells if cell.finished}
     return Outcome(summaries, failures)
 
 
-def check_study(study: Study, *, progress: bool = False) -> Workers:
-    """Make the server's checks for every run, prepare the data sets, and choose the number of workers.
+def with_data(study: Study, *, progress: bool = False, download: bool = True) -> tuple[Study, dict[str, str]]:
+    """Make the server's checks for every run, and prepare the data sets.
+
+    Returns
+    -------
+    study : Study
+        The study without the runs whose data are missing.
+    missing : dict of str to str
+        The reason for each run that is left out.
 
     Raises
     ------
     FedkaceError
-        The first check that fails.
+        The first check that fails, or no run has its data.
     """
-    for config in study.runs.values():
-        experiment = Experiment(configured(config)[1], progress=progress)
+    found: dict[str, Config] = {}
+    missing: dict[str, str] = {}
+    for name, config in study.runs.items():
+        try:
+            experiment = Experiment(configured(config)[1], progress=progress, download=download)
+        except MissingDataError as error:
+            missing[name] = str(error)
+            continue
         experiment.check_streams()
         check_events(config)
         if config.run.device.startswith("cuda") and study.gpu_fraction == 0 and study.engine == "flower":
@@ -83,8 +109,19 @@ def check_study(study: Study, *, progress: bool = False) -> Workers:
                 "request one; set --gpu-fraction, for example 0.1"
             )
         _ = experiment.device
-        RunFolder.check(Path(config.run.results_dir))
-    return plan_workers(study)
+        found[name] = config
+    if missing and not found:
+        raise MissingDataError(next(iter(missing.values())))
+    return replace(study, runs=found), missing
+
+
+def show_missing(missing: Mapping[str, str], console: Console) -> None:
+    """Name the runs that are left out because their data are missing, with the reason."""
+    for reason in dict.fromkeys(missing.values()):
+        names = [name for name, why in missing.items() if why == reason]
+        shown = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+        text = f"left out, without data: {shown} ({reason})"
+        console.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
 
 
 def show_workers(study: Study, workers: Workers, console: Console) -> None:
@@ -154,6 +191,9 @@ class _Shift:
                     self._settle(running)
                 if not started and not ended:
                     time.sleep(_POLL_SECONDS)
+        except KeyboardInterrupt:
+            self._shown.say("stopping; finished rounds are kept. Flower and Ray may take some seconds to end.")
+            raise
         finally:
             for running in self._running:
                 running.job.stop()
@@ -175,7 +215,10 @@ class _Shift:
             self._shown.begin(cell, self._starts[cell.name])
             try:
                 with naming(cell):
-                    job = self._ready_engine().start(cell.prepare(), cell.folder / "app.log")
+                    prepared = cell.prepare()
+                    if cell.set_aside:
+                        self._shown.say(cell.set_aside)
+                    job = self._ready_engine().start(prepared, cell.folder / "app.log")
             except FedkaceError as error:
                 self._after_failure(cell, str(error))
                 cell.release()
