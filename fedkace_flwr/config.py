@@ -4,12 +4,11 @@ The common sections are declared in :mod:`fedkace_flwr.sections`, those of the m
 :mod:`fedkace_flwr.methods`. The registry adds the methods' sections with :func:`register_section`.
 """
 
-import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
-from fedkace_flwr.errors import ConfigError
+from fedkace_flwr.errors import ConfigError, closest
 from fedkace_flwr.keys import Affects, Key, Scalar, checked, default_of, kebab, key, keys_of
 from fedkace_flwr.sections import (
     AggregationConfig,
@@ -128,9 +127,8 @@ class Config:
         known = [name for _, name, _ in all_keys()]
         for name in values:
             if name not in known:
-                close = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean {close[0]}?" if close else "see docs/configuration.md for the keys"
-                raise ConfigError(f"unknown key {name:.100} = {values[name]!r:.100}; {hint}")
+                hint = closest(str(name), known) or "; see docs/configuration.md for the keys"
+                raise ConfigError(f"unknown key {name:.100} = {values[name]!r:.100}{hint}")
 
         def chosen(section: type) -> dict[str, Scalar]:
             return {

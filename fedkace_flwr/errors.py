@@ -1,5 +1,15 @@
 """The errors shown to users; each message is one line that says what is wrong and what would be right."""
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def closest(text: str, known: Iterable[str]) -> str:
+    """Return ``; did you mean NAME?`` with the known name nearest to a misspelt one, or nothing if none is near."""
+    names = {name.lower(): name for name in known}
+    near = get_close_matches(text.lower(), names, n=1)
+    return f"; did you mean {names[near[0]]}?" if near else ""
+
 
 class FedkaceError(Exception):
     """Base class of all errors that this package raises deliberately.
@@ -20,6 +30,10 @@ class ConfigError(FedkaceError):
 
 class DataError(FedkaceError):
     """Files of a data set are missing, truncated or not in the expected format."""
+
+
+class MissingDataError(DataError):
+    """The files of a data set are not on this machine."""
 
 
 class StreamError(FedkaceError):

@@ -38,6 +38,8 @@ class Experiment:
         Show a progress bar while the data set is prepared.
     share : float, optional
         Share of a GPU that this process was given, as in :func:`~fedkace_flwr.compute.devices.choose_device`.
+    download : bool
+        Whether missing files may be downloaded.
 
     Raises
     ------
@@ -45,10 +47,12 @@ class Experiment:
         The configuration does not fit the data set, or the data set cannot be opened.
     """
 
-    def __init__(self, config: Config, *, progress: bool = False, share: float | None = None) -> None:
+    def __init__(
+        self, config: Config, *, progress: bool = False, download: bool = True, share: float | None = None
+    ) -> None:
         self.config = config
         self._share = share
-        self.dataset: Dataset = load_dataset(config.data, progress=progress)
+        self.dataset: Dataset = load_dataset(config.data, progress=progress, download=download)
         self.num_classes = self.dataset.num_classes
         self._streams: dict[int, ClientStream] = {}
         self._tests: dict[int, list[npt.NDArray[np.int64]]] = {}

@@ -18,8 +18,8 @@ from clients.ofcl import OfclClient
 from clients.refed import RefedClient
 from clients.tfcl import TfclClient
 from fedkace_flwr.config import Config, register_section
-from fedkace_flwr.data.datasets import DATASETS
-from fedkace_flwr.errors import ConfigError
+from fedkace_flwr.data.datasets import source_of
+from fedkace_flwr.errors import ConfigError, closest
 from fedkace_flwr.keys import Scalar
 from fedkace_flwr.messaging.metrics import register_metrics
 from fedkace_flwr.methods import centralized, fedcbdr, ofcl, tfcl
@@ -99,6 +99,9 @@ class Method:
     is_mean : bool
         Whether the server uses nothing but the mean of its clients' models, so that a noisy mean or the sum of
         masked updates is sufficient.
+    switches : bool
+        Whether a client starts with its local model and may go over to the global one, unless ``inference`` says
+        otherwise.
     needs_stream : bool
         Whether a client rereads chunks of earlier rounds, which only a simulated stream can provide.
     samples : callable
@@ -119,13 +122,16 @@ class Method:
     actions: tuple[str, ...] = ()
     sends_labels: bool = False
     is_mean: bool = False
+    switches: bool = False
     needs_stream: bool = False
     samples: Samples = chunk_and_buffer
     tests: int = 1
     traffic: Traffic = Traffic()
 
 
-_FEDKACE = Method(FedKace, FedKaceClient, "FedKACE", "method", keys=(FedKaceKeys,), is_mean=True, tests=2)
+_FEDKACE = Method(
+    FedKace, FedKaceClient, "FedKACE", "method", keys=(FedKaceKeys,), is_mean=True, switches=True, tests=2
+)
 
 
 def _ablation(label: str, **changed: Any) -> Method:
@@ -217,7 +223,7 @@ def find_method(name: str) -> Method:
         There is no such method.
     """
     if name not in METHODS:
-        raise ConfigError(f"method = {name!r}: must be one of {', '.join(sorted(METHODS))}")
+        raise ConfigError(f"method = {name!r}: must be one of {', '.join(sorted(METHODS))}{closest(name, METHODS)}")
     return METHODS[name]
 
 
@@ -237,7 +243,7 @@ def configured(config: Config) -> tuple[Method, Config]:
     _check_privacy(method, config)
     if method.needs_stream and config.data.data_source != "stream":
         raise ConfigError(f"method = {config.method!r}: keeps all data; works with data-source = 'stream' only")
-    mirrors = config.data.data_source == "stream" and DATASETS[config.data.dataset].mirrors
+    mirrors = config.data.data_source == "stream" and source_of(config.data.dataset).mirrors
     if config.training.augment == "auto":
         config = Config.parse({**config.flat(), "augment": "flip-shift" if mirrors else "none"})
     if config.answers.views == "auto":

@@ -16,7 +16,7 @@ from PIL import Image
 
 from fedkace_flwr.config import Config
 from fedkace_flwr.data.datasets import Dataset, load_dataset
-from fedkace_flwr.errors import DataError, FedkaceError
+from fedkace_flwr.errors import DataError, FedkaceError, MissingDataError
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.storage.client_state import ClientState, read_state
 
@@ -101,9 +101,10 @@ def open_dataset(config: Config, data_dir: Path | None = None) -> Dataset:
         The data set's files are not on this machine.
     """
     settings = config.data if data_dir is None else replace(config.data, data_dir=str(data_dir))
-    if settings.dataset == "cifar100" and not (Path(settings.data_dir).expanduser() / "cifar-100-python").is_dir():
-        raise DataError(f"{settings.data_dir} contains no cifar-100-python; set --data-dir to the folder that does")
-    return load_dataset(settings)
+    try:
+        return load_dataset(settings, download=False)
+    except MissingDataError as error:
+        raise DataError(f"{error}; set --data-dir to the folder that holds the files") from error
 
 
 def held(state: ClientState, classes: int, rounds: int, dataset: Dataset | None, budget: Budget) -> Held:

@@ -6,7 +6,6 @@ runs differ.
 """
 
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.results.averages import average_over_clients, condition_numbers, mean
+from experiments.results.folders import runs_of_study
 from experiments.results.reading import SCHEMA, Record, check_schema, read_object, read_rounds, read_study
 from experiments.results.regret import is_reference, regret, regrets, stream_of
 from fedkace_flwr.config import Config, keys_affecting
@@ -26,7 +26,6 @@ from fedkace_flwr.results.record import totals
 from fedkace_flwr.storage.files import write_bytes, write_text
 from fedkace_flwr.storage.folders import make_folder
 
-_SET_ASIDE = re.compile(r"\.\d{8}-\d{6}(-\d+)?$")  # an earlier run of the same name
 # These keys affect numbers only through rounding, a run that stops, or values that are not recorded; none is an axis.
 _NOT_AXES = frozenset({"device", "quorum", "diagnostics", "report-classes"})
 _CONDITIONS = ("condition", "condition_singular", "class_condition", "class_condition_singular")
@@ -141,8 +140,7 @@ def _load_study(folder: Path) -> tuple[StudyInfo, list[tuple[Path, Record, Mappi
     if not folder.is_dir():
         raise ResultsError(f"{folder}: is not a folder; must be a results folder")
     single = (folder / "config.json").exists()
-    paths = [folder] if single else sorted(path.parent for path in folder.glob("*/config.json"))
-    paths = [path for path in paths if single or not _SET_ASIDE.search(path.name)]
+    paths = [folder] if single else runs_of_study(folder)
     told = None if single else read_study(folder / "study.json")
     if told is not None:
         paths = [path for path in paths if path.name in told["runs"]]

@@ -16,6 +16,8 @@ from fedkace_flwr.results.run_folder import SCHEMA, differences, read_json, sche
 from fedkace_flwr.storage.files import LARGEST_LOG, read_bytes
 from fedkace_flwr.storage.folders import make_folder
 
+_CHANGES = 3  # keys named when a run is set aside
+
 
 class Cell:
     """One run of a study.
@@ -26,12 +28,18 @@ class Cell:
         The name of the run's folder.
     config : Config
         The run's configuration.
+
+    Attributes
+    ----------
+    set_aside : str
+        After :meth:`prepare`: what became of an earlier run of the same name with another configuration, if any.
     """
 
     def __init__(self, name: str, config: Config) -> None:
         self.name = name
         self.config = config
         self.folder = Path(config.run.results_dir) / name
+        self.set_aside = ""
         self._claim = FileLock(self.folder.parent / ".claims" / f"{name}.lock")
 
     def claim(self) -> bool:
@@ -72,6 +80,7 @@ class Cell:
 
         A partial run with the same configuration is resumed; anything else in the folder is moved aside.
         """
+        self.set_aside = ""
         resume = (self.folder / "config.json").exists() and self._matches()
         if not resume:
             self._set_aside()
@@ -101,6 +110,17 @@ class Cell:
         except RunError:
             return False
 
+    def _changes(self) -> str:
+        """Return what distinguishes the earlier run from this one, such as ``rounds 4, now 5``."""
+        try:
+            stored, config = read_json(self.folder / "config.json"), configured(self.config)[1]
+            keys = differences(stored, config)
+        except RunError:
+            return ""
+        known, values = {**Config().flat(), **stored}, config.flat()
+        words = [f"{key} {known[key]}, now {values[key]}" for key in keys[:_CHANGES]]
+        return "; ".join([*words, *(["..."] if len(keys) > _CHANGES else [])])
+
     def _keep_log(self) -> None:
         """Keep the log of an earlier attempt, which may say why it ended."""
         log = self.folder / "app.log"
@@ -116,7 +136,9 @@ class Cell:
         while target.exists():
             number += 1
             target = self.folder.with_name(f"{self.folder.name}.{stamp}-{number}")
+        changes = self._changes()
         self.folder.rename(target)
+        self.set_aside = f"{self.name}: earlier run{f' ({changes})' if changes else ''} kept as {target.name}"
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import TimeRemainingColumn as Remaining
 
-from experiments.results.compare import percent
+from experiments.results.summary_table import percent
 from experiments.running.cells import Cell
 from fedkace_flwr.storage.files import LARGEST_LOG, read_text
 

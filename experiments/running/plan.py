@@ -8,7 +8,8 @@ from rich.table import Table
 
 from experiments.results.compare import span
 from experiments.running.cells import Cell
-from experiments.running.runner import check_study, show_workers
+from experiments.running.runner import check_study, show_missing, show_workers
+from experiments.running.workers import Workers
 from experiments.studies.study import Study
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment
@@ -22,17 +23,19 @@ _BATCHES = 8
 def show_plan(study: Study, console: Console) -> None:
     """Check a study as if to start it, time a few steps of each of its networks, and print its runs with estimates.
 
+    Nothing is downloaded, and no folder of results is created.
+
     Raises
     ------
     FedkaceError
         As :func:`experiments.running.runner.run_study` raises before it starts anything.
     """
-    workers = check_study(study, progress=console.is_terminal)
+    study, missing, workers = check_study(study, progress=console.is_terminal, download=False)
     speeds: dict[tuple[object, ...], tuple[float, float]] = {}
     table = Table(box=None, header_style="bold", pad_edge=False)
     for heading in ("run", "state", "rounds", "training samples", "steps", "test images", "about"):
         table.add_column(heading, justify="left" if heading in ("run", "state") else "right")
-    seconds = 0.0
+    estimates: list[float] = []
     for name, asked in study.runs.items():
         config = configured(asked)[1]
         done = Cell(name, asked).finished
@@ -41,7 +44,9 @@ def show_plan(study: Study, console: Console) -> None:
         per_sample, per_image = speeds[_network(config)]
         samples, images = training_samples(config), test_images(config)
         estimate = samples * per_sample + images * per_image
-        seconds += 0.0 if done else estimate / workers.count
+        if study.engine == "flower":  # the clients of a run share the workers
+            estimate /= min(at_once(workers), config.stream.clients)
+        estimates += [] if done else [estimate]
         table.add_row(
             name,
             "finished" if done else "to do",
@@ -49,15 +54,26 @@ def show_plan(study: Study, console: Console) -> None:
             f"{samples:,}",
             f"{samples // config.training.batch_size:,}",
             f"{images:,}",
-            "-" if done else span(estimate / workers.count),
+            "-" if done else span(estimate),
         )
     console.print(table)
+    seconds = sum(estimates)
+    if study.engine == "inline":  # whole runs share the workers
+        seconds = max([seconds / at_once(workers), *estimates])
     console.print(
-        f"{len(study.runs)} runs, about {span(seconds)} of training and testing on {workers.count} workers on "
-        f"an otherwise idle machine; selection, transport and a method's own exchanges take additional time.",
+        f"{len(study.runs)} runs, about {span(seconds)} of training and testing on {workers.count} workers, if the "
+        "machine is otherwise idle. Not included: selection, transport and method-specific messages.",
         highlight=False,
     )
+    show_missing(missing, console)
     show_workers(study, workers, console)
+
+
+def at_once(workers: Workers) -> int:
+    """Return how many workers compute at the same time: on a CPU, no more than there are cores for."""
+    if workers.gpu_fraction:
+        return workers.count
+    return max(1, min(workers.count, workers.machine.cores // workers.threads))
 
 
 def training_samples(config: Config) -> int:

@@ -8,8 +8,9 @@ import json
 import os
 import time
 from collections import Counter, deque
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from experiments.running.simulation import CLUSTER
 from experiments.running.workers import Workers, plan_workers
 from experiments.studies.study import Study
 from fedkace_flwr.compute.devices import index_of
-from fedkace_flwr.errors import ConfigError, FedkaceError, RunError
+from fedkace_flwr.config import Config
+from fedkace_flwr.errors import ConfigError, FedkaceError, MissingDataError, RunError
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.registry import configured
 from fedkace_flwr.results.run_folder import SCHEMA, RunFolder
@@ -33,6 +35,7 @@ from fedkace_flwr.results.tensorboard import check_events
 from fedkace_flwr.storage.files import read_text, write_text
 
 _POLL_SECONDS = 0.25
+_NAMED = 4  # runs without data that are named
 _ATTEMPTS = 2  # without a finished round between them
 
 
@@ -53,7 +56,7 @@ class Outcome:
 
 
 def run_study(study: Study, console: Console, guard: Guard | None = None, waiting: Simulation | None = None) -> Outcome:
-    """Run the unfinished runs of a study.
+    """Run the unfinished runs of a study; those whose data are not on this machine are named and left out.
 
     Parameters
     ----------
@@ -69,40 +72,78 @@ def run_study(study: Study, console: Console, guard: Guard | None = None, waitin
     Raises
     ------
     FedkaceError
-        A run's configuration, data, folder or GPUs are unsuitable; raised before any run starts.
+        A run's configuration, data, folder or GPUs are unsuitable, or no run has its data; raised before any run
+        starts.
     """
+    study, missing, workers = check_study(study, progress=console.is_terminal)
     cells = [Cell(name, config) for name, config in study.runs.items()]
-    workers = check_study(study, progress=console.is_terminal)
+    for config in study.runs.values():
+        RunFolder.check(Path(config.run.results_dir))
     describe(study)
+    show_missing(missing, console)
     show_workers(study, workers, console)
-    with display(console, cells) as shown, ExitStack() as stack:
-        guard = guard or stack.enter_context(Guard())
-        engines = stack.enter_context(ExitStack())
-        failures = _Shift(study, workers, cells, shown, guard, engines, waiting).work()
+    try:
+        with display(console, cells) as shown, ExitStack() as stack:
+            guard = guard or stack.enter_context(Guard())
+            engines = stack.enter_context(ExitStack())
+            failures = _Shift(study, workers, cells, shown, guard, engines, waiting).work()
+    except KeyboardInterrupt:
+        if not all(cell.finished for cell in cells):
+            raise
+        failures = {}  # the last round ended while the processes were being stopped
     summaries = {cell.name: cell.summary() for cell in cells if cell.finished}
     return Outcome(summaries, failures)
 
 
-def check_study(study: Study, *, progress: bool = False, machine: Machine | None = None) -> Workers:
+def check_study(
+    study: Study, *, progress: bool = False, download: bool = True, machine: Machine | None = None
+) -> tuple[Study, dict[str, str], Workers]:
     """Make the server's checks for every run, prepare the data sets, and choose the number of workers.
 
-    ``machine`` is by default this one.
+    Parameters
+    ----------
+    study : Study
+        The study.
+    progress : bool
+        Show a progress bar while a data set is prepared.
+    download : bool
+        Whether missing files may be downloaded.
+    machine : Machine, optional
+        The machine to plan for; by default this one.
+
+    Returns
+    -------
+    study : Study
+        The study without the runs whose data are missing.
+    missing : dict of str to str
+        The reason for each run that is left out.
+    workers : Workers
+        The plan.
 
     Raises
     ------
     FedkaceError
-        The first check that fails.
+        The first check that fails, or no run has its data.
     """
-    for config in study.runs.values():
-        experiment = Experiment(configured(config)[1], progress=progress)
+    found: dict[str, Config] = {}
+    missing: dict[str, str] = {}
+    for name, config in study.runs.items():
+        try:
+            experiment = Experiment(configured(config)[1], progress=progress, download=download)
+        except MissingDataError as error:
+            missing[name] = str(error)
+            continue
         experiment.check_streams()
         check_events(config)
-        RunFolder.check(Path(config.run.results_dir))
+        found[name] = config
+    if missing and not found:
+        raise MissingDataError(next(iter(missing.values())))
+    study = replace(study, runs=found)
     workers = plan_workers(study, machine)
     check_devices(study, workers)
     if study.mps:
         check_service(workers)
-    return workers
+    return study, missing, workers
 
 
 def check_service(workers: Workers) -> None:
@@ -146,6 +187,15 @@ def check_devices(study: Study, workers: Workers) -> None:
             )
         if not workers.gpus:
             raise ConfigError(f'device = {name!r}: {workers.why_no_gpu}; use device = "cpu" or auto')
+
+
+def show_missing(missing: Mapping[str, str], console: Console) -> None:
+    """Name the runs that are left out because their data are missing, with the reason."""
+    for reason in dict.fromkeys(missing.values()):
+        names = [name for name, why in missing.items() if why == reason]
+        shown = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+        text = f"left out, without data: {shown} ({reason})"
+        console.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
 
 
 def show_workers(study: Study, workers: Workers, console: Console) -> None:
@@ -220,6 +270,9 @@ class _Shift:
                     self._settle(running)
                 if not started and not ended:
                     time.sleep(_POLL_SECONDS)
+        except KeyboardInterrupt:
+            self._shown.say("stopping; finished rounds are kept. Flower and Ray may take some seconds to end.")
+            raise
         finally:
             for running in self._running:
                 running.job.stop()
@@ -241,7 +294,10 @@ class _Shift:
             self._shown.begin(cell, self._starts[cell.name])
             try:
                 with naming(cell):
-                    job = self._ready_engine().start(cell.prepare(), cell.folder / "app.log")
+                    prepared = cell.prepare()
+                    if cell.set_aside:
+                        self._shown.say(cell.set_aside)
+                    job = self._ready_engine().start(prepared, cell.folder / "app.log")
             except FedkaceError as error:
                 self._after_failure(cell, str(error))
                 cell.release()

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.studies.yaml_file import read_yaml
-from fedkace_flwr.errors import ConfigError
+from fedkace_flwr.config import all_keys
+from fedkace_flwr.errors import ConfigError, closest
 from fedkace_flwr.keys import PLAIN_NAME, is_plain_name
 
 FULL = "full"
@@ -71,7 +72,8 @@ def at_scale(content: Mapping[str, Any], scale: str) -> tuple[dict[str, Any], di
     """
     scales = _mapping(content, "scales")
     if scale != FULL and scale not in scales:
-        raise ConfigError(f"--scale {scale}: the file has {', '.join([FULL, *scales])}")
+        known = [FULL, *scales]
+        raise ConfigError(f"--scale {scale}: the file has {', '.join(known)}{closest(scale, known)}")
     if not is_plain_name(scale):  # it becomes a part of the folder's name
         raise ConfigError(f"scales: {scale!r:.200}: must be {PLAIN_NAME}")
     part = _mapping(scales, scale)
@@ -106,13 +108,19 @@ def _with_bases(path: Path, users: tuple[Path, ...] = ()) -> dict[str, Any]:
     known = _BORROWER_KEYS if "same-runs-as" in content else _KEYS
     for key in content:
         if key not in known:
-            raise ConfigError(f"{path}: unknown key {key!r:.100}; the keys are {', '.join(known)}")
+            raise ConfigError(f"{path}: unknown key {key!r:.100}; {_cure(key, known)}")
     if "base" not in content:
         return content
     base, users = path.parent / str(content.pop("base")), (*users, path)
     if len(users) > _MOST_BASES:
         raise ConfigError(f"{path}: base: the files name each other without end")
     return merged(_with_bases(base, users), content)
+
+
+def _cure(key: Any, known: Sequence[str]) -> str:
+    if key in {name for _, name, _ in all_keys()}:
+        return "it is a configuration key: put it under config:, or under grid: with a list of values"
+    return f"the keys are {', '.join(known)}{closest(str(key), known)}"
 
 
 def _mapping(content: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -1,9 +1,8 @@
 """The names of engines, and the project's own studies by name."""
 
-from difflib import get_close_matches
 from pathlib import Path
 
-from fedkace_flwr.errors import ConfigError
+from fedkace_flwr.errors import ConfigError, closest
 
 ENGINES = ("flower", "inline")
 """What runs a study: Flower's simulation, or one process without Ray."""
@@ -41,6 +40,9 @@ def find_study(text: str, folder: Path = _FOLDER) -> Path:
         return folder / f"{text}.yaml"
     if path.is_file():
         return path
-    close = get_close_matches(text, names, n=1)
-    hint = f" (did you mean {close[0]}?)" if close else ""
-    raise ConfigError(f"{text}: unknown study{hint}; name a YAML file, or one of {', '.join(names)}")
+    raise ConfigError(f"{text}: unknown study; name a YAML file, or one of {', '.join(names)}{closest(text, names)}")
+
+
+def looks_like_a_study(text: str) -> bool:
+    """Return whether a word on the command line names one of the project's studies or a YAML file."""
+    return text in study_names() or Path(text).suffix in _SUFFIXES

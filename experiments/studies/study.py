@@ -44,7 +44,7 @@ from experiments.studies.inheritance import FULL, at_scale, read_study_file
 from experiments.studies.names import ENGINES
 from fedkace_flwr import registry as registry  # declares the methods' keys
 from fedkace_flwr.config import Config, folder_keys
-from fedkace_flwr.errors import ConfigError
+from fedkace_flwr.errors import ConfigError, closest
 from fedkace_flwr.keys import Scalar
 
 _RUNNERS_OWN = ("results-dir", "run-name")
@@ -101,6 +101,7 @@ def load_study(
     overrides: Mapping[str, Scalar],
     results: Path,
     *,
+    sweeps: Mapping[str, Sequence[Scalar]] | None = None,
     scale: str = FULL,
     only: Sequence[str] = (),
     seeds: Sequence[int] = (),
@@ -119,10 +120,14 @@ def load_study(
         Configuration keys that override the file's, its grid included.
     results : Path
         The folder that holds the studies' folders.
+    sweeps : mapping, optional
+        Configuration keys with several values each; they become axes of the grid, in place of the file's axes of
+        these names.
     scale : str
         ``full``: the file as it is written; or one of its ``scales``.
     only : sequence of str
-        Patterns of run names (``*`` matches anything); by default all runs.
+        Patterns (``*`` matches anything) of run names, or of parts of run names between underscores, such as
+        ``fedkace`` or ``overlap-4``; by default all runs.
     seeds : sequence of int
         Replace the file's seeds.
     engine, workers, gpu_fraction : optional
@@ -149,6 +154,7 @@ def load_study(
         config, grid = at_scale(content, scale)
         if seeds:
             grid["seed"] = list(seeds)
+        grid |= {key: list(values) for key, values in (sweeps or {}).items()}
         axes = parse_grid(grid, list(overrides))
         for key in {*config, *(key for axis in axes for key in axis.keys), *overrides} & set(_RUNNERS_OWN):
             raise ConfigError(f"{key} is set by the runner; choose the folder with --results")
@@ -189,11 +195,19 @@ def _expand(
 
 
 def _chosen(runs: Mapping[str, Config], only: Sequence[str], path: Path) -> list[str]:
-    """The names of the runs that match a pattern; all of them where there is none."""
-    chosen = [name for name in runs if not only or any(fnmatchcase(name, pattern) for pattern in only)]
+    """The names of the runs that match a pattern as a whole or in a part; all of them where there is none."""
+    chosen = [name for name in runs if not only or any(_matches(name, pattern) for pattern in only)]
     if not chosen and runs:
-        raise ConfigError(f"--only {' '.join(only)}: no run of {path} has such a name; the first is {next(iter(runs))}")
+        parts = dict.fromkeys(part for name in runs for part in (name, *name.split("_")))
+        raise ConfigError(
+            f"--only {' '.join(only)}: no run of {path} has such a name; the first is {next(iter(runs))}"
+            f"{closest(only[0], parts)}"
+        )
     return chosen
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return any(fnmatchcase(text, pattern) for text in (name, *name.split("_")))
 
 
 def _with_absolute_paths(values: dict[str, Any]) -> dict[str, Any]:

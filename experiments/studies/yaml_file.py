@@ -4,14 +4,15 @@ The time for a file grows in proportion to its size, whatever it holds.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from fedkace_flwr.config import all_keys
 from fedkace_flwr.errors import ConfigError
-from fedkace_flwr.keys import Scalar
+from fedkace_flwr.keys import Scalar, default_of
 from fedkace_flwr.storage.files import read_text
 
 # Far above any study. Aliases let a file of a few lines stand for billions of values.
@@ -108,6 +109,49 @@ def parse_setting(text: str) -> tuple[str, Scalar]:
     if not separator or not key or not isinstance(parsed, bool | int | float | str) or _is_too_large(parsed):
         raise ConfigError(f"--set {text:.200}: must be key=value, for example --set overlap=0")
     return key.strip(), parsed
+
+
+def parse_settings(texts: Iterable[str]) -> tuple[dict[str, Scalar], dict[str, list[Scalar]]]:
+    """Read several ``key=value``; a key with a list of values, such as ``epochs=5,10,20``, is a sweep.
+
+    Keys that hold free text, such as folders and ``class-names``, are never sweeps: their values may contain commas.
+
+    Returns
+    -------
+    settings : dict
+        The keys with a single value.
+    sweeps : dict
+        The keys with several.
+
+    Raises
+    ------
+    ConfigError
+        As :func:`parse_setting`, or a value of a sweep is missing or given twice.
+    """
+    settings: dict[str, Scalar] = {}
+    sweeps: dict[str, list[Scalar]] = {}
+    for text in texts:
+        key, value = parse_setting(text)
+        settings.pop(key, None)
+        sweeps.pop(key, None)
+        if not isinstance(value, str) or "," not in value or key in _free_text():
+            settings[key] = value
+            continue
+        words = [word.strip() for word in value.split(",")]
+        if not all(words) or len(set(words)) < len(words):
+            raise ConfigError(f"--set {text}: must be different values between commas, for example --set epochs=5,10")
+        sweeps[key] = [parse_setting(f"{key}={word}")[1] for word in words]
+    return settings, sweeps
+
+
+def _free_text() -> set[str]:
+    """Return the keys whose values are any text, apart from names of methods and data sets."""
+    free = {
+        name
+        for section, name, declared in all_keys()
+        if isinstance(default_of(section, name.replace("-", "_")), str) and not declared.choices
+    }
+    return free - {"method", "dataset"}
 
 
 def _check_size(content: Any) -> None:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from fedkace_flwr.data.images import Framing
 from fedkace_flwr.data.readers import (
+    CIFAR100_FOLDER,
     Content,
     Source,
     check_num_classes,
@@ -31,7 +32,7 @@ from fedkace_flwr.data.readers import (
     find_imagenet100,
     imagenet_framing,
 )
-from fedkace_flwr.errors import ConfigError, DataError
+from fedkace_flwr.errors import ConfigError, DataError, MissingDataError, closest
 from fedkace_flwr.sections import DataConfig
 from fedkace_flwr.storage.files import read_text
 
@@ -39,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 DATASETS: dict[str, Source] = {
     "digits": Source(classes=10, image_size=8, find=find_digits),
-    "cifar100": Source(classes=100, image_size=32, find=find_cifar100, mirrors=True),
+    "cifar100": Source(classes=100, image_size=32, find=find_cifar100, mirrors=True, downloaded=CIFAR100_FOLDER),
     "imagenet100": Source(classes=100, image_size=224, find=find_imagenet100, framing=imagenet_framing, mirrors=True),
     "folder": Source(classes=None, image_size=64, find=find_folder, framing=Framing.of_files),
 }
@@ -152,7 +153,7 @@ def known_classes(name: str) -> int | None:
     ConfigError
         There is no data set of that name.
     """
-    return _source(name).classes
+    return source_of(name).classes
 
 
 def framing_of(name: str, size: int) -> Framing:
@@ -163,10 +164,10 @@ def framing_of(name: str, size: int) -> Framing:
     ConfigError
         There is no data set of that name.
     """
-    return _source(name).framing(size)
+    return source_of(name).framing(size)
 
 
-def load_dataset(config: DataConfig, *, progress: bool = False) -> Dataset:
+def load_dataset(config: DataConfig, *, progress: bool = False, download: bool = True) -> Dataset:
     """Open a data set; prepare it first if the cache has no usable copy.
 
     With ``data-source = inbox`` there is no data set to open: the result has the agreed classes, no images, mean 0.5
@@ -181,6 +182,8 @@ def load_dataset(config: DataConfig, *, progress: bool = False) -> Dataset:
         Which data set, where its files and the cache are, the number of classes to keep and the image size.
     progress : bool
         Show a progress bar while preparing.
+    download : bool
+        Whether missing files may be downloaded.
 
     Returns
     -------
@@ -192,14 +195,17 @@ def load_dataset(config: DataConfig, *, progress: bool = False) -> Dataset:
     ConfigError
         The name is unknown, or more classes are wanted than the data set has.
     DataError
-        Files are missing or damaged, or the cache folder cannot be used.
+        Files are missing (MissingDataError) or damaged, or the cache folder cannot be used.
     """
     if config.data_source == "inbox":
         return _agreed(config)
-    source = _source(config.dataset)
+    source = source_of(config.dataset)
     if source.classes is not None:
         check_num_classes(config, source.classes)
     size = config.image_size or source.image_size
+    place = Path(config.data_dir).expanduser().resolve() / source.downloaded
+    if source.downloaded and not download and not place.exists():
+        raise MissingDataError(f"{place}: is missing; a run would download {config.dataset} there")
     origin = source.find(config, size)
     cache = cache_dir(config)
     folder = cache / f"{config.dataset}-{size}-{origin.fingerprint}"
@@ -220,9 +226,20 @@ def _agreed(config: DataConfig) -> Dataset:
     return Dataset("inbox", none, np.empty(0, dtype=np.int64), 0, config.classes(), (0.5,) * 3, (0.25,) * 3)
 
 
-def _source(name: str) -> Source:
+def source_of(name: str) -> Source:
+    """Return the entry of a data set.
+
+    Raises
+    ------
+    ConfigError
+        There is no data set of that name.
+    """
     if name not in DATASETS:
-        raise ConfigError(f"dataset = {name!r}: must be one of {', '.join(DATASETS)}")
+        near = closest(name, [known for known in DATASETS if known != "folder"])
+        raise ConfigError(
+            f"dataset = {name!r}: must be one of {', '.join(DATASETS)}; for images of your own, sort them into folders "
+            f"by class and set dataset = folder{near}"
+        )
     return DATASETS[name]
 
 

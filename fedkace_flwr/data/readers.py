@@ -15,6 +15,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPException
@@ -27,7 +28,7 @@ from numpy.typing import NDArray
 
 from fedkace_flwr.data.images import Framing, FramingOf, scaled
 from fedkace_flwr.data.torchvision_compat import import_torchvision
-from fedkace_flwr.errors import ConfigError, DataError
+from fedkace_flwr.errors import ConfigError, DataError, MissingDataError
 from fedkace_flwr.sections import DataConfig
 
 logger = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ _BLOCK = 128  # images decoded, resized and written at a time: 19 MB at 224 pixe
 _JPEG = (".jpeg", ".jpg")
 PICTURES = (*_JPEG, ".bmp", ".gif", ".png", ".ppm", ".tif", ".tiff", ".webp")
 _CIFAR = ("meta", "test", "train")
-_CIFAR_FOLDER = "cifar-100-python"
+CIFAR100_FOLDER = "cifar-100-python"
 _IMAGENET_LAYOUT = "ILSVRC2012's train/<synset>/*.JPEG"
 _FOLDER_LAYOUT = "train/<class>/<image> and val/<class>/<image> (or test/)"
 
@@ -90,6 +91,8 @@ class Source:
         Called with the wanted image size; returns how pictures become squares of that size.
     mirrors : bool
         Whether a mirrored image still shows its class, so that ``augment = auto`` may mirror it.
+    downloaded : str
+        Folder in ``data-dir`` that is downloaded if it does not exist; empty if nothing is downloaded.
     """
 
     classes: int | None
@@ -97,6 +100,7 @@ class Source:
     find: Callable[[DataConfig, int], Origin]
     framing: FramingOf = Framing.of_arrays
     mirrors: bool = False
+    downloaded: str = ""
 
 
 def check_num_classes(config: DataConfig, classes: int) -> None:
@@ -140,7 +144,7 @@ def _read_digits(size: int) -> Content:
 
 def find_cifar100(config: DataConfig, size: int) -> Origin:
     """The official CIFAR-100 files in ``data-dir``, downloaded if their folder does not exist."""
-    folder = _data_dir(config) / _CIFAR_FOLDER
+    folder = _data_dir(config) / CIFAR100_FOLDER
     if not folder.exists():
         _download_cifar100(folder)
     try:
@@ -175,9 +179,10 @@ def _damaged_cifar100(folder: Path, fault: Exception) -> DataError:
 def _download_cifar100(folder: Path) -> None:
     # Unpacked into a temporary folder and then moved, so that the folder is either absent or complete.
     cifar100 = import_torchvision().datasets.CIFAR100
+    new, lock = not folder.parent.exists(), folder.parent / f".{folder.name}.lock"
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder.parent / f".{folder.name}.lock"):
+        with FileLock(lock):
             if folder.exists():
                 return
             logger.info("downloading CIFAR-100 to %s", folder)
@@ -185,7 +190,11 @@ def _download_cifar100(folder: Path) -> None:
                 cifar100(aside, download=True)
                 os.replace(Path(aside, folder.name), folder)
     except (OSError, RuntimeError, HTTPException) as fault:
-        raise DataError(
+        if new:  # leave no empty folder behind
+            with suppress(OSError):
+                lock.unlink(missing_ok=True)
+                folder.parent.rmdir()
+        raise MissingDataError(
             f"{folder}: CIFAR-100 is missing and could not be downloaded ({fault}); data-dir should be the folder "
             f"that holds {folder.name}/ with the official files train, test and meta, or a writable folder"
         ) from fault
@@ -205,7 +214,7 @@ def find_imagenet100(config: DataConfig, size: int) -> Origin:
     wanted = config.num_classes or 100
     synsets = [name for name in _folders(root, _IMAGENET_LAYOUT) if re.fullmatch(r"n\d+", name)][:wanted]
     if len(synsets) < wanted:
-        raise DataError(
+        raise MissingDataError(
             f"{root}: {len(synsets)} synset folders, expected {wanted}; data-dir should hold {_IMAGENET_LAYOUT}"
         )
     listing = {synset: _pictures(root / synset, _JPEG, at_least=2) for synset in synsets}
@@ -241,7 +250,7 @@ def find_folder(config: DataConfig, size: int) -> Origin:
     held_out = root / "val" if (root / "val").is_dir() else root / "test"
     names, others = _folders(train, _FOLDER_LAYOUT), _folders(held_out, _FOLDER_LAYOUT)
     if not names:
-        raise DataError(f"{train}: no class folders; data-dir should hold {_FOLDER_LAYOUT}")
+        raise MissingDataError(f"{train}: no class folders; data-dir should hold {_FOLDER_LAYOUT}")
     if names != others:
         sides = ((held_out, set(names) - set(others)), (train, set(others) - set(names)))
         lacks = "; ".join(f"{where} lacks {', '.join(sorted(missing))}" for where, missing in sides if missing)
@@ -305,7 +314,8 @@ def _folders(root: Path, layout: str) -> list[str]:
         with os.scandir(root) as entries:
             return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
     except OSError as fault:
-        raise DataError(f"{root}: cannot be read ({fault.strerror}); data-dir should hold {layout}") from fault
+        kind = MissingDataError if isinstance(fault, FileNotFoundError | NotADirectoryError) else DataError
+        raise kind(f"{root}: cannot be read ({fault.strerror}); data-dir should hold {layout}") from fault
 
 
 def _pictures(folder: Path, suffixes: tuple[str, ...], at_least: int = 1) -> list[tuple[str, int, int]]:

@@ -161,7 +161,8 @@ def test_a_gpu_that_is_missing_or_full_is_refused_if_it_is_asked_for(study: Call
         check_study(study(config=", device: cuda"), machine=with_free())
     with pytest.raises(ConfigError, match=r"device = 'cuda': a client may need 8.0 GiB, and the most"):
         check_study(study(config=", device: cuda"), machine=with_free(2))
-    assert check_study(study(config=", device: cuda"), machine=with_free(80)).gpus
+    _, _, workers = check_study(study(config=", device: cuda"), machine=with_free(80))
+    assert workers.gpus
 
 
 def test_workers_beyond_the_places_of_a_gpu_do_not_start() -> None:

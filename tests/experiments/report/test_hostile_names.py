@@ -18,7 +18,6 @@ from experiments.__main__ import main
 from experiments.report.escaping import in_markdown, in_tex
 from experiments.report.tables import Cell, ResultTable, latex, markdown
 from experiments.report.write import write_report
-from experiments.results.compare import finished_runs, summary_table
 from experiments.results.loading import load_results
 from fedkace_flwr.errors import ResultsError
 from fedkace_flwr.results.plot import draw_accuracy, in_plot
@@ -231,11 +230,13 @@ def test_a_summary_cannot_write_to_the_terminal_what_it_likes(
         "method": "\x1b]0;owned\x07[red]x[/red][/]",
         "seed": 0,
     }
-    (tmp_path / "summary.json").write_text(json.dumps(summary))
-    assert summary_table(finished_runs([tmp_path])).row_count == 1
-    assert main(["table", str(tmp_path)]) == 0
+    folder = tmp_path / "\x1b]0;owned\x07[red]x[red]"
+    folder.mkdir()
+    (folder / "summary.json").write_text(json.dumps(summary))
+    (folder / "rounds.jsonl").write_text('{"accuracy": "\\u001b[2J"}\n')
+    assert main(["table", str(folder)]) == 0
     printed = capsys.readouterr().out
-    assert "\x1b" not in printed and "[red]x[/red]" in printed
+    assert "\x1b" not in printed and "[red]x[red]" in printed
 
 
 # The page

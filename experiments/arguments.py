@@ -1,0 +1,161 @@
+"""The commands and options of the command line."""
+
+import argparse
+from pathlib import Path
+
+from experiments.background.folder import LOWEST, NORMAL
+from experiments.studies.inheritance import FULL
+from experiments.studies.names import ENGINES, study_names
+from fedkace_flwr import __version__
+
+RESULTS = Path("results")
+"""The folder in which each study gets its own."""
+
+
+def make_parser(program: str) -> argparse.ArgumentParser:
+    """Return the parser of the whole command line; ``program`` is how the program was called."""
+    parser = argparse.ArgumentParser(prog=program, description="Run studies and benchmarks.")
+    parser.add_argument("--version", action="version", version=f"fedkace_flwr {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="run a study")
+    run.add_argument("study", help=f"a YAML file, or one of the studies included: {', '.join(study_names())}")
+    run.add_argument(
+        "--set",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a configuration key, see docs/configuration.md; several values, as in epochs=5,10,20, make one run each",
+    )
+    run.add_argument(
+        "--engine",
+        choices=ENGINES,
+        help="flower: Flower's simulation on Ray (default); inline: one process per run, without Ray",
+    )
+    run.add_argument(
+        "--workers",
+        type=int,
+        help="number of clients trained in parallel; with --engine inline, number of runs (default: as many as the "
+        "machine can hold, printed at the start)",
+    )
+    run.add_argument(
+        "--gpu-fraction",
+        type=float,
+        help="fraction of a GPU for each client (default: as many clients per GPU as its memory holds; 0: no GPU)",
+    )
+    run.add_argument(
+        "--mps",
+        action="store_true",
+        help="start NVIDIA's Multi-Process Service for this study, so that the clients on a GPU compute at the same time",
+    )
+    run.add_argument("--scale", default=FULL, help="a scale defined in the study's file (default: full, no changes)")
+    run.add_argument(
+        "--only",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="PATTERN",
+        help="run only these: names of runs, or parts of names such as fedkace or overlap-4; * matches anything",
+    )
+    run.add_argument(
+        "--seeds", action="extend", nargs="+", default=[], metavar="SEED", help="use these seeds instead of the file's"
+    )
+    run.add_argument("--dry-run", action="store_true", help="print the plan and a time estimate, but run nothing")
+    run.add_argument(
+        "--results", type=Path, default=RESULTS, help="folder in which each study gets its own (default: results)"
+    )
+    background = commands.add_parser("background", help="run a study in the background, see docs/long-runs.md")
+    actions = background.add_subparsers(dest="action", required=True)
+    for action, text in (
+        ("start", "start a study or continue it"),
+        ("pause", "stop its processes; `start` continues it"),
+        ("status", "print its progress and the estimated time left"),
+    ):
+        parts = actions.add_parser(action, help=text)
+        parts.add_argument(
+            "folder", type=Path, help="folder for checkout, environment and results; must lie outside any checkout"
+        )
+        if action == "start":
+            parts.add_argument("--commit", help="commit to run (default: HEAD)")
+            parts.add_argument(
+                "--python",
+                type=Path,
+                help="Python interpreter that has the dependencies (default: create a new environment)",
+            )
+            parts.add_argument(
+                "--priority",
+                choices=(LOWEST, NORMAL),
+                help="lowest: yield to all other work (default: lowest, or the previous choice)",
+            )
+            parts.usage = f"{parts.prog} [--commit COMMIT] [--python PYTHON] [--priority PRIORITY] folder [-- STUDY [OPTIONS of run]]"
+    bench = commands.add_parser("bench", help="measure training, selection, evaluation, state and whole rounds")
+    bench.add_argument(
+        "parts",
+        nargs="*",
+        metavar="PART",
+        help="training, compiled, optimiser, passes, parts, selection, evaluation, state, rounds, paper-round, memory, "
+        "machines, plain, start, gpu or gpu-run (default: all)",
+    )
+    bench.add_argument("--repeats", type=int, default=5, help="number of measurements per figure (default: 5)")
+    bench.add_argument("--output", type=Path, help="also write the figures to this JSON file")
+    bench.add_argument(
+        "--show",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="measure nothing; print files written by --output as Markdown",
+    )
+    cost = commands.add_parser(
+        "gradient-cost",
+        help="compare the cost of the replay weight computed from the output layer's gradient and from the full model's",
+    )
+    cost.add_argument("--repeats", type=int, default=5, help="number of measurements per figure (default: 5)")
+    cost.add_argument("--chunk", type=int, default=500, help="new samples in the timed epoch (default: 500)")
+    cost.add_argument("--buffer", type=int, default=1000, help="buffered samples in the timed epoch (default: 1000)")
+    cost.add_argument("--output", type=Path, help="also write counts and figures to this JSON file")
+    table = commands.add_parser("table", help="print the summaries of finished runs")
+    table.add_argument("runs", type=Path, nargs="+", help="folders of studies or of runs; unfinished runs are left out")
+    table.add_argument(
+        "--columns", action="extend", nargs="+", default=[], metavar="NAME", help="print only these columns, such as aa"
+    )
+    robustness = commands.add_parser(
+        "robustness", help="print the tables of the study poisoning, see docs/robustness.md"
+    )
+    robustness.add_argument("folder", type=Path, help="results folder of the study")
+    keep = commands.add_parser(
+        "keep", help="copy the records of a run or a study for publication, without the paths of this machine"
+    )
+    keep.add_argument("run", type=Path, help="folder of a finished run or of a study")
+    keep.add_argument("target", type=Path, help="folder to copy to")
+    report = commands.add_parser("report", help="write tables, figures and a page with charts from finished runs")
+    report.add_argument("folders", type=Path, nargs="+", help="results folders of studies or of single runs")
+    report.add_argument("--output", type=Path, help="output folder (default: report/ in the first folder)")
+    report.add_argument(
+        "--data-dir", type=Path, help="folder of the data set's files, to show the images in the clients' buffers"
+    )
+    fed = commands.add_parser("feed", help="write a data set's streams to inboxes, see docs/edge-data.md")
+    fed.add_argument("folder", type=Path, help="folder in which client-0/new, client-0/test and so on are created")
+    fed.add_argument(
+        "--set",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a configuration key, see docs/configuration.md",
+    )
+    fed.add_argument(
+        "--every", type=float, default=0.0, help="seconds between the files of two rounds (default: 0, all at once)"
+    )
+    app = commands.add_parser("app", help="write the Flower app to a folder, for `flwr run FOLDER` and `flwr build`")
+    app.add_argument("folder", type=Path, help="the folder; must be new or empty")
+    predict = commands.add_parser("predict", help="classify pictures with the model that a client predicts with")
+    serve = commands.add_parser("serve", help="answer such questions over HTTP")
+    for parts in (predict, serve):  # parsed by fedkace_flwr.inference.predict
+        parts.add_argument("arguments", nargs="*", help=f"see {program} {parts.prog.split()[-1]} --help")
+    return parser
+
+
+def commands_of(parser: argparse.ArgumentParser) -> list[str]:
+    """Return the names of all commands."""
+    return next(list(action.choices) for action in parser._actions if isinstance(action, argparse._SubParsersAction))

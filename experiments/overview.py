@@ -1,0 +1,60 @@
+"""What the command line says before it has a command: an overview, and a cure for a word that is none."""
+
+from collections.abc import Collection, Sequence
+
+from experiments.studies.names import looks_like_a_study, study_names
+from fedkace_flwr.errors import ConfigError, closest
+
+_COMMANDS = (
+    ("run quickstart", "ten clients learn handwritten digits; about a minute"),
+    ("run STUDY --dry-run", "what a study would run, and for how long"),
+    ("table results/STUDY", "the figures of finished runs"),
+    ("report results/STUDY", "tables, figures and a page with charts"),
+    ("keep results/STUDY FOLDER", "copy the records for publication"),
+    ("feed FOLDER", "play a data set into the inboxes of devices"),
+)
+_OPTIONS_WITH_ONE_VALUE = ("--engine", "--workers", "--gpu-fraction", "--scale", "--results")
+
+
+def overview(program: str) -> str:
+    """Return the commands that most people need, for ``program`` without arguments."""
+    width = max(len(command) for command, _ in _COMMANDS)
+    lines = [f"  {program} {command:{width}}  {meaning}" for command, meaning in _COMMANDS]
+    return "\n".join(
+        [
+            "Run studies of streaming federated continual learning, and look at their results.",
+            "",
+            *lines,
+            "",
+            f"Studies: {', '.join(study_names())}; or a YAML file of your own.",
+            "Further commands: predict, serve, app, background, robustness, bench, gradient-cost. "
+            "COMMAND --help explains a command, docs/running.md all of them.",
+        ]
+    )
+
+
+def check_command(arguments: Sequence[str], commands: Collection[str]) -> None:
+    """Reject a first word that is no command.
+
+    Raises
+    ------
+    ConfigError
+        It names a study, or is unknown.
+    """
+    word = arguments[0]
+    if word.startswith("-") or word in commands:
+        return
+    if looks_like_a_study(word):
+        raise ConfigError(f"{word}: is a study, not a command; did you mean run {word}?")
+    raise ConfigError(f"{word}: must be one of {', '.join(commands)}{closest(word, commands)}")
+
+
+def study_first(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with the study of ``run`` before the options, some of which take any number of values."""
+    words = list(arguments)
+    if words[:1] != ["run"] or len(words) < 2 or not words[1].startswith("-"):
+        return words
+    for index in range(len(words) - 1, 1, -1):
+        if looks_like_a_study(words[index]) and words[index - 1] not in _OPTIONS_WITH_ONE_VALUE:
+            return [words[0], words[index], *words[1:index], *words[index + 1 :]]
+    return words

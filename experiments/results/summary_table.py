@@ -1,0 +1,246 @@
+"""The table of runs that ``run`` and ``table`` print: finished runs with their regret, in the width of the terminal."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from experiments.results.folders import is_set_aside, runs_of_study
+from experiments.results.reading import read_object, read_rounds
+from experiments.results.regret import is_reference, regret, stream_of
+from fedkace_flwr.config import Config
+from fedkace_flwr.errors import ConfigError, RunError, closest
+from fedkace_flwr.registry import METHODS
+from fedkace_flwr.storage.names import printable
+
+_GAP = 2  # spaces between columns
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A finished run.
+
+    Attributes
+    ----------
+    name : str
+        Its name in the table.
+    folder : Path
+        Its folder.
+    config, summary : mapping
+        The contents of ``config.json``, with today's defaults for missing keys, and of ``summary.json``.
+    regret : float or None
+        AR against the Centralized run of the same stream among the listed runs or in the run's own study.
+    """
+
+    name: str
+    folder: Path
+    config: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    regret: float | None
+
+    @property
+    def switched(self) -> str:
+        """How many clients have switched to the global model; a dash if the method has no switch."""
+        method = METHODS.get(self.summary["method"])
+        if method is None or not method.switches or self.config["inference"] != "auto":
+            return "-"
+        return f"{sum(number is not None for number in self.summary['switched_at'])} of {self.summary['clients']}"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table: heading, explanation, and text of a run's value."""
+
+    heading: str
+    meaning: str
+    text: Callable[[FinishedRun], str]
+
+
+def _share(name: str) -> Callable[[FinishedRun], str]:
+    return lambda run: percent(run.summary.get(name))
+
+
+def _megabytes(way: str) -> Callable[[FinishedRun], str]:
+    return lambda run: f"{run.summary['bytes'][way] / 1e6:.1f}"
+
+
+COLUMNS: dict[str, Column] = {
+    "aa": Column("AA %", "accuracy averaged over rounds and clients", _share("average_accuracy")),
+    "ar": Column("AR %", "how far AA falls short of `centralized` on the same stream", lambda run: percent(run.regret)),
+    "final": Column("final %", "accuracy after the last round", _share("final_accuracy")),
+    "chance": Column("chance %", "accuracy of guessing among the classes met", _share("average_chance")),
+    "switched": Column("switched", "clients that went over to the global model", lambda run: run.switched),
+    "failures": Column("failures", "replies that were missing or rejected", lambda run: str(run.summary["failures"])),
+    "down": Column("MB down", "megabytes sent to clients", _megabytes("down")),
+    "up": Column("MB up", "megabytes received from clients", _megabytes("up")),
+    "seconds": Column("seconds", "duration of all rounds", lambda run: f"{run.summary['seconds']['round']:.1f}"),
+}
+"""The columns that ``table --columns`` knows, in the order in which they are printed."""
+
+_DROPPED = (
+    "down",
+    "up",
+    "failures",
+    "seconds",
+    "chance",
+    "switched",
+    "ar",
+    "final",
+)  # in this order, in a narrow terminal
+_EXPLAINED = ("aa", "ar", "final", "chance", "switched")
+
+
+def chosen_columns(names: Sequence[str]) -> list[str]:
+    """Return the names of the columns to print; all of them if none is named.
+
+    Raises
+    ------
+    ConfigError
+        There is no such column.
+    """
+    for name in names:
+        if name not in COLUMNS:
+            raise ConfigError(f"--columns {name}: must be one of {', '.join(COLUMNS)}{closest(name, COLUMNS)}")
+    return [name for name in COLUMNS if name in names] if names else list(COLUMNS)
+
+
+def find_runs(folders: Sequence[Path]) -> tuple[list[FinishedRun], list[str]]:
+    """Read the finished runs in folders of runs or of studies.
+
+    Parameters
+    ----------
+    folders : sequence of Path
+        Folders of runs, or of studies with a subfolder for each run.
+
+    Returns
+    -------
+    runs : list of FinishedRun
+        In the order given, each once.
+    notes : list of str
+        One line for each folder that is left out, with the reason.
+
+    Raises
+    ------
+    RunError
+        No folder holds a finished run.
+    ResultsError
+        A file is damaged.
+    """
+    found: dict[Path, None] = {}
+    notes: list[str] = []
+    for folder in folders:
+        runs = _runs_in(folder)
+        if not runs:
+            notes.append(f"{folder} is left out: it holds no run")
+        for path in runs:
+            if (path / "summary.json").exists():
+                found[path.resolve()] = None
+            else:
+                notes.append(f"{path} is left out: the run is not finished")
+    if not found:
+        raise RunError(
+            f"{', '.join(str(folder) for folder in folders)}: no finished run; name folders of studies or of runs, "
+            "such as results/quickstart"
+        )
+    return _finished(list(found)), notes
+
+
+def summary_table(runs: Sequence[FinishedRun], width: int, columns: Sequence[str] = tuple(COLUMNS)) -> Table:
+    """Return a table with one row per run.
+
+    Columns without any value are left out. If the table is too wide, whole columns are dropped, bytes first; the
+    names of runs are never shortened.
+
+    Parameters
+    ----------
+    runs : sequence of FinishedRun
+        The rows.
+    width : int
+        Width of the terminal in characters.
+    columns : sequence of str
+        Names from :data:`COLUMNS`.
+    """
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("run", overflow="fold")
+    shown = shown_columns(runs, width, columns)
+    for name in shown:
+        table.add_column(COLUMNS[name].heading, justify="right", no_wrap=True)
+    for run in runs:
+        table.add_row(escape(run.name), *(COLUMNS[name].text(run) for name in shown))
+    return table
+
+
+def shown_columns(runs: Sequence[FinishedRun], width: int, columns: Sequence[str] = tuple(COLUMNS)) -> list[str]:
+    """Return the columns that have a value in some run and fit into ``width`` characters."""
+    texts = {name: [COLUMNS[name].text(run) for run in runs] for name in columns}
+    shown = [name for name in columns if set(texts[name]) - {"-"}]
+    sizes = {name: _GAP + max(map(len, [COLUMNS[name].heading, *texts[name]])) for name in shown}
+    first = max((len(run.name) for run in runs), default=0)
+    for name in _DROPPED:
+        if first + sum(sizes[each] for each in shown) <= width:
+            break
+        shown = [each for each in shown if each != name]
+    return shown
+
+
+def legend(columns: Sequence[str]) -> list[str]:
+    """Return a line for each abbreviation among the columns."""
+    explained = [COLUMNS[name] for name in columns if name in _EXPLAINED]
+    return [f"{column.heading.removesuffix(' %')}: {column.meaning}" for column in explained]
+
+
+def percent(value: float | None) -> str:
+    """Return a share as a percentage with two decimals, or a dash for None."""
+    return "-" if value is None else f"{100 * value:.2f}"
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """Return the folder itself if it is a run's, or else the runs of a study."""
+    if any((folder / name).exists() for name in ("config.json", "summary.json")):
+        return [folder]
+    return runs_of_study(folder)
+
+
+def _finished(folders: Sequence[Path]) -> list[FinishedRun]:
+    configs = {folder: _config(folder) for folder in folders}
+    regrets = {folder: _regret(folder, configs) for folder in folders}
+    return [
+        FinishedRun(name, folder, configs[folder], read_object(folder / "summary.json"), regrets[folder])
+        for folder, name in _names(folders).items()
+    ]
+
+
+def _names(folders: Sequence[Path]) -> dict[Path, str]:
+    """Return the names of the folders, with as much of the path as tells them apart."""
+    own = Counter(folder.name for folder in folders)
+    with_parent = Counter(folder.parts[-2:] for folder in folders)
+    names = {}
+    for folder in folders:
+        parted = f"{folder.parent.name}/{folder.name}" if with_parent[folder.parts[-2:]] == 1 else str(folder)
+        names[folder] = printable(folder.name if own[folder.name] == 1 else parted)
+    return names
+
+
+def _regret(folder: Path, configs: Mapping[Path, Mapping[str, Any]]) -> float | None:
+    """Return AR against the first Centralized run of the same stream: in the same study, or else among ``configs``."""
+    stream = stream_of(configs[folder])
+    beside = [path for path in runs_of_study(folder.parent) if (path / "summary.json").exists()]
+    for path in dict.fromkeys([*beside, *configs]):
+        config = configs.get(path) or _config(path)
+        if is_reference(config["method"]) and stream_of(config) == stream and not is_set_aside(path):
+            return regret(_accuracies(path), _accuracies(folder))
+    return None
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    return {**Config().flat(), **(read_object(path) if path.exists() else {})}
+
+
+def _accuracies(folder: Path) -> list[float | None]:
+    found = [record.get("accuracy") for record in read_rounds(folder)]
+    return [value if isinstance(value, float | int) else None for value in found]

@@ -1,0 +1,165 @@
+"""The command line as somebody meets it: without arguments, with misspelt words, with options in any order."""
+
+from pathlib import Path
+
+import pytest
+
+from experiments.__main__ import main
+from experiments.bench.suite import PARTS
+from experiments.overview import study_first
+from experiments.studies.names import find_study
+from experiments.studies.study import Study, load_study
+from experiments.studies.yaml_file import parse_settings
+from fedkace_flwr import __version__
+from fedkace_flwr.data.datasets import DATASETS
+from fedkace_flwr.errors import ConfigError
+
+TINY = "config: {rounds: 2, clients: 2}\ngrid: {method: [fedkace, er], seed: [0, 1]}\n"
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line with which a command is refused."""
+    assert main(list(arguments)) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def study(folder: Path, text: str = TINY, **options: object) -> Study:
+    path = folder / "trial.yaml"
+    path.write_text(text, encoding="utf-8")
+    return load_study(path, {}, folder / "results", **options)  # type: ignore[arg-type]
+
+
+def names_planned(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return [line.split()[0] for line in capsys.readouterr().out.splitlines() if " to do " in line]
+
+
+# Words
+
+
+def test_without_arguments_it_shows_the_five_commands_that_people_need(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    out = capsys.readouterr().out
+    for command in ("run", "table", "report", "keep", "feed"):
+        assert f"python -m experiments {command} " in out
+    assert "quickstart" in out and "--help" in out
+
+
+def test_it_tells_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0 and __version__ in capsys.readouterr().out
+
+
+def test_a_misspelt_word_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for arguments, nearest in (
+        (["rpeort", "x"], "report"),
+        (["run", "quikstart"], "quickstart"),
+        (["run", "quickstart", "--set", "method=fedkase", "--dry-run"], "fedkace"),
+        (["run", "quickstart", "--set", "method=FedKACE", "--dry-run"], "fedkace"),
+        (["run", "quickstart", "--set", "dataset=cifar-100", "--dry-run"], "cifar100"),
+        (["run", "quickstart", "--set", "epoch=3", "--dry-run"], "epochs"),
+        (["run", "quickstart", "--scale", "ful", "--dry-run"], "full"),
+        (["run", "quickstart", "--only", "fedkase", "--dry-run"], "fedkace"),
+        (["bench", "trainin"], "training"),
+    ):
+        line = refused(capsys, *arguments)
+        assert line.endswith(f"did you mean {nearest}?"), line
+
+
+def test_a_study_in_place_of_a_command_is_answered_with_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(capsys, "quickstart").endswith("did you mean run quickstart?")
+
+
+def test_a_data_set_without_a_name_is_answered_with_the_way_to_use_any_images(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    line = refused(capsys, "run", "quickstart", "--set", "dataset=flowers", "--dry-run")
+    assert "dataset = folder" in line and all(name in line for name in DATASETS)
+
+
+def test_a_configuration_key_at_the_top_of_a_study_is_sent_to_its_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text("dataset: digits\nepochs: 3\n", encoding="utf-8")
+    assert "put it under config:" in refused(capsys, "run", str(path))
+    path.write_text("confg: {}\n", encoding="utf-8")
+    assert refused(capsys, "run", str(path)).endswith("did you mean config?")
+
+
+def test_help_names_every_part_of_the_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", "--help"])
+    out = capsys.readouterr().out
+    assert [part for part in PARTS if part not in out] == []
+
+
+# Options
+
+
+def test_options_may_stand_before_the_study_and_take_several_values(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(find_study("quickstart"))
+    asked = ["--engine", "inline", "--results", str(tmp_path), "--dry-run"]
+    small = ["--set", "rounds=1", "clients=2"]
+    for arguments in (
+        ["run", *asked, *small, "--seeds", "0,1", "--only", "fedkace", "quickstart"],
+        ["run", *asked, *small, "--only", "fedkace", "--seeds", "0", "1", path],
+        ["run", "quickstart", *asked, *small, "--seeds", "0", "--seeds", "1", "--only", "fedkace*"],
+    ):
+        assert main(arguments) == 0
+        assert names_planned(capsys) == ["fedkace_seed-0", "fedkace_seed-1"]
+    assert "--seeds x: must be whole numbers" in refused(capsys, "run", "quickstart", "--seeds", "x")
+
+
+def test_the_value_of_an_option_is_not_taken_for_the_study() -> None:
+    words = ["run", "--results", "quickstart", "reduced", "--dry-run"]
+    assert study_first(words) == ["run", "reduced", "--results", "quickstart", "--dry-run"]
+    assert study_first(["run", "quickstart", "--only", "a"]) == ["run", "quickstart", "--only", "a"]
+    assert study_first(["report", "--output", "x"]) == ["report", "--output", "x"]
+
+
+def test_only_takes_parts_of_names(tmp_path: Path) -> None:
+    assert list(study(tmp_path, only=["fedkace"]).runs) == ["fedkace_seed-0", "fedkace_seed-1"]
+    assert list(study(tmp_path, only=["er", "fedkace_seed-1"]).runs) == ["fedkace_seed-1", "er_seed-0", "er_seed-1"]
+    assert list(study(tmp_path, only=["seed-0"]).runs) == ["fedkace_seed-0", "er_seed-0"]
+    with pytest.raises(ConfigError, match="no run of"):
+        study(tmp_path, only=["fed"])
+
+
+# Sweeps
+
+
+def test_several_values_of_a_key_become_runs_with_names_of_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--engine", "inline", "--results", str(tmp_path), "--dry-run", "--set", "rounds=1", "clients=2"]
+    assert main(["run", "quickstart", *options, "--set", "epochs=1,2", "method=fedkace,er"]) == 0
+    assert names_planned(capsys) == [
+        "fedkace_epochs-1_seed-0",
+        "fedkace_epochs-2_seed-0",
+        "er_epochs-1_seed-0",
+        "er_epochs-2_seed-0",
+    ]
+
+
+def test_a_sweep_takes_the_place_of_the_files_axis_and_its_values_keep_their_types(tmp_path: Path) -> None:
+    swept = study(tmp_path, sweeps={"seed": [4, 5], "learning-rate": [0.1, 0.01], "recalibrate": [True, False]})
+    assert {config.run.seed for config in swept.runs.values()} == {4, 5}
+    assert len(swept.runs) == 16 and "learning-rate" in swept.axes
+    settings, sweeps = parse_settings(["epochs=5, 10", "overlap=0", "learning-rate=1e-2,0.1", "augment=none,auto"])
+    assert settings == {"overlap": 0}
+    assert sweeps == {"epochs": [5, 10], "learning-rate": [0.01, 0.1], "augment": ["none", "auto"]}
+
+
+def test_free_text_may_hold_commas_and_the_last_setting_of_a_key_counts() -> None:
+    assert parse_settings(["class-names=cat,dog", "data-dir=/a,b"]) == (
+        {"class-names": "cat,dog", "data-dir": "/a,b"},
+        {},
+    )
+    assert parse_settings(["epochs=1,2", "epochs=3"]) == ({"epochs": 3}, {})
+    for text in ("epochs=1,,2", "epochs=1,1", "epochs=1,"):
+        with pytest.raises(ConfigError, match="different values between commas"):
+            parse_settings([text])

@@ -1,0 +1,137 @@
+"""Before a study starts: the plan with its estimates, runs without data, and runs that take an earlier one's name."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from support.common import SMALL
+from support.systems.engines import InProcessEngine
+
+from experiments.__main__ import main
+from experiments.running import runner
+from experiments.running.plan import at_once
+from experiments.running.runner import run_study
+from experiments.running.workers import Machine, plan_workers
+from experiments.studies.study import Study, load_study
+from fedkace_flwr.config import Config
+from fedkace_flwr.errors import MissingDataError
+
+TINY = {**{key: value for key, value in SMALL.items() if key != "seed"}, "rounds": 1, "clients": 2}
+
+
+def study(folder: Path, grid: dict[str, Any], **config: Any) -> Study:
+    path = folder / "trial.yaml"
+    path.write_text(json.dumps({"config": {**TINY, **config}, "grid": grid}), encoding="utf-8")
+    return load_study(path, {}, folder / "results", engine="inline", workers=1)
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "InlineEngine", InProcessEngine)
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send downloads to a port at which nobody listens."""
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+
+
+def data_of(place: Path) -> dict[str, Any]:
+    return {"digits": {"dataset": "digits"}, "pictures": {"dataset": "folder", "data-dir": str(place)}}
+
+
+def test_a_dry_run_downloads_nothing_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], offline: None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "cifar100_small", "--dry-run"]) == 2
+    told = capsys.readouterr().err
+    assert f"{tmp_path / 'data' / 'cifar-100-python'}: is missing; a run would download cifar100 there" in told
+    assert main(["run", "quickstart", "--dry-run"]) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_download_that_fails_leaves_no_empty_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], offline: None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "cifar100_small"]) == 2
+    assert "could not be downloaded" in capsys.readouterr().err
+    assert not (tmp_path / "data").exists()
+
+
+def test_runs_without_data_are_named_and_left_out(
+    tmp_path: Path, in_process: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = study(tmp_path, {"data": data_of(tmp_path / "nowhere"), "method": ["fedkace", "er"]})
+    outcome = run_study(asked, Console(width=200))
+    assert list(outcome.summaries) == ["fedkace_digits_seed-0", "er_digits_seed-0"] and outcome.failures == {}
+    out = capsys.readouterr().out
+    assert "left out, without data: fedkace_pictures_seed-0, er_pictures_seed-0 (" in out
+    assert str(tmp_path / "nowhere" / "train") in out
+    listed = json.loads((asked.folder / "study.json").read_text())["runs"]
+    assert set(listed) == set(asked.runs)  # so that the report says what is missing
+
+
+def test_a_study_without_any_data_is_refused(tmp_path: Path, in_process: None) -> None:
+    with pytest.raises(MissingDataError, match="data-dir should hold"):
+        run_study(study(tmp_path, {}, dataset="folder", **{"data-dir": str(tmp_path)}), Console())
+
+
+def test_more_workers_than_cores_do_not_shorten_the_estimate(tmp_path: Path) -> None:
+    asked = study(tmp_path, {})
+    for cores, gpus, count, expected in ((2, (), 100, 2), (16, (), 4, 4), (2, (80 * 2**30,), 8, 2)):
+        machine = Machine(cores, 2**40, gpus)
+        planned = plan_workers(replace(asked, workers=count), machine)
+        assert planned.count == count and at_once(planned) == expected
+    with_gpu = plan_workers(replace(asked, workers=8, engine="flower", gpu_fraction=0.1), Machine(2, 2**40, (2**40,)))
+    assert at_once(with_gpu) == 8
+
+
+def test_a_plan_never_says_zero_seconds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--workers", "100", "--results", str(tmp_path), "--set", "rounds=1", "epochs=1", "width=2"]
+    assert main(["run", "quickstart", "--dry-run", *options]) == 0
+    out = capsys.readouterr().out
+    assert not re.search(r"\b0 seconds", out) and "about" in out
+
+
+def test_an_earlier_run_of_the_same_name_is_kept_and_it_says_where(
+    tmp_path: Path, in_process: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_study(study(tmp_path, {}), Console(width=200))
+    capsys.readouterr()
+    asked = study(tmp_path, {}, epochs=3)
+    run_study(asked, Console(width=200))
+    found = re.search(r"fedkace_seed-0: earlier run \(epochs (\d), now 3\) kept as (\S+)", capsys.readouterr().out)
+    assert found and int(found[1]) == TINY["epochs"]
+    assert (asked.folder / found[2] / "summary.json").exists()
+    run_study(asked, Console(width=200))
+    assert "earlier run" not in capsys.readouterr().out  # nothing was displaced
+
+
+class _Interrupted(InProcessEngine):
+    """Runs to the end although the user has pressed Ctrl-C meanwhile."""
+
+    def start(self, config: Config, log: Path) -> Any:
+        job = super().start(config, log)
+        job.running = self._interrupt  # type: ignore[method-assign]
+        return job
+
+    def _interrupt(self) -> bool:
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_is_answered_at_once_and_a_run_that_ended_meanwhile_is_not_called_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(runner, "InlineEngine", _Interrupted)
+    outcome = run_study(study(tmp_path, {}), Console(width=200))
+    assert list(outcome.summaries) == ["fedkace_seed-0"]
+    assert "stopping; finished rounds are kept" in capsys.readouterr().out
+    with pytest.raises(KeyboardInterrupt):
+        run_study(study(tmp_path, {"seed": [1, 2]}, epochs=3), Console(width=200))
