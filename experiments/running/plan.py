@@ -71,7 +71,7 @@ def show_plan(study: Study, console: Console) -> None:
 
 def at_once(workers: Workers) -> int:
     """Return how many workers compute at the same time: on a CPU, no more than there are cores for."""
-    if workers.gpu_fraction:
+    if workers.gpus:
         return workers.count
     return max(1, min(workers.count, workers.machine.cores // workers.threads))
 

@@ -13,9 +13,10 @@ from support.systems.engines import InProcessEngine
 
 from experiments.__main__ import main
 from experiments.running import runner
+from experiments.running.machine import Gpu, Machine
 from experiments.running.plan import at_once
 from experiments.running.runner import run_study
-from experiments.running.workers import Machine, plan_workers
+from experiments.running.workers import plan_workers
 from experiments.studies.study import Study, load_study
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import MissingDataError
@@ -85,12 +86,11 @@ def test_a_study_without_any_data_is_refused(tmp_path: Path, in_process: None) -
 
 def test_more_workers_than_cores_do_not_shorten_the_estimate(tmp_path: Path) -> None:
     asked = study(tmp_path, {})
-    for cores, gpus, count, expected in ((2, (), 100, 2), (16, (), 4, 4), (2, (80 * 2**30,), 8, 2)):
-        machine = Machine(cores, 2**40, gpus)
-        planned = plan_workers(replace(asked, workers=count), machine)
+    for cores, count, expected in ((2, 100, 2), (16, 4, 4)):
+        planned = plan_workers(replace(asked, workers=count), Machine(cores, 2**40))
         assert planned.count == count and at_once(planned) == expected
-    with_gpu = plan_workers(replace(asked, workers=8, engine="flower", gpu_fraction=0.1), Machine(2, 2**40, (2**40,)))
-    assert at_once(with_gpu) == 8
+    with_gpu = Machine(2, 2**40, (Gpu("0", 80 * 2**30, 80 * 2**30),))
+    assert at_once(plan_workers(replace(asked, workers=8), with_gpu)) == 8
 
 
 def test_a_plan_never_says_zero_seconds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
