@@ -2,7 +2,8 @@
 
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +76,9 @@ def test_a_machine_that_dies_before_during_and_after_training_loses_no_sample_an
     kill(home)  # before training: round 2 is about to begin
     federation.started()
 
+    known = processes(home)  # searched for now, because training may end while all processes are looked at
     watch(federation, lambda: taken(home, 2) and not state(home, 2), "the machine trains in round 2")
-    kill(home)
+    kill(home, known)
     assert taken(home, 2) and not state(home, 2)
     federation.started()
 
@@ -100,14 +102,25 @@ def test_a_machine_that_dies_before_during_and_after_training_loses_no_sample_an
     assert "Traceback" not in capsys.readouterr().err
 
 
-def kill(home: Path) -> None:
-    """The machine goes down: the SuperNode and what it has started."""
+def processes(home: Path) -> list[psutil.Process]:
+    """The SuperNode of a machine and what it has started."""
+    found = []
     for process in psutil.process_iter():
-        try:
+        with suppress(psutil.Error):
             if process.environ().get("FEDKACE_MEMBER") == str(home):
-                process.send_signal(signal.SIGKILL)
-        except psutil.Error:
-            continue
+                found.append(process)
+    return found
+
+
+def kill(home: Path, known: Sequence[psutil.Process] = ()) -> None:
+    """The machine goes down: first those of its processes that are known, with their children, then any other."""
+    for process in known:
+        with suppress(psutil.Error):
+            for each in [process, *process.children(recursive=True)]:
+                each.send_signal(signal.SIGKILL)
+    for process in processes(home):
+        with suppress(psutil.Error):
+            process.send_signal(signal.SIGKILL)
 
 
 def watch(federation: Federation, what: Callable[[], object], goal: str) -> None:
