@@ -37,11 +37,17 @@ class StreamingClient(NumPyClient):
     """
 
     def __init__(
-        self, rule: ClientRule, content: RecordDict | None = None, models: tuple[Path, int | None] | None = None
+        self,
+        rule: ClientRule,
+        content: RecordDict | None = None,
+        models: tuple[Path, int | None] | None = None,
+        *,
+        on_device: bool = False,
     ) -> None:
         self.rule = rule
         self.content = content if content is not None else RecordDict()
         self._models = models or (rule.store.folder, None)
+        self._keeps_models = rule.config.keeps_models(on_device=on_device)
 
     def fit(self, parameters: Parameters, config: dict[str, Any]) -> tuple[list[Any], int, Metrics]:
         """Train on this round's chunk and buffer, choose the new buffer, and return the local model.
@@ -65,7 +71,7 @@ class StreamingClient(NumPyClient):
             if not bool(state.seen.any()):
                 return 1.0, 0, {}
             state = self._evaluate_round(sent, state, round_number)
-            if rule.config.keeps_models:  # before the state is stored: if this fails, the evaluation is repeated
+            if self._keeps_models:  # before the state is stored: if this fails, the evaluation is repeated
                 self._keep_models(sent, state)
             rule.store.save(state)
         metrics = dict(state.evaluation)

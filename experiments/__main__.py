@@ -86,7 +86,12 @@ def main(arguments: list[str] | None = None) -> int:
             from fedkace_flwr import registry as registry  # declares the methods' keys
             from fedkace_flwr.config import Config
 
-            feed(Config.parse(dict(parse_setting(text) for text in options.set)), options.folder, every=options.every)
+            config = Config.parse(dict(parse_setting(text) for text in options.set))
+            feed(config, options.folder, every=options.every)
+            clients, rounds = config.stream.clients, config.stream.rounds
+            console.print(
+                f"written: {rounds} chunks for each of {clients} clients, in {options.folder}", soft_wrap=True
+            )
         elif options.command == "report":
             _report(options, console)
         elif options.command == "app":
@@ -198,6 +203,8 @@ def _run(options: argparse.Namespace, console: Console) -> int:
         if outcome.summaries:
             runs, _ = find_runs([study.folder / name for name in outcome.summaries])
             _print_summaries(runs, chosen_columns([]), console)
+            if study.note:
+                console.print(study.note, highlight=False, markup=False)
         pictures = [study.folder / name / "accuracy.png" for name in outcome.summaries]
         for picture in draw_comparisons(study) or pictures:
             here = Path.cwd()

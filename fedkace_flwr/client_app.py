@@ -30,7 +30,7 @@ from fedkace_flwr.registry import METHODS, Method, configured
 from fedkace_flwr.sources import InboxSource, Source, StreamSource
 from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.storage.client_store import ClientStore, is_locked
-from fedkace_flwr.storage.paths import client_folder, models_folder
+from fedkace_flwr.storage.paths import client_folder, has_own_folder, models_folder
 
 logger = logging.getLogger(__name__)
 
@@ -156,7 +156,8 @@ def _client(message: Message, context: Context) -> Iterator[tuple[StreamingClien
     models = models_folder(config, context.run_id, number, context.node_config)
     with store.locked():
         rule = method.client(number, experiment, source, store)
-        yield StreamingClient(rule, message.content, models), {keys.ROUND: round_number}
+        client = StreamingClient(rule, message.content, models, on_device=has_own_folder(context.node_config))
+        yield client, {keys.ROUND: round_number}
 
 
 def _experiment(config: Config) -> Experiment:

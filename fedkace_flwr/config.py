@@ -162,11 +162,16 @@ class Config:
             return self.data.inbox_bound
         return self.stream.window * self.stream.samples_per_class
 
-    @property
-    def keeps_models(self) -> bool:
-        """Whether clients store the models that they answer with: ``keep-models``, with ``auto`` resolved."""
-        arrives = self.data.data_source == "inbox"
-        return {"always": True, "never": False}.get(self.run.keep_models, arrives)
+    def keeps_models(self, *, on_device: bool) -> bool:
+        """Whether a client stores the models that it answers with: ``keep-models``, with ``auto`` resolved.
+
+        Parameters
+        ----------
+        on_device : bool
+            Whether the client's node has a folder of its own for state or models, as a device has.
+        """
+        wanted = on_device or self.data.data_source == "inbox"
+        return {"always": True, "never": False}.get(self.run.keep_models, wanted)
 
     def _check_together(self) -> None:
         if self.data.data_source == "inbox":

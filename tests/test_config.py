@@ -346,3 +346,16 @@ def test_the_quickstart_is_the_defaults(tmp_path: Path) -> None:
 
 def test_federations_are_left_to_the_users_flower_settings() -> None:
     assert "federations" not in PYPROJECT["tool"]["flwr"]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "on_device", "kept"),
+    [
+        ({}, False, False),
+        ({}, True, True),
+        ({"keep-models": "never"}, True, False),
+        ({"keep-models": "always"}, False, True),
+    ],
+)
+def test_devices_keep_their_models_unless_told_otherwise(chosen: dict[str, str], on_device: bool, kept: bool) -> None:
+    assert Config.parse(chosen).keeps_models(on_device=on_device) is kept

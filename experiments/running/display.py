@@ -13,6 +13,8 @@ from experiments.results.summary_table import percent
 from experiments.running.cells import Cell
 from fedkace_flwr.storage.files import LARGEST_LOG, read_text
 
+_ROUNDS_LISTED = 200  # rounds of a study that are listed above the live bars
+
 
 class Display:
     """Show how many runs are done, and the rounds and accuracy of each current run.
@@ -26,11 +28,11 @@ class Display:
     rounds : int
         Number of rounds of all runs together.
     progress : Progress, optional
-        Live bars; without them each step is printed as a line.
+        Live bars; without them, and above them in short studies, each round is printed as a line.
     """
 
     def __init__(self, console: Console, total: int, rounds: int, progress: Progress | None) -> None:
-        self._console, self._total, self._done = console, total, 0
+        self._console, self._total, self._done, self._rounds = console, total, 0, rounds
         self._progress = progress
         self._whole = progress.add_task("all runs", total=rounds, note=f"0 of {total} runs done") if progress else None
         self._bars: dict[str, TaskID] = {}
@@ -87,7 +89,7 @@ class Display:
             assert self._whole is not None
             self._progress.update(self._bars[cell.name], completed=record["round"], note=note)
             self._progress.advance(self._whole)
-        else:
+        if not self._progress or self._rounds <= _ROUNDS_LISTED:
             rounds = cell.config.stream.rounds
             self._console.print(f"{cell.name}: round {record['round']} of {rounds}, {note}", highlight=False)
 
@@ -105,8 +107,9 @@ def display(console: Console, cells: list[Cell]) -> Iterator[Display]:
         MofNCompleteColumn(),
         TextColumn("{task.fields[note]}"),
         TimeElapsedColumn(),
-        TextColumn("left"),
+        TextColumn("elapsed,"),
         Remaining(),
+        TextColumn("left"),
     )
     with Progress(*columns, console=console) as progress:
         yield Display(console, len(cells), rounds, progress)

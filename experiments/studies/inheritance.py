@@ -13,7 +13,7 @@ from fedkace_flwr.keys import PLAIN_NAME, is_plain_name
 FULL = "full"
 """The scale at which a file stands as it is written."""
 
-_KEYS = ("title", "config", "grid", "scales", "paper", "base", "engine", "workers", "gpu-fraction")
+_KEYS = ("title", "note", "config", "grid", "scales", "paper", "base", "engine", "workers", "gpu-fraction")
 _BORROWER_KEYS = ("same-runs-as", "only")
 _SCALED_KEYS = ("config", "grid")
 _MOST_BASES = 20

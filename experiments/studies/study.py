@@ -3,6 +3,7 @@
 .. code-block:: yaml
 
     title: FedKACE against replay             # optional
+    note: One seed only                       # optional: printed below the results
     config: {dataset: digits, rounds: 20}     # keys of docs/configuration.md; the others keep their defaults
     grid: {overlap: [0, 1], seed: [0, 1, 2]}  # optional: one run for each combination
     scales:                                   # optional: other sizes of the same study, chosen by --scale
@@ -64,6 +65,8 @@ class Study:
         Holds the folders of the runs.
     title : str
         The title for tables and the report.
+    note : str
+        What to bear in mind about its results, printed below their table; may be empty.
     paper : str or None
         The published table that the study repeats.
     axes : list of str
@@ -86,6 +89,7 @@ class Study:
     scale: str
     folder: Path
     title: str
+    note: str
     paper: str | None
     axes: list[str]
     cells: dict[str, dict[str, Scalar]]
@@ -143,7 +147,7 @@ def load_study(
     file = read_study_file(path)
     path, content = file.path, file.content
     with _naming(path):
-        for name in ("title", "paper"):
+        for name in ("title", "note", "paper"):
             if not isinstance(content.get(name), str | None):
                 raise ConfigError(f"{name} = {content[name]!r:.200}: must be text")
         engine = engine or content.get("engine", "flower")
@@ -166,6 +170,7 @@ def load_study(
         scale=scale,
         folder=folder,
         title=str(content.get("title", path.stem)),
+        note=str(content.get("note") or ""),
         paper=content.get("paper"),
         axes=list(dict.fromkeys([*(axis.name for axis in axes), "method", "seed"])),
         cells={name: cells[name] for name in chosen},

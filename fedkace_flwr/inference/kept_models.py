@@ -38,7 +38,7 @@ GLOBAL, LOCAL, AVERAGE = "global", "local", "average"
 _KIND, _FORMAT, _GENERATIONS, _ATTEMPTS = "models", 3, 2, 20
 _READABLE = (1, 2, 3)  # formats 1 and 2 have no `mirrored`, format 1 no `combined`
 
-_WRITTEN_WHEN = "clients keep one after each round if data-source = 'inbox' or keep-models = 'always'"
+_WRITTEN_WHEN = "clients keep one after each round on nodes with a state-dir, with data-source = 'inbox' and with keep-models = 'always'"
 
 _Triple = tuple[float, float, float]
 

@@ -48,6 +48,11 @@ def client_folder(config: Config, run_id: int, client: int, node_config: Mapping
     return root / (name if alone else f"{name}-{client:03d}")
 
 
+def has_own_folder(node_config: Mapping[str, Scalar]) -> bool:
+    """Whether a node names a folder for its clients' state or models, as a device does and a simulation does not."""
+    return any(str(node_config.get(name, "")) for name in ("state-dir", "models-dir"))
+
+
 def models_folder(
     config: Config, run_id: int, client: int, node_config: Mapping[str, Scalar]
 ) -> tuple[Path, int | None]:

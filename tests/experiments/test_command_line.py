@@ -1,12 +1,19 @@
 """The command line as somebody meets it: without arguments, with misspelt words, with options in any order."""
 
+import io
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from rich.progress import Progress, TextColumn
+from support.systems.engines import InProcessEngine
 
 from experiments.__main__ import main
 from experiments.bench.suite import PARTS
 from experiments.overview import study_first
+from experiments.running import runner
+from experiments.running.cells import Cell
+from experiments.running.display import Display
 from experiments.studies.names import find_study
 from experiments.studies.study import Study, load_study
 from experiments.studies.yaml_file import parse_settings
@@ -91,7 +98,7 @@ def test_a_configuration_key_at_the_top_of_a_study_is_sent_to_its_place(
 def test_help_names_every_part_of_the_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["bench", "--help"])
-    out = capsys.readouterr().out
+    out = "".join(capsys.readouterr().out.split())  # lines are broken at hyphens too
     assert [part for part in PARTS if part not in out] == []
 
 
@@ -103,7 +110,7 @@ def test_options_may_stand_before_the_study_and_take_several_values(
 ) -> None:
     path = str(find_study("quickstart"))
     asked = ["--engine", "inline", "--results", str(tmp_path), "--dry-run"]
-    small = ["--set", "rounds=1", "clients=2"]
+    small = ["--set", "rounds=1", "clients=2", "width=2"]
     for arguments in (
         ["run", *asked, *small, "--seeds", "0,1", "--only", "fedkace", "quickstart"],
         ["run", *asked, *small, "--only", "fedkace", "--seeds", "0", "1", path],
@@ -127,6 +134,44 @@ def test_only_takes_parts_of_names(tmp_path: Path) -> None:
     assert list(study(tmp_path, only=["seed-0"]).runs) == ["fedkace_seed-0", "er_seed-0"]
     with pytest.raises(ConfigError, match="no run of"):
         study(tmp_path, only=["fed"])
+
+
+# What commands say
+
+
+def test_the_note_of_a_study_is_printed_below_its_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(runner, "InlineEngine", InProcessEngine)
+    path = tmp_path / "trial.yaml"
+    path.write_text(
+        "note: Too small to tell.\nconfig: {rounds: 1, clients: 2, width: 2, epochs: 1}\n", encoding="utf-8"
+    )
+    assert main(["run", str(path), "--engine", "inline", "--results", str(tmp_path / "results")]) == 0
+    out = capsys.readouterr().out
+    assert out.index("chance: accuracy of guessing") < out.index("\nToo small to tell.\n")
+
+
+def test_feed_says_what_it_has_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["feed", str(tmp_path), "--set", "clients=2", "rounds=3"]) == 0
+    assert f"written: 3 chunks for each of 2 clients, in {tmp_path}" in capsys.readouterr().out
+    assert len(list(tmp_path.glob("client-*/new/*.npz"))) == 6
+
+
+def test_a_short_study_lists_its_rounds_above_the_live_bars(tmp_path: Path) -> None:
+    (name, config), *_ = study(tmp_path).runs.items()
+    cell = Cell(name, config)
+    cell.folder.mkdir(parents=True)
+    (cell.folder / "rounds.jsonl").write_text('{"round": 1, "accuracy": 0.5}\n{"round": 2, "accuracy": null}\n')
+    for rounds, listed in ((200, 2), (201, 0)):
+        screen = io.StringIO()
+        console = Console(file=screen, force_terminal=True, width=100)
+        with Progress(TextColumn("{task.fields[note]}"), console=console) as progress:
+            shown = Display(console, 1, rounds, progress)
+            shown.begin(cell, 1)
+            shown.follow(cell)
+        assert screen.getvalue().count(f"{name}: round ") == listed
+        assert "accuracy - %, so far 50.00 %" in screen.getvalue()
 
 
 # Sweeps

@@ -61,7 +61,7 @@ def test_a_download_that_fails_leaves_no_empty_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], offline: None
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["run", "cifar100_small"]) == 2
+    assert main(["run", "cifar100_small", "--engine", "inline"]) == 2
     assert "could not be downloaded" in capsys.readouterr().err
     assert not (tmp_path / "data").exists()
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.common import SMALL
+from support.made.models import picture
 from support.systems.federation import (
     CONNECTION,
     STEP_SECONDS,
@@ -26,6 +27,7 @@ from support.systems.federation import (
 from experiments.running.inline import run_inline
 from experiments.running.processes import finish
 from fedkace_flwr.config import Config
+from fedkace_flwr.inference.predict import main as predict
 from fedkace_flwr.sections import PrivacyConfig
 from fedkace_flwr.storage import encryption as sealing
 from fedkace_flwr.storage.checkpoint import Checkpoints
@@ -126,6 +128,8 @@ def test_a_run_outlives_the_server_app_and_the_superlink(
         run = running.finished(running.submit("resumed", told))
     assert run["status"] == "finished:completed", run
     assert_same_numbers(running.results / "resumed", tmp_path / "whole")
+    (running.folder / "a.png").write_bytes(picture())
+    assert predict(["--state", str(running.folder / "node-1" / "state" / "node-1"), str(running.folder / "a.png")]) == 0
     kept = list(running.folder.glob("node-*/state/**/*.npz"))
     assert kept and all(sealing.is_sealed(path.read_bytes()) for path in kept), "the key reaches Flower's processes"
 
