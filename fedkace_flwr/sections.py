@@ -242,6 +242,12 @@ class AggregationConfig:
         low=-1,
         high=0,
     )
+    retention_bound: float = key(
+        0.5,
+        "Rejects local models that undo a layer of the global model: the part of its weights that they keep is less than this many times the round's median. 0 switches the check off.",
+        low=0,
+        high=1,
+    )
     norm_bound: float = key(
         10.0,
         "Rejects local models that moved, as a whole or in the weights of one layer, more than this many times the round's median distance from the model sent, and FedCBDR's features that are larger than the others' by this factor. At least 1; 0 switches the check off.",

@@ -132,10 +132,11 @@ def outcome(folder: Path, **changes: Any) -> list[dict[str, Any]]:
     ("attack", "scale", "kinds"),
     [
         ("sign-flip", 9.0, {"direction"}),
-        ("replacement", 3.0, {"direction", "norm"}),
+        ("replacement", 3.0, {"direction", "norm", "retention"}),
         ("stale-model", 1.0, {"copy"}),
         ("false-count", 10.0, {"count"}),
         ("flipped-means", 9.0, {"direction", "norm"}),
+        ("rolled-outputs", 1.0, {"norm", "retention"}),
     ],
 )
 def test_a_hostile_client_is_found_in_a_real_run_and_nobody_else_is(
@@ -153,7 +154,7 @@ def test_an_honest_run_is_that_without_any_check(tmp_path: Path, make_off: Calla
     checked = outcome(tmp_path / "checked")
     free = outcome(tmp_path / "free", **make_off())
     for record in [*checked, *free]:
-        for name in ("update_length", "update_cosine", "running_means_cosine"):
+        for name in ("update_length", "update_cosine", "running_means_cosine", "retention"):
             record.pop(name, None)
     assert all("clipped_layers" not in record for record in checked)
     assert checked == free
@@ -161,7 +162,13 @@ def test_an_honest_run_is_that_without_any_check(tmp_path: Path, make_off: Calla
 
 @pytest.fixture
 def make_off() -> Callable[[], dict[str, Any]]:
-    return lambda: {"clip_bound": 0.0, "direction_bound": -1.0, "statistics_bound": -1.0, "norm_bound": 0.0}
+    return lambda: {
+        "clip_bound": 0.0,
+        "direction_bound": -1.0,
+        "norm_bound": 0.0,
+        "retention_bound": 0.0,
+        "statistics_bound": -1.0,
+    }
 
 
 @pytest.mark.slow

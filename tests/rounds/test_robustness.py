@@ -19,6 +19,7 @@ from fedkace_flwr.rounds.robustness.clipping import Clipping
 from fedkace_flwr.rounds.robustness.comparison import Comparison
 from fedkace_flwr.rounds.robustness.directions import Directions
 from fedkace_flwr.rounds.robustness.earlier_models import EarlierModels
+from fedkace_flwr.rounds.robustness.retention import retentions, undoing
 from fedkace_flwr.rounds.round_report import RoundReport
 from fedkace_flwr.rounds.vetting import Vetting
 
@@ -139,6 +140,28 @@ def test_after_clipping_no_array_moved_farther_than_the_bound(factors: list[floa
         assert max(after) <= bound * float(np.median(before)) * (1 + 1e-3)
 
 
+# Retention
+
+
+def test_retention_worked_by_hand() -> None:
+    """W = [[3, 0], [0, 4]]; exchanging its rows keeps nothing, halving it keeps a half."""
+    sent = {"output.weight": np.array([[3.0, 0.0], [0.0, 4.0]]), "output.bias": np.array([1.0, 1.0])}
+    layers = {
+        0: [[3.0, 1.0], [2.0, 4.0]],  # trained: adds at right angles
+        1: [[1.5, 0.0], [0.0, 2.0]],
+        2: [[0.0, 4.0], [3.0, 0.0]],
+        3: [[6.0, 0.0], [0.0, 4.0]],  # (18 + 16) / 25
+    }
+    models = {client: {**sent, "output.weight": np.array(layer)} for client, layer in layers.items()}
+    kept = retentions(replies(models), dict.fromkeys(models, sent), TRAINED)
+    assert kept == {client: {"output.weight": share} for client, share in enumerate([1.0, 0.5, 0.0, 34 / 25])}
+    assert undoing(kept, 0.5) == {2: ("output.weight", 0.0)}  # the median is 0.75
+    assert set(undoing(kept, 0.7)) == {1, 2}
+    assert undoing(kept, 0.0) == undoing({client: kept[client] for client in (0, 2)}, 0.5) == {}
+    fixed = retentions(replies(models), dict.fromkeys(models, sent), {"output.bias"})
+    assert fixed == {client: {} for client in models} and undoing(fixed, 0.5) == {}
+
+
 # Directions
 
 
@@ -255,6 +278,17 @@ def test_a_forged_model_is_rejected(name: str) -> None:
     assert rejects == {2: kind} and list(counted) == [0, 1, 3, 4]
 
 
+def test_classes_that_exchange_their_weights_are_noticed_however_short_the_layer_is() -> None:
+    origin = model()
+    origin["output.weight"] *= 0.01
+    held = {client: trained(origin, client, common=1.0) for client in range(5)}
+    held[2]["output.weight"] = np.roll(held[2]["output.weight"], 1, axis=0)
+    _, rejects, report = compared(comparison(), origin, held)
+    assert rejects == {2: "retention"}
+    assert report.updates[2]["retention"] < 0.5 < min(report.updates[client]["retention"] for client in (0, 1, 3, 4))
+    assert compared(comparison(retention_bound=0.0), origin, held)[1] == {}
+
+
 def test_a_model_of_an_earlier_round_is_rejected_also_after_a_resume() -> None:
     subject, first = comparison(), model()
     held = {client: trained(first, client) for client in range(5)}
@@ -295,7 +329,7 @@ def test_bounds_of_zero_and_minus_one_let_everything_through() -> None:
     held = {client: trained(origin, client, common=1.0) for client in range(5)}
     held[2] = {name: (old - 99 * (held[2][name] - old)).astype(old.dtype) for name, old in origin.items()}
     held[2]["n.running_var"], held[2]["n.num_batches_tracked"] = origin["n.running_var"], np.array(5)
-    off = comparison(norm_bound=0.0, clip_bound=0.0, direction_bound=-1.0, statistics_bound=-1.0)
+    off = comparison(norm_bound=0.0, clip_bound=0.0, retention_bound=0.0, direction_bound=-1.0, statistics_bound=-1.0)
     counted, rejects, _ = compared(off, origin, held)
     assert rejects == {} and counted[2]["w"] is held[2]["w"]
 

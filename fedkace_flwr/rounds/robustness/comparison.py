@@ -5,13 +5,15 @@ In this order:
 1. A copy of a model of an earlier round is rejected (:mod:`fedkace_flwr.rounds.robustness.earlier_models`).
 2. A model that moved more than ``norm-bound`` times the usual distance is rejected
    (:class:`fedkace_flwr.rounds.vetting.Vetting`).
-3. Layers that moved more than ``clip-bound`` times the usual distance are scaled down
+3. A model that undoes a layer of the global one is rejected (``retention-bound``;
+   :mod:`fedkace_flwr.rounds.robustness.retention`).
+4. Layers that moved more than ``clip-bound`` times the usual distance are scaled down
    (:mod:`fedkace_flwr.rounds.robustness.clipping`).
-4. An update that points against the others' is rejected, by its trained parameters (``direction-bound``) or by its
+5. An update that points against the others' is rejected, by its trained parameters (``direction-bound``) or by its
    running means (``statistics-bound``; :mod:`fedkace_flwr.rounds.robustness.directions`).
 
 What is usual is a median over the round's replies, so the checks hold while more than half of the replies are honest.
-The last two steps compare clients that were sent the same model.
+The last step compares clients that were sent the same model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,6 +34,7 @@ from fedkace_flwr.privacy.noise import MEAN
 from fedkace_flwr.rounds.robustness.clipping import Clipping
 from fedkace_flwr.rounds.robustness.directions import FEWEST, Directions, equal_starts
 from fedkace_flwr.rounds.robustness.earlier_models import EarlierModels, Sketch
+from fedkace_flwr.rounds.robustness.retention import retentions, undoing
 from fedkace_flwr.rounds.round_report import RoundReport
 from fedkace_flwr.rounds.vetting import Vetting
 
@@ -62,6 +65,7 @@ class Comparison:
         self._vetting = vetting
         self._parameters = parameters
         self._noise = noise
+        self._retention_bound = settings.retention_bound
         self._clipping = Clipping(settings.clip_bound)
         self._earlier = EarlierModels(parameters, config.run.seed)
         self._directions = {
@@ -104,11 +108,13 @@ class Comparison:
         rejects = self._copies(replies, origins, report.number)
         rejects = self._vetting.too_far([each for each in replies if each.client not in rejects], origins) | rejects
         new = [reply for reply in replies if reply.client not in rejects]
-        lengths = {
-            each.client: plausibility.distance(each.weights, origins[each.client], self._parameters) for each in new
+        report.updates = {
+            each.client: {"update_length": plausibility.distance(each.weights, origins[each.client], self._parameters)}
+            for each in new
         }
+        rejects |= self._undoing(new, origins, report)
+        new = [reply for reply in new if reply.client not in rejects]
         clipped, layers = self._clipping(new, origins)
-        report.updates = {client: {"update_length": length} for client, length in lengths.items()}
         for client, count in layers.items():
             report.updates[client]["clipped_layers"] = count
         for group in equal_starts([id(sent[reply.client]) for reply in clipped]):
@@ -158,6 +164,16 @@ class Comparison:
             if (origin := self._earlier.origin_of(model, starts[id(origins[client])])) is not None:
                 copies[client] = f"the model is that of round {origin}", "copy"
         return copies
+
+    def _undoing(self, replies: Sequence[Reply], origins: Mapping[int, Weights], report: RoundReport) -> Rejects:
+        kept = retentions(replies, origins, self._parameters)
+        for client, shares in kept.items():
+            if shares:
+                report.updates[client]["retention"] = min(shares.values())
+        return {
+            client: (f"{layer}: keeps {share:.2f} of the global model's, far less than others do", "retention")
+            for client, (layer, share) in undoing(kept, self._retention_bound).items()
+        }
 
     def _opposed(self, group: Sequence[Reply], origins: Mapping[int, Weights], report: RoundReport) -> Rejects:
         if len(group) < 2:
