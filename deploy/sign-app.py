@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""Sign the app that `flwr run` sends to SuperNodes, for those that accept only signed apps (docs/signed-apps.md)."""
+"""Sign the app that `flwr run` sends to SuperNodes, for those that accept only signed apps (docs/signed-apps.md).
+
+It builds the app, and composes the message to be signed, with functions that Flower does not declare public.
+"""
 
 import argparse
 import base64
