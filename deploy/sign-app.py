@@ -136,7 +136,7 @@ def show(arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(prog="sign-app.py", description=__doc__)
+    parser = argparse.ArgumentParser(prog="sign-app.py", description=(__doc__ or "").partition("\n")[0])
     tasks = parser.add_subparsers(required=True, metavar="TASK")
     task = tasks.add_parser("key", help=make_key.__doc__)
     task.add_argument("key", type=Path, metavar="FILE")
