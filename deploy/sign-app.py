@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""Sign the app that `flwr run` sends to SuperNodes, for those that accept only signed apps (docs/signed-apps.md)."""
+"""Sign the app that `flwr run` sends to SuperNodes, for those that accept only signed apps (docs/signed-apps.md).
+
+It builds the app, and composes the message to be signed, with functions that Flower does not declare public.
+"""
 
 import argparse
 import base64
@@ -133,7 +136,7 @@ def show(arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(prog="sign-app.py", description=__doc__)
+    parser = argparse.ArgumentParser(prog="sign-app.py", description=(__doc__ or "").partition("\n")[0])
     tasks = parser.add_subparsers(required=True, metavar="TASK")
     task = tasks.add_parser("key", help=make_key.__doc__)
     task.add_argument("key", type=Path, metavar="FILE")

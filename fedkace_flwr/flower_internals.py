@@ -22,7 +22,7 @@ is used here, ``pyproject.toml`` admits only those that the tests pass with.
     Telling whether a process or a grid belongs to a simulation.
 
 Some programs in ``deploy/`` are started instead of Flower's own and change it before it starts; each says in its
-docstring what it changes.
+docstring what it changes. ``deploy/sign-app.py`` says what it uses.
 """
 
 import importlib

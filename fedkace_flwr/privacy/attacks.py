@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import torch
 from flwr.app import Context, Message
-from flwr.clientapp.typing import ClientAppCallable
 from torch import Tensor
 
 from fedkace_flwr.config import Config
+from fedkace_flwr.flower_internals import ClientAppCallable
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.messaging.records import NumpyArray, Weights
 from fedkace_flwr.samples import Samples

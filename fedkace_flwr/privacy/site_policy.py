@@ -5,7 +5,6 @@ labels, or training without end. The client checks it before it does anything fo
 contains this check: which apps run at all is for signatures to decide (docs/signed-apps.md).
 """
 
-import difflib
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkace_flwr.config import Config, all_keys
-from fedkace_flwr.errors import ConfigError, PolicyError
+from fedkace_flwr.errors import ConfigError, PolicyError, closest
 from fedkace_flwr.keys import Key, Scalar, checked
 from fedkace_flwr.storage.files import read_text
 
@@ -161,9 +160,8 @@ def _rules(table: Mapping[str, Any]) -> Iterator[tuple[str, _Rule]]:
     defaults = Config().flat()
     for name, wanted in table.items():
         if name not in declared:
-            close = difflib.get_close_matches(name, declared, n=1)
-            hint = f"did you mean {close[0]}?" if close else "see docs/configuration.md for the keys"
-            raise ConfigError(f"unknown key {name!r:.100}; {hint}")
+            hint = closest(name, declared) or "; see docs/configuration.md for the keys"
+            raise ConfigError(f"unknown key {name!r:.100}{hint}")
         yield name, _rule(name, wanted, declared[name], defaults[name])
 
 

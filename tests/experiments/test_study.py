@@ -138,7 +138,7 @@ def test_engine_workers_and_gpu_come_from_options_before_the_file_before_default
         ("just words", ["must hold keys"]),
         ("config: {a: 1\ngrid: ]", ["line 2", "is not YAML"]),
         ("config:\n\toverlap: 1", ["line 2", "is not YAML"]),
-        ("config: {}\nconfg: {}", ["unknown key 'confg'", "title, config, grid, scales"]),
+        ("config: {}\nconfg: {}", ["unknown key 'confg'", "title, note, config, grid, scales", "did you mean config?"]),
         ("overlap: 1", ["unknown key 'overlap'"]),
         ("1: 2", ["unknown key 1"]),
         ("config: {overlp: 1}", ["unknown key overlp = 1", "did you mean overlap?"]),

@@ -41,12 +41,12 @@ def test_a_path_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert find_study("quickstart") == STUDIES / "quickstart.yaml"  # the folder is not meant
 
 
-@pytest.mark.parametrize(("text", "hint"), [("tabel1", " (did you mean table1?)"), ("zzz", "")])
+@pytest.mark.parametrize(("text", "hint"), [("tabel1", "; did you mean table1?"), ("zzz", "")])
 def test_an_unknown_name_lists_the_studies_in_one_line(text: str, hint: str) -> None:
     with pytest.raises(ConfigError) as caught:
         find_study(text)
     listed = ", ".join(study_names())
-    assert str(caught.value) == f"{text}: unknown study{hint}; name a YAML file, or one of {listed}"
+    assert str(caught.value) == f"{text}: unknown study; name a YAML file, or one of {listed}{hint}"
 
 
 @pytest.mark.slow
