@@ -5,7 +5,8 @@ In this order:
 1. A copy of a model of an earlier round is rejected (:mod:`fedkace_flwr.rounds.robustness.earlier_models`).
 2. A model that moved more than ``norm-bound`` times the usual distance is rejected
    (:class:`fedkace_flwr.rounds.vetting.Vetting`).
-3. A model that undoes a layer of the global one is rejected (``retention-bound``;
+3. A model that undoes a layer of the global one is rejected (``retention-bound``; not with ``dp = local``,
+   whose noise hides it;
    :mod:`fedkace_flwr.rounds.robustness.retention`).
 4. Layers that moved more than ``clip-bound`` times the usual distance are scaled down
    (:mod:`fedkace_flwr.rounds.robustness.clipping`).
@@ -65,7 +66,8 @@ class Comparison:
         self._vetting = vetting
         self._parameters = parameters
         self._noise = noise
-        self._retention_bound = settings.retention_bound
+        # Local noise may be larger than the weights; what is left of a layer then says nothing of the client.
+        self._retention_bound = 0.0 if config.privacy.dp == "local" else settings.retention_bound
         self._clipping = Clipping(settings.clip_bound)
         self._earlier = EarlierModels(parameters, config.run.seed)
         self._directions = {
