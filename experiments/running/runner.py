@@ -134,6 +134,7 @@ def check_study(
             missing[name] = str(error)
             continue
         experiment.check_streams()
+        experiment.initial_weights()
         check_events(config)
         found[name] = config
     if missing and not found:

@@ -7,7 +7,7 @@ from support.gradients import gradient_of
 
 from fedkace_flwr.algorithms import tfcl_submodels as submodels
 from fedkace_flwr.algorithms import tfcl_tags as tags
-from fedkace_flwr.training.model import seeded_resnet18
+from fedkace_flwr.networks.resnet import seeded_resnet18
 
 
 def test_the_binariser_gives_zeros_and_ones_and_lets_gradients_through():

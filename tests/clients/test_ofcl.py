@@ -17,11 +17,11 @@ from clients.ofcl import OfclClient
 from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
 from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.networks.resnet import ResNet18, seeded_resnet18
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.storage.client_store import ClientStore
 from fedkace_flwr.training.batches import EPOCHS, Epoch, random_replay_epoch
-from fedkace_flwr.training.model import ResNet18, seeded_resnet18
 from fedkace_flwr.training.snapshots import move_halfway, restored, snapshot
 
 Make = Callable[..., Config]

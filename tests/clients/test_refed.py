@@ -32,12 +32,12 @@ from fedkace_flwr.algorithms.refed_scores import (
 from fedkace_flwr.config import Config
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.methods.refed import RefedKeys
+from fedkace_flwr.networks.resnet import ResNet18, seeded_resnet18
 from fedkace_flwr.rounds.aggregation import weighted_mean
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.storage.client_store import ClientStore
 from fedkace_flwr.training.losses import masked_cross_entropy
-from fedkace_flwr.training.model import ResNet18, seeded_resnet18
 
 Make = Callable[..., Config]
 Gradient = Literal["full", "last-layer"]

@@ -18,11 +18,11 @@ from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.metrics import accuracy
+from fedkace_flwr.networks.resnet import ResNet18
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.sources import StreamSource
 from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.storage.client_store import ClientStore
-from fedkace_flwr.training.model import ResNet18
 
 Make = Callable[..., Config]
 SHAPE = {"method": "tfcl", "epochs": 2, "tfcl_server_epochs": 2, "weight_decay": 1e-3}

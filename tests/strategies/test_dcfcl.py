@@ -17,12 +17,12 @@ from fedkace_flwr.algorithms.dcfcl_coalitions import Formation, form_coalitions
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.networks.resnet import ResNet18
 from fedkace_flwr.registry import METHODS, Method
 from fedkace_flwr.rounds.aggregation import client_drift, weighted_mean
 from fedkace_flwr.rounds.server_round import ServerRound
 from fedkace_flwr.training.distillation import DistillationLoss
 from fedkace_flwr.training.losses import Batch, TaskLoss
-from fedkace_flwr.training.model import ResNet18
 from strategies.dcfcl import Dcfcl
 
 Make = Callable[..., Config]
