@@ -203,7 +203,11 @@ def test_the_published_network_is_that_of_torchvision(name: str, width: int, pub
     ("name", "blueprint", "message"),
     [
         ("cnn", Blueprint(5, 3, 2), "image-size = 3: with network = 'cnn', must be at least 4"),
-        ("cnn", Blueprint(5, 8, 2, "imagenet"), "stem = 'imagenet': with network = 'cnn', which has none, must be auto"),
+        (
+            "cnn",
+            Blueprint(5, 8, 2, "imagenet"),
+            "stem = 'imagenet': with network = 'cnn', which has none, must be auto",
+        ),
         ("vit", Blueprint(5, 9, 2), "image-size = 9: .* multiple of the patches' size, 2"),
         ("vit", Blueprint(5, 8, 2, "imagenet"), "image-size = 8: .* multiple of the patches' size, 16"),
         ("mobilenet-v3-small", Blueprint(5, 7, 2), "image-size = 7: .* stem = 'cifar', must be at least 8"),
