@@ -61,8 +61,10 @@ def weights_for(net: Network, path: Path) -> dict[str, Tensor]:
         own = net.own_name(name)
         if own is None or own.startswith(_OUTPUT) or not _counts(own):
             continue
-        if own not in wanted or own in found:
-            raise _refused(path, f"holds {name!r:.200}, which is no layer of the network that is not already there")
+        if own not in wanted:
+            raise _refused(path, f"holds {name!r:.200}, which the network has not; must hold its layers alone")
+        if own in found:
+            raise _refused(path, f"holds {name!r:.200}, the network's {own!r}, twice; must hold it once")
         found[own] = _fitting(path, name, tensor, wanted[own])
     for name in wanted:
         if name not in found:
