@@ -29,7 +29,7 @@ from fedkace_flwr.results.run_folder import differences
 ROOT = Path(__file__).resolve().parents[1]
 Make = Callable[..., Config]
 ADDED = {"network": "one-hidden", "dataset": "stripes", "method": "latest"}
-TINY = {**SMALL, "rounds": 2, "clients": 2, "width": 2, "capacity": 8}
+TINY: dict[str, Any] = {**SMALL, "rounds": 2, "clients": 2, "width": 2, "capacity": 8}
 TINY_NAMED = {key.replace("-", "_"): value for key, value in TINY.items()}
 
 
@@ -154,10 +154,11 @@ def test_a_site_may_rule_over_its_keys_and_refuse_it(installed: Path, tmp_path: 
     site, plain = read_policy(policy), Config.parse({"method": "latest", "latest-share": 0.5})
     site.check(plain, plain, sends_labels=False)
     site.check(Config(), Config(), sends_labels=False)
-    for values, named in [
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"latest-share": 0.9}, "latest-share = 0.9"),
         ({"network": "one-hidden"}, "network = 'one-"),
-    ]:
+    ]
+    for values, named in cases:
         config = Config.parse({"method": "latest", **values})
         with pytest.raises(PolicyError, match=named):
             site.check(config, config, sends_labels=False)

@@ -31,7 +31,7 @@ class TwoLayerCnn(Chain):
         The images are too small, or the stem is ``imagenet``.
     """
 
-    half: ClassVar[int] = 3
+    lower_layers: ClassVar[int] = 3
     layered: ClassVar[bool] = True
 
     def __init__(self, blueprint: Blueprint) -> None:

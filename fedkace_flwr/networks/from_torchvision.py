@@ -43,7 +43,7 @@ class MobileNetV3Small(_Pooled):
         The images are smaller than the factor by which maps shrink.
     """
 
-    half: ClassVar[int] = 4
+    lower_layers: ClassVar[int] = 4
 
     def __init__(self, blueprint: Blueprint) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class EfficientNetB0(_Pooled):
         The images are smaller than the factor by which maps shrink.
     """
 
-    half: ClassVar[int] = 4
+    lower_layers: ClassVar[int] = 4
 
     def __init__(self, blueprint: Blueprint) -> None:
         super().__init__()

@@ -159,21 +159,21 @@ class Chain(Network):
     ----------
     body : nn.Sequential
         The layers that make maps.
-    half : int
+    lower_layers : int
         Number of layers in the lower half.
     """
 
     body: nn.Sequential
-    half: ClassVar[int]
+    lower_layers: ClassVar[int]
     splits: ClassVar[bool] = True
 
     def lower_half(self) -> nn.Module:
         """The first layers, which share the network's weights: images to maps (B, c, h, w)."""
-        return self.body[: self.half]
+        return self.body[: self.lower_layers]
 
     def upper_half(self) -> Self:
         """Remove the first layers, in place; the network then maps (B, c, h, w) to logits (B, C)."""
-        self.body = self.body[self.half :]
+        self.body = nn.Sequential(*list(self.body)[self.lower_layers :])
         return self
 
 

@@ -18,7 +18,7 @@ from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.metrics import accuracy
-from fedkace_flwr.networks.resnet import ResNet18
+from fedkace_flwr.networks.network import Network
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.sources import StreamSource
 from fedkace_flwr.storage.client_state import ClientState
@@ -327,7 +327,7 @@ def test_who_came_back_answers(small: Make, inference: str, monkeypatch: pytest.
     asked: list[int] = []
     of = client.sub_model
 
-    def noted(extra: Mapping[str, torch.Tensor], task: int) -> ResNet18:
+    def noted(extra: Mapping[str, torch.Tensor], task: int) -> Network:
         asked.append(task)
         return of(extra, task)
 

@@ -190,8 +190,8 @@ def test_the_published_network_is_that_of_torchvision(name: str, width: int, pub
     models = import_torchvision().models
     theirs = getattr(models, published)() if published else models.VisionTransformer(224, 16, 6, 6, 192, 768)
     net = built(name, Blueprint(1000, 224, width)).eval()
-    weights = {net.own_name(key): tensor for key, tensor in theirs.state_dict().items()}
-    weights.pop(None)
+    named = {net.own_name(key): tensor for key, tensor in theirs.state_dict().items()}
+    weights = {key: tensor for key, tensor in named.items() if key is not None}
     head = [module for module in theirs.modules() if isinstance(module, torch.nn.Linear)][-1]
     net.load_state_dict({**weights, "output.weight": head.weight, "output.bias": head.bias})
     batch = PIXELS(images(1, 224))

@@ -108,13 +108,14 @@ def test_the_need_of_a_worker_grows_with_the_batch(small: Make, network: str) ->
 
 
 def test_too_small_images_and_too_few_features_are_refused(small: Make) -> None:
-    for keys, message in [
+    cases: list[tuple[dict[str, object], str]] = [
         ({"network": "vit", "image_size": 9}, "image-size = 9: .*multiple"),
         ({"network": "mobilenet-v3-small", "stem": "imagenet"}, "image-size = 8: .*at least 32"),
         ({"network": "vit", "width": 1, "output_layer": "simplex"}, "width = 1: .*must be more; it gives 8 features"),
         ({"width": 1, "output_layer": "simplex"}, "width = 1: .*must be at least 2"),
         ({"network": "resnet"}, "network = 'resnet': must be one of resnet18, .*did you mean resnet18"),
-    ]:
+    ]
+    for keys, message in cases:
         with pytest.raises(ConfigError, match=message):
             Experiment(small(**keys))
 
