@@ -76,6 +76,17 @@ class Experiment:
             self.stream(client)
             self._test_sets(client)
 
+    def check_weights_file(self) -> None:
+        """Read ``weights-file``, if there is one, as the server does.
+
+        Raises
+        ------
+        ConfigError
+            It does not fit the network.
+        """
+        if self.config.model.weights_file:
+            self.initial_weights()
+
     def stream(self, client: int) -> ClientStream:
         """The stream of one client, drawn once."""
         if client not in self._streams:

@@ -285,7 +285,6 @@ def configured(config: Config) -> tuple[Method, Config]:
     method = find_method(config.method)
     config = Config.parse({**config.flat(), **method.preset})
     _check_privacy(method, config)
-    _check_network(method, config)
     if method.needs_stream and config.data.data_source != "stream":
         raise ConfigError(f"method = {config.method!r}: keeps all data; works with data-source = 'stream' only")
     mirrors = config.data.data_source == "stream" and source_of(config.data.dataset).mirrors
@@ -305,7 +304,14 @@ def warn_of_replacements(config: Config) -> None:
     plugins.warn_of_replacements("dataset", config.data.dataset, DATASETS)
 
 
-def _check_network(method: Method, config: Config) -> None:
+def check_network(method: Method, config: Config) -> None:
+    """Check that a method works with the network that a configuration names; the network is built for it.
+
+    Raises
+    ------
+    ConfigError
+        There is no such network, or it cannot be built or used so.
+    """
     model = config.model
     if model.network == "resnet18" and not (method.splits and model.weights_file):
         return

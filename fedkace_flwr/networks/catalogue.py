@@ -86,7 +86,7 @@ class Facts:
 
 @lru_cache(maxsize=8)
 def facts_of(name: str, blueprint: Blueprint) -> Facts:
-    """Build a network for questions about it, and drop it.
+    """Build a network for questions about it, try it on an image, and drop it.
 
     Raises
     ------
@@ -94,9 +94,17 @@ def facts_of(name: str, blueprint: Blueprint) -> Facts:
         As :func:`built`.
     """
     net, half = seeded(name, blueprint, 0).eval(), None
-    if net.splits:
+    image = torch.zeros(1, 3, blueprint.image_size, blueprint.image_size)
+    try:
         with torch.inference_mode():
-            maps = net.lower_half()(torch.zeros(1, 3, blueprint.image_size, blueprint.image_size))
+            found = net.features(image).shape
+            maps = net.lower_half()(image) if net.splits else None
+    except Exception as fault:  # another package's code may raise anything
+        raise plugins.broken("network", name, f"fails on an image ({type(fault).__name__}: {fault})") from fault
+    if found != (1, net.output.in_features):
+        wanted = f"{net.output.in_features}, the inputs of its output"
+        raise plugins.broken("network", name, f"makes {tuple(found)[1:]} features of an image; must be {wanted}")
+    if maps is not None:
         half = int(maps.shape[1]), int(max(maps.shape[2:]))
     means = any(each.endswith(".running_mean") for each in net.state_dict())
     return Facts(net.output.in_features, means, half)
