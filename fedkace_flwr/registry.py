@@ -246,19 +246,19 @@ def _add(name: str) -> None:
     if not isinstance(method, Method):
         raise plugins.broken("method", name, "must be a fedkace_flwr.registry.Method")
     try:
+        keys = [kebab(each) for section in method.keys for each in keys_of(section)]
+        if len(set(keys)) < len(keys):
+            raise ValueError("it declares a key twice")
         for section in method.keys:
             check_section(section)
         check_metrics(method.metrics)
-        unknown = set(method.preset).difference(
-            Config().flat(), *(map(kebab, keys_of(section)) for section in method.keys)
-        )
-        if unknown:
+        if unknown := set(method.preset).difference(Config().flat(), keys):
             raise ValueError(f"its preset names unknown keys, {', '.join(sorted(unknown))}")
-    except (TypeError, ValueError) as fault:
+        register_metrics(method.metrics)
+    except Exception as fault:  # another package's declarations may be of any kind
         raise plugins.broken("method", name, f"cannot be added ({fault})") from fault
     for section in method.keys:
         register_section(section, name, added=True)
-    register_metrics(method.metrics)
     METHODS[name] = method
 
 

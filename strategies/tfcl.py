@@ -35,7 +35,9 @@ TAIL = "tail"
 
 
 class Tfcl(ServerRule):
-    """Train the upper half of a network (of ResNet-18, stages 3 and 4) on the union of the clients' features, and send each client the logits of its samples.
+    """Train the network's upper half on the union of the clients' features, and send each client its samples' logits.
+
+    The upper half of ResNet-18 consists of stages 3 and 4.
 
     Inferred: all clients of a round form one group (``tfcl-group``). With ``class-overlap``, a group consists of
     clients whose chunks' class sets have a Jaccard index of at least ``tfcl-group-jaccard``, directly or through other
@@ -149,7 +151,7 @@ class Tfcl(ServerRule):
 
 
 def _blueprint(config: Config, classes: int) -> Blueprint:
-    """A network with the stem for small images, whatever the clients' is: the upper halves are alike."""
+    """The blueprint of a network with the stem for small images, whatever the clients' is: the upper halves are alike."""
     return Blueprint(classes, image_size_of(config.data), config.model.width, "cifar")
 
 

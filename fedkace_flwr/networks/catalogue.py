@@ -100,6 +100,8 @@ def facts_of(name: str, blueprint: Blueprint) -> Facts:
             found = net.features(image).shape
             maps = net.lower_half()(image) if net.splits else None
     except Exception as fault:  # another package's code may raise anything
+        if name in NETWORKS:
+            raise
         raise plugins.broken("network", name, f"fails on an image ({type(fault).__name__}: {fault})") from fault
     if found != (1, net.output.in_features):
         wanted = f"{net.output.in_features}, the inputs of its output"

@@ -28,9 +28,10 @@ class _Pooled(Chain):
 
 
 class MobileNetV3Small(_Pooled):
-    """MobileNetV3-Small (Howard et al., 2019): 16 x ``width`` channels in the published one's proportions, F = 64 x ``width``.
+    """MobileNetV3-Small (Howard et al., 2019) whose first layer has ``width`` channels; F = 64 x ``width``.
 
-    Width 16 is the published network. The features are those of its hidden layer.
+    Width 16 is the published network. The features are those of its hidden layer. Numbers of channels and features are
+    rounded to multiples of 8.
 
     Parameters
     ----------
@@ -63,9 +64,10 @@ class MobileNetV3Small(_Pooled):
 
 
 class EfficientNetB0(_Pooled):
-    """EfficientNet-B0 (Tan and Le, 2019), without its random depth and dropout; F = 40 x ``width``.
+    """EfficientNet-B0 (Tan and Le, 2019) whose first layer has ``width`` channels; F = 40 x ``width``.
 
-    Width 32 is the published network.
+    Width 32 is the published network, without its random depth and dropout. Numbers of channels and features are
+    rounded to multiples of 8.
 
     Parameters
     ----------
