@@ -10,6 +10,7 @@ Pure tensor mathematics. Shapes: B samples, L positions of a convolution's outpu
 channels, O outputs, F features.
 """
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial, singledispatch
@@ -63,7 +64,9 @@ def one_by_one(loss: SampleLoss, parameters: Tensors, samples: tuple[Tensor, ...
     total = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
     norms = []
     for part in zip(*(torch.split(tensor, size) for tensor in samples), strict=True):
-        with sdpa_kernel(SDPBackend.MATH):  # vmap takes the others one sample after another
+        with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
+            # Of operations that vmap takes one sample after another, to which attention's other kernels belong.
+            warnings.filterwarnings("ignore", message="There is a performance drop")
             gradients = each(parameters, part)
         norms.append(torch.stack([g.flatten(1).double().square().sum(dim=1) for g in gradients.values()]).sum(dim=0))
         for name, gradient in gradients.items():

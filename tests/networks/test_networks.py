@@ -14,6 +14,7 @@ from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.networks.catalogue import NETWORKS, Facts, built, facts_of, seeded
 from fedkace_flwr.networks.network import Blueprint, Network
 from fedkace_flwr.sections import TrainingConfig
+from fedkace_flwr.training import sample_gradients
 from fedkace_flwr.training.loop import Preprocess, features_of, train
 from fedkace_flwr.training.losses import TaskLoss
 from fedkace_flwr.training.recalibration import recalibrate
@@ -97,7 +98,12 @@ def test_a_network_that_cannot_be_split_says_so() -> None:
 
 
 @every_network
-def test_gradients_of_samples_are_those_taken_one_by_one(name: str) -> None:
+@pytest.mark.parametrize("together", [1, 1 << 24])
+def test_gradients_of_samples_are_those_taken_one_by_one(
+    name: str, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For networks without rules for their layers, in parts of one sample or all at a time."""
+    monkeypatch.setattr(sample_gradients, "_GRADIENTS", together)
     net = network(name)
     net.train()(PIXELS(images(16)))  # statistics to normalise by
     net.eval()
