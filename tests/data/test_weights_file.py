@@ -25,6 +25,7 @@ from fedkace_flwr.networks.catalogue import built
 from fedkace_flwr.networks.network import Blueprint, Network
 from fedkace_flwr.networks.resnet import seeded_resnet18
 from fedkace_flwr.storage.checkpoint import Checkpoints
+from fedkace_flwr.storage.files import read_bytes
 
 Make = Callable[..., Config]
 Weights = dict[str, Tensor]
@@ -143,13 +144,24 @@ def test_hostile_files_run_nothing_and_are_refused_in_one_line(tmp_path: Path, m
     assert not (tmp_path / "harmed").exists()
 
 
-def test_a_run_starts_from_the_file_with_an_output_layer_of_its_own(small: Make, tmp_path: Path) -> None:
+def test_a_run_starts_from_the_file_with_an_output_layer_of_its_own(
+    small: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server reads it, once, and no client does."""
     path = written(tmp_path / "weights.safetensors", network(9).state_dict())
     config = small(weights_file=str(path), rounds=1, clients=2)
     plain, given = Experiment(small()).initial_weights(), Experiment(config).initial_weights()
     assert torch.equal(given["output.weight"], plain["output.weight"])
     assert torch.equal(given["stem.0.weight"], network(9).state_dict()["stem.0.weight"])
+    reads: list[Path] = []
+
+    def noted(path: Path, most: int) -> bytes:
+        reads.append(path)
+        return read_bytes(path, most)
+
+    monkeypatch.setattr(weights_file, "read_bytes", noted)
     run_inline(config)
+    assert reads == [path]
     folder = tmp_path / "run"
     kept = Checkpoints(folder / "server").newest()
     assert rounds_of(folder)[0]["failures"] == [] and kept is not None
