@@ -27,6 +27,7 @@ from fedkace_flwr.inference import kept_models as serving
 from fedkace_flwr.inference.kept_models import Answering
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.metrics import accuracy, combined_scores
+from fedkace_flwr.networks.network import Network
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.seeding import generator_for
 from fedkace_flwr.sources import Source
@@ -35,7 +36,6 @@ from fedkace_flwr.storage.client_store import ClientStore
 from fedkace_flwr.training.discriminant import discriminant_share, refit
 from fedkace_flwr.training.loop import predict, train
 from fedkace_flwr.training.losses import Objective, TaskLoss
-from fedkace_flwr.training.model import ResNet18
 from fedkace_flwr.training.recalibration import recalibrate
 from fedkace_flwr.training.snapshots import snapshot, weights_in
 from fedkace_flwr.training.stored_logits import StoredLogits, StoredLogitsLoss
@@ -90,15 +90,15 @@ class ClientRule:
         """
         return state
 
-    def begin(self, net: ResNet18, now: ClientRound) -> None:
+    def begin(self, net: Network, now: ClientRound) -> None:
         """Change the network, in place, that training starts from; it holds the model that was sent."""
 
-    def objective(self, net: ResNet18, now: ClientRound) -> Objective:
+    def objective(self, net: Network, now: ClientRound) -> Objective:
         """The loss to minimise in this round; its masks are on the experiment's device."""
         seen = now.seen.to(self.experiment.device)
         return TaskLoss(seen, seen)
 
-    def training(self, net: ResNet18, now: ClientRound) -> Training:
+    def training(self, net: Network, now: ClientRound) -> Training:
         """The local training of this round."""
         return Training(
             net,
@@ -133,7 +133,7 @@ class ClientRule:
         return as_arrays(training.net.state_dict())
 
     def receive(
-        self, net: ResNet18, state: ClientState, round_number: int, content: RecordDict
+        self, net: Network, state: ClientState, round_number: int, content: RecordDict
     ) -> tuple[ClientState, Metrics]:
         """Decide which model answers, given the new global model and the rest of the evaluation message.
 
@@ -148,7 +148,7 @@ class ClientRule:
             return state, {}
         return replace(state, global_since=state.global_since or round_number), {}
 
-    def evaluate(self, net: ResNet18, state: ClientState) -> Evaluation:
+    def evaluate(self, net: Network, state: ClientState) -> Evaluation:
         """Test the models that the client predicts with; ``net`` holds the global model, as received."""
         predicting, samples = self.predicting(state), self.source.test_set(state.seen)
         if not len(samples):
@@ -209,7 +209,7 @@ class ClientRule:
         """A CPU generator that depends on the seed, this client, the purpose and the round alone."""
         return generator_for(self.config.run.seed, purpose, self.number, round_number)
 
-    def network(self, weights: Mapping[str, Array]) -> ResNet18:
+    def network(self, weights: Mapping[str, Array]) -> Network:
         """The one network of this process, holding these weights, or the run's initial ones if there are none."""
         if not weights:
             return self.experiment.network(self.experiment.initial_weights())
@@ -228,7 +228,7 @@ class ClientRule:
         received = [name for name in self.predicting(state) if name != serving.LOCAL]
         return tuple(received[-1:]) if self.config.answers.views == "mirrored" else ()
 
-    def received(self, sent: Mapping[str, Array], state: ClientState, round_number: int) -> ResNet18:
+    def received(self, sent: Mapping[str, Array], state: ClientState, round_number: int) -> Network:
         """The process's network, holding a received model as this client predicts with it.
 
         With ``recalibrate`` it is recalibrated, and its output layer is refitted as ``classifier`` asks.
@@ -248,13 +248,13 @@ class ClientRule:
         fresh = self.source.chunk(round_number, state.round)
         return state.buffer.followed_by(fresh)
 
-    def recalibrate(self, net: ResNet18, samples: Samples, round_number: int) -> None:
+    def recalibrate(self, net: Network, samples: Samples, round_number: int) -> None:
         """Take the network's batch-norm statistics anew, in place, on samples; with fewer than two they stay."""
         if len(samples) > 1:
             generator = self.generator("recalibration", round_number)
             recalibrate(net, self.images(samples), self.experiment.preprocess, generator)
 
-    def refit(self, net: ResNet18, samples: Samples, round_number: int) -> None:
+    def refit(self, net: Network, samples: Samples, round_number: int) -> None:
         """Fit the output layer to samples, in place, as ``classifier`` asks in a round."""
         settings = self.config.answers
         share = discriminant_share(settings.classifier, round_number)
@@ -325,7 +325,7 @@ class ClientRule:
             kept=self.experiment.kept_steps,
         )
 
-    def teacher_logits(self, net: ResNet18, now: ClientRound) -> Tensor:
+    def teacher_logits(self, net: Network, now: ClientRound) -> Tensor:
         """Logits of the chunk by the received model, float32 (n, C) on the CPU; for distillation, before training."""
         if self.config.answers.recalibrate:
             self.recalibrate(net, now.state.buffer.followed_by(now.chunk), now.number)
@@ -335,11 +335,11 @@ class ClientRule:
         """The stored logits of the buffer's samples, in their order."""
         return StoredLogits.read(state.extra, self.experiment.num_classes).of(state.buffer)
 
-    def with_new_logits(self, now: ClientRound, net: ResNet18) -> StoredLogits:
+    def with_new_logits(self, now: ClientRound, net: Network) -> StoredLogits:
         """The stored logits of the buffer's samples, and the trained network's of the chunk's."""
         return self.stored_logits(now.state).joined_by(now.chunk, self.logits(net, now.chunk), now.seen)
 
-    def logits(self, net: ResNet18, samples: Samples, *, mirrored: bool = False, home: bool = True) -> Tensor:
+    def logits(self, net: Network, samples: Samples, *, mirrored: bool = False, home: bool = True) -> Tensor:
         """Logits in evaluation mode, of the images or of their mirror images.
 
         float32 (n, C), on the CPU or, without ``home``, on the experiment's device.
@@ -369,14 +369,14 @@ class ClientRule:
             output.bias.copy_(trained[1])
         return tested
 
-    def test_accuracy(self, net: ResNet18, seen: Tensor) -> tuple[float | None, int]:
+    def test_accuracy(self, net: Network, seen: Tensor) -> tuple[float | None, int]:
         """Accuracy on the test images of the classes seen, bool (C,), and their number; None if there are none."""
         samples = self.source.test_set(seen)
         if not len(samples):
             return None, 0
         return accuracy(self.test_logits(net, samples), samples.labels, seen), len(samples)
 
-    def test_logits(self, net: ResNet18, samples: Samples) -> Tensor:
+    def test_logits(self, net: Network, samples: Samples) -> Tensor:
         """As :meth:`logits`, for a client's test set; clients of a process that test the same model share them."""
         logits_of = partial(self.logits, net)
         return self.experiment.shared_logits(net, samples, logits_of) if samples.by_id else logits_of(samples)

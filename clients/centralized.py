@@ -10,12 +10,12 @@ from torch import Tensor
 from clients.base import Array, ClientRule, Evaluation, Metrics, Stopwatch, Training
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.methods.centralized import CentralizedKeys
+from fedkace_flwr.networks.network import Network
 from fedkace_flwr.results.reference_cache import cached_accuracy
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.seeding import seed_for
 from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.training.losses import TaskLoss
-from fedkace_flwr.training.model import ResNet18
 
 _REFERENCE = "centralized.reference"
 """Stored tensor, float64 (2,): whether the last accuracy is interpolated, and the seconds that it took."""
@@ -41,12 +41,12 @@ class CentralizedClient(ClientRule):
         return replace(state, round=round_number, seen=seen, local_accuracy=accuracy, extra=extra)
 
     def receive(
-        self, net: ResNet18, state: ClientState, round_number: int, content: RecordDict
+        self, net: Network, state: ClientState, round_number: int, content: RecordDict
     ) -> tuple[ClientState, Metrics]:
         """Leave the state as it is: there is no global model."""
         return state, {}
 
-    def evaluate(self, net: ResNet18, state: ClientState) -> Evaluation:
+    def evaluate(self, net: Network, state: ClientState) -> Evaluation:
         """The accuracy found by :meth:`catch_up`."""
         interpolated, seconds = state.extra[_REFERENCE].tolist()
         report = {keys.INTERPOLATED: int(interpolated), keys.TRAINING_SECONDS: seconds}

@@ -4,9 +4,9 @@ import torch
 
 from clients.base import ClientRound, ClientRule
 from fedkace_flwr.methods.dcfcl import DcfclKeys
+from fedkace_flwr.networks.network import Network
 from fedkace_flwr.training.distillation import DistillationLoss
 from fedkace_flwr.training.losses import Objective
-from fedkace_flwr.training.model import ResNet18
 
 
 class DcfclClient(ClientRule):
@@ -21,7 +21,7 @@ class DcfclClient(ClientRule):
     without any, as in round 1, trains with plain cross-entropy.
     """
 
-    def objective(self, net: ResNet18, now: ClientRound) -> Objective:
+    def objective(self, net: Network, now: ClientRound) -> Objective:
         """Cross-entropy plus distillation from ``net`` as received."""
         settings, device = self.config.of(DcfclKeys), self.experiment.device
         if settings.dcfcl_lambda == 0 or not bool(now.old.any()):

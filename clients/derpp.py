@@ -4,8 +4,8 @@ from clients.base import ClientRound
 from clients.er import ReplayClient
 from fedkace_flwr.algorithms.fedcbdr_loss import TemperatureLoss
 from fedkace_flwr.methods.derpp import DerppKeys
+from fedkace_flwr.networks.network import Network
 from fedkace_flwr.training.losses import Objective
-from fedkace_flwr.training.model import ResNet18
 
 
 class DerppClient(ReplayClient):
@@ -26,7 +26,7 @@ class DerppClient(ReplayClient):
         """Alpha."""
         return self.config.of(DerppKeys).derpp_alpha
 
-    def objective(self, net: ResNet18, now: ClientRound) -> Objective:
+    def objective(self, net: Network, now: ClientRound) -> Objective:
         """The two label losses; the third term is added where the buffer is replayed."""
         if len(now.state.buffer) == 0:
             return super().objective(net, now)

@@ -13,11 +13,11 @@ from fedkace_flwr.errors import MessageError, RunError
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.methods import fedcbdr as names
 from fedkace_flwr.methods.fedcbdr import FedcbdrKeys
+from fedkace_flwr.networks.network import Network
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.seeding import generator_for
 from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.training.losses import Objective
-from fedkace_flwr.training.model import ResNet18
 
 _BLOCK = 128
 
@@ -45,7 +45,7 @@ class FedCbdrClient(ClientRule):
     matrix of a client's features, but not which row belongs to which sample.
     """
 
-    def objective(self, net: ResNet18, now: ClientRound) -> Objective:
+    def objective(self, net: Network, now: ClientRound) -> Objective:
         """Temperature-scaled cross-entropy; the plain one while the buffer is empty."""
         if len(now.state.buffer) == 0:
             return super().objective(net, now)
@@ -109,7 +109,7 @@ class FedCbdrClient(ClientRule):
         return _acted(answer)
 
     def receive(
-        self, net: ResNet18, state: ClientState, round_number: int, content: RecordDict
+        self, net: Network, state: ClientState, round_number: int, content: RecordDict
     ) -> tuple[ClientState, Metrics]:
         """Take the server's selection as the buffer M_t, and the global model for inference."""
         state, report = super().receive(net, state, round_number, content)
@@ -131,7 +131,7 @@ class FedCbdrClient(ClientRule):
         before = self.store.before(round_number)
         return before.buffer.followed_by(self.source.chunk(round_number, before.round))
 
-    def _features(self, net: ResNet18, samples: Samples) -> Tensor:
+    def _features(self, net: Network, samples: Samples) -> Tensor:
         """Features in evaluation mode, float64 (n, F) on the CPU."""
         net.eval()
         with torch.no_grad():

@@ -19,9 +19,9 @@ from fedkace_flwr.algorithms.fedkace_switch import InferenceSwitch
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.methods.fedkace import SINGULAR, FedKaceKeys
 from fedkace_flwr.metrics import accuracy, true_class_probability
+from fedkace_flwr.networks.network import Network
 from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.training.losses import Objective, TaskLoss
-from fedkace_flwr.training.model import ResNet18
 
 GAPS = "fedkace.gaps"
 """Stored tensor, float64 (n,): the gap of each evaluated round until the switch."""
@@ -32,7 +32,7 @@ _LARGEST_DIAGNOSED_BUFFER = 2000
 class FedKaceClient(ClientRule):
     """The client side of the paper's Figure 1, from top to bottom."""
 
-    def objective(self, net: ResNet18, now: ClientRound) -> Objective:
+    def objective(self, net: Network, now: ClientRound) -> Objective:
         """Task loss plus replay loss, weighted by the ratio of output-layer gradient norms (section 4.2)."""
         settings, device = self.config.of(FedKaceKeys), self.experiment.device
         new, replayed = (now.current, now.old) if settings.replay_classes == "split" else (now.seen, now.seen)
@@ -91,7 +91,7 @@ class FedKaceClient(ClientRule):
         return report
 
     def receive(
-        self, net: ResNet18, state: ClientState, round_number: int, content: RecordDict
+        self, net: Network, state: ClientState, round_number: int, content: RecordDict
     ) -> tuple[ClientState, Metrics]:
         """Compare the global model's accuracy and confidence on the buffer, until the switch (section 4.1)."""
         if self.config.answers.inference != "auto":

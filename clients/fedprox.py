@@ -7,8 +7,8 @@ from torch import Tensor
 
 from clients.base import ClientRound, ClientRule
 from fedkace_flwr.methods.fedprox import FedProxKeys
+from fedkace_flwr.networks.network import Network
 from fedkace_flwr.training.losses import Batch, Objective, TaskLoss
-from fedkace_flwr.training.model import ResNet18
 
 
 class ProximalLoss(TaskLoss):
@@ -43,7 +43,7 @@ class FedProxClient(ClientRule):
     (``fedprox-mu``). Inferred: the server takes the plain mean, as for the other methods.
     """
 
-    def objective(self, net: ResNet18, now: ClientRound) -> Objective:
+    def objective(self, net: Network, now: ClientRound) -> Objective:
         """Cross-entropy plus the proximal term; ``net`` is the received model."""
         mu = self.config.of(FedProxKeys).fedprox_mu
         return ProximalLoss(now.seen.to(self.experiment.device), list(net.parameters()), mu)

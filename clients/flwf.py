@@ -2,9 +2,9 @@
 
 from clients.base import ClientRound, ClientRule
 from fedkace_flwr.methods.flwf import FlwfKeys
+from fedkace_flwr.networks.network import Network
 from fedkace_flwr.training.distillation import DistillationLoss
 from fedkace_flwr.training.losses import Objective
-from fedkace_flwr.training.model import ResNet18
 
 
 class FlwfClient(ClientRule):
@@ -16,7 +16,7 @@ class FlwfClient(ClientRule):
     publication; the model of a client's previous task, a second teacher in one variant of FLwF, is left out.
     """
 
-    def objective(self, net: ResNet18, now: ClientRound) -> Objective:
+    def objective(self, net: Network, now: ClientRound) -> Objective:
         """Cross-entropy plus distillation from ``net`` as received; in round 1 there is nothing to distil."""
         settings, device = self.config.of(FlwfKeys), self.experiment.device
         if not bool(now.old.any()):

@@ -11,9 +11,9 @@ from fedkace_flwr.algorithms.ofcl_memory import bregman_information, most_certai
 from fedkace_flwr.algorithms.ofcl_views import VIEWS, View, draw
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.methods.ofcl import OfclKeys
+from fedkace_flwr.networks.network import Network
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.training.loop import predict
-from fedkace_flwr.training.model import ResNet18
 from fedkace_flwr.training.snapshots import move_halfway, restored, snapshot
 
 
@@ -40,14 +40,14 @@ class OfclClient(ClientRule):
     - Places that do not divide evenly among the classes are filled.
     """
 
-    def begin(self, net: ResNet18, now: ClientRound) -> None:
+    def begin(self, net: Network, now: ClientRound) -> None:
         """With ``ofcl-merge = half``, move half-way from the global model to the client's own last one, if any."""
         if self.config.of(OfclKeys).ofcl_merge == "half":
             own = restored("local", now.state.extra, net)
             if own is not None:
                 move_halfway(net, own)
 
-    def training(self, net: ResNet18, now: ClientRound) -> Training:
+    def training(self, net: Network, now: ClientRound) -> Training:
         """One pass over the chunk per epoch, with replay in every step; the key ``batching`` is ignored."""
         return replace(super().training(net, now), batching="random-replay")
 
@@ -75,7 +75,7 @@ class OfclClient(ClientRule):
             report[keys.CHUNK_CLASSES] = now.chunk.class_counts(self.experiment.num_classes).tolist()
         return report
 
-    def _information(self, net: ResNet18, samples: Samples, now: ClientRound) -> Tensor:
+    def _information(self, net: Network, samples: Samples, now: ClientRound) -> Tensor:
         """Bregman information, float64 (n,)."""
         each = self.config.of(OfclKeys).ofcl_views == "per-sample"
         numbers = draw(len(samples), self.generator("ofcl-views", now.number), per_sample=each)
@@ -83,7 +83,7 @@ class OfclClient(ClientRule):
         logits = [self._logits_of(view, net, images, numbers) for view in VIEWS.values()]
         return bregman_information(torch.stack(logits), now.seen)
 
-    def _logits_of(self, view: View, net: ResNet18, images: Callable[[Tensor], Tensor], numbers: Tensor) -> Tensor:
+    def _logits_of(self, view: View, net: Network, images: Callable[[Tensor], Tensor], numbers: Tensor) -> Tensor:
         """Logits of one view of each sample, float32 (n, C) on the experiment's device."""
         device = self.experiment.device
 

@@ -11,9 +11,9 @@ from clients.base import ClientRound, ClientRule, Kept, Metrics, Stopwatch, Trai
 from fedkace_flwr.algorithms.refed_scores import Informative, most_informative, network_scores
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.methods.refed import RefedKeys
+from fedkace_flwr.networks.network import Network
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.storage.client_state import ClientState
-from fedkace_flwr.training.model import ResNet18
 from fedkace_flwr.training.snapshots import copied, restored, snapshot
 
 
@@ -60,7 +60,7 @@ class RefedClient(ClientRule):
         return Kept(now.state.buffer)
 
     def receive(
-        self, net: ResNet18, state: ClientState, round_number: int, content: RecordDict
+        self, net: Network, state: ClientState, round_number: int, content: RecordDict
     ) -> tuple[ClientState, Metrics]:
         """Score chunk and buffer with the global model and keep the highest, unless the buffer is chosen already."""
         state, report = super().receive(net, state, round_number, content)
@@ -76,7 +76,7 @@ class RefedClient(ClientRule):
         return replace(state, buffer=kept.buffer, extra={**state.extra, **kept.extra}), report
 
     def _highest(
-        self, pool: Samples, seen: Tensor, anchor: ResNet18, local: ResNet18 | None, extra: Mapping[str, Tensor]
+        self, pool: Samples, seen: Tensor, anchor: Network, local: Network | None, extra: Mapping[str, Tensor]
     ) -> Kept:
         """The M highest of the pool, and the informative model if it is to be stored."""
         rule = self.config.of(RefedKeys).refed_start
@@ -87,7 +87,7 @@ class RefedClient(ClientRule):
             return Kept(buffer)
         return Kept(buffer, snapshot("informative", {**start.state_dict(), **found.parameters}))
 
-    def _scores(self, net: ResNet18, pool: Samples, seen: Tensor, anchor: ResNet18) -> Informative:
+    def _scores(self, net: Network, pool: Samples, seen: Tensor, anchor: Network) -> Informative:
         """Scores by an informative model that starts as ``net``."""
         device, images = self.experiment.device, self.resident(pool)
 

@@ -21,11 +21,11 @@ from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.methods import tfcl as names
 from fedkace_flwr.methods.tfcl import TfclKeys
 from fedkace_flwr.metrics import accuracy
+from fedkace_flwr.networks.network import Network
 from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.training.adam import Adam
-from fedkace_flwr.training.distillation import DistilledLoss, lower_half
+from fedkace_flwr.training.distillation import DistilledLoss
 from fedkace_flwr.training.loop import adamw
-from fedkace_flwr.training.model import ResNet18
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class TfclClient(ClientRule):
     """Claims the free weights, trains, sends features; trains on with the server's logits, prunes, keeps a sub-model.
 
     A round is a task. There is no buffer, and no model weights travel. Instead the client sends the label of every
-    sample and its features after the second residual stage; the method does not work without them.
+    sample and its features after the network's lower half (of ResNet-18, the second residual stage); the method does not work without them.
 
     The state holds the tensors named in :mod:`fedkace_flwr.algorithms.tfcl_submodels`; between the two halves of a
     round also the optimisers' states, ``pending.*``; and the last second half's seconds and samples, ``tail``. A
@@ -97,7 +97,7 @@ class TfclClient(ClientRule):
         """Finish an earlier round that received no logits, by its label loss."""
         return self._finished(state)
 
-    def training(self, net: ResNet18, now: ClientRound) -> HalfTraining:
+    def training(self, net: Network, now: ClientRound) -> HalfTraining:
         """The first half of the epochs, on the weights that the round claims or continues."""
         begun = self._begun(net, now)
         claim = self._claim(net, begun)
@@ -180,12 +180,12 @@ class TfclClient(ClientRule):
     # Inference
 
     def receive(
-        self, net: ResNet18, state: ClientState, round_number: int, content: RecordDict
+        self, net: Network, state: ClientState, round_number: int, content: RecordDict
     ) -> tuple[ClientState, Metrics]:
         """Leave the state as it is: there is no global model."""
         return state, {}
 
-    def evaluate(self, net: ResNet18, state: ClientState) -> Evaluation:
+    def evaluate(self, net: Network, state: ClientState) -> Evaluation:
         """Test the latest sub-model, or the most confident of all for each image."""
         test = self.source.test_set(state.seen)
         if self.config.of(TfclKeys).tfcl_inference == "latest":
@@ -211,7 +211,7 @@ class TfclClient(ClientRule):
         weights = {f"task-{task}": as_arrays(self.sub_model(extra, task).state_dict()) for task in answers}
         return Answering(weights, {f"task-{task}": classes for task, classes in answers.items()})
 
-    def sub_model(self, extra: Extra, task: int) -> ResNet18:
+    def sub_model(self, extra: Extra, task: int) -> Network:
         """The network of a finished task: its own weights, and the weights of earlier tasks that it picked."""
         net = self.network({})
         tags.write_weights(net, submodels.effective_of(extra, task), extra[submodels.rest_of(task)])
@@ -219,7 +219,7 @@ class TfclClient(ClientRule):
 
     # Parts of both halves
 
-    def _begun(self, net: ResNet18, now: ClientRound) -> Extra:
+    def _begun(self, net: Network, now: ClientRound) -> Extra:
         """The state with which a round starts: task, weights, tags, normalisation, output layer and mask."""
         extra, by_classes = now.state.extra, self.config.of(TfclKeys).tfcl_trace == "class-set"
         earlier = submodels.task_with(extra, now.current) if by_classes else None
@@ -246,7 +246,7 @@ class TfclClient(ClientRule):
             _PICK: torch.full(weights.shape, tags.PICK_START),
         }
 
-    def _claim(self, net: ResNet18, extra: Extra) -> tags.Claim:
+    def _claim(self, net: Network, extra: Extra) -> tags.Claim:
         task = int(extra[submodels.TASK])
         return tags.Claim(
             net,
@@ -305,8 +305,8 @@ class TfclClient(ClientRule):
         )
 
     @torch.inference_mode()
-    def _maps(self, net: ResNet18, now: ClientRound) -> Tensor:
-        lower, blocks = lower_half(net).eval(), torch.split(self.images(now.chunk), _BLOCK)
+    def _maps(self, net: Network, now: ClientRound) -> Tensor:
+        lower, blocks = net.lower_half().eval(), torch.split(self.images(now.chunk), _BLOCK)
         return torch.cat([lower(self.experiment.preprocess(block)).contiguous() for block in blocks]).cpu()
 
     def _teacher(self, content: RecordDict, examples: int) -> Tensor:

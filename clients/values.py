@@ -12,13 +12,13 @@ from flwr.app import RecordDict
 from torch import Tensor
 
 from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.networks.network import Network
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.sections import TrainingConfig
 from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.training.adam import Adam
 from fedkace_flwr.training.batches import Batching
 from fedkace_flwr.training.losses import Objective
-from fedkace_flwr.training.model import ResNet18
 from fedkace_flwr.training.stored_logits import StoredLogits
 
 Array = npt.NDArray[Any]
@@ -66,7 +66,7 @@ class Training:
 
     Attributes
     ----------
-    net : ResNet18
+    net : Network
         The network to train, in place.
     objective : Objective
         The loss; its tensors are on the experiment's device.
@@ -90,7 +90,7 @@ class Training:
         Whether to record the step as a CUDA graph where that is possible.
     """
 
-    net: ResNet18
+    net: Network
     objective: Objective
     settings: TrainingConfig
     generator: torch.Generator

@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 from clients.round import StreamingClient
 from fedkace_flwr.compute.devices import GPU_SHARE, limit_memory
 from fedkace_flwr.config import Config
-from fedkace_flwr.errors import MessageError, PolicyError
+from fedkace_flwr.errors import ConfigError, MessageError, PolicyError
 from fedkace_flwr.experiment import Experiment, as_arrays, shared_experiment
 from fedkace_flwr.flower_internals import ClientAppCallable, is_simulation_process
 from fedkace_flwr.keys import Scalar
@@ -26,7 +26,7 @@ from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.privacy.attacks import Attack, FlippedLabels, is_hostile
 from fedkace_flwr.privacy.client_mods import guarded
 from fedkace_flwr.privacy.site_policy import policy_of_site
-from fedkace_flwr.registry import METHODS, Method, configured
+from fedkace_flwr.registry import METHODS, OWN_METHODS, Method, configured, find_method
 from fedkace_flwr.sources import InboxSource, Source, StreamSource
 from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.storage.client_store import ClientStore, is_locked
@@ -68,7 +68,20 @@ def _unfold(message: Message, context: Context, call_next: ClientAppCallable) ->
     return reply
 
 
-app = ClientApp(mods=[_unfold])
+class _App(ClientApp):
+    """A ClientApp that also has the messages of another package's method."""
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer a message; if the run's method is another package's, register its own messages first."""
+        name = context.run_config.get("method")
+        if isinstance(name, str) and name not in OWN_METHODS:
+            with suppress(ConfigError):  # the handler of the message reports it
+                for action in find_method(name).actions:
+                    _register(action)
+        return super().__call__(message, context)
+
+
+app = _App(mods=[_unfold])
 join_flower_log()
 if is_simulation_process():  # Flower imports the app before it starts Ray
     make_ray_lean(prestart=False)
@@ -121,8 +134,14 @@ def evaluate(message: Message, context: Context) -> Message:
     return Message(keys.reply_content(None, examples, metrics), reply_to=message)
 
 
+_registered: set[str] = set()
+
+
 def _register(action: str) -> None:
-    """Route a method's own messages, ``train.NAME`` or ``query.NAME``, to its client."""
+    """Route a method's own messages, ``train.NAME`` or ``query.NAME``, to its client; once."""
+    if action in _registered:
+        return
+    _registered.add(action)
     kind, _, name = action.partition(".")
 
     @getattr(app, kind)(name)  # type: ignore[untyped-decorator]
@@ -131,7 +150,7 @@ def _register(action: str) -> None:
             return Message(client.act(action, message.content, config[keys.ROUND]), reply_to=message)
 
 
-for _action in sorted({action for method in METHODS.values() for action in method.actions}):
+for _action in sorted({action for name in OWN_METHODS for action in METHODS[name].actions}):
     _register(_action)
 
 

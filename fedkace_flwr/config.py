@@ -4,7 +4,7 @@ The common sections are declared in :mod:`fedkace_flwr.sections`, those of the m
 :mod:`fedkace_flwr.methods`. The registry adds the methods' sections with :func:`register_section`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
@@ -31,8 +31,32 @@ Section = TypeVar("Section")
 _METHOD_SECTIONS: dict[type, set[str]] = {}
 """The methods' sections, each with the names of the methods that read it."""
 
+_ADDED_SECTIONS: set[type] = set()
+"""Those of other packages' methods; a configuration holds them only with such a method."""
 
-def register_section(section: type, method: str) -> None:
+_added_by: list[Callable[[str | None], None]] = []
+"""What declares the keys of other packages' methods: at most one."""
+
+
+def on_parsing(declare: Callable[[str | None], None]) -> None:
+    """Set what declares the keys of other packages' methods.
+
+    Parameters
+    ----------
+    declare : callable
+        Called with the name of a method before a configuration with it is parsed, and with None where a key is unknown
+        that any method might declare. Raises ConfigError if the method named cannot be loaded; an unknown one is left
+        alone.
+    """
+    _added_by[:] = [declare]
+
+
+def _declare_added(method: str | None) -> None:
+    for declare in _added_by:
+        declare(method)
+
+
+def register_section(section: type, method: str, *, added: bool = False) -> None:
     """Add a method's keys to the configuration.
 
     A section may have a method ``check(config)`` that raises ConfigError if its keys contradict others.
@@ -43,6 +67,8 @@ def register_section(section: type, method: str) -> None:
         A frozen dataclass of keys; several methods may share it.
     method : str
         Name of a method that reads it.
+    added : bool
+        Whether it is the section of another package's method.
 
     Raises
     ------
@@ -52,17 +78,35 @@ def register_section(section: type, method: str) -> None:
     if section in _METHOD_SECTIONS:
         _METHOD_SECTIONS[section].add(method)
         return
-    known = {name for _, name, _ in all_keys()}
+    check_section(section)
+    _METHOD_SECTIONS[section] = {method}
+    if added:
+        _ADDED_SECTIONS.add(section)
+
+
+def check_section(section: type) -> None:
+    """Check that a method's section can be registered.
+
+    Raises
+    ------
+    ValueError
+        One of its keys already exists in another section.
+    """
+    known = {name for other, name, _ in all_keys() if other is not section}
     for name in keys_of(section):
         if kebab(name) in known:
             raise ValueError(f"{section.__name__}: key {kebab(name)} is already declared")
-    _METHOD_SECTIONS[section] = {method}
 
 
-def all_keys() -> Iterator[tuple[type, str, Key]]:
-    """Yield the section, kebab-case name and declaration of every key; the configuration itself counts as a section."""
+def all_keys(*, added: bool = True) -> Iterator[tuple[type, str, Key]]:
+    """Yield the section, kebab-case name and declaration of every key; the configuration itself counts as a section.
+
+    Without ``added``, keys of other packages' methods are left out.
+    """
     sections: list[type] = [Config, *_SECTIONS.values(), *_METHOD_SECTIONS]
     for section in sections:
+        if section in _ADDED_SECTIONS and not added:
+            continue
         for name, declared in keys_of(section).items():
             yield section, kebab(name), declared
 
@@ -76,6 +120,20 @@ def keys_of_other_methods(method: str) -> frozenset[str]:
     """Return the names of the keys that only other methods read."""
     foreign = (section for section, methods in _METHOD_SECTIONS.items() if method not in methods)
     return frozenset(kebab(name) for section in foreign for name in keys_of(section))
+
+
+def declared_keys(wanted: Iterable[str]) -> dict[str, tuple[type, Key]]:
+    """Return section and declaration of every key by name, those of other packages' methods too if one is wanted."""
+    keys = {name: (section, declared) for section, name, declared in all_keys()}
+    if not keys.keys() >= set(wanted):
+        _declare_added(None)
+        keys = {name: (section, declared) for section, name, declared in all_keys()}
+    return keys
+
+
+def path_keys() -> frozenset[str]:
+    """Return the names of the keys whose values are folders or files: by convention, those that end in ``-dir`` or ``-file``."""
+    return folder_keys() | {name for _, name, _ in all_keys() if name.endswith("-file")}
 
 
 def folder_keys() -> frozenset[str]:
@@ -97,7 +155,10 @@ class Config:
         The methods' sections in which a key differs from its default; :meth:`of` reads any section.
     """
 
-    method: str = key("fedkace", "Method, one of the names in `fedkace_flwr/registry.py`.")
+    method: str = key(
+        "fedkace",
+        "Method, one of the names in `fedkace_flwr/registry.py`, or the name of one that another package adds (docs/extend.md).",
+    )
     data: DataConfig = field(default_factory=DataConfig)
     stream: StreamConfig = field(default_factory=StreamConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -124,7 +185,9 @@ class Config:
         ConfigError
             A key is unknown, a value has the wrong type or is out of range, or two keys contradict each other.
         """
-        known = [name for _, name, _ in all_keys()]
+        if isinstance(method := values.get("method"), str):
+            _declare_added(method)
+        known = list(declared_keys(values))
         for name in values:
             if name not in known:
                 hint = closest(str(name), known) or "; see docs/configuration.md for the keys"
@@ -148,9 +211,10 @@ class Config:
         return config
 
     def flat(self) -> dict[str, Scalar]:
-        """Return every key with its value, in order of declaration."""
+        """Return every key with its value, in order of declaration; without those of other packages' other methods."""
         values: dict[str, Scalar] = {"method": self.method}
-        sections = [getattr(self, name) for name in _SECTIONS] + [self.of(kind) for kind in _METHOD_SECTIONS]
+        read = [kind for kind, by in _METHOD_SECTIONS.items() if kind not in _ADDED_SECTIONS or self.method in by]
+        sections = [getattr(self, name) for name in _SECTIONS] + [self.of(kind) for kind in read]
         for section in sections:
             values |= {kebab(name): getattr(section, name) for name in keys_of(type(section))}
         return values

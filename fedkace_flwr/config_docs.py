@@ -36,7 +36,7 @@ def markdown() -> str:
         "`place` (where things are stored and how). A run can be resumed with different values of the latter two.",
     ]
     title = None
-    for section, name, key in all_keys():
+    for section, name, key in all_keys(added=False):
         if section is not title:
             title = section
             heading = "Method" if section is Config else str(section.__doc__).rstrip(".")

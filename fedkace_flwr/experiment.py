@@ -5,6 +5,7 @@ It is checked as a whole before the first round. One instance serves all clients
 
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,16 @@ from fedkace_flwr.compute.numerics import settle
 from fedkace_flwr.config import Config
 from fedkace_flwr.data.datasets import Dataset, load_dataset
 from fedkace_flwr.data.stream import ClientStream, client_stream
+from fedkace_flwr.data.weights_file import weights_for
 from fedkace_flwr.errors import ConfigError, DataError
+from fedkace_flwr.networks.catalogue import Facts, facts_of, seeded
+from fedkace_flwr.networks.network import Blueprint, Network, load_weights
+from fedkace_flwr.networks.output import simplex
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.seeding import generator_for, seed_for
 from fedkace_flwr.training.cuda_graphs import KeptSteps, can_record
 from fedkace_flwr.training.logits_cache import SharedLogits
 from fedkace_flwr.training.loop import Preprocess
-from fedkace_flwr.training.model import ResNet18, choose_stem, load_weights, seeded_resnet18, simplex
 
 
 class Experiment:
@@ -71,6 +75,17 @@ class Experiment:
         for client in range(self.config.stream.clients):
             self.stream(client)
             self._test_sets(client)
+
+    def check_weights_file(self) -> None:
+        """Read ``weights-file``, if there is one, as the server does.
+
+        Raises
+        ------
+        ConfigError
+            It does not fit the network.
+        """
+        if self.config.model.weights_file:
+            self.initial_weights()
 
     def stream(self, client: int) -> ClientStream:
         """The stream of one client, drawn once."""
@@ -121,15 +136,22 @@ class Experiment:
         return (self.dataset.mean, self.dataset.std) if self.config.data.normalise else ((0.0,) * 3, (1.0,) * 3)
 
     @property
-    def stem(self) -> str:
-        """The networks' stem, ``cifar`` or ``imagenet``."""
-        return choose_stem(self.config.model.stem, self.dataset.image_size)
+    def blueprint(self) -> Blueprint:
+        """What the networks are built for."""
+        model = self.config.model
+        return Blueprint(self.num_classes, self.dataset.image_size, model.width, model.stem)
 
     def initial_weights(self) -> dict[str, Tensor]:
-        """The weights of theta_g^0."""
-        return dict(self._blank_network(seed_for(self.config.run.seed, "weights")).state_dict())
+        """The weights of theta_g^0: drawn from the seed or, apart from the output layer, those of ``weights-file``.
 
-    def network(self, weights: Mapping[str, Tensor]) -> ResNet18:
+        Raises
+        ------
+        ConfigError
+            The file does not fit the network.
+        """
+        return dict(self._initial_network(seed_for(self.config.run.seed, "weights")).state_dict())
+
+    def network(self, weights: Mapping[str, Tensor]) -> Network:
         """The single network of this process, on its device, with the given weights."""
         load_weights(self._network, weights)
         return self._network
@@ -169,32 +191,48 @@ class Experiment:
         return frozenset(name for name, _ in self._network.named_parameters())
 
     @cached_property
-    def _network(self) -> ResNet18:
-        return self.fresh_network(seed_for(self.config.run.seed, "weights"))
+    def _network(self) -> Network:
+        return self._placed(self._blank_network(seed_for(self.config.run.seed, "weights")), self.device)
 
-    def fresh_network(self, seed: int) -> ResNet18:
-        """A new network on this process's device, with initial weights drawn from ``seed``."""
-        return self._placed(self._blank_network(seed), self.device)
+    def fresh_network(self, seed: int) -> Network:
+        """A new network on this process's device, with initial weights drawn from ``seed``, as :meth:`initial_weights`."""
+        return self._placed(self._initial_network(seed), self.device)
 
-    def network_on_cpu(self) -> ResNet18:
+    def network_on_cpu(self) -> Network:
         """A network of this experiment on the CPU, wherever clients compute: for counting, not for training."""
         return self._placed(self._blank_network(0), torch.device("cpu"))
 
-    def _placed(self, net: ResNet18, device: torch.device) -> ResNet18:
+    def _placed(self, net: Network, device: torch.device) -> Network:
         net.precision = choose_precision(self.config.run.precision, device)
         return net.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
-    def _blank_network(self, seed: int) -> ResNet18:
-        net = seeded_resnet18(self.num_classes, self.config.model.width, self.stem, seed)
+    def _blank_network(self, seed: int) -> Network:
+        net = seeded(self.config.model.network, self.blueprint, seed)
         if self.config.model.output_layer == "simplex":
             net.fix_output(self._frame)
         return net
+
+    def _initial_network(self, seed: int) -> Network:
+        net = self._blank_network(seed)
+        if self._file_weights:
+            load_weights(net, {**net.state_dict(), **self._file_weights})
+        return net
+
+    @cached_property
+    def _file_weights(self) -> dict[str, Tensor]:
+        """Weights from ``weights-file`` by the network's names; empty without a file."""
+        path = self.config.model.weights_file
+        return weights_for(self._network, Path(path).expanduser()) if path else {}
 
     @cached_property
     def _frame(self) -> Tensor:
         """The rows of the fixed output layer, float32 (C, F)."""
         generator = generator_for(self.config.run.seed, "output layer")
-        return simplex(self.num_classes, 8 * self.config.model.width, generator)
+        return simplex(self.num_classes, self._facts.features, generator)
+
+    @property
+    def _facts(self) -> Facts:
+        return facts_of(self.config.model.network, self.blueprint)
 
     @cached_property
     def _train_ids(self) -> list[npt.NDArray[np.int64]]:
@@ -223,11 +261,22 @@ class Experiment:
             raise ConfigError(f"window = {window}: must be at most the number of classes, {classes}")
         if capacity < classes:
             raise ConfigError(f"capacity = {capacity}: must be at least the number of classes, {classes}")
-        width, least = self.config.model.width, -(-classes // 8)
-        if self.config.model.output_layer == "simplex" and width < least:
-            raise ConfigError(
-                f"width = {width}: with output-layer = 'simplex' and {classes} classes, must be at least {least}"
+        self._check_network()
+
+    def _check_network(self) -> None:
+        model, classes, attack = self.config.model, self.num_classes, self.config.attack.attack
+        if model.network == "resnet18" and model.output_layer == "learned":
+            return  # nothing to find out, which saves each process the time
+        features = self._facts.features
+        if model.output_layer == "simplex" and features < classes:
+            least = (
+                f"at least {-(-classes // 8)}" if model.network == "resnet18" else f"more; it gives {features} features"
             )
+            raise ConfigError(
+                f"width = {model.width}: with output-layer = 'simplex' and {classes} classes, must be {least}"
+            )
+        if attack == "flipped-means" and not self._facts.has_running_means:
+            raise ConfigError(f"attack = 'flipped-means': network = {model.network!r} has no running means")
 
 
 @lru_cache(maxsize=1)

@@ -1,6 +1,7 @@
 """The registry of methods: everything that the rest of the program needs to know about each of them."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -17,11 +18,12 @@ from clients.flwf import FlwfClient
 from clients.ofcl import OfclClient
 from clients.refed import RefedClient
 from clients.tfcl import TfclClient
-from fedkace_flwr.config import Config, register_section
-from fedkace_flwr.data.datasets import source_of
+from fedkace_flwr import plugins
+from fedkace_flwr.config import Config, check_section, on_parsing, register_section
+from fedkace_flwr.data.datasets import DATASETS, image_size_of, source_of
 from fedkace_flwr.errors import ConfigError, closest
-from fedkace_flwr.keys import Scalar
-from fedkace_flwr.messaging.metrics import register_metrics
+from fedkace_flwr.keys import Scalar, kebab, keys_of
+from fedkace_flwr.messaging.metrics import check_metrics, register_metrics
 from fedkace_flwr.methods import centralized, fedcbdr, ofcl, tfcl
 from fedkace_flwr.methods.centralized import CentralizedKeys
 from fedkace_flwr.methods.dcfcl import DcfclKeys
@@ -34,6 +36,8 @@ from fedkace_flwr.methods.metric import Metric
 from fedkace_flwr.methods.ofcl import OfclKeys
 from fedkace_flwr.methods.refed import RefedKeys
 from fedkace_flwr.methods.tfcl import TfclKeys
+from fedkace_flwr.networks.catalogue import NETWORKS, facts_of
+from fedkace_flwr.networks.network import Blueprint
 from strategies.base import ServerRule
 from strategies.centralized import Centralized
 from strategies.dcfcl import Dcfcl
@@ -102,6 +106,8 @@ class Method:
     switches : bool
         Whether a client starts with its local model and may go over to the global one, unless ``inference`` says
         otherwise.
+    splits : bool
+        Whether it trains the halves of the network apart, which not every network permits, and without sending weights.
     needs_stream : bool
         Whether a client rereads chunks of earlier rounds, which only a simulated stream can provide.
     samples : callable
@@ -123,6 +129,7 @@ class Method:
     sends_labels: bool = False
     is_mean: bool = False
     switches: bool = False
+    splits: bool = False
     needs_stream: bool = False
     samples: Samples = chunk_and_buffer
     tests: int = 1
@@ -175,6 +182,7 @@ METHODS: dict[str, Method] = {
         keys=(TfclKeys,),
         actions=(tfcl.HEAD_ACTION, tfcl.TAIL_ACTION),
         sends_labels=True,
+        splits=True,
         samples=chunk_alone,
         traffic=Traffic("3*c + (4*n*C + 134)", "(4*n*A + 136) + (4*n*C + 134) + (8*n + 134) + (C + 132) + R"),
     ),
@@ -205,8 +213,10 @@ METHODS: dict[str, Method] = {
         traffic=Traffic("c", "R"),
     ),
 }
-"""All methods; reports list the methods of each role in this order."""
+"""All methods; reports list the methods of each role in this order. Other packages' methods are added when first named."""
 
+OWN_METHODS = tuple(METHODS)
+"""The names of the methods that come with the package."""
 
 for _name, _method in METHODS.items():
     for _section in _method.keys:
@@ -215,16 +225,50 @@ for _name, _method in METHODS.items():
 
 
 def find_method(name: str) -> Method:
-    """Look a method up.
+    """Look a method up, and import it if it is another package's.
 
     Raises
     ------
     ConfigError
-        There is no such method.
+        There is no such method, or it cannot be imported.
     """
+    _add(name)
     if name not in METHODS:
-        raise ConfigError(f"method = {name!r}: must be one of {', '.join(sorted(METHODS))}{closest(name, METHODS)}")
+        known = sorted({*METHODS, *plugins.found("method")})
+        raise ConfigError(f"method = {name!r}: must be one of {', '.join(known)}{closest(name, known)}")
     return METHODS[name]
+
+
+def _add(name: str) -> None:
+    """Add a method of another package, with its keys and metrics; nothing happens if there is none of this name."""
+    if name in METHODS or (method := plugins.loaded("method", name)) is None:
+        return
+    if not isinstance(method, Method):
+        raise plugins.broken("method", name, "must be a fedkace_flwr.registry.Method")
+    try:
+        keys = [kebab(each) for section in method.keys for each in keys_of(section)]
+        if len(set(keys)) < len(keys):
+            raise ValueError("it declares a key twice")
+        for section in method.keys:
+            check_section(section)
+        check_metrics(method.metrics)
+        if unknown := set(method.preset).difference(Config().flat(), keys):
+            raise ValueError(f"its preset names unknown keys, {', '.join(sorted(unknown))}")
+        register_metrics(method.metrics)
+    except Exception as fault:  # another package's declarations may be of any kind
+        raise plugins.broken("method", name, f"cannot be added ({fault})") from fault
+    for section in method.keys:
+        register_section(section, name, added=True)
+    METHODS[name] = method
+
+
+def _declare_added(name: str | None) -> None:
+    for each in plugins.found("method") if name is None else [name]:
+        with suppress(*([ConfigError] if name is None else [])):  # a broken one matters only where it is named
+            _add(each)
+
+
+on_parsing(_declare_added)
 
 
 def configured(config: Config) -> tuple[Method, Config]:
@@ -251,6 +295,36 @@ def configured(config: Config) -> tuple[Method, Config]:
     if config.privacy.hides:
         config = Config.parse({**config.flat(), "report-classes": False})
     return method, config
+
+
+def warn_of_replacements(config: Config) -> None:
+    """Log a warning for each name of this package that the run uses and that another package would like to replace."""
+    plugins.warn_of_replacements("method", config.method, OWN_METHODS)
+    plugins.warn_of_replacements("network", config.model.network, NETWORKS)
+    plugins.warn_of_replacements("dataset", config.data.dataset, DATASETS)
+
+
+def check_network(method: Method, config: Config) -> None:
+    """Check that a method works with the network that a configuration names; the network is built for it.
+
+    Raises
+    ------
+    ConfigError
+        There is no such network, or it cannot be built or used so.
+    """
+    model = config.model
+    if model.network == "resnet18" and not (method.splits and model.weights_file):
+        return
+    half = facts_of(model.network, Blueprint(1, image_size_of(config.data), model.width, model.stem)).half
+    if method.splits and half is None:
+        raise ConfigError(
+            f"network = {model.network!r} with method = {config.method!r}, which trains the halves of a network apart: "
+            "must be one that can be split, as resnet18, mobilenet-v3-small, efficientnet-b0 or cnn"
+        )
+    if method.splits and model.weights_file:
+        raise ConfigError(
+            f"weights-file = {model.weights_file!r:.200} with method = {config.method!r}, which sends no weights: must be empty"
+        )
 
 
 def _check_privacy(method: Method, config: Config) -> None:

@@ -12,7 +12,7 @@ class DataConfig:
 
     dataset: str = key(
         "digits",
-        "Data set: `digits` (bundled with scikit-learn), `cifar100`, `imagenet100`, or `folder` (any image folder with `train/` and `val/` or `test/`).",
+        "Data set: `digits` (bundled with scikit-learn), `cifar100`, `imagenet100`, `folder` (any image folder with `train/` and `val/` or `test/`), or the name of one that another package adds (docs/extend.md).",
     )
     data_dir: str = key(
         "data",
@@ -83,14 +83,26 @@ class StreamConfig:
 class ModelConfig:
     """Model."""
 
-    width: int = key(8, "Channels of ResNet-18's first stage (paper: 16 for CIFAR-100, 64 for ImageNet100).", low=1)
+    network: str = key(
+        "resnet18",
+        "Network: `resnet18` (the paper's), `mobilenet-v3-small`, `efficientnet-b0`, `vit` (a small vision transformer), `cnn` (two convolutions, for devices), or the name of one that another package adds (docs/extend.md).",
+    )
+    width: int = key(
+        8,
+        "Channels of the network's first layers, to which all others are in proportion. `resnet18`: those of the first stage (paper: 16 for CIFAR-100, 64 for ImageNet100). Published sizes: `mobilenet-v3-small` 16, `efficientnet-b0` 32, `cnn` 32; layers of the first two have at least 8 channels. `vit` has 8 x `width` channels throughout.",
+        low=1,
+    )
     stem: Literal["auto", "cifar", "imagenet"] = key(
         "auto",
-        "First layers of the network: `cifar` (3x3, stride 1) or `imagenet` (7x7, stride 2, max-pooling); `auto` uses `imagenet` for images of 112 pixels or more.",
+        "First layers of the network: `cifar`, for small images, or `imagenet`; `auto` uses `imagenet` for images of 112 pixels or more. `resnet18`: 3x3 with stride 1, or 7x7 with stride 2 and max-pooling. `mobilenet-v3-small`, `efficientnet-b0`: the first two strided layers have stride 1, or 2 as published. `vit`: patches of an eighth of the image's side, or of 16 pixels. `cnn` has no `imagenet`.",
+    )
+    weights_file: str = key(
+        "",
+        "File with the weights that the network starts from, apart from the output layer, in place of random ones: a state dict as `.safetensors` (needs the extra `weights`), `.pth` or `.pt`, with the names of this package or of torchvision. The server reads it and sends the weights; clients read it only with `centralized` and in simulated attacks. Relative to the working directory of the process.",
     )
     output_layer: Literal["learned", "simplex"] = key(
         "learned",
-        "Last layer of the network: `learned`, or fixed from the start to a `simplex` drawn from `seed`, the same for all clients, in which every two classes have the same angle. The network then learns features alone; it needs at least as many (8 x `width`) as there are classes.",
+        "Last layer of the network: `learned`, or fixed from the start to a `simplex` drawn from `seed`, the same for all clients, in which every two classes have the same angle. The network then learns features alone; it needs at least as many features (`resnet18`: 8 x `width`) as there are classes.",
     )
 
 

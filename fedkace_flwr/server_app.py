@@ -12,7 +12,7 @@ from fedkace_flwr.experiment import Experiment, as_arrays
 from fedkace_flwr.logs import join_flower_log
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.privacy.accounting import spent
-from fedkace_flwr.registry import Method, configured
+from fedkace_flwr.registry import Method, check_network, configured, warn_of_replacements
 from fedkace_flwr.results.record import round_record
 from fedkace_flwr.results.run_folder import RunFolder
 from fedkace_flwr.results.tensorboard import check_events
@@ -50,8 +50,11 @@ def run(grid: Grid, config: Config, run_id: int) -> None:
     method, config = configured(config)
     if config.run.resume and not config.run.run_name:
         raise ConfigError('resume = true: name the run to go on with, for example run-name = "mine"')
+    warn_of_replacements(config)
+    check_network(method, config)
     experiment = Experiment(config)
     experiment.check_streams()
+    experiment.check_weights_file()
     check_events(config)
     folder = RunFolder(run_folder(config, run_id), resume=config.run.resume)
     try:

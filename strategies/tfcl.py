@@ -12,20 +12,20 @@ from flwr.app import ArrayRecord, RecordDict
 
 from fedkace_flwr.compute.devices import choose_device
 from fedkace_flwr.config import Config
-from fedkace_flwr.data.datasets import DATASETS
+from fedkace_flwr.data.datasets import image_size_of
 from fedkace_flwr.errors import MessageError, RunError
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.messaging.records import NumpyArray, Reply, Shapes, Weights
 from fedkace_flwr.methods import tfcl as names
 from fedkace_flwr.methods.tfcl import TfclKeys
+from fedkace_flwr.networks.catalogue import facts_of, seeded
+from fedkace_flwr.networks.network import Blueprint, Network
 from fedkace_flwr.rounds.replies import check_labels, read_metrics
 from fedkace_flwr.rounds.round_report import TRAINING
 from fedkace_flwr.rounds.server_round import ServerRound
-from fedkace_flwr.sections import DataConfig
 from fedkace_flwr.seeding import generator_for, seed_for
-from fedkace_flwr.training.distillation import DistilledLoss, upper_half
+from fedkace_flwr.training.distillation import DistilledLoss
 from fedkace_flwr.training.loop import Preprocess, predict, train
-from fedkace_flwr.training.model import ResNet18, seeded_resnet18
 from strategies.base import ServerRule
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,9 @@ TAIL = "tail"
 
 
 class Tfcl(ServerRule):
-    """Train stages 3 and 4 on the union of the clients' features, and send each client the logits of its samples.
+    """Train the network's upper half on the union of the clients' features, and send each client its samples' logits.
+
+    The upper half of ResNet-18 consists of stages 3 and 4.
 
     Inferred: all clients of a round form one group (``tfcl-group``). With ``class-overlap``, a group consists of
     clients whose chunks' class sets have a Jaccard index of at least ``tfcl-group-jaccard``, directly or through other
@@ -49,6 +51,9 @@ class Tfcl(ServerRule):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self._lessons: dict[int, Reply] = {}
+        half = facts_of(config.model.network, _blueprint(config, 1)).half
+        assert half is not None, "the registry refuses networks that cannot be split"
+        self._channels_and_side = half
 
     def model_for(self, client: int, arrays: ArrayRecord) -> ArrayRecord:
         """Return no arrays, because no weights are sent."""
@@ -65,13 +70,13 @@ class Tfcl(ServerRule):
         record = content.array_records.get(keys.ARRAYS)
         declared = tuple(record[names.FEATURES].shape) if record is not None and names.FEATURES in record else ()
         size, _, height, width = declared if len(declared) == 4 else (0, 0, 0, 0)
-        side, most = largest_map(self.config.data), now.limits.examples
+        side, most = self._channels_and_side[1], now.limits.examples
         if not (0 <= size <= most and 0 <= height <= side and 0 <= width <= side):
             shown = keys.shown(declared)
             raise MessageError(
                 f"{names.FEATURES} are {shown}: at most {most} maps of {side} x {side} are possible", "size"
             )
-        single, channels = np.dtype(np.float32), 2 * self.config.model.width
+        single, channels = np.dtype(np.float32), self._channels_and_side[0]
         return {
             names.FEATURES: ((size, channels, height, width), single),
             names.LOGITS: ((size, now.classes), single),
@@ -145,9 +150,9 @@ class Tfcl(ServerRule):
         return groups
 
 
-def largest_map(data: DataConfig) -> int:
-    """Largest height and width of a feature map after the second stage: half the image's, with either stem."""
-    return -(-(data.image_size or DATASETS[data.dataset].image_size) // 2)
+def _blueprint(config: Config, classes: int) -> Blueprint:
+    """The blueprint of a network with the stem for small images, whatever the clients' is: the upper halves are alike."""
+    return Blueprint(classes, image_size_of(config.data), config.model.width, "cifar")
 
 
 def linked(sets: Mapping[int, frozenset[int]], threshold: float) -> list[list[int]]:
@@ -179,7 +184,7 @@ def teach(lessons: Mapping[int, Reply], classes: int, config: Config, number: in
     Parameters
     ----------
     lessons : mapping of int to Reply
-        By client, in any order: ``features`` float32 (n, 2 x width, h, w), ``logits`` float32 (n, C), ``labels`` int64
+        By client, in any order: ``features`` float32 (n, c, h, w), ``logits`` float32 (n, C), ``labels`` int64
         (n,), ``seen`` bool (C,).
     classes : int
         C.
@@ -231,6 +236,7 @@ def teach(lessons: Mapping[int, Reply], classes: int, config: Config, number: in
     return {client: part.numpy() for client, part in zip(order, torch.split(taught, sizes), strict=True)}
 
 
-def _upper_network(classes: int, config: Config, number: int, device: torch.device) -> ResNet18:
-    net = seeded_resnet18(classes, config.model.width, "cifar", seed_for(config.run.seed, "server-weights", number))
-    return upper_half(net).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+def _upper_network(classes: int, config: Config, number: int, device: torch.device) -> Network:
+    seed = seed_for(config.run.seed, "server-weights", number)
+    net = seeded(config.model.network, _blueprint(config, classes), seed).upper_half()
+    return net.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]

@@ -22,8 +22,8 @@ from experiments.bench.training import Setting
 from fedkace_flwr.algorithms.fedkace_loss import BalancedReplayLoss, FullGradientReplayLoss
 from fedkace_flwr.algorithms.fedkace_replay import GradientBalance, output_layer_gradient
 from fedkace_flwr.errors import ConfigError
+from fedkace_flwr.networks.resnet import ResNet18, resnet18
 from fedkace_flwr.training.losses import Batch, TaskLoss
-from fedkace_flwr.training.model import ResNet18, resnet18
 
 _CLASSES, _BATCH = 100, 32
 _RULE = "forward, with batch norm and pooling"

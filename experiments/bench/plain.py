@@ -26,7 +26,7 @@ from experiments.running.processes import finish, flower_environment, staged_app
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import RunError
 from fedkace_flwr.experiment import Experiment
-from fedkace_flwr.training.model import ResNet18, resnet18
+from fedkace_flwr.networks.resnet import ResNet18, resnet18
 
 _CLIENTS, _ROUNDS, _EPOCHS, _WORKERS = 10, 2, 3, 2
 _SETTINGS = {

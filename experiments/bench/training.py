@@ -20,12 +20,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from experiments.bench.measure import Figures, interleaved, ratio, spread
 from fedkace_flwr.algorithms.fedkace_loss import BalancedReplayLoss, FullGradientReplayLoss
 from fedkace_flwr.algorithms.fedkace_replay import GradientBalance
-from fedkace_flwr.data.torchvision_compat import import_torchvision
+from fedkace_flwr.compute.torchvision_compat import import_torchvision
+from fedkace_flwr.networks.resnet import ResNet18, resnet18
 from fedkace_flwr.sections import TrainingConfig
 from fedkace_flwr.seeding import generator_for
 from fedkace_flwr.training.loop import Preprocess, train
 from fedkace_flwr.training.losses import Batch, Objective, TaskLoss
-from fedkace_flwr.training.model import ResNet18, resnet18
 
 CLASSES, CHUNK, BUFFER, BATCH, EPOCHS, WIDTH, SIZE = 100, 500, 1000, 32, 20, 16, 32
 MEAN, STD = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)

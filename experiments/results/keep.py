@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from fedkace_flwr import registry as registry  # declares the methods' keys
-from fedkace_flwr.config import folder_keys
+from fedkace_flwr.config import folder_keys, path_keys
 from fedkace_flwr.errors import RunError
 from fedkace_flwr.storage.files import LARGEST_LOG, read_bytes, read_text, write_bytes, write_text
 
@@ -50,7 +50,9 @@ def _keep_run(run: Path, target: Path) -> None:
         raise RunError(f"{run}: has no {missing[0]}; must be the folder of a run that has completed a round")
     target.mkdir(parents=True, exist_ok=True)
     config = json.loads(read_text(run / "config.json"))
+    files = path_keys() - folder_keys()  # of which the name tells enough
     kept = {key: value for key, value in config.items() if key not in folder_keys()}
+    kept |= {key: Path(kept[key]).name for key in files & kept.keys()}
     write_text(target / "config.json", json.dumps(kept, indent=2) + "\n")
     _copy(run / "environment.json", target / "environment.json")
     # Only whole lines: the run may be writing one.

@@ -29,7 +29,7 @@ from fedkace_flwr.compute.devices import index_of
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError, FedkaceError, MissingDataError, RunError
 from fedkace_flwr.experiment import Experiment
-from fedkace_flwr.registry import configured
+from fedkace_flwr.registry import check_network, configured
 from fedkace_flwr.results.run_folder import SCHEMA, RunFolder
 from fedkace_flwr.results.tensorboard import check_events
 from fedkace_flwr.storage.files import read_text, write_text
@@ -129,11 +129,14 @@ def check_study(
     missing: dict[str, str] = {}
     for name, config in study.runs.items():
         try:
-            experiment = Experiment(configured(config)[1], progress=progress, download=download)
+            method, complete = configured(config)
+            check_network(method, complete)
+            experiment = Experiment(complete, progress=progress, download=download)
         except MissingDataError as error:
             missing[name] = str(error)
             continue
         experiment.check_streams()
+        experiment.check_weights_file()
         check_events(config)
         found[name] = config
     if missing and not found:

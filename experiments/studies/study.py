@@ -44,7 +44,7 @@ from experiments.studies.grid import Axis, combinations, parse_grid, run_name
 from experiments.studies.inheritance import FULL, at_scale, read_study_file
 from experiments.studies.names import ENGINES
 from fedkace_flwr import registry as registry  # declares the methods' keys
-from fedkace_flwr.config import Config, folder_keys
+from fedkace_flwr.config import Config, path_keys
 from fedkace_flwr.errors import ConfigError, closest
 from fedkace_flwr.keys import Scalar
 
@@ -216,7 +216,7 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def _with_absolute_paths(values: dict[str, Any]) -> dict[str, Any]:
-    for key in folder_keys() - {"results-dir"}:  # made absolute: the engines run in another working directory
+    for key in path_keys() - {"results-dir"}:  # made absolute: the engines run in another working directory
         value = values.get(key)
         if isinstance(value, str) and value:
             try:

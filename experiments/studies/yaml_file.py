@@ -145,13 +145,13 @@ def parse_settings(texts: Iterable[str]) -> tuple[dict[str, Scalar], dict[str, l
 
 
 def _free_text() -> set[str]:
-    """Return the keys whose values are any text, apart from names of methods and data sets."""
+    """Return the keys whose values are any text, apart from names of methods, data sets and networks."""
     free = {
         name
         for section, name, declared in all_keys()
         if isinstance(default_of(section, name.replace("-", "_")), str) and not declared.choices
     }
-    return free - {"method", "dataset"}
+    return free - {"method", "dataset", "network"}
 
 
 def _check_size(content: Any) -> None:

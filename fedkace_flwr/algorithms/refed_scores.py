@@ -21,9 +21,9 @@ from torch.func import functional_call
 
 from fedkace_flwr.compute.memory import images_at_once
 from fedkace_flwr.methods.refed import RefedKeys
+from fedkace_flwr.networks.network import Network
 from fedkace_flwr.training.losses import masked_cross_entropy
-from fedkace_flwr.training.model import ResNet18, largest_map
-from fedkace_flwr.training.sample_gradients import squared_norms_of
+from fedkace_flwr.training.sample_gradients import one_by_one, squared_norms_of
 
 Parameters = dict[str, Tensor]
 Block = tuple[Tensor, ...]
@@ -118,11 +118,19 @@ def informative_scores(
     return Informative(torch.where(scores.isfinite(), scores, -math.inf).cpu(), parameters, drift)
 
 
-def all_gradients(net: ResNet18, seen: Tensor) -> Measure:
+def all_gradients(net: Network, seen: Tensor) -> Measure:
     """Measure all parameters by cross-entropy over the classes in ``seen``, bool (C,).
 
     A block is images, float (B, 3, H, W), and labels, int64 (B,).
     """
+
+    def loss(parameters: Parameters, sample: Block) -> Tensor:
+        image, label = sample
+        losses, _ = masked_cross_entropy(functional_call(net, parameters, (image[None],)), label[None], seen)
+        return losses[0]
+
+    if not net.layered:
+        return lambda parameters, block: one_by_one(loss, parameters, block)
 
     def measure(parameters: Parameters, block: Block) -> tuple[Tensor, Parameters]:
         images, labels = block
@@ -156,7 +164,7 @@ def last_layer_squared_norms(residual: Tensor, features: Tensor) -> Tensor:
     return residual.square().sum(dim=1) * (features.square().sum(dim=1) + 1)
 
 
-def last_layer_gradients(net: ResNet18, seen: Tensor) -> Measure:
+def last_layer_gradients(net: Network, seen: Tensor) -> Measure:
     """Measure the output layer only, in closed form; the summed gradient is that of all parameters."""
     both = _FeaturesAndLogits(net)
 
@@ -181,7 +189,7 @@ def _gradients(losses: Tensor, leaves: Parameters) -> Parameters:
 
 
 class _FeaturesAndLogits(nn.Module):
-    def __init__(self, net: ResNet18) -> None:
+    def __init__(self, net: Network) -> None:
         super().__init__()
         self.net = net
 
@@ -191,11 +199,11 @@ class _FeaturesAndLogits(nn.Module):
 
 
 def network_scores(
-    net: ResNet18,
+    net: Network,
     blocks: Callable[[int], Iterable[Block]],
     seen: Tensor,
     settings: RefedKeys,
-    anchor: ResNet18 | None = None,
+    anchor: Network | None = None,
     *,
     size: int = 0,
 ) -> Informative:
@@ -207,7 +215,7 @@ def network_scores(
 
     Parameters
     ----------
-    net : ResNet18
+    net : Network
         v_0.
     blocks : callable
         Given a number of samples, passes once over all of them in blocks no larger: preprocessed images,
@@ -216,7 +224,7 @@ def network_scores(
         bool (C,), on the network's device: the classes to include.
     settings : RefedKeys
         Steps, step size, lambda and readings.
-    anchor : ResNet18, optional
+    anchor : Network, optional
         w, on the network's device. By default the network itself.
     size : int
         Height and width of the images; decides on a GPU how many pass at once.
@@ -245,10 +253,10 @@ def network_scores(
         net.train(was_training)
 
 
-def _block_of(net: ResNet18, size: int) -> int:
+def _block_of(net: Network, size: int) -> int:
     if net.output.weight.device.type == "cpu" or not size:
         return _BLOCK
-    return max(_BLOCK, images_at_once(*largest_map(net, size, size)) // _GRADIENTS)
+    return max(_BLOCK, images_at_once(*net.largest_map(3, size, size)) // _GRADIENTS)
 
 
 def most_informative(scores: Tensor, capacity: int) -> Tensor:

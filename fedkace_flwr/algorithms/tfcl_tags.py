@@ -7,15 +7,15 @@ weights count as 0. Shapes: N weights of a layer, or of all layers concatenated.
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from fedkace_flwr.networks.network import Network
 from fedkace_flwr.training.adam import Adam, Moments
-from fedkace_flwr.training.model import ResNet18
 
 FREE = 0
 PICK_START, PICK_THRESHOLD = 0.01, 0.005
@@ -115,9 +115,16 @@ def convolutions(net: nn.Module) -> list[nn.Conv2d]:
 
 
 def _others(net: nn.Module) -> list[Tensor]:
-    tagged = {id(weight) for layer in convolutions(net) for weight in layer.parameters()}
+    tagged = {id(_stored(layer)) for layer in convolutions(net)}
     state = net.state_dict(keep_vars=True).values()
     return [tensor for tensor in state if tensor.is_floating_point() and id(tensor) not in tagged]
+
+
+def _stored(layer: nn.Conv2d) -> Tensor:
+    """The weights that an optimiser changes, of a layer that is claimed or not; a bias is untagged."""
+    if parametrize.is_parametrized(layer, "weight"):
+        return cast(Tensor, layer.parametrizations["weight"].original)  # type: ignore[index, union-attr]
+    return layer.weight
 
 
 def read_weights(net: nn.Module) -> tuple[Tensor, Tensor]:
@@ -160,7 +167,7 @@ class Claim:
 
     Parameters
     ----------
-    net : ResNet18
+    net : Network
         Architecture and device; copied.
     weights, others : Tensor
         As from :func:`read_weights`.
@@ -177,7 +184,7 @@ class Claim:
 
     Attributes
     ----------
-    net : ResNet18
+    net : Network
         The copy. Its parameters do not include the mask.
     pick_optimiser : Adam
         Updates the mask.
@@ -187,7 +194,7 @@ class Claim:
 
     def __init__(
         self,
-        net: ResNet18,
+        net: Network,
         weights: Tensor,
         others: Tensor,
         tags: Tensor,
@@ -243,8 +250,7 @@ class Claim:
         return weights, _joined(_others(self.net)), tags, _joined([claim.pick for claim in self._claims])
 
     def _with_weights(self) -> list[tuple[_ClaimedWeight, Tensor]]:
-        stored = [next(iter(layer.parameters())) for layer in self._layers]
-        return list(zip(self._claims, stored, strict=True))
+        return [(claim, _stored(layer)) for claim, layer in zip(self._claims, self._layers, strict=True)]
 
 
 def read_moments(optimiser: Adam) -> Tensor:

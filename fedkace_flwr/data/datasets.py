@@ -20,6 +20,7 @@ import torch
 from filelock import FileLock
 from numpy.typing import NDArray
 
+from fedkace_flwr import plugins
 from fedkace_flwr.data.images import Framing
 from fedkace_flwr.data.readers import (
     CIFAR100_FOLDER,
@@ -44,7 +45,7 @@ DATASETS: dict[str, Source] = {
     "imagenet100": Source(classes=100, image_size=224, find=find_imagenet100, framing=imagenet_framing, mirrors=True),
     "folder": Source(classes=None, image_size=64, find=find_folder, framing=Framing.of_files),
 }
-"""The data sets by name. Register new ones here."""
+"""The data sets that come with the package, by name; other packages add theirs by entry points."""
 
 _FORMAT = 1  # increase it whenever the same files would be prepared differently
 _IMAGES, _LABELS, _META = "images.npy", "labels.npy", "meta.json"
@@ -234,13 +235,30 @@ def source_of(name: str) -> Source:
     ConfigError
         There is no data set of that name.
     """
-    if name not in DATASETS:
-        near = closest(name, [known for known in DATASETS if known != "folder"])
+    if name in DATASETS:
+        return DATASETS[name]
+    source = plugins.loaded("dataset", name)
+    if source is None:
+        known = [*DATASETS, *plugins.found("dataset")]
+        near = closest(name, [each for each in known if each != "folder"])
         raise ConfigError(
-            f"dataset = {name!r}: must be one of {', '.join(DATASETS)}; for images of your own, sort them into folders "
+            f"dataset = {name!r}: must be one of {', '.join(known)}; for images of your own, sort them into folders "
             f"by class and set dataset = folder{near}"
         )
-    return DATASETS[name]
+    if not isinstance(source, Source):
+        raise plugins.broken("dataset", name, "must be a fedkace_flwr.data.readers.Source")
+    return source
+
+
+def image_size_of(config: DataConfig) -> int:
+    """Height and width of the images that a configuration asks for; no file is opened.
+
+    Raises
+    ------
+    ConfigError
+        There is no data set of that name.
+    """
+    return config.image_size or source_of(config.dataset).image_size
 
 
 def cache_dir(config: DataConfig) -> Path:

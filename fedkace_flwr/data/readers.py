@@ -26,8 +26,8 @@ import torch
 from filelock import FileLock
 from numpy.typing import NDArray
 
+from fedkace_flwr.compute.torchvision_compat import import_torchvision
 from fedkace_flwr.data.images import Framing, FramingOf, scaled
-from fedkace_flwr.data.torchvision_compat import import_torchvision
 from fedkace_flwr.errors import ConfigError, DataError, MissingDataError
 from fedkace_flwr.sections import DataConfig
 

@@ -23,20 +23,21 @@ from torch import Tensor
 from fedkace_flwr.data.images import Framing
 from fedkace_flwr.errors import ConfigError, StateError
 from fedkace_flwr.metrics import combined_scores
+from fedkace_flwr.networks.catalogue import built
+from fedkace_flwr.networks.network import Blueprint, Network, load_weights
 from fedkace_flwr.storage import atomic as durable
 from fedkace_flwr.storage import encryption
 from fedkace_flwr.storage.files import remove_partials
 from fedkace_flwr.storage.npz import Array
 from fedkace_flwr.training.loop import Preprocess, predict
-from fedkace_flwr.training.model import ResNet18, load_weights, resnet18
 
 logger = logging.getLogger(__name__)
 
 GLOBAL, LOCAL, AVERAGE = "global", "local", "average"
 """Names of the models that can predict; a method may have others."""
 
-_KIND, _FORMAT, _GENERATIONS, _ATTEMPTS = "models", 3, 2, 20
-_READABLE = (1, 2, 3)  # formats 1 and 2 have no `mirrored`, format 1 no `combined`
+_KIND, _FORMAT, _GENERATIONS, _ATTEMPTS = "models", 4, 2, 20
+_READABLE = (1, 2, 3, 4)  # format 3 has no `network`, formats 1 and 2 no `mirrored` either, format 1 no `combined`
 
 _WRITTEN_WHEN = "clients keep one after each round on nodes with a state-dir, with data-source = 'inbox' and with keep-models = 'always'"
 
@@ -87,10 +88,8 @@ class KeptModels:
         How a picture becomes the networks' input.
     mean, std : tuple of float
         Normalisation of the input per channel, for pixels scaled to [0, 1].
-    width : int
-        The networks' width.
-    stem : str
-        Their stem, ``cifar`` or ``imagenet``.
+    width, stem : int and str
+        The keys of the networks' shape.
     precision : str
         Precision in which they compute, ``float32`` or ``bfloat16``.
     answers : dict of str to tuple of int
@@ -101,6 +100,8 @@ class KeptModels:
         As in :class:`Answering`.
     mirrored : tuple of str
         As in :class:`Answering`.
+    network : str
+        Name of the networks' kind.
     """
 
     method: str
@@ -120,6 +121,7 @@ class KeptModels:
     weights: Mapping[str, Mapping[str, Array]]
     combined: str = "most-confident"
     mirrored: tuple[str, ...] = ()
+    network: str = "resnet18"
 
     @property
     def answering(self) -> str:
@@ -158,7 +160,7 @@ class KeptModels:
         """
         content = dict(record)
         if (found := content.pop("format", None)) not in _READABLE:
-            raise StateError(f"its models have format {found}; this program reads formats 1 to 3")
+            raise StateError(f"its models have format {found}; this program reads formats 1 to 4")
         try:
             content["framing"] = Framing(**content["framing"])
             for name in ("seen", "class_names", "mean", "std", "mirrored"):
@@ -303,10 +305,10 @@ class Predictor:
         ]
         return {"round": self.kept.round, "model": self.kept.answering, "classes": classes}
 
-    def _network(self, name: str) -> ResNet18:
+    def _network(self, name: str) -> Network:
         kept = self.kept
         try:
-            net = resnet18(len(kept.class_names), kept.width, kept.stem)
+            net = built(kept.network, Blueprint(len(kept.class_names), kept.framing.size, kept.width, kept.stem))
             load_weights(net, {key: torch.from_numpy(array) for key, array in kept.weights[name].items()})
             net.precision = {"float32": torch.float32, "bfloat16": torch.bfloat16}[kept.precision]
         except (ConfigError, KeyError, RuntimeError, TypeError, ValueError) as error:

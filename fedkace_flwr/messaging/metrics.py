@@ -145,12 +145,24 @@ def register_metrics(metrics: Iterable[Metric]) -> None:
         One of them has the same name or column as a different metric.
     """
     for metric in metrics:
+        check_metrics([metric])
+        _KNOWN[metric.name] = metric
+
+
+def check_metrics(metrics: Iterable[Metric]) -> None:
+    """Check that metrics can be registered, each by itself.
+
+    Raises
+    ------
+    ValueError
+        One of them has the same name or column as a different metric.
+    """
+    for metric in metrics:
         if _KNOWN.get(metric.name, metric) != metric:
             raise ValueError(f"metric {metric.name} is already declared")
         columns = {other.column for other in _KNOWN.values() if other.name != metric.name} | _OTHER_FIELDS
         if metric.column in columns - {""}:
             raise ValueError(f"metric {metric.name}: column {metric.column} already belongs to another metric")
-        _KNOWN[metric.name] = metric
 
 
 def known_metrics() -> dict[str, Metric]:

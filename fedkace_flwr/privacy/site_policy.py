@@ -8,13 +8,13 @@ contains this check: which apps run at all is for signatures to decide (docs/sig
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedkace_flwr.config import Config, all_keys
+from fedkace_flwr.config import Config, all_keys, declared_keys
 from fedkace_flwr.errors import ConfigError, PolicyError, closest
-from fedkace_flwr.keys import Key, Scalar, checked
+from fedkace_flwr.keys import Key, Scalar, checked, default_of
 from fedkace_flwr.storage.files import read_text
 
 POLICY = "policy"
@@ -93,14 +93,14 @@ class SitePolicy:
         """
         values = config.flat()
         for name, rule in self.rules.items():
-            if not rule.accepts(values[name]):
+            if name in values and not rule.accepts(values[name]):
                 self._refuse(name, values[name], rule.text())
         if sends_labels and not self.labels:
             self._refuse("method", config.method, "no method that sends labels of samples (labels = false)")
         if self.only_defaults:
-            defaults, sent = Config().flat(), asked.flat()
+            defaults, sent = replace(Config(), method=asked.method).flat() | {"method": Config().method}, asked.flat()
             for _, name, declared in all_keys():
-                if name not in self.rules and declared.affects == "numbers" and sent[name] != defaults[name]:
+                if name not in self.rules and declared.affects == "numbers" and sent.get(name) != defaults.get(name):
                     self._refuse(name, sent[name], f"only its default, {defaults[name]!r} (unlisted = 'default')")
         if round_number is not None and not 1 <= round_number <= config.stream.rounds:
             self._refuse("round", round_number, f"only rounds up to the run's rounds = {config.stream.rounds}")
@@ -156,13 +156,13 @@ def _parsed(path: Path, table: Mapping[str, Any]) -> SitePolicy:
 
 
 def _rules(table: Mapping[str, Any]) -> Iterator[tuple[str, _Rule]]:
-    declared = {name: key for _, name, key in all_keys()}
-    defaults = Config().flat()
+    declared = declared_keys(table)
     for name, wanted in table.items():
         if name not in declared:
             hint = closest(name, declared) or "; see docs/configuration.md for the keys"
             raise ConfigError(f"unknown key {name!r:.100}{hint}")
-        yield name, _rule(name, wanted, declared[name], defaults[name])
+        section, key = declared[name]
+        yield name, _rule(name, wanted, key, default_of(section, name.replace("-", "_")))
 
 
 def _rule(name: str, wanted: Any, declared: Key, default: Scalar) -> _Rule:

@@ -18,6 +18,7 @@ from fedkace_flwr.sections import DataConfig, ModelConfig, StreamConfig, Trainin
 from fedkace_flwr.storage.files import read_text, write_text
 
 _VERSION = 1
+_LATER = {"network": "resnet18", "weights_file": ""}  # keys that were added later, whose defaults change no reference
 
 
 def cached_accuracy(config: Config, client: int, round_number: int, compute: Callable[[], float]) -> float:
@@ -62,7 +63,7 @@ def fingerprint(config: Config) -> str:
     """Return a hash of everything that the reference depends on.
 
     It covers whole sections, so that a new key cannot be forgotten: at worst, a reference is computed again. It
-    includes ``data-dir``, which identifies the user's own data sets. A client's accuracy after a round depends
+    includes ``data-dir``, which identifies the user's own data sets, and size and time of ``weights-file``. A client's accuracy after a round depends
     neither on the number of clients nor on the number of rounds, so these are left out.
     """
     stream: dict[str, Any] = asdict(config.stream)
@@ -70,8 +71,20 @@ def fingerprint(config: Config) -> str:
     for name in ("clients", "rounds"):
         del stream[name]
     data["data_dir"], data["cache_dir"] = str(Path(config.data.data_dir).expanduser().resolve()), None
-    parts = [_VERSION, data, stream, asdict(config.model), asdict(config.training), config.run.seed]
+    model = {name: value for name, value in asdict(config.model).items() if _LATER.get(name) != value}
+    if config.model.weights_file:
+        model["weights_file"] = _identity(Path(config.model.weights_file).expanduser().resolve())
+    parts = [_VERSION, data, stream, model, asdict(config.training), config.run.seed]
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def _identity(path: Path) -> list[Any]:
+    """What changes if another file takes a file's place: path, size and modification time."""
+    try:
+        facts = path.stat()
+    except OSError:
+        return [str(path)]  # whoever needs the file says what is wrong with it
+    return [str(path), facts.st_size, facts.st_mtime_ns]
 
 
 def _read(path: Path) -> float | None:

@@ -8,6 +8,7 @@ writes to the folder holds ``.lock``. With ``tensorboard = true``, rounds are al
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -246,7 +247,7 @@ def differences(before: Mapping[str, Any], config: Config) -> list[str]:
     A key that is missing from the file was added later; its default is the program's earlier behaviour. Keys that only
     other methods read give the same numbers whatever their values.
     """
-    known, values = {**Config().flat(), **before}, config.flat()
+    known, values = {**replace(Config(), method=config.method).flat(), **before}, config.flat()
     affecting = keys_affecting("numbers") - keys_of_other_methods(config.method)
     return [key for key, value in values.items() if key in affecting and known[key] != value]
 

@@ -24,8 +24,8 @@ class RoundReport:
         Client drift: (1/K) sum of squared distances between the local models and the global model.
     updates : dict of int to dict
         What the server measured of each client's update: ``update_length``, cosines to the mean of the others'
-        (``update_cosine``, ``running_means_cosine``), the smallest part of a layer that it keeps (``retention``), and the
-        number of ``clipped_layers`` if there are any.
+        (``update_cosine``, and ``running_means_cosine`` if the network has any), the smallest part of a layer that it
+        keeps (``retention``), and the number of ``clipped_layers`` if there are any.
     failures : list of dict
         Client, phase, reason and kind of each reply that was rejected. The kinds are those of
         :class:`fedkace_flwr.errors.MessageError`, and ``absent`` (no SuperNode), ``silent`` (no reply in time) and

@@ -63,6 +63,7 @@ class Adam:
         self.weight_decay = weight_decay
         self._rate = rate
         self._capturable = capturable
+        self._apart: dict[Tensor, bool] = {}  # whether a gradient lies in memory in another order
 
     @property
     def rate(self) -> float | Tensor:
@@ -95,7 +96,7 @@ class Adam:
         moments = [self.moments.get(parameter) or self._begun(parameter) for parameter in moved]
         adam(
             moved,
-            [parameter.grad for parameter in moved if parameter.grad is not None],
+            [self._laid_out(parameter) for parameter in moved],
             [each.first for each in moments],
             [each.second for each in moments],
             [],
@@ -112,7 +113,19 @@ class Adam:
             maximize=False,
         )
 
+    def _laid_out(self, parameter: Tensor) -> Tensor:
+        """The gradient, in memory as its parameter is: on a CPU the fused kernel pairs them by place, not by index."""
+        gradient = parameter.grad
+        assert gradient is not None
+        if parameter not in self._apart:
+            self._apart[parameter] = _places(parameter) != _places(gradient)
+        return torch.empty_like(parameter).copy_(gradient) if self._apart[parameter] else gradient
+
     def _begun(self, parameter: Tensor) -> Moments:
         steps = torch.zeros((), dtype=torch.float32, device=parameter.device)
         self.moments[parameter] = Moments(steps, torch.zeros_like(parameter), torch.zeros_like(parameter))
         return self.moments[parameter]
+
+
+def _places(tensor: Tensor) -> list[int]:
+    return [step for step, length in zip(tensor.stride(), tensor.shape, strict=True) if length > 1]

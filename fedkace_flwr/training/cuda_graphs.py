@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from fedkace_flwr.compute.seats import Parts, is_writable, own_memory, seats_in, signature, take_over, undone
+from fedkace_flwr.networks.network import Network
 from fedkace_flwr.training.adam import Adam
 from fedkace_flwr.training.losses import Objective
-from fedkace_flwr.training.model import ResNet18
 from fedkace_flwr.training.steps import Pool, take_step
 
 logger = logging.getLogger(__name__)
@@ -223,7 +223,7 @@ class KeptSteps:
         self._room = room
         self._recorder = Recorder()
         self._constants: tuple[object, ...] = ()
-        self._net: ResNet18 | None = None
+        self._net: Network | None = None
         self._pool: Pool | None = None
         self._optimiser: Adam | None = None
         self._total = torch.zeros(())
@@ -235,13 +235,13 @@ class KeptSteps:
         return held if samples <= held else max(samples, self._room, min(2 * held, 2 * samples))
 
     def ready(
-        self, net: ResNet18, pool: Pool, objective: Objective, optimiser: Callable[[], Adam], *constants: object
+        self, net: Network, pool: Pool, objective: Objective, optimiser: Callable[[], Adam], *constants: object
     ) -> Ready:
         """Prepare a training.
 
         Parameters
         ----------
-        net : ResNet18
+        net : Network
             On the device, in training mode.
         pool : Pool
             The samples, on any device; an ``augment`` has room for as many as :meth:`room_for` says.
@@ -275,7 +275,7 @@ class KeptSteps:
         kind.steps.go_on_with(take, changed)
         return Ready(kind.steps, self._optimiser, placed)
 
-    def _begin(self, net: ResNet18, pool: Pool, optimiser: Adam) -> None:
+    def _begin(self, net: Network, pool: Pool, optimiser: Adam) -> None:
         device = next(net.parameters()).device
         room = self.room_for(len(pool.labels))
         images, labels, replayed = (

@@ -9,8 +9,8 @@ pass over some labelled samples, treats all classes alike whatever their number 
 import torch
 from torch import Tensor
 
+from fedkace_flwr.networks.network import Network
 from fedkace_flwr.training.loop import Preprocess, features_of
-from fedkace_flwr.training.model import ResNet18
 
 _LEAST_SHARE = 0.01
 
@@ -32,13 +32,13 @@ def discriminant_share(classifier: str, round_number: int) -> float:
 
 
 def refit(
-    net: ResNet18, images: Tensor, labels: Tensor, preprocess: Preprocess, shrinkage: float, share: float = 1.0
+    net: Network, images: Tensor, labels: Tensor, preprocess: Preprocess, shrinkage: float, share: float = 1.0
 ) -> None:
     """Move the output layer's rows, in place, for the classes of some samples; the other rows stay.
 
     Parameters
     ----------
-    net : ResNet18
+    net : Network
         On the device of ``preprocess``; left in evaluation mode.
     images : Tensor
         uint8 (n, 3, H, W).

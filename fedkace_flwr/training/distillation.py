@@ -1,17 +1,14 @@
-"""Losses between a student's and a teacher's logits, and networks cut in two for them.
+"""Losses between a student's and a teacher's logits.
 
 Pure tensor mathematics. Shapes: B samples of a batch, n samples in all, C classes. The teacher is constant. Both
 sides use the same classes; excluded classes have a probability of exactly 0 (no infinity is subtracted from infinity).
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from fedkace_flwr.training.losses import Batch, TaskLoss, masked_cross_entropy
-from fedkace_flwr.training.model import ResNet18
-
-_LOWER_BLOCKS = 4
 
 
 def soft_cross_entropy(student: Tensor, teacher: Tensor, mask: Tensor, temperature: float) -> Tensor:
@@ -140,14 +137,3 @@ class DistilledLoss:
 
     def end_epoch(self) -> None:
         """Nothing to conclude."""
-
-
-def lower_half(net: ResNet18) -> nn.Sequential:
-    """Stem and first two residual stages, which share ``net``'s weights: images to maps (B, 2 x width, h, w)."""
-    return nn.Sequential(net.stem, *list(net.blocks)[:_LOWER_BLOCKS])
-
-
-def upper_half(net: ResNet18) -> ResNet18:
-    """Remove stem and first two stages from ``net``, in place; it then maps (B, 2 x width, h, w) to logits (B, C)."""
-    net.stem, net.blocks = nn.Sequential(), nn.Sequential(*list(net.blocks)[_LOWER_BLOCKS:])
-    return net

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from fedkace_flwr.compute.memory import images_at_once
 from fedkace_flwr.errors import RunError
+from fedkace_flwr.networks.network import Network
 from fedkace_flwr.sections import TrainingConfig
 from fedkace_flwr.training.adam import Adam
 from fedkace_flwr.training.augmentation import FlipShift
 from fedkace_flwr.training.batches import EPOCHS, Batching, Epoch
 from fedkace_flwr.training.cuda_graphs import KeptSteps
 from fedkace_flwr.training.losses import Objective
-from fedkace_flwr.training.model import ResNet18, largest_map
 from fedkace_flwr.training.steps import Pool, take_step
 
 _FETCHED = 128  # images at a time on a CPU
@@ -56,7 +56,7 @@ class Preprocess:
 
 
 def train(
-    net: ResNet18,
+    net: Network,
     chunk: tuple[Tensor, Tensor],
     buffer: tuple[Tensor, Tensor],
     objective: Objective,
@@ -78,7 +78,7 @@ def train(
 
     Parameters
     ----------
-    net : ResNet18
+    net : Network
         On the device of ``preprocess``.
     chunk, buffer : tuple of Tensor
         Images, uint8 (n, 3, H, W), and labels, int64 (n,). The buffer may be empty.
@@ -185,7 +185,7 @@ def pool_of(
     return Pool(images, labels, torch.arange(len(labels), device=device) >= len(chunk[1]), preprocess)
 
 
-def adamw(net: ResNet18, settings: TrainingConfig, *, capturable: bool = False) -> Adam:
+def adamw(net: Network, settings: TrainingConfig, *, capturable: bool = False) -> Adam:
     """The optimiser of local training, at the first epoch's learning rate.
 
     With ``capturable``, and always on CUDA, its whole state is in tensors on the device, including the learning rate.
@@ -226,7 +226,7 @@ def diverged(epoch: int, settings: TrainingConfig) -> RunError:
 
 @torch.inference_mode()
 def predict(
-    net: ResNet18,
+    net: Network,
     images_of: Callable[[Tensor], Tensor],
     content: Tensor,
     preprocess: Preprocess,
@@ -242,7 +242,7 @@ def predict(
 
     Parameters
     ----------
-    net : ResNet18
+    net : Network
         On the device of ``preprocess``; left in evaluation mode.
     images_of : callable
         Maps a slice of ``content`` to uint8 (n, 3, H, W), or to float of the same range.
@@ -271,16 +271,14 @@ def predict(
 
 
 @torch.inference_mode()
-def features_of(
-    net: ResNet18, images_of: Callable[[Tensor], Tensor], content: Tensor, preprocess: Preprocess
-) -> Tensor:
+def features_of(net: Network, images_of: Callable[[Tensor], Tensor], content: Tensor, preprocess: Preprocess) -> Tensor:
     """As :func:`predict`, but features instead of logits, float32 (n, F) on the CPU."""
     net.eval()
     return _passed(net, net.features, net.output.in_features, images_of, content, preprocess).cpu()
 
 
 def _passed(
-    net: ResNet18,
+    net: Network,
     function: Callable[[Tensor], Tensor],
     outputs: int,
     images_of: Callable[[Tensor], Tensor],
@@ -295,7 +293,7 @@ def _passed(
         blocks = (_cached(images_of(block)) for block in torch.split(content, _FETCHED))
         return torch.cat([function(preprocess(part)) for parts in blocks for part in parts])
     first = images_of(content[:1])
-    size = images_at_once(*largest_map(net, *first.shape[-2:]))
+    size = images_at_once(*net.largest_map(*first.shape[-3:]))
     found = []
     for block in torch.split(content, size):
         images = images_of(block)

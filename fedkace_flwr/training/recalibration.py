@@ -7,20 +7,21 @@ better generalization", section 3.2; Jordan et al., 2023, "REPAIR").
 
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import update_bn
 
+from fedkace_flwr.networks.network import Network
 from fedkace_flwr.training.loop import Preprocess
-from fedkace_flwr.training.model import ResNet18
 
 _LARGEST_BATCH = 256
 
 
-def recalibrate(net: ResNet18, images: Tensor, preprocess: Preprocess, generator: torch.Generator) -> None:
-    """Replace the running statistics of every batch-norm layer, in place, by those over some images.
+def recalibrate(net: Network, images: Tensor, preprocess: Preprocess, generator: torch.Generator) -> None:
+    """Replace the running statistics of every batch-norm layer, if there are any, in place, by those over some images.
 
     Parameters
     ----------
-    net : ResNet18
+    net : Network
         On the device of ``preprocess``; left in evaluation mode.
     images : Tensor
         uint8 (n, 3, H, W), n at least 2.
@@ -29,6 +30,9 @@ def recalibrate(net: ResNet18, images: Tensor, preprocess: Preprocess, generator
     generator : torch.Generator
         CPU generator; mixes the images before they are split into batches of equal size.
     """
+    if not any(isinstance(module, _BatchNorm) for module in net.modules()):
+        net.eval()
+        return
     mixed = images[torch.randperm(len(images), generator=generator)]
     batches = mixed.tensor_split(-(-len(mixed) // _LARGEST_BATCH))
     update_bn([preprocess(batch) for batch in batches], net)

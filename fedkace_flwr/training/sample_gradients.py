@@ -4,18 +4,27 @@ If no sample's output depends on another's, which requires that batch normalisat
 gradient of one sample's loss with respect to a layer's parameters follows from the layer's input for this sample and
 from the loss's gradient with respect to the layer's output. A single backward pass provides both for all samples, and
 the norms do not require any gradient to be kept (Goodfellow, arXiv 1510.01799; for convolutions Bu, Mao and Xu, arXiv 2205.10683).
+Where a network has other layers, the samples' gradients themselves are taken, some at a time (:func:`one_by_one`).
 
 Pure tensor mathematics. Shapes: B samples, L positions of a convolution's output, K inputs of a position, C
 channels, O outputs, F features.
 """
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial, singledispatch
 
 import torch
 from torch import Tensor, nn
+from torch.func import grad, vmap
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+Tensors = dict[str, Tensor]
+SampleLoss = Callable[[Tensors, tuple[Tensor, ...]], Tensor]
+
+_GRADIENTS = 1 << 24  # numbers in the gradients that are held at a time, 64 MiB
 
 # Elements of unfolded input at a time on a CPU, so that they stay in its cache; elsewhere 32 times as many.
 _UNFOLDED = 1 << 20
@@ -36,6 +45,33 @@ class SquaredNorms:
     def add(self, part: Tensor) -> None:
         """Add one layer's squared norms, (B,)."""
         self.total = self.total + part.double()
+
+
+def one_by_one(loss: SampleLoss, parameters: Tensors, samples: tuple[Tensor, ...]) -> tuple[Tensor, Tensors]:
+    """Squared norms of the samples' gradients, float64 (B,), and the gradients' sum, for any network.
+
+    Parameters
+    ----------
+    loss : callable
+        Maps parameters and one sample, without the first dimension, to its scalar loss; as PyTorch's vmap permits.
+    parameters : dict of str to Tensor
+        At which gradients are taken.
+    samples : tuple of Tensor
+        Each (B, ...).
+    """
+    each = vmap(grad(loss), in_dims=(None, 0))
+    size = max(1, _GRADIENTS // sum(parameter.numel() for parameter in parameters.values()))
+    total = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
+    norms = []
+    for part in zip(*(torch.split(tensor, size) for tensor in samples), strict=True):
+        with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
+            # Of operations that vmap takes one sample after another, to which attention's other kernels belong.
+            warnings.filterwarnings("ignore", message="There is a performance drop")
+            gradients = each(parameters, part)
+        norms.append(torch.stack([g.flatten(1).double().square().sum(dim=1) for g in gradients.values()]).sum(dim=0))
+        for name, gradient in gradients.items():
+            total[name] += gradient.sum(dim=0)
+    return torch.cat(norms), total
 
 
 @contextmanager
@@ -99,6 +135,8 @@ def squared_norms(layer: nn.Module, taken: Tensor, gradient: Tensor) -> Tensor:
 @squared_norms.register
 def _(layer: nn.Linear, taken: Tensor, gradient: Tensor) -> Tensor:
     """Of (B, F) and (B, O): the outer product has the product of both norms, the bias that of the gradient."""
+    if taken.dim() != 2:
+        raise TypeError(f"{layer} of an input of {taken.dim()} dimensions: no rule for the gradients of its samples")
     weights = taken.square().sum(dim=1) * gradient.square().sum(dim=1)
     return weights if layer.bias is None else weights + gradient.square().sum(dim=1)
 

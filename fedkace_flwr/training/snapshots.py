@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedkace_flwr.compute.memory import at_home
-from fedkace_flwr.training.model import ResNet18, load_weights
+from fedkace_flwr.networks.network import Network, load_weights
 
 
 def snapshot(kind: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -18,7 +18,7 @@ def snapshot(kind: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {f"{kind}.{name}": tensor.clone() for name, tensor in at_home(weights).items()}
 
 
-def restored(kind: str, tensors: Mapping[str, Tensor], like: ResNet18) -> ResNet18 | None:
+def restored(kind: str, tensors: Mapping[str, Tensor], like: Network) -> Network | None:
     """A new network with the weights of a :func:`snapshot`; None if the tensors hold none of that kind.
 
     Parameters
@@ -27,7 +27,7 @@ def restored(kind: str, tensors: Mapping[str, Tensor], like: ResNet18) -> ResNet
         The snapshot's kind.
     tensors : mapping of str to Tensor
         The stored tensors; other names are ignored.
-    like : ResNet18
+    like : Network
         Gives architecture, device and precision; left as it is.
     """
     weights = weights_in(kind, tensors)
@@ -39,7 +39,7 @@ def weights_in(kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(f"{kind}."): t for name, t in tensors.items() if name.startswith(f"{kind}.")}
 
 
-def copied(net: ResNet18, weights: Mapping[str, Tensor]) -> ResNet18:
+def copied(net: Network, weights: Mapping[str, Tensor]) -> Network:
     """A copy of ``net`` that holds these weights and statistics, named as in its ``state_dict``."""
     copy_of = copy.deepcopy(net)
     load_weights(copy_of, weights)
@@ -47,7 +47,7 @@ def copied(net: ResNet18, weights: Mapping[str, Tensor]) -> ResNet18:
 
 
 @torch.no_grad()
-def move_halfway(net: ResNet18, other: ResNet18) -> None:
+def move_halfway(net: Network, other: Network) -> None:
     """Replace each weight and batch-norm statistic of ``net`` by the mean of both networks; keep its counters."""
     for mine, its in zip(net.state_dict().values(), other.state_dict().values(), strict=True):
         if mine.is_floating_point():

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedkace_flwr.algorithms.ofcl_views import NUMBERS, VIEWS, draw, projection, rotation_and_scale, warp
-from fedkace_flwr.data.torchvision_compat import import_torchvision
+from fedkace_flwr.compute.torchvision_compat import import_torchvision
 
 
 def generator(seed: int = 0) -> torch.Generator:

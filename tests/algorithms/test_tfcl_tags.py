@@ -1,5 +1,6 @@
 """TFCL's tags, pick masks, pruning, and the sub-models made of them."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +8,8 @@ from support.gradients import gradient_of
 
 from fedkace_flwr.algorithms import tfcl_submodels as submodels
 from fedkace_flwr.algorithms import tfcl_tags as tags
-from fedkace_flwr.training.model import seeded_resnet18
+from fedkace_flwr.networks.catalogue import seeded
+from fedkace_flwr.networks.network import Blueprint
 
 
 def test_the_binariser_gives_zeros_and_ones_and_lets_gradients_through():
@@ -68,8 +70,9 @@ def test_packed_bits_come_back(bits):
     assert torch.equal(tags.unpack_bits(packed, len(bits)), mask)
 
 
-def test_weights_read_and_written_make_the_same_network():
-    one, other = seeded_resnet18(5, 2, "cifar", 1), seeded_resnet18(5, 2, "cifar", 2)
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet-v3-small", "cnn"])
+def test_weights_read_and_written_make_the_same_network(name):
+    one, other = (seeded(name, Blueprint(5, 8, 2), seed) for seed in (1, 2))
     one = one.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     tags.write_weights(other, *tags.read_weights(one))
     other = other.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -78,6 +81,22 @@ def test_weights_read_and_written_make_the_same_network():
     assert sum(len(part) for part in tags.read_weights(one)) == sum(
         tensor.numel() for tensor in one.state_dict().values() if tensor.is_floating_point()
     )
+
+
+@pytest.mark.parametrize("name", ["mobilenet-v3-small", "cnn"])
+def test_a_claim_owns_the_weights_of_convolutions_and_not_their_biases(name):
+    net = seeded(name, Blueprint(5, 8, 2), 1)
+    weights, others = tags.read_weights(net)
+    assert any(layer.bias is not None for layer in tags.convolutions(net))
+    free = torch.full(weights.shape, 1, dtype=torch.int16)
+    pick = torch.full(weights.shape, tags.PICK_START)
+    claim = tags.Claim(net, weights, others, free, 1, pick, rounds=2, pick_rate=0.01)
+    claim.prune()
+    found, untagged, owners, _ = claim.read()
+    assert torch.equal(untagged, others)
+    assert torch.equal(found[owners == 1], weights[owners == 1]) and not found[owners == tags.FREE].any()
+    sizes = [layer.weight[0].numel() * len(layer.weight) for layer in tags.convolutions(net)]
+    assert int((owners == 1).sum()) == sum(tags.quotas(sizes, 2))
 
 
 def test_an_older_task_learns_in_a_copy_that_no_other_task_sees():

@@ -17,11 +17,12 @@ from clients.ofcl import OfclClient
 from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
 from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.networks.network import Network
+from fedkace_flwr.networks.resnet import seeded_resnet18
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.storage.client_store import ClientStore
 from fedkace_flwr.training.batches import EPOCHS, Epoch, random_replay_epoch
-from fedkace_flwr.training.model import ResNet18, seeded_resnet18
 from fedkace_flwr.training.snapshots import move_halfway, restored, snapshot
 
 Make = Callable[..., Config]
@@ -188,7 +189,7 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Tensor]]:
     found: list[dict[str, Tensor]] = []
     usual = OfclClient.objective
 
-    def noted(self: OfclClient, net: ResNet18, now: ClientRound) -> object:
+    def noted(self: OfclClient, net: Network, now: ClientRound) -> object:
         found.append(snapshot("start", net.state_dict()))
         return usual(self, net, now)
 

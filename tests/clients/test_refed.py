@@ -32,12 +32,13 @@ from fedkace_flwr.algorithms.refed_scores import (
 from fedkace_flwr.config import Config
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.methods.refed import RefedKeys
+from fedkace_flwr.networks.network import Network
+from fedkace_flwr.networks.resnet import seeded_resnet18
 from fedkace_flwr.rounds.aggregation import weighted_mean
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.storage.client_store import ClientStore
 from fedkace_flwr.training.losses import masked_cross_entropy
-from fedkace_flwr.training.model import ResNet18, seeded_resnet18
 
 Make = Callable[..., Config]
 Gradient = Literal["full", "last-layer"]
@@ -110,7 +111,7 @@ def test_a_sample_without_a_finite_gradient_is_dropped_and_a_model_that_leaves_t
 # On the network
 
 
-def network() -> ResNet18:
+def network() -> Network:
     net = seeded_resnet18(5, 2, "cifar", 3)
     with torch.no_grad():
         generator = torch.Generator().manual_seed(1)
@@ -132,7 +133,7 @@ def in_blocks(count: int = 7, most: int = 3) -> Callable[[int], Iterable[tuple[T
     return lambda size: zip(torch.split(images, min(size, most)), torch.split(labels, min(size, most)), strict=True)
 
 
-def single_backward_passes(net: ResNet18) -> list[dict[str, Tensor]]:
+def single_backward_passes(net: Network) -> list[dict[str, Tensor]]:
     net.eval()
     gradients = []
     for image, label in zip(*data(), strict=True):
@@ -197,7 +198,7 @@ def test_scores_do_not_depend_on_the_blocks() -> None:
 def test_the_anchor_pulls_from_the_first_step_where_the_start_is_another_model(gradient: Gradient) -> None:
     start, anchor = network(), seeded_resnet18(5, 2, "cifar", 9)
 
-    def scores(net: ResNet18, pulled_to: ResNet18 | None, **chosen: Any) -> list[float]:
+    def scores(net: Network, pulled_to: Network | None, **chosen: Any) -> list[float]:
         usual = RefedKeys(refed_gradient=gradient, refed_learning_rate=0.05)
         return network_scores(net, in_blocks(), SEEN, replace(usual, **chosen), pulled_to).scores.tolist()
 
@@ -274,11 +275,11 @@ def test_the_highest_stay_by_the_start_and_the_anchor_that_were_chosen(small: Ma
     federation = Federation(config)
     experiment = federation.experiment
 
-    def net_of(weights: Mapping[str, np.ndarray]) -> ResNet18:
+    def net_of(weights: Mapping[str, np.ndarray]) -> Network:
         tensors = {name: torch.as_tensor(array) for name, array in weights.items()}
         return copy.deepcopy(experiment.network(tensors))
 
-    last: ResNet18 | None = None
+    last: Network | None = None
     for number in (1, 2, 3):
         before, sent = state_of(federation, 0, number - 1).buffer, federation.weights
         local = federation.train(0, number).weights

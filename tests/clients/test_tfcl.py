@@ -18,11 +18,11 @@ from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.metrics import accuracy
+from fedkace_flwr.networks.network import Network
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.sources import StreamSource
 from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.storage.client_store import ClientStore
-from fedkace_flwr.training.model import ResNet18
 
 Make = Callable[..., Config]
 SHAPE = {"method": "tfcl", "epochs": 2, "tfcl_server_epochs": 2, "weight_decay": 1e-3}
@@ -327,7 +327,7 @@ def test_who_came_back_answers(small: Make, inference: str, monkeypatch: pytest.
     asked: list[int] = []
     of = client.sub_model
 
-    def noted(extra: Mapping[str, torch.Tensor], task: int) -> ResNet18:
+    def noted(extra: Mapping[str, torch.Tensor], task: int) -> Network:
         asked.append(task)
         return of(extra, task)
 

@@ -18,8 +18,8 @@ from support.made.datasets import (
     needs,
 )
 
+from fedkace_flwr.compute.torchvision_compat import import_torchvision
 from fedkace_flwr.data.datasets import load_dataset
-from fedkace_flwr.data.torchvision_compat import import_torchvision
 from fedkace_flwr.errors import DataError
 from fedkace_flwr.sections import DataConfig
 

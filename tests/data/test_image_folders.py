@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 from support.made.datasets import DATA_DIR, assert_consistent, needs, write_picture
 
+from fedkace_flwr.compute.torchvision_compat import import_torchvision
 from fedkace_flwr.data.datasets import load_dataset
-from fedkace_flwr.data.torchvision_compat import import_torchvision
 from fedkace_flwr.errors import ConfigError, DataError
 from fedkace_flwr.sections import DataConfig
 

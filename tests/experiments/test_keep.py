@@ -14,6 +14,7 @@ def made_run(folder: Path, *, finished: bool, rounds: int = 2, half: str = "") -
     """A run's folder with some rounds, and perhaps the beginning of a further line."""
     folder.mkdir(parents=True)
     config = {**Config().flat(), "data-dir": "/home/someone/data", "results-dir": "/home/someone/results"}
+    config["weights-file"] = "/home/someone/resnet18.pth"
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "environment.json").write_text('{"schema": 1}')
     lines = "".join(json.dumps({"round": number}) + "\n" for number in range(1, rounds + 1))
@@ -35,7 +36,8 @@ def test_a_finished_run_is_kept_with_its_plot_and_without_folders_or_states(tmp_
     assert contents(tmp_path / "kept") == {
         *("config.json", "environment.json", "rounds.jsonl", "summary.json", "accuracy.png")
     }
-    assert "someone" not in (tmp_path / "kept" / "config.json").read_text()
+    kept = (tmp_path / "kept" / "config.json").read_text()
+    assert "someone" not in kept and json.loads(kept)["weights-file"] == "resnet18.pth"
 
 
 def test_an_unfinished_run_is_kept_up_to_its_last_whole_round(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from experiments.running.machine import Machine
 from experiments.running.need import Need, activations
 from experiments.running.workers import Workers, plan_workers
 from experiments.studies.study import Study, load_study
-from fedkace_flwr.training.model import resnet18
+from fedkace_flwr.networks.resnet import resnet18
 
 GIB = 2**30
 ROOT = Path(__file__).resolve().parents[2]

@@ -3,7 +3,8 @@
 Needs the extra ``fuzz`` (atheris). PARSER is one of ``archive`` (below the checksum) and ``stored`` (state, answer,
 checkpoint), ``encrypted`` (below the checksum of an encrypted file) and ``ledger`` (below its encryption), ``arrival``
 and ``picture`` (files in an inbox), ``form`` (sent to the prediction service), ``folded`` (a reply's arrays between
-machines), ``study``, ``setting``, ``run-config`` and ``policy`` (a site's); for example ``stored -runs=1000000``. It ends
+machines), ``study``, ``setting``, ``run-config``, ``policy`` (a site's), ``safetensors`` and ``pth`` (weights to start
+from); for example ``stored -runs=1000000``. It ends
 with the input in a file ``crash-*`` where anything but the documented errors comes out. Without PARSER it prints the
 names.
 """
@@ -12,6 +13,7 @@ import json
 import logging
 import sys
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import atheris
@@ -27,6 +29,7 @@ with atheris.instrument_imports(include=["fedkace_flwr", "experiments.studies", 
         pristine,
         pristine_ledger,
         pristine_sealed,
+        pristine_weights,
         sealed,
     )
 
@@ -50,6 +53,8 @@ def main() -> None:
         "setting": parsers.setting,
         "run-config": parsers.run_config,
         "policy": parsers.policy,
+        "safetensors": partial(parsers.weights, ".safetensors"),
+        "pth": partial(parsers.weights, ".pth"),
     }
     if len(sys.argv) < 2:
         print(*targets)
@@ -77,6 +82,8 @@ def main() -> None:
         "picture": dropped().values(),
         "form": [b'--x\r\nContent-Disposition: form-data; name="a"; filename="a.png"\r\n\r\nabc\r\n--x--\r\n'],
         "folded": [folded_weights()],
+        "safetensors": [pristine_weights()[".safetensors"]],
+        "pth": [pristine_weights()[".pth"]],
     }
     examples |= {kind: [text.encode() for text in each] for kind, each in texts.items()}
     for number, content in enumerate(examples[name]):

@@ -16,7 +16,16 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.made.parsers import CORPUS, NAMES, Parsers, pristine, pristine_ledger, pristine_sealed, sealed
+from support.made.parsers import (
+    CORPUS,
+    NAMES,
+    Parsers,
+    pristine,
+    pristine_ledger,
+    pristine_sealed,
+    pristine_weights,
+    sealed,
+)
 
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError, StateError
@@ -25,6 +34,7 @@ from fedkace_flwr.storage import npz as archive
 BODIES = pristine()
 SEALED = pristine_sealed()
 LEDGER = pristine_ledger()
+WEIGHTS = pristine_weights()
 KEYS = sorted(Config().flat())
 
 fuzzed = settings(suppress_health_check=list(HealthCheck))
@@ -136,6 +146,21 @@ def test_stored_files_with_other_fields(parsers: Parsers, content: bytes) -> Non
 @given(st.data())
 def test_changed_archives(parsers: Parsers, data: st.DataObject) -> None:
     parsers.archived(data.draw(st.composite(lambda draw: mutated(BODIES[draw(st.sampled_from(NAMES))], draw))()))
+
+
+# Weights to start from
+
+
+@fuzzed
+@given(st.sampled_from(sorted(WEIGHTS)), st.binary(max_size=300))
+def test_any_bytes_as_a_file_of_weights(parsers: Parsers, suffix: str, content: bytes) -> None:
+    parsers.weights(suffix, content)
+
+
+@fuzzed
+@given(st.sampled_from(sorted(WEIGHTS)), st.data())
+def test_changed_files_of_weights(parsers: Parsers, suffix: str, data: st.DataObject) -> None:
+    parsers.weights(suffix, data.draw(st.composite(lambda draw: mutated(WEIGHTS[suffix], draw))()))
 
 
 # Encrypted files and the ledger

@@ -15,6 +15,7 @@ from experiments.running.engines import FlowerEngine
 from experiments.running.inline import run_inline
 from experiments.running.machine import Machine
 from fedkace_flwr.config import Config
+from fedkace_flwr.networks.catalogue import NETWORKS
 from fedkace_flwr.registry import METHODS
 from fedkace_flwr.results.run_folder import RunFolder
 from fedkace_flwr.storage.checkpoint import Checkpoint
@@ -39,6 +40,14 @@ def run(small: Make, tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
 @pytest.mark.parametrize("method", ["fedkace", "fedframe", "derpp", "flwf", "fedprox", "refed"])
 def test_a_recorded_run_is_the_plain_run(run: Callable[..., list[dict[str, Any]]], method: str) -> None:
     assert run("plain", method=method, step="eager") == run("recorded", method=method, step="captured")
+
+
+@pytest.mark.parametrize("network", sorted(set(NETWORKS) - {"resnet18"}))
+def test_a_recorded_run_of_another_network_is_the_plain_run(
+    run: Callable[..., list[dict[str, Any]]], network: str
+) -> None:
+    plain, recorded = (run(step, network=network, rounds=2, step=step) for step in ("eager", "captured"))
+    assert plain == recorded and [record["failures"] for record in plain] == [[], []]
 
 
 def test_a_run_repeats_itself(run: Callable[..., list[dict[str, Any]]]) -> None:

@@ -43,6 +43,21 @@ def test_the_fingerprint_holds_what_the_reference_depends_on_and_nothing_else() 
     assert len({fingerprint(config) for config in [usual, *others]}) == 6
 
 
+def test_the_fingerprint_changes_with_the_file_of_weights(tmp_path: Path) -> None:
+    path = tmp_path / "weights.pth"
+    config = Config.parse({"weights-file": str(path)})
+    found = {fingerprint(Config()), fingerprint(config)}
+    for size in (1, 2):
+        path.write_bytes(b"x" * size)
+        found.add(fingerprint(config))
+    assert len(found) == 4
+
+
+def test_references_of_earlier_versions_are_found() -> None:
+    """Keys that did not exist then, at their defaults, leave the fingerprint as it was."""
+    assert fingerprint(Config.parse({"data-dir": "/data"})) == "f91a532c0f9eaa4f"
+
+
 def test_the_fingerprint_covers_every_key_that_the_reference_depends_on() -> None:
     usual, defaults = Config(), Config().flat()
     covered = set()

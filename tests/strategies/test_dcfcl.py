@@ -17,12 +17,12 @@ from fedkace_flwr.algorithms.dcfcl_coalitions import Formation, form_coalitions
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.networks.network import Network
 from fedkace_flwr.registry import METHODS, Method
 from fedkace_flwr.rounds.aggregation import client_drift, weighted_mean
 from fedkace_flwr.rounds.server_round import ServerRound
 from fedkace_flwr.training.distillation import DistillationLoss
 from fedkace_flwr.training.losses import Batch, TaskLoss
-from fedkace_flwr.training.model import ResNet18
 from strategies.dcfcl import Dcfcl
 
 Make = Callable[..., Config]
@@ -48,7 +48,7 @@ class Kept(Dcfcl):
 class Observed(DcfclClient):
     """The client, with its objectives within reach of the test."""
 
-    def objective(self, net: ResNet18, now: ClientRound) -> TaskLoss:
+    def objective(self, net: Network, now: ClientRound) -> TaskLoss:
         teacher = self.logits(net, now.chunk)
         found = super().objective(net, now)
         assert isinstance(found, TaskLoss)

@@ -32,7 +32,7 @@ def test_weights_and_moments_equal_pytorchs_bit_for_bit(decay: float, as_tensor:
         adam.set_rate(0.01 / (1 + number))
         reference.param_groups[0]["lr"] = 0.01 / (1 + number)
         for index, (one, other) in enumerate(zip(mine, theirs, strict=True)):
-            gradient = torch.randn(one.shape, generator=draws)
+            gradient = torch.empty_like(one, requires_grad=False).copy_(torch.randn(one.shape, generator=draws))
             one.grad, other.grad = (None, None) if (index, number % 3) == (1, 0) else (gradient, gradient.clone())
         adam.step()
         reference.step()
@@ -43,6 +43,18 @@ def test_weights_and_moments_equal_pytorchs_bit_for_bit(decay: float, as_tensor:
                 assert torch.equal(moments.first, state["exp_avg"])
                 assert torch.equal(moments.second, state["exp_avg_sq"])
                 assert float(moments.steps) == float(state["step"])
+
+
+def test_gradients_in_another_order_of_memory_move_the_same_weights() -> None:
+    """Some layers' gradients do not lie in memory as their parameters do, which PyTorch's kernel for CPUs ignores."""
+    apart, alike = parameters(1), parameters(1)
+    optimisers = [Adam(apart, 0.1), Adam(alike, 0.1)]
+    for seed in range(3):
+        gradient = torch.randn(PARAMETERS[2], generator=torch.Generator().manual_seed(seed))
+        apart[2].grad, alike[2].grad = gradient, gradient.contiguous(memory_format=torch.channels_last)
+        for optimiser in optimisers:
+            optimiser.step()
+    assert torch.equal(apart[2], alike[2])
 
 
 def test_without_decay_it_is_adam() -> None:

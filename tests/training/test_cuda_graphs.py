@@ -14,6 +14,7 @@ from fedkace_flwr.algorithms.fedkace_loss import BalancedReplayLoss, FullGradien
 from fedkace_flwr.algorithms.fedkace_replay import GradientBalance
 from fedkace_flwr.compute.seats import undone
 from fedkace_flwr.errors import RunError
+from fedkace_flwr.networks.resnet import ResNet18, seeded_resnet18
 from fedkace_flwr.sections import TrainingConfig
 from fedkace_flwr.training import loop as training
 from fedkace_flwr.training.adam import Adam
@@ -22,7 +23,6 @@ from fedkace_flwr.training.cuda_graphs import KeptSteps, StaticSteps, tensors_in
 from fedkace_flwr.training.distillation import DistillationLoss
 from fedkace_flwr.training.loop import Preprocess, adamw, train
 from fedkace_flwr.training.losses import Batch, Objective, TaskLoss
-from fedkace_flwr.training.model import ResNet18, seeded_resnet18
 from fedkace_flwr.training.steps import take_step
 
 CLASSES = 5

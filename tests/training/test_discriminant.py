@@ -4,9 +4,9 @@ import pytest
 import torch
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
+from fedkace_flwr.networks.resnet import seeded_resnet18
 from fedkace_flwr.training.discriminant import discriminant, discriminant_share, refit
 from fedkace_flwr.training.loop import Preprocess, predict
-from fedkace_flwr.training.model import seeded_resnet18
 
 PLAIN = Preprocess(torch.full((1, 3, 1, 1), 1 / 255), torch.zeros(1, 3, 1, 1))
 

@@ -4,16 +4,14 @@ import pytest
 import torch
 from support.gradients import gradient_of
 
+from fedkace_flwr.networks.resnet import seeded_resnet18
 from fedkace_flwr.training.distillation import (
     DistilledLoss,
-    lower_half,
     mean_bce,
     soft_cross_entropy,
     softened_divergence,
-    upper_half,
 )
 from fedkace_flwr.training.losses import Batch, TaskLoss
-from fedkace_flwr.training.model import seeded_resnet18
 
 
 def random_logits(seed: int, size: int = 6, classes: int = 5) -> torch.Tensor:
@@ -77,6 +75,6 @@ def test_bce_is_the_mean_over_the_classes_left():
 def test_the_two_halves_of_a_network_make_the_whole():
     net, images = seeded_resnet18(5, 2, "cifar", 1).eval(), torch.randn(3, 3, 8, 8)
     with torch.no_grad():
-        whole, maps = net(images), lower_half(net)(images)
+        whole, maps = net(images), net.lower_half()(images)
         assert maps.shape == (3, 4, 4, 4)
-        assert torch.equal(upper_half(net)(maps), whole)
+        assert torch.equal(net.upper_half()(maps), whole)

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from fedkace_flwr.algorithms.fedkace_loss import BalancedReplayLoss
 from fedkace_flwr.algorithms.fedkace_replay import GradientBalance
 from fedkace_flwr.errors import RunError
+from fedkace_flwr.networks.resnet import ResNet18, seeded_resnet18
 from fedkace_flwr.sections import TrainingConfig
 from fedkace_flwr.training.adam import Adam
 from fedkace_flwr.training.batches import EPOCHS
 from fedkace_flwr.training.loop import Preprocess, predict, train
 from fedkace_flwr.training.losses import Batch, TaskLoss
-from fedkace_flwr.training.model import ResNet18, seeded_resnet18
 
 CLASSES = 5
 CURRENT = torch.tensor([False, True, True, False, False])

@@ -16,12 +16,12 @@ from fedkace_flwr.algorithms.fedkace_loss import BalancedReplayLoss, FullGradien
 from fedkace_flwr.algorithms.fedkace_replay import GradientBalance
 from fedkace_flwr.algorithms.ofcl_views import VIEWS
 from fedkace_flwr.compute.memory import at_home, images_at_once
+from fedkace_flwr.networks.resnet import ResNet18, resnet18
 from fedkace_flwr.sections import TrainingConfig
 from fedkace_flwr.training.augmentation import FlipShift
 from fedkace_flwr.training.distillation import DistilledLoss
 from fedkace_flwr.training.loop import Preprocess, adamw, features_of, predict
 from fedkace_flwr.training.losses import Objective, TaskLoss
-from fedkace_flwr.training.model import ResNet18, largest_map, resnet18
 from fedkace_flwr.training.sample_gradients import squared_norms_of
 from fedkace_flwr.training.steps import Pool, take_step
 from fedkace_flwr.training.stored_logits import StoredLogits, StoredLogitsLoss
@@ -154,7 +154,7 @@ def test_passes_of_a_prediction_have_one_size_and_come_home_once(count: int, mon
     monkeypatch.setattr(Tensor, "cpu", noted(moved, lambda tensor: tensor.shape, Tensor.cpu))
     with fake_tensors():
         net = network(GPU)
-        at_once = images_at_once(*largest_map(net, SIDE, SIDE))
+        at_once = images_at_once(*net.largest_map(3, SIDE, SIDE))
         content = torch.zeros((count, 3, SIDE, SIDE), dtype=torch.uint8)
         images_of = Tensor.clone
         found = predict(net, images_of, content, preprocess(GPU), mirrored=True)
@@ -170,8 +170,8 @@ def test_the_size_of_a_pass_follows_from_the_network_alone() -> None:
     assert images_at_once(32, 32, 16) == 2048
     assert images_at_once(112, 112, 64) == 32  # 12.25 MiB each: 41, and 32 is the power of two below
     assert images_at_once(8, 8, 4) == 4096 and images_at_once(4096, 4096, 64) == 16
-    assert largest_map(resnet18(5, 16, "cifar"), 32, 32) == (32, 32, 16)
-    assert largest_map(resnet18(5, 64, "imagenet"), 224, 224) == (112, 112, 64)
+    assert resnet18(5, 16, "cifar").largest_map(3, 32, 32) == (32, 32, 16)
+    assert resnet18(5, 64, "imagenet").largest_map(3, 224, 224) == (112, 112, 64)
 
 
 def test_many_tensors_come_home_in_one_copy_for_each_dtype(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
+from fedkace_flwr.networks.resnet import seeded_resnet18
 from fedkace_flwr.training.loop import Preprocess
-from fedkace_flwr.training.model import seeded_resnet18
 from fedkace_flwr.training.recalibration import recalibrate
 
 PLAIN = Preprocess(torch.full((1, 3, 1, 1), 1 / 255), torch.zeros(1, 3, 1, 1))

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from fedkace_flwr.algorithms import tfcl_tags as tags
+from fedkace_flwr.networks.resnet import seeded_resnet18
 from fedkace_flwr.sections import TrainingConfig
 from fedkace_flwr.training.loop import Preprocess, adamw, train
 from fedkace_flwr.training.losses import TaskLoss
-from fedkace_flwr.training.model import seeded_resnet18
 
 
 def test_training_in_two_parts_with_the_optimiser_kept_is_training_at_once():

@@ -23,7 +23,7 @@ from fedkace_flwr.errors import RunError
 from fedkace_flwr.experiment import as_arrays
 from fedkace_flwr.inference import kept_models
 from fedkace_flwr.inference.kept_models import KeptModels
-from fedkace_flwr.training.model import seeded_resnet18
+from fedkace_flwr.networks.resnet import seeded_resnet18
 
 _CLASSES, _WIDTH, _SIDE = 100, 64, 32
 _REQUESTS, _LOOK_SECONDS, _GIVE_UP_SECONDS = 8, 0.02, 60.0

@@ -183,7 +183,7 @@ class Comparison:
         means = frozenset(name for name in group[0].weights if name.endswith(MEAN))
         clients, starts = [reply.client for reply in group], [origins[reply.client] for reply in group]
         rejects: Rejects = {}
-        for what, names in (("update", self._parameters), ("running means", means)):
+        for what, names in (("update", self._parameters), *([("running means", means)] if means else [])):
             gram = gram_matrix([reply.weights for reply in group], names, starts)
             for client, cosine in zip(clients, cosines_to_others(gram).tolist(), strict=True):
                 report.updates[client][f"{what.replace(' ', '_')}_cosine"] = cosine

@@ -11,7 +11,7 @@ from fedkace_flwr.data.images import Framing
 from fedkace_flwr.experiment import as_arrays
 from fedkace_flwr.inference import kept_models as serving
 from fedkace_flwr.inference.kept_models import KeptModels
-from fedkace_flwr.training.model import seeded_resnet18
+from fedkace_flwr.networks.resnet import seeded_resnet18
 
 CLASSES = 10
 

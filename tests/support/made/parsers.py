@@ -18,17 +18,20 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
 from PIL import Image
+from safetensors.torch import save
 
 from experiments.studies.study import load_study
 from experiments.studies.yaml_file import parse_setting
 from fedkace_flwr.config import Config
 from fedkace_flwr.data import inbox_files as arrivals
 from fedkace_flwr.data.images import read_square
+from fedkace_flwr.data.weights_file import weights_for
 from fedkace_flwr.errors import ConfigError, DataError, MessageError, PolicyError, RunError, StateError
 from fedkace_flwr.inference.forms import file_in
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.messaging import validation as plausibility
 from fedkace_flwr.messaging.packing import fold, unfolded
+from fedkace_flwr.networks.network import Network
 from fedkace_flwr.privacy.site_policy import read_policy
 from fedkace_flwr.storage import atomic as durable
 from fedkace_flwr.storage import client_state, encryption
@@ -145,6 +148,26 @@ def folded_weights() -> bytes:
 
 def sealed(body: bytes) -> bytes:
     return hashlib.sha256(body).digest() + body
+
+
+class _OneLayer(Network):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = torch.nn.Sequential(torch.nn.Conv2d(3, 2, 1))
+        self.output = torch.nn.Linear(2, 2)
+
+    def embed(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.as_tensor(self.body(x))
+
+
+_NETWORK = _OneLayer()
+
+
+def pristine_weights() -> dict[str, bytes]:
+    """Return files of weights by their suffix."""
+    weights, file = _NETWORK.state_dict(), io.BytesIO()
+    torch.save(weights, file)
+    return {".pth": file.getvalue(), ".safetensors": save(weights)}
 
 
 class Parsers:
@@ -327,6 +350,17 @@ class Parsers:
             read_policy(path).check(Config(), Config(), sends_labels=True, round_number=1)
         except PolicyError as error:
             _assert_line(error)
+
+    def weights(self, suffix: str, content: bytes) -> None:
+        """Read as a file of weights to start from."""
+        path = self.folder / f"weights{suffix}"
+        path.write_bytes(content)
+        try:
+            found = weights_for(_NETWORK, path)
+            assert set(found) == {"body.0.weight", "body.0.bias"}
+        except ConfigError as error:
+            _assert_line(error)
+        self._clear()
 
     def run_config(self, content: bytes) -> None:
         """Parse as JSON, as given to the inline engine."""

@@ -23,7 +23,6 @@ from fedkace_flwr.samples import Samples
 from fedkace_flwr.storage.checkpoint import Checkpoints
 from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.storage.client_store import ClientStore
-from fedkace_flwr.training.distillation import lower_half
 from support.common import rounds_of
 
 Make = Callable[..., Config]
@@ -211,7 +210,7 @@ def assert_bytes_are_as_declared(run: Watched) -> None:
     longest = max(experiment.num_classes, config.training.epochs)
     image = torch.zeros(1, *experiment.dataset.images.shape[1:])
     with torch.inference_mode():
-        maps = lower_half(experiment.network(experiment.initial_weights()).eval())(image)
+        maps = experiment.network(experiment.initial_weights()).eval().lower_half()(image)
     constant = {
         "c": len("run") + 20 + len("round") + 8 + len("client") + 8,
         "S": sum(128 + len(name) + value.nbytes for name, value in experiment.initial_weights().items()),

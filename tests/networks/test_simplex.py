@@ -4,9 +4,11 @@ import pytest
 import torch
 from torch.nn import functional
 
+from fedkace_flwr.networks.network import load_weights
+from fedkace_flwr.networks.output import simplex
+from fedkace_flwr.networks.resnet import seeded_resnet18
 from fedkace_flwr.sections import TrainingConfig
 from fedkace_flwr.training.loop import adamw
-from fedkace_flwr.training.model import load_weights, seeded_resnet18, simplex
 
 
 @pytest.mark.parametrize(("classes", "features"), [(2, 2), (10, 64), (100, 128), (8, 8)])

@@ -3,17 +3,17 @@
 Shapes: B batch, H and W image height and width, C classes, F = 8 x width features.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import cast
+import re
+from typing import ClassVar, Self, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fedkace_flwr.errors import ConfigError
+from fedkace_flwr.networks.network import Blueprint, Network
 
-_IMAGENET_STEM_FROM = 112
+_LOWER_BLOCKS = 4
 _FEWEST_CHANNELS, _SAFE_CHANNELS, _SAFE_PIXELS = 8, 16, 32
 
 
@@ -63,19 +63,11 @@ class _BasicBlock(nn.Module):
         return functional.relu(y, inplace=True)
 
 
-class ResNet18(nn.Module):
-    """ResNet-18: a feature extractor phi and a linear output layer h (paper, section 3).
+class ResNet18(Network):
+    """ResNet-18: a feature extractor phi and a linear output layer h (paper, section 3)."""
 
-    Attributes
-    ----------
-    output : nn.Linear
-        The output layer h, F to C.
-    precision : torch.dtype
-        Precision of phi's matrix products: float32, or bfloat16 by autocast. Parameters, batch-norm statistics,
-        features and the output layer are float32 in both cases.
-    """
-
-    precision: torch.dtype = torch.float32
+    splits: ClassVar[bool] = True
+    layered: ClassVar[bool] = True
 
     def __init__(self, num_classes: int, width: int, stem: str) -> None:
         super().__init__()
@@ -98,46 +90,52 @@ class ResNet18(nn.Module):
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
-    def features(self, x: Tensor) -> Tensor:
-        """Map float images (B, 3, H, W) to features (B, F) in the precision of the parameters, float32."""
-        if self.precision is not torch.bfloat16:
-            y: Tensor = self.blocks(self.stem(x))
-        else:
-            with torch.autocast(x.device.type, torch.bfloat16):
-                y = self.blocks(self.stem(x))
-        return y.to(self.output.weight.dtype).mean(dim=(2, 3))
+    def embed(self, x: Tensor) -> Tensor:
+        """Map float images (B, 3, H, W) to maps (B, F, h, w)."""
+        return cast(Tensor, self.blocks(self.stem(x)))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map float images (B, 3, H, W) to logits (B, C)."""
-        return cast(Tensor, self.output(self.features(x)))
+    def lower_half(self) -> nn.Sequential:
+        """Stem and first two residual stages, which share the network's weights: images to maps (B, 2 x width, h, w)."""
+        return nn.Sequential(self.stem, *list(self.blocks)[:_LOWER_BLOCKS])
 
-    def fix_output(self, weight: Tensor) -> None:
-        """Replace the output layer by a fixed one, float (C, F), without bias: buffers, which no gradient changes.
+    def upper_half(self) -> Self:
+        """Remove stem and first two stages, in place; the network then maps (B, 2 x width, h, w) to logits (B, C)."""
+        self.stem, self.blocks = nn.Sequential(), nn.Sequential(*list(self.blocks)[_LOWER_BLOCKS:])
+        return self
 
-        The names in the network's state stay, so that models with a fixed and a learned layer can be exchanged.
-        """
-        for name, value in (("weight", weight), ("bias", torch.zeros(len(weight)))):
-            old = getattr(self.output, name)
-            delattr(self.output, name)
-            self.output.register_buffer(name, value.to(old))
+    def largest_map(self, channels: int, height: int, width: int) -> tuple[int, int, int]:
+        """Height, width and channels of the largest map that the network makes of an input (channels, H, W)."""
+        if not len(self.stem):  # an upper half, which begins with maps of the second stage
+            return height, width, self.output.in_features // 4
+        first = cast(nn.Conv2d, self.stem[0])
+        down, across = first.stride
+        return -(-height // down), -(-width // across), first.out_channels
 
-    @contextmanager
-    def computing_in(self, precision: torch.dtype) -> Iterator[None]:
-        """Compute in another precision within the context."""
-        before, self.precision = self.precision, precision
-        try:
-            yield
-        finally:
-            self.precision = before
+    @classmethod
+    def own_name(cls, name: str) -> str | None:
+        """The network's name for a tensor of torchvision's ResNet-18, or of its own; None for the output layer."""
+        if name.startswith("fc."):
+            return None
+        for pattern, own in _PUBLISHED:
+            name = pattern.sub(own, name)
+        return _STAGE.sub(lambda found: f"blocks.{2 * (int(found[1]) - 1) + int(found[2])}.", name)
 
 
-def largest_map(net: ResNet18, height: int, width: int) -> tuple[int, int, int]:
-    """Height, width and channels of the largest map that a network makes of an image of H x W."""
-    if not len(net.stem):  # an upper half, which begins with maps of the second stage
-        return height, width, net.output.in_features // 4
-    first = cast(nn.Conv2d, net.stem[0])
-    down, across = first.stride
-    return -(-height // down), -(-width // across), first.out_channels
+_PUBLISHED = tuple(
+    (re.compile(pattern), own)
+    for pattern, own in (
+        (r"^conv1\.", "stem.0."),
+        (r"^bn1\.", "stem.1."),
+        (r"^(layer\d\.\d)\.bn", r"\1.norm"),
+        (r"^(layer\d\.\d)\.downsample\.", r"\1.shortcut."),
+    )
+)
+_STAGE = re.compile(r"^layer([1-4])\.([01])\.")
+
+
+def built_for(blueprint: Blueprint) -> ResNet18:
+    """Build a ResNet-18 by its blueprint; as :func:`resnet18`."""
+    return resnet18(blueprint.num_classes, blueprint.width, blueprint.first_layers)
 
 
 def resnet18(num_classes: int, width: int, stem: str) -> ResNet18:
@@ -164,40 +162,8 @@ def resnet18(num_classes: int, width: int, stem: str) -> ResNet18:
     return ResNet18(num_classes, width, stem)
 
 
-def choose_stem(stem: str, image_size: int) -> str:
-    """Resolve ``auto``: the ImageNet stem for images of 112 pixels or more."""
-    if stem != "auto":
-        return stem
-    return "imagenet" if image_size >= _IMAGENET_STEM_FROM else "cifar"
-
-
 def seeded_resnet18(num_classes: int, width: int, stem: str, seed: int) -> ResNet18:
     """Build a ResNet-18 whose initial weights depend only on ``seed``; the global generator's state is preserved."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return resnet18(num_classes, width, stem)
-
-
-def simplex(classes: int, features: int, generator: torch.Generator) -> Tensor:
-    """A simplex equiangular tight frame: unit vectors, every two of which have the cosine -1 / (C - 1).
-
-    Parameters
-    ----------
-    classes, features : int
-        C, at least 2, and F, at least C.
-    generator : torch.Generator
-        Draws the frame's orientation.
-
-    Returns
-    -------
-    Tensor
-        float32 (C, F): the columns of an orthonormal basis of C dimensions, less their mean, at length 1
-        (Papyan et al., PNAS 2020, "Prevalence of neural collapse during the terminal phase of deep learning training").
-    """
-    basis, _ = torch.linalg.qr(torch.randn(features, classes, generator=generator, dtype=torch.float64))
-    return functional.normalize((basis - basis.mean(dim=1, keepdim=True)).T, dim=1).float()
-
-
-def load_weights(net: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Copy named weights into ``net``; every name in its state must be present."""
-    net.load_state_dict(dict(weights), strict=True)

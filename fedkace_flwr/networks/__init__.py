@@ -1,0 +1,1 @@
+"""Networks: what all of them have in common, those that come with the package, and how one is chosen by name."""

@@ -1,0 +1,112 @@
+"""The networks by name: those that come with the package, and those of other packages."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import nn
+
+from fedkace_flwr import plugins
+from fedkace_flwr.errors import ConfigError, FedkaceError, closest
+from fedkace_flwr.networks import resnet
+from fedkace_flwr.networks.cnn import TwoLayerCnn
+from fedkace_flwr.networks.from_torchvision import EfficientNetB0, MobileNetV3Small, VisionTransformer
+from fedkace_flwr.networks.network import Blueprint, Network
+
+Build = Callable[[Blueprint], Network]
+"""Builds a network with random weights from PyTorch's global generator; raises ConfigError if the blueprint does not fit."""
+
+NETWORKS: dict[str, Build] = {
+    "resnet18": resnet.built_for,
+    "mobilenet-v3-small": MobileNetV3Small,
+    "efficientnet-b0": EfficientNetB0,
+    "vit": VisionTransformer,
+    "cnn": TwoLayerCnn,
+}
+"""The networks that come with the package."""
+
+
+def built(name: str, blueprint: Blueprint) -> Network:
+    """Build a network whose weights are drawn from PyTorch's global generator.
+
+    Raises
+    ------
+    ConfigError
+        There is no such network, or it cannot be built so.
+    """
+    if name in NETWORKS:
+        return NETWORKS[name](blueprint)
+    build = plugins.loaded("network", name)
+    if build is None:
+        known = [*NETWORKS, *plugins.found("network")]
+        raise ConfigError(f"network = {name!r}: must be one of {', '.join(known)}{closest(name, known)}")
+    if not callable(build):
+        raise plugins.broken("network", name, "must be a subclass of Network, or a function that builds one")
+    try:
+        net = build(blueprint)
+    except FedkaceError:
+        raise
+    except Exception as fault:  # another package's code may raise anything
+        raise plugins.broken("network", name, f"cannot be built ({type(fault).__name__}: {fault})") from fault
+    if not isinstance(net, Network):
+        raise plugins.broken("network", name, f"builds a {type(net).__name__}; must be a Network")
+    output = getattr(net, "output", None)
+    if not isinstance(output, nn.Linear) or output.out_features != blueprint.num_classes or output.bias is None:
+        wanted = f"nn.Linear with a bias and num_classes = {blueprint.num_classes} outputs"
+        raise plugins.broken("network", name, f"has output = {output}; must be an {wanted}")
+    return net
+
+
+def seeded(name: str, blueprint: Blueprint, seed: int) -> Network:
+    """Build a network whose initial weights depend only on ``seed``; the global generator's state is preserved."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return built(name, blueprint)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a network without its weights.
+
+    Attributes
+    ----------
+    features : int
+        Number of features F.
+    has_running_means : bool
+        Whether batch normalisation keeps statistics in its state.
+    half : tuple of int or None
+        Channels, and the larger side, of the map that its lower half makes of an image; None if it cannot be split.
+    """
+
+    features: int
+    has_running_means: bool
+    half: tuple[int, int] | None
+
+
+@lru_cache(maxsize=8)
+def facts_of(name: str, blueprint: Blueprint) -> Facts:
+    """Build a network for questions about it, try it on an image, and drop it.
+
+    Raises
+    ------
+    ConfigError
+        As :func:`built`.
+    """
+    net, half = seeded(name, blueprint, 0).eval(), None
+    image = torch.zeros(1, 3, blueprint.image_size, blueprint.image_size)
+    try:
+        with torch.inference_mode():
+            found = net.features(image).shape
+            maps = net.lower_half()(image) if net.splits else None
+    except Exception as fault:  # another package's code may raise anything
+        if name in NETWORKS:
+            raise
+        raise plugins.broken("network", name, f"fails on an image ({type(fault).__name__}: {fault})") from fault
+    if found != (1, net.output.in_features):
+        wanted = f"{net.output.in_features}, the inputs of its output"
+        raise plugins.broken("network", name, f"makes {tuple(found)[1:]} features of an image; must be {wanted}")
+    if maps is not None:
+        half = int(maps.shape[1]), int(max(maps.shape[2:]))
+    means = any(each.endswith(".running_mean") for each in net.state_dict())
+    return Facts(net.output.in_features, means, half)

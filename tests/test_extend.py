@@ -1,0 +1,318 @@
+"""Networks, data sets and methods of other packages, as docs/extend.md describes them."""
+
+import logging
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support.common import SMALL, rounds_of
+
+from experiments.running.inline import run_inline
+from experiments.studies.study import load_study
+from fedkace_flwr import config as configuration
+from fedkace_flwr import plugins, registry
+from fedkace_flwr.config import Config, all_keys
+from fedkace_flwr.config_docs import markdown
+from fedkace_flwr.errors import ConfigError, PolicyError
+from fedkace_flwr.experiment import Experiment
+from fedkace_flwr.inference.kept_models import load_newest
+from fedkace_flwr.messaging import metrics
+from fedkace_flwr.privacy.site_policy import read_policy
+from fedkace_flwr.results.run_folder import differences
+
+ROOT = Path(__file__).resolve().parents[1]
+Make = Callable[..., Config]
+ADDED = {"network": "one-hidden", "dataset": "stripes", "method": "latest"}
+TINY: dict[str, Any] = {**SMALL, "rounds": 2, "clients": 2, "width": 2, "capacity": 8}
+TINY_NAMED = {key.replace("-", "_"): value for key, value in TINY.items()}
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of the page, and the package that they make, installed in ``site``."""
+    folder = tmp_path_factory.mktemp("additions")
+    text = (ROOT / "docs" / "extend.md").read_text()
+    files = re.findall(r"`([\w.]+)`[^`\n]*:\n\n```\w+\n(.*?)```", text, re.DOTALL)
+    assert [name for name, _ in files] == ["pyproject.toml", "my_additions.py", "additions.yaml"]
+    for name, body in files:
+        (folder / name).write_text(body)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, "--target", str(folder / "site"), str(folder)], check=True, cwd=folder)
+    return folder
+
+
+@pytest.fixture
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test adds to the registries of this process is gone afterwards."""
+    kept: list[Any] = [
+        registry.METHODS,
+        metrics._KNOWN,
+        configuration._METHOD_SECTIONS,
+        configuration._ADDED_SECTIONS,
+    ]
+    before = [each.copy() for each in kept]
+    modules = set(sys.modules)
+    yield
+    for each, content in zip(kept, before, strict=True):
+        each.clear()
+        each.update(content)
+    for name in [name for name in sys.modules if name not in modules and name.partition("_")[0] in ("my", "made")]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def installed(page: Path, forgotten: None, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.syspath_prepend(page / "site")
+    return page
+
+
+def declared(folder: Path, kind: str, name: str, value: str, package: str = "broken", **modules: str) -> None:
+    """Install a package with one entry point, as pip would leave it."""
+    facts = folder / f"{package}-1.0.dist-info"
+    facts.mkdir(parents=True)
+    (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    (facts / "entry_points.txt").write_text(f"[fedkace_flwr.{kind}s]\n{name} = {value}\n")
+    for module, code in modules.items():
+        (folder / f"{module}.py").write_text(code)
+
+
+def test_the_package_of_the_page_is_short_and_all_its_parts_run(installed: Path, small: Make, tmp_path: Path) -> None:
+    assert len((installed / "my_additions.py").read_text().split("\n\n\n", 1)[1].splitlines()) < 50
+    config = small(**TINY_NAMED, **ADDED, latest_share=0.5, keep_models="always")
+    run_inline(config)
+    records = rounds_of(tmp_path / "run")
+    assert [record["failures"] for record in records] == [[], []]
+    assert records[1]["buffer_size"] == [4, 4] and records[0]["accuracy"] > 0.25
+    kept = load_newest(tmp_path / "run" / "clients" / "client-000").kept
+    assert (kept.network, kept.class_names[0]) == ("one-hidden", "narrow")
+
+
+@pytest.mark.slow
+def test_its_study_runs_as_the_page_says(page: Path) -> None:
+    """In processes of their own, which find the package where Python finds packages."""
+    settings = [f"--set={key}={value}" for key, value in TINY.items()]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(page / "site")])}
+    command = [
+        sys.executable,
+        "-m",
+        "experiments",
+        "run",
+        "additions.yaml",
+        "--engine=inline",
+        "--only=latest",
+        *settings,
+    ]
+    done = subprocess.run(command, cwd=page, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^latest_seed-7 .*\d", done.stdout, re.MULTILINE), done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.federation
+@pytest.mark.timeout(600)
+def test_its_study_runs_on_the_workers_of_ray(page: Path) -> None:
+    settings = [f"--set={key}={value}" for key, value in {**TINY, "rounds": 1}.items()]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(page / "site")])}
+    command = [
+        sys.executable,
+        "-m",
+        "experiments",
+        "run",
+        "additions.yaml",
+        "--only=latest",
+        "--results=ray",
+        *settings,
+    ]
+    done = subprocess.run(command, cwd=page, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^latest_seed-7 .*\d", done.stdout, re.MULTILINE), done.stdout
+
+
+# Its keys
+
+
+def test_its_keys_are_known_where_it_is_named_and_part_of_its_runs_alone(installed: Path) -> None:
+    before = Config().flat()
+    mine = Config.parse({"method": "latest", "latest-share": 0.25})
+    assert mine.flat()["latest-share"] == 0.25
+    assert Config.parse(mine.flat()) == mine
+    with pytest.raises(ConfigError, match="latest-share = 2"):
+        Config.parse({"method": "latest", "latest-share": 2})
+    assert Config().flat() == before and "latest-share" not in Config.parse({"method": "er"}).flat()
+    assert differences(mine.flat(), Config.parse({"method": "latest"})) == ["latest-share"]
+    assert "latest-share" not in markdown() and "latest-share" in {name for _, name, _ in all_keys()}
+
+
+def test_a_study_may_set_its_keys_for_methods_that_do_not_have_them(installed: Path, tmp_path: Path) -> None:
+    study = load_study(installed / "additions.yaml", {}, tmp_path)
+    assert len(study.runs) == 3
+    configs = {config.method: config.flat() for config in study.runs.values()}
+    assert configs["latest"]["latest-share"] == 0.8 and "latest-share" not in configs["er"]
+
+
+def test_a_site_may_rule_over_its_keys_and_refuse_it(installed: Path, tmp_path: Path) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text("[keys]\nlatest-share = {max = 0.5}\nnetwork = ['resnet18']\n")
+    site, plain = read_policy(policy), Config.parse({"method": "latest", "latest-share": 0.5})
+    site.check(plain, plain, sends_labels=False)
+    site.check(Config(), Config(), sends_labels=False)
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"latest-share": 0.9}, "latest-share = 0.9"),
+        ({"network": "one-hidden"}, "network = 'one-"),
+    ]
+    for values, named in cases:
+        config = Config.parse({"method": "latest", **values})
+        with pytest.raises(PolicyError, match=named):
+            site.check(config, config, sends_labels=False)
+
+
+# What can go wrong
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "code", "reason"),
+    [
+        ("network", "made_gone:Net", None, r"cannot be loaded \(ModuleNotFoundError: No module named 'made_gone'\)"),
+        ("dataset", "made_bad:DATA", "raise SystemExit('enough')", r"cannot be loaded \(SystemExit: enough\)"),
+        ("method", "made_bad:METHOD", "def f(:\n", r"cannot be loaded \(SyntaxError: "),
+        ("network", "made_bad:net", "net = 3", "must be a subclass of Network, or a function that builds one"),
+        ("network", "made_bad:net", "def net(blueprint): return 3", "builds a int; must be a Network"),
+        ("network", "made_bad:net", "def net(blueprint): return 1 / 0", r"cannot be built \(ZeroDivisionError: "),
+        (
+            "network",
+            "made_bad:Net",
+            "from fedkace_flwr.networks.network import Network\nclass Net(Network):\n"
+            "  def __init__(self, blueprint): super().__init__()\n  def embed(self, x): return x\n",
+            r"has output = None; must be an nn\.Linear with a bias and num_classes = \d+ outputs",
+        ),
+        *(
+            (
+                "network",
+                "made_bad:Net",
+                "import torch\nfrom fedkace_flwr.networks.network import Network\nclass Net(Network):\n"
+                "  def __init__(self, blueprint):\n    super().__init__()\n"
+                "    self.output = torch.nn.Linear(5, blueprint.num_classes)\n"
+                f"  def embed(self, x): return {returned}\n",
+                reason,
+            )
+            for returned, reason in [
+                ("x", r"makes \(3,\) features of an image; must be 5, the inputs of its output"),
+                ("x[9]", r"fails on an image \(IndexError: "),
+            ]
+        ),
+        ("dataset", "made_bad:DATA", "DATA = 3", r"must be a fedkace_flwr\.data\.readers\.Source"),
+        ("method", "made_bad:METHOD", "METHOD = 3", r"must be a fedkace_flwr\.registry\.Method"),
+        (
+            "method",
+            "made_bad:METHOD",
+            "from dataclasses import dataclass\nfrom fedkace_flwr.keys import key\n"
+            "from fedkace_flwr.registry import METHODS, replace\n@dataclass(frozen=True)\nclass Keys:\n"
+            "  epochs: int = key(1, 'x')\nMETHOD = replace(METHODS['er'], keys=(Keys,))\n",
+            r"cannot be added \(Keys: key epochs is already declared\)",
+        ),
+        (
+            "method",
+            "made_bad:METHOD",
+            "from fedkace_flwr.registry import METHODS, replace\nMETHOD = replace(METHODS['er'], preset={'epoch': 1})\n",
+            r"cannot be added \(its preset names unknown keys, epoch\)",
+        ),
+    ],
+)
+def test_what_is_broken_is_named_in_one_line_and_harms_no_other_run(
+    small: Make,
+    forgotten: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    value: str,
+    code: str | None,
+    reason: str,
+) -> None:
+    site = tmp_path / "site"
+    declared(site, kind, "theirs", value, **({} if code is None else {"made_bad": code}))
+    monkeypatch.syspath_prepend(site)
+    wanted = rf"{kind} = 'theirs': entry point {value} of broken 1\.0 {reason}"
+    with pytest.raises(ConfigError, match=wanted) as refusal:
+        run_inline(small(**{kind: "theirs"}))
+    assert len(str(refusal.value).splitlines()) == 1
+    with pytest.raises(ConfigError, match="unknown key epoch = 1; did you mean epochs"):
+        small(epoch=1)  # looks for the key in all methods
+    Experiment(small())
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_name_of_two_packages_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: Make) -> None:
+    for package in ("one", "two"):
+        declared(tmp_path / "site", "network", "theirs", f"made_{package}:Net", package)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    with pytest.raises(ConfigError, match=r"network = 'theirs': .* several packages, .*one must be uninstalled"):
+        Experiment(small(network="theirs"))
+
+
+def test_own_names_are_not_replaced_and_the_attempt_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    declared(tmp_path / "site", "network", "resnet18", "made_up:Net", "rival")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    with caplog.at_level(logging.WARNING):
+        run_inline(small(rounds=1, clients=2))
+    (told,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert told == (
+        "network = 'resnet18': is fedkace_flwr's own; the entry point of the same name of rival 1.0 is ignored"
+    )
+
+
+def test_names_that_could_lead_out_of_a_folder_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A data set's name is a part of the path of its cache."""
+    declared(tmp_path / "site", "dataset", "../../theirs", "made_up:DATA")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    assert plugins.found("dataset") == []
+
+
+def test_an_unknown_name_is_answered_with_all_known_ones(installed: Path, small: Make) -> None:
+    for kind, near in (("network", "one-hiden"), ("dataset", "stripe"), ("method", "latst")):
+        with pytest.raises(ConfigError, match=f"{kind} = '{near}': must be one of .*did you mean {ADDED[kind]}?"):
+            run_inline(small(**{kind: near}))
+
+
+def test_a_methods_own_messages_reach_its_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: Make, forgotten: None
+) -> None:
+    """The app routes messages by kind, and another package's kinds are unknown when it is made."""
+    code = """
+from dataclasses import replace
+from flwr.app import RecordDict
+from clients.base import Acted
+from clients.er import ReplayClient
+from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.registry import METHODS
+from strategies.base import ServerRule
+
+class Client(ReplayClient):
+    def act(self, action, content, round_number):
+        return Acted(keys.reply_content(None, self.number + 1, {}), None)
+
+class Server(ServerRule):
+    def between(self, now, arrays):
+        asked = {client: RecordDict() for client in range(now.clients)}
+        got = now.ask("counting", "query.count", asked, lambda client, reply: reply.metric_records[keys.METRICS])
+        now.report.own["counted"] = [got[client][keys.EXAMPLES] for client in sorted(got)]
+        return arrays
+
+METHOD = replace(METHODS["er"], strategy=Server, client=Client, actions=("query.count",), is_mean=False)
+"""
+    declared(tmp_path / "site", "method", "counting", "made_counting:METHOD", "counting", made_counting=code)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    run_inline(small(method="counting", rounds=1))
+    (record,) = rounds_of(tmp_path / "run")
+    assert record["failures"] == [] and record["counted"] == [1, 2, 3]
+
+
+def test_the_study_of_the_page_is_valid_yaml(page: Path) -> None:
+    assert yaml.safe_load((page / "additions.yaml").read_text())["config"]["network"] == "one-hidden"
