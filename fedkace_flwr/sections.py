@@ -256,7 +256,7 @@ class AggregationConfig:
     )
     retention_bound: float = key(
         0.5,
-        "Rejects local models that undo a layer of the global model: the part of its weights that they keep is less than this many times the round's median. 0 switches the check off, as does `dp = local`, whose noise hides what is kept.",
+        "Rejects local models that undo a layer of the global model: the part of its weights that they keep is less than this many times the round's median, by more than chance explains. 0 switches the check off.",
         low=0,
         high=1,
     )

@@ -19,7 +19,7 @@ from fedkace_flwr.rounds.robustness.clipping import Clipping
 from fedkace_flwr.rounds.robustness.comparison import Comparison
 from fedkace_flwr.rounds.robustness.directions import Directions
 from fedkace_flwr.rounds.robustness.earlier_models import EarlierModels
-from fedkace_flwr.rounds.robustness.retention import retentions, undoing
+from fedkace_flwr.rounds.robustness.retention import Retention, retentions, undoing
 from fedkace_flwr.rounds.round_report import RoundReport
 from fedkace_flwr.rounds.vetting import Vetting
 
@@ -154,12 +154,23 @@ def test_retention_worked_by_hand() -> None:
     }
     models = {client: {**sent, "output.weight": np.array(layer)} for client, layer in layers.items()}
     kept = retentions(replies(models), dict.fromkeys(models, sent), TRAINED)
-    assert kept == {client: {"output.weight": share} for client, share in enumerate([1.0, 0.5, 0.0, 34 / 25])}
-    assert undoing(kept, 0.5) == {2: ("output.weight", 0.0)}  # the median is 0.75
-    assert set(undoing(kept, 0.7)) == {1, 2}
-    assert undoing(kept, 0.0) == undoing({client: kept[client] for client in (0, 2)}, 0.5) == {}
+    found = {client: kept[client]["output.weight"] for client in kept}
+    assert [found[client].share for client in layers] == pytest.approx([1.0, 0.5, 0.0, 34 / 25])
+    lengths = [5, 25 / 4, 50, 9]  # squared, of the updates
+    assert [found[client].chance for client in layers] == pytest.approx([(each / 25 / 4) ** 0.5 for each in lengths])
+    assert undoing(kept, 0.5) == {}  # four weights with updates of such lengths tell nothing
     fixed = retentions(replies(models), dict.fromkeys(models, sent), {"output.bias"})
     assert fixed == {client: {} for client in models} and undoing(fixed, 0.5) == {}
+
+
+def test_who_keeps_less_than_chance_explains_is_rejected() -> None:
+    """By hand: the median is 0.9, so that less than 0.5 x 0.9 - 3 x 0.05 = 0.3 is rejected."""
+    kept = {
+        client: {"w": Retention(share, 0.05), "fixed": Retention(1.0, 0.0)}
+        for client, share in enumerate([1.0, 0.29, 0.31, 1.4, 0.9])
+    }
+    assert undoing(kept, 0.5) == {1: ("w", 0.29)}
+    assert undoing(kept, 0.0) == undoing({client: kept[client] for client in (0, 1)}, 0.5) == {}
 
 
 # Directions
@@ -278,9 +289,9 @@ def test_a_forged_model_is_rejected(name: str) -> None:
     assert rejects == {2: kind} and list(counted) == [0, 1, 3, 4]
 
 
-def test_classes_that_exchange_their_weights_are_noticed_however_short_the_layer_is() -> None:
+def test_classes_that_exchange_their_weights_are_noticed_while_the_layer_is_short() -> None:
     origin = model()
-    origin["output.weight"] *= 0.01
+    origin["output.weight"] *= 0.05
     held = {client: trained(origin, client, common=1.0) for client in range(5)}
     held[2]["output.weight"] = np.roll(held[2]["output.weight"], 1, axis=0)
     _, rejects, report = compared(comparison(), origin, held)

@@ -5,8 +5,7 @@ In this order:
 1. A copy of a model of an earlier round is rejected (:mod:`fedkace_flwr.rounds.robustness.earlier_models`).
 2. A model that moved more than ``norm-bound`` times the usual distance is rejected
    (:class:`fedkace_flwr.rounds.vetting.Vetting`).
-3. A model that undoes a layer of the global one is rejected (``retention-bound``; not with ``dp = local``,
-   whose noise hides it;
+3. A model that undoes a layer of the global one is rejected (``retention-bound``;
    :mod:`fedkace_flwr.rounds.robustness.retention`).
 4. Layers that moved more than ``clip-bound`` times the usual distance are scaled down
    (:mod:`fedkace_flwr.rounds.robustness.clipping`).
@@ -66,8 +65,7 @@ class Comparison:
         self._vetting = vetting
         self._parameters = parameters
         self._noise = noise
-        # Local noise may be larger than the weights; what is left of a layer then says nothing of the client.
-        self._retention_bound = 0.0 if config.privacy.dp == "local" else settings.retention_bound
+        self._retention_bound = settings.retention_bound
         self._clipping = Clipping(settings.clip_bound)
         self._earlier = EarlierModels(parameters, config.run.seed)
         self._directions = {
@@ -169,9 +167,9 @@ class Comparison:
 
     def _undoing(self, replies: Sequence[Reply], origins: Mapping[int, Weights], report: RoundReport) -> Rejects:
         kept = retentions(replies, origins, self._parameters)
-        for client, shares in kept.items():
-            if shares:
-                report.updates[client]["retention"] = min(shares.values())
+        for client, layers in kept.items():
+            if layers:
+                report.updates[client]["retention"] = min(each.share for each in layers.values())
         return {
             client: (f"{layer}: keeps {share:.2f} of the global model's, far less than others do", "retention")
             for client, (layer, share) in undoing(kept, self._retention_bound).items()
