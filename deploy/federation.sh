@@ -75,10 +75,19 @@ ports_for() {
     return
   fi
   python3 - "$2" <<'PYTHON'
-import socket, sys
+import contextlib, random, socket, sys
 
-probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(int(sys.argv[1]) + 1)]
-print(*(probe.getsockname()[1] for probe in probes))
+# Outgoing connections get their local ports from 32768 upwards and might take one from there before its server starts.
+choice = range(20000, 32768)
+wanted, free = int(sys.argv[1]) + 1, []
+for port in random.SystemRandom().sample(choice, len(choice)):
+    with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+        free.append(port)
+    if len(free) == wanted:
+        break
+else:
+    sys.exit(f"error: only {len(free)} of {wanted} ports from {choice.start} to {choice.stop - 1} are free")
+print(*free)
 PYTHON
 }
 

@@ -7,12 +7,10 @@ Flower app that does nothing.
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from experiments.bench.measure import Figures, ratio, spread
 from experiments.bench.training import Pictures, customary_epoch
 from experiments.running.engines import FlowerEngine
 from experiments.running.guard import end_all_of
+from experiments.running.ports import free_ports
 from experiments.running.processes import finish, flower_environment, staged_app
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import RunError
@@ -132,7 +131,7 @@ def start(repeats: int) -> Figures:
         (place / "idle" / "idle" / "__init__.py").touch()
         (place / "idle" / "idle" / "apps.py").write_text(_IDLE_APPS)
         app = staged_app(place / "app")
-        link, control = _free_ports(2)
+        link, control = free_ports(2)
         environment = {
             **flower_environment(place / "flwr", os.environ),
             "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(link),
@@ -173,14 +172,6 @@ def _timed(command: list[str], environment: dict[str, str]) -> float:
 def _in_rounds(results: Path) -> float:
     (path,) = results.rglob("rounds.jsonl")
     return float(sum(json.loads(line)["seconds"]["round"] for line in path.read_text().splitlines()))
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 def _pictures(client: int, number: int) -> Pictures:

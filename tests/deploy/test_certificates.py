@@ -12,8 +12,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_public_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from support.systems.federation import DEPLOY, environment, script
-from support.systems.proxy import Authority, free_port
+from support.systems.proxy import Authority
 from support.tools import need_tools
+
+from experiments.running.ports import free_ports
 
 PASSPHRASE = "correct horse battery staple"
 
@@ -173,7 +175,7 @@ def test_a_passphrase_can_be_typed(env: dict[str, str], tmp_path: Path) -> None:
 
 def settings(authority: Authority, name: str, folder: Path) -> dict[str, str]:
     return {
-        "FEDKACE_SUPERLINK": f"localhost:{free_port()}",
+        "FEDKACE_SUPERLINK": f"localhost:{free_ports(1)[0]}",
         "FEDKACE_CA": str(authority.folder / "ca.crt"),
         "FEDKACE_KEY": str(authority.key(name)),
         "FEDKACE_CERTIFICATE": str(authority.certificate(name)),

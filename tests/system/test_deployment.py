@@ -4,7 +4,6 @@
 """
 
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +24,7 @@ from support.systems.federation import (
 )
 
 from experiments.running.inline import run_inline
+from experiments.running.ports import free_ports
 from experiments.running.processes import finish
 from fedkace_flwr.config import Config
 from fedkace_flwr.inference.predict import main as predict
@@ -60,11 +60,6 @@ def running(federation: Federation) -> Federation:
     return federation
 
 
-def free_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return str(probe.getsockname()[1])
-
-
 @pytest.fixture
 def stranger(running: Federation) -> Iterator[Any]:
     """Start ``supernode.sh`` with node-1's settings, some of them changed; its exit code and output."""
@@ -73,7 +68,7 @@ def stranger(running: Federation) -> Iterator[Any]:
         lines = (running.folder / "node-1" / "env").read_text().splitlines()
         settings = {name: value.strip("'") for name, _, value in (line.partition("=") for line in lines)}
         settings["FEDKACE_STATE"] = str(running.folder / "stranger")
-        env = {**running.env, **settings, "FEDKACE_RUNTIME_PORT": free_port(), **changes}
+        env = {**running.env, **settings, "FEDKACE_RUNTIME_PORT": str(free_ports(1)[0]), **changes}
         done = script("supernode.sh", env=env)
         return done.returncode, done.stdout + done.stderr
 
@@ -97,7 +92,7 @@ def test_a_wrong_authority_an_unregistered_key_and_no_key_are_refused(
     code, said = stranger(FEDKACE_KEY=str(tmp_path / "nowhere"))
     assert code == 2 and f"{tmp_path}/nowhere (FEDKACE_KEY, this machine's key) does not exist" in said
     superlink = (running.folder / "node-1" / "env").read_text().split("FEDKACE_SUPERLINK='")[1].split("'")[0]
-    command = ["flower-supernode", "--superlink", superlink, "--port", free_port()]
+    command = ["flower-supernode", "--superlink", superlink, "--port", str(free_ports(1)[0])]
     command += ["--root-certificates", str(running.folder / "certificates" / "ca.crt")]
     done = finish(command, running.env, STEP_SECONDS)
     assert done.returncode != 0 and "[code: 2001] SuperNode authentication is enabled" in done.stdout + done.stderr

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from support.common import SMALL, rounds_of
 
 from experiments.running.engines import FlowerEngine
 from experiments.running.inline import run_inline
+from experiments.running.ports import free_ports
 from fedkace_flwr.config import Config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -93,8 +93,8 @@ def fresh_home(tmp_path: Path) -> Iterator[dict[str, str]]:
 
     The one variable that docs/running.md names keeps Flower from installing what the app requires.
     """
-    link, control = _free_port(), _free_port()
-    dead = f"http://127.0.0.1:{_free_port()}"
+    link, control, closed = free_ports(3)
+    dead = f"http://127.0.0.1:{closed}"
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("FLWR", "UV", "PIP", "RAY"))}
     yield {
         **kept,
@@ -144,12 +144,6 @@ def test_the_app_file_that_flower_builds_holds_the_code_and_nothing_else(tmp_pat
     assert {"fedkace_flwr", "strategies", "clients", "pyproject.toml", "LICENSE"} <= folders
     assert not folders & {"tests", "results", "docs", "data", ".venv"}
     assert fab.stat().st_size < 1_000_000
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _left_over(words: str) -> list[int]:

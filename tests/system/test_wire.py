@@ -22,6 +22,7 @@ import torch
 from support.common import SMALL
 from support.systems.federation import ROOT, STEP_SECONDS, environment, until, wait_for_serverapps
 
+from experiments.running.ports import free_ports
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.registry import METHODS
@@ -232,14 +233,6 @@ class Wire:
                 os.killpg(member.pid, signal.SIGKILL)
                 member.wait()
         self.proxy.close()
-
-
-def free_ports(count: int) -> list[int]:
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(probe.getsockname()[1]) for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
 
 
 def accepts(port: int) -> bool:

@@ -17,6 +17,8 @@ from typing import Any
 from support.systems.federation import DEPLOY, environment, script, until
 from support.tools import need_tools
 
+from experiments.running.ports import free_ports
+
 
 def deployed(name: str) -> ModuleType:
     """Import a Python file of ``deploy/``."""
@@ -25,13 +27,6 @@ def deployed(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def free_port() -> int:
-    """Return a port of the loopback that nothing listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Authority:
@@ -215,7 +210,7 @@ class Door:
     def __enter__(self) -> "Door":
         need_tools("nginx")
         self.folder.mkdir(exist_ok=True)
-        self.port = free_port()
+        (self.port,) = free_ports(1)
         main = configuration(self.folder, self.certificates, self.port, self.superlink, self.more)
         command = ["nginx", "-p", str(self.folder), "-e", str(self.folder / "error.log"), "-c", str(main)]
         self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
