@@ -14,10 +14,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from experiments.running.ports import free_ports
 from support.systems.federation import DEPLOY, environment, script, until
 from support.tools import need_tools
-
-from experiments.running.ports import free_ports
 
 
 def deployed(name: str) -> ModuleType:
