@@ -74,9 +74,13 @@ def main(arguments: list[str] | None = None) -> int:
         elif options.command == "table":
             _table(options, console)
         elif options.command == "robustness":
-            from experiments.report.robustness import robustness_tables
+            from experiments.report.robustness import honest_accuracies, robustness_tables
+            from fedkace_flwr.storage.files import write_text
 
-            print(robustness_tables(options.folder))
+            runs = honest_accuracies(options.source)
+            if options.output:
+                write_text(options.output, runs.to_csv(index=False))
+            print(robustness_tables(runs))
         elif options.command == "keep":
             from experiments.results.keep import keep
 

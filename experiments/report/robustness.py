@@ -1,65 +1,106 @@
-"""Accuracy of the honest clients of the study ``poisoning``, by attack and aggregation, as Markdown."""
+"""Accuracy of the honest clients of the study ``poisoning``, by attack and aggregation, as Markdown and CSV."""
 
-from collections.abc import Sequence
+import io
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
+
+import pandas as pd
 
 from experiments.results.averages import mean
 from experiments.results.loading import load_results, rows_of
-from experiments.results.reading import Record
 from fedkace_flwr.errors import ResultsError
+from fedkace_flwr.storage.files import LARGEST_LOG, read_text
 
-_AXES = ("axis.federation", "axis.aggregation", "axis.attack")
+AXES = ["federation", "aggregation", "attack"]
+COLUMNS = [*AXES, "seed", "aa", "final"]
+NO_ATTACK = "none"
+
+_LARGEST = "largest loss"
 
 
-def robustness_tables(folder: Path) -> str:
-    """Return a table for each federation: attacks by aggregation rules.
+def honest_accuracies(source: Path) -> pd.DataFrame:
+    """Return the accuracy of the honest clients in each finished run, in percent.
 
-    A cell holds the average accuracy over all rounds and the accuracy of the last round, in percent, as means over
-    seeds, with the first one's standard deviation where there are several. Hostile clients count in none, and the same
-    clients count in the rows without an attack.
+    The columns are :data:`COLUMNS`: the place of the run in the study, its seed, the accuracy averaged over the rounds,
+    and that of the last round. The clients that are hostile under attack do not count in runs without one either.
 
     Parameters
     ----------
-    folder : Path
-        Results folder of the study; unfinished runs are left out.
+    source : Path
+        Results folder of the study, or a CSV file with these columns, as ``--output`` writes it.
 
     Raises
     ------
     ResultsError
-        The folder is not one of this study, or no run is finished.
+        It is neither, or no run is finished.
     """
+    frame = _read(source) if source.is_file() else _computed(source)
+    if frame.empty:
+        raise ResultsError(f"{source}: no run of the study is finished")
+    return frame.sort_values([*AXES, "seed"], ignore_index=True)
+
+
+def robustness_tables(runs: pd.DataFrame) -> str:
+    """Return a table for each federation: attacks by aggregation rules.
+
+    A cell holds the average accuracy in percent as mean over seeds, and in parentheses the mean difference from the
+    runs with the same seed and rule without an attack, with its standard deviation where there are several seeds.
+
+    Parameters
+    ----------
+    runs : DataFrame
+        From :func:`honest_accuracies`.
+    """
+    return "\n\n".join(_table(str(name), part) for name, part in runs.groupby("federation"))
+
+
+def _computed(folder: Path) -> pd.DataFrame:
     results = load_results(folder)
-    if not set(_AXES) <= set(results.runs.columns):
-        raise ResultsError(f"{folder}: has no runs of the study poisoning; must be its results folder")
-    cells: dict[str, dict[str, dict[str, list[tuple[float, float]]]]] = {}
+    if not {f"axis.{axis}" for axis in AXES} <= set(results.runs.columns):
+        raise ResultsError(f"{folder}: has no runs of the study poisoning; must be its results folder, or a CSV file")
+    lines = []
     for row in rows_of(results.runs[results.runs["finished"]]):
-        federation, aggregation, attack = (str(row[axis]) for axis in _AXES)
         honest = range(row["clients"] - row["hostile-clients"])
-        place = cells.setdefault(federation, {}).setdefault(attack, {})
-        place.setdefault(aggregation, []).append(_accuracies(results.records(row["folder"]), honest))
-    if not cells:
-        raise ResultsError(f"{folder}: no run of the study is finished")
-    return "\n\n".join(_table(federation, rows) for federation, rows in sorted(cells.items()))
+        records = results.records(row["folder"])
+        each = [mean(record["client_accuracy"][client] for client in honest) for record in records]
+        known = [100 * value for value in each if value is not None]
+        lines.append([*(str(row[f"axis.{axis}"]) for axis in AXES), row["seed"], fmean(known), known[-1]])
+    return pd.DataFrame(lines, columns=COLUMNS).round(4)
 
 
-def _accuracies(records: Sequence[Record], clients: range) -> tuple[float, float]:
-    each = [mean(record["client_accuracy"][client] for client in clients) for record in records]
-    known = [value for value in each if value is not None]
-    return 100 * fmean(known), 100 * known[-1]
+def _read(path: Path) -> pd.DataFrame:
+    try:
+        frame = pd.read_csv(io.StringIO(read_text(path, LARGEST_LOG)), keep_default_na=False)
+        frame = frame.astype({**dict.fromkeys(AXES, str), "seed": int, "aa": float, "final": float})
+    except (ValueError, KeyError) as error:
+        raise ResultsError(
+            f"{path}: is not a table of the study poisoning ({error}); write one with --output"
+        ) from error
+    return frame[COLUMNS]
 
 
-def _table(federation: str, rows: dict[str, dict[str, list[tuple[float, float]]]]) -> str:
-    columns = list(dict.fromkeys(name for row in rows.values() for name in row))
-    lines = [f"| {federation} | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
-    for attack, row in rows.items():
-        lines.append(f"| {attack} | {' | '.join(_cell(row.get(column, [])) for column in columns)} |")
-    return "\n".join(lines)
+def _table(federation: str, runs: pd.DataFrame) -> str:
+    free = runs[runs["attack"] == NO_ATTACK].set_index(["aggregation", "seed"])["aa"]
+    places = pd.MultiIndex.from_frame(runs[["aggregation", "seed"]])
+    runs = runs.assign(change=runs["aa"].to_numpy() - free.reindex(places).to_numpy())
+    cells = runs.groupby(["attack", "aggregation"]).agg(
+        aa=("aa", "mean"), change=("change", "mean"), spread=("change", "std")
+    )
+    columns = sorted(set(runs["aggregation"]), key=lambda name: (name != "default", name != "unchecked", name))
+    attacks = sorted(set(runs["attack"]), key=lambda name: (name != NO_ATTACK, name))
+    lines = [[attack, *(_cell(cells, attack, column) for column in columns)] for attack in attacks]
+    attacked = runs[runs["attack"] != NO_ATTACK]
+    worst = attacked.groupby(["aggregation", "attack"])["change"].mean().groupby("aggregation").min()
+    lines.append([_LARGEST, *(f"{worst[name]:+.1f}" if worst.get(name) is not None else "" for name in columns)])
+    rows = [f"| {' | '.join(line)} |" for line in [[federation, *columns], *lines]]
+    rows.insert(1, "|---" + "|---:" * len(columns) + "|")
+    return "\n".join(rows)
 
 
-def _cell(values: Sequence[tuple[float, float]]) -> str:
-    if not values:
+def _cell(cells: pd.DataFrame, attack: str, column: str) -> str:
+    if (attack, column) not in cells.index:
         return ""
-    averages, finals = [average for average, _ in values], [final for _, final in values]
-    spread = f" ± {stdev(averages):.1f}" if len(values) > 1 else ""
-    return f"{fmean(averages):.1f}{spread} / {fmean(finals):.1f}"
+    aa, change, spread = cells.loc[(attack, column), ["aa", "change", "spread"]]
+    if attack == NO_ATTACK or pd.isna(change):
+        return f"{aa:.1f}"
+    return f"{aa:.1f} ({change:+.1f}{'' if pd.isna(spread) else f' ± {spread:.1f}'})"

@@ -1,0 +1,69 @@
+"""The tables of hostile clients, worked by hand, and those of the documents."""
+
+import json
+from pathlib import Path
+
+import pytest
+from support.made.results import write_run, write_study
+
+from experiments.__main__ import main
+from experiments.report.robustness import honest_accuracies, robustness_tables
+from fedkace_flwr.errors import ResultsError
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    """Two rules, two seeds, with and without an attack; the last client of two is hostile, and always wrong."""
+    folder, runs = tmp_path / "poisoning", {}
+    honest = {
+        ("default", "none", 0): 0.80,
+        ("default", "none", 1): 0.90,
+        ("default", "noise", 0): 0.79,
+        ("default", "noise", 1): 0.86,
+        ("median", "none", 0): 0.70,
+        ("median", "noise", 0): 0.75,
+    }
+    for (rule, attack, seed), value in honest.items():
+        name = f"{rule}_{attack}_{seed}"
+        runs[name] = {"federation": "1-of-2", "aggregation": rule, "attack": attack, "seed": seed}
+        path = write_run(folder, name, [value - 0.1, value + 0.1], seed=seed, clients=2)
+        records = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
+        for record in records:
+            record["client_accuracy"] = [record["accuracy"], 0.0]
+        (path / "rounds.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    write_study(folder, runs, study="poisoning", axes=["federation", "aggregation", "attack", "seed"], paper=None)
+    return folder
+
+
+def test_a_table_worked_by_hand(study: Path) -> None:
+    assert robustness_tables(honest_accuracies(study)).splitlines() == [
+        "| 1-of-2 | default | median |",
+        "|---|---:|---:|",
+        "| none | 85.0 | 70.0 |",
+        "| noise | 82.5 (-2.5 ± 2.1) | 75.0 (+5.0) |",  # differences of 1 and 4 points with the same seed
+        "| largest loss | -2.5 | +5.0 |",
+    ]
+
+
+def test_the_file_gives_the_same_table_as_the_runs(
+    study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["robustness", str(study), "--output", str(tmp_path / "runs.csv")]) == 0
+    first = capsys.readouterr().out
+    assert main(["robustness", str(tmp_path / "runs.csv")]) == 0
+    assert capsys.readouterr().out == first
+    assert honest_accuracies(tmp_path / "runs.csv")["final"].tolist() == pytest.approx([89, 96, 90, 100, 85, 80])
+
+
+@pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "federation,aggregation,attack,seed,aa,final\na,b,c,x,1,2\n"])
+def test_another_file_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "runs.csv").write_text(text)
+    with pytest.raises(ResultsError, match=r"runs\.csv: is not a table of the study poisoning"):
+        honest_accuracies(tmp_path / "runs.csv")
+
+
+def test_the_document_shows_the_kept_runs() -> None:
+    kept = honest_accuracies(ROOT / "docs" / "results" / "poisoning" / "digits.csv")
+    assert robustness_tables(kept) in (ROOT / "docs" / "robustness.md").read_text()
