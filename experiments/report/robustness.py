@@ -1,9 +1,11 @@
 """Accuracy of the honest clients of the study ``poisoning``, by attack and aggregation, as Markdown and CSV."""
 
 import io
+import math
 from pathlib import Path
 from statistics import fmean
 
+import numpy as np
 import pandas as pd
 
 from experiments.results.averages import mean
@@ -100,7 +102,7 @@ def _table(federation: str, runs: pd.DataFrame) -> str:
 def _cell(cells: pd.DataFrame, attack: str, column: str) -> str:
     if (attack, column) not in cells.index:
         return ""
-    aa, change, spread = cells.loc[(attack, column), ["aa", "change", "spread"]]
-    if attack == NO_ATTACK or pd.isna(change):
+    aa, change, spread = cells[cells.index == (attack, column)].to_numpy(dtype=np.float64)[0]
+    if attack == NO_ATTACK or math.isnan(change):
         return f"{aa:.1f}"
-    return f"{aa:.1f} ({change:+.1f}{'' if pd.isna(spread) else f' ± {spread:.1f}'})"
+    return f"{aa:.1f} ({change:+.1f}{'' if math.isnan(spread) else f' ± {spread:.1f}'})"
