@@ -10,7 +10,7 @@ CHOICE = range(20000, 32768)
 
 
 def free_ports(count: int) -> list[int]:
-    """Return different ports of the loopback that nothing listens on now, drawn at random.
+    """Draw different ports of the loopback that nothing listens on now.
 
     Parameters
     ----------
