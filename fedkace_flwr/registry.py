@@ -9,8 +9,7 @@ from clients.base import ClientRule
 from clients.centralized import CentralizedClient
 from clients.dcfcl import DcfclClient
 from clients.derpp import DerppClient
-from clients.er import ReplayClient
-from clients.er_balanced import BalancedReplayClient
+from clients.er import BalancedReplayClient, ReplayClient
 from clients.fedcbdr import FedCbdrClient
 from clients.fedkace import FedKaceClient
 from clients.fedprox import FedProxClient
