@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from experiments.report.names import method_name, role
+from experiments.report.palette import MUTED, colours, ranked
 from experiments.studies.study import Study
-from fedkace_flwr.registry import METHODS
 from fedkace_flwr.results.plot import in_plot
 from fedkace_flwr.storage.files import LARGEST_LOG, read_text, write_bytes
-
-_OWN = ("#d1495b", "#00798c")  # lines of FedKACE and of the project's own method
 
 
 def draw_comparisons(study: Study) -> list[Path]:
@@ -29,14 +28,6 @@ def draw_comparisons(study: Study) -> list[Path]:
     return pictures
 
 
-def span(seconds: float) -> str:
-    """Return a duration in a suitable unit, for example ``2.5 hours``."""
-    for size, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {name}"
-    return f"{seconds:.0f} seconds" if seconds >= 1 else "less than a second"
-
-
 def _cell(study: Study, name: str) -> str:
     """Return the part of a run's name after its method."""
     return name.removeprefix(study.runs[name].method)
@@ -50,27 +41,29 @@ def _rounds(study: Study, name: str) -> list[dict[str, Any]]:
 
 
 def _draw(curves: Mapping[str, list[dict[str, Any]]], path: Path, *, title: str) -> None:
-    import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
     figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.add_subplot()
-    colours = matplotlib.colormaps["tab20"]
-    own = [method for method in METHODS if METHODS[method].role == "method"]
-    for index, (method, records) in enumerate(curves.items()):
+    lines = {method: method for method in curves}
+    shades = colours(lines)
+    for index, method in enumerate(ranked(lines)):
+        records = curves[method]
         numbers = [record["round"] for record in records]
         values = [float("nan") if record["accuracy"] is None else record["accuracy"] for record in records]
-        style: dict[str, Any] = {"color": colours(index % 20)}
-        if method in own:
-            style = {"color": _OWN[own.index(method) % len(_OWN)], "linewidth": 2.6, "zorder": 3}
-        axes.plot(numbers, values, label=in_plot(method), marker="o", markersize=3, **style)
+        wide = 2.6 if role(method) == "method" else 1.5
+        dash = "--" if role(method) == "reference" else "-"
+        label = in_plot(method_name(method))
+        axes.plot(
+            numbers, values, label=label, color=shades[method], linewidth=wide, linestyle=dash, zorder=3 - index / 99
+        )
     chances = max(curves.values(), key=len)
     axes.plot(
         [record["round"] for record in chances],
         [float("nan") if record["chance"] is None else record["chance"] for record in chances],
-        color="#8a8f98",
-        linestyle="--",
+        color=MUTED,
+        linestyle=":",
         label="chance",
     )
     axes.set(xlabel="round", ylabel="accuracy on all classes met", ylim=(0, 1.02), title=in_plot(title))
