@@ -349,10 +349,11 @@ class RunConfig:
     )
     diagnostics: bool = key(
         True,
-        "Record client drift, and the condition number of each buffer's kernel matrix (for buffers of up to 2000 samples).",
+        "Record client drift, the condition number of each buffer's kernel matrix (for buffers of up to 2000 samples), and the accuracy of received models on classes that are new to a client.",
     )
     report_classes: bool = key(
-        True, "Clients report the class histogram of their buffer. Switch it off if this must not leave the device."
+        True,
+        "Clients report the class histogram of their buffer and their accuracy on each class. Switch it off if these must not leave the device.",
     )
     tensorboard: bool = key(
         False,
