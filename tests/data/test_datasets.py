@@ -11,7 +11,8 @@ from PIL import Image
 from support.made.datasets import assert_consistent, cache_folder
 
 from fedkace_flwr.compute.torchvision_compat import import_torchvision
-from fedkace_flwr.data.datasets import DATASETS, known_classes, load_dataset
+from fedkace_flwr.data.datasets import load_dataset
+from fedkace_flwr.data.readers.catalogue import DATASETS, known_classes
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.sections import DataConfig
 
