@@ -49,7 +49,7 @@ class TrainingConfig:
     )
     augment: Literal["none", "flip-shift", "auto"] = key(
         "none",
-        "Random changes of training images, drawn anew for each epoch: `flip-shift` mirrors half of the images and shifts each by up to an eighth of its side, repeating its edge; `auto` does so for cifar100 and imagenet100, whose images may be mirrored, and not for other data.",
+        "Random changes of training images, drawn anew for each epoch: `flip-shift` mirrors half of the images and shifts each by up to an eighth of its side, repeating its edge; `auto` does so for cifar10, cifar100 and imagenet100, whose images may be mirrored, and not for other data.",
     )
     logit_adjustment: float = key(
         0.0,

@@ -2,7 +2,7 @@
 
 from fedkace_flwr import plugins
 from fedkace_flwr.data.images import Framing
-from fedkace_flwr.data.readers.cifar import CIFAR100_FOLDER, find_cifar100
+from fedkace_flwr.data.readers.cifar import CIFAR10, CIFAR100
 from fedkace_flwr.data.readers.digits import find_digits
 from fedkace_flwr.data.readers.image_folders import find_folder, find_imagenet100, imagenet_framing
 from fedkace_flwr.data.readers.source import Source
@@ -11,7 +11,8 @@ from fedkace_flwr.sections import DataConfig
 
 DATASETS: dict[str, Source] = {
     "digits": Source(classes=10, image_size=8, find=find_digits),
-    "cifar100": Source(classes=100, image_size=32, find=find_cifar100, mirrors=True, downloaded=CIFAR100_FOLDER),
+    "cifar10": Source(classes=10, image_size=32, find=CIFAR10.find, mirrors=True, downloaded=CIFAR10.folder),
+    "cifar100": Source(classes=100, image_size=32, find=CIFAR100.find, mirrors=True, downloaded=CIFAR100.folder),
     "imagenet100": Source(classes=100, image_size=224, find=find_imagenet100, framing=imagenet_framing, mirrors=True),
     "folder": Source(classes=None, image_size=64, find=find_folder, framing=Framing.of_files),
 }
