@@ -5,6 +5,7 @@ from fedkace_flwr.data.images import Framing
 from fedkace_flwr.data.readers.cifar import CIFAR10, CIFAR100
 from fedkace_flwr.data.readers.digits import find_digits
 from fedkace_flwr.data.readers.image_folders import find_folder, find_imagenet100, imagenet_framing
+from fedkace_flwr.data.readers.mnist import find_emnist, find_mnist
 from fedkace_flwr.data.readers.source import Source
 from fedkace_flwr.errors import ConfigError, closest
 from fedkace_flwr.sections import DataConfig
@@ -13,6 +14,8 @@ DATASETS: dict[str, Source] = {
     "digits": Source(classes=10, image_size=8, find=find_digits),
     "cifar10": Source(classes=10, image_size=32, find=CIFAR10.find, mirrors=True, downloaded=CIFAR10.folder),
     "cifar100": Source(classes=100, image_size=32, find=CIFAR100.find, mirrors=True, downloaded=CIFAR100.folder),
+    "mnist": Source(classes=10, image_size=28, find=find_mnist),
+    "emnist": Source(classes=None, image_size=28, find=find_emnist),
     "imagenet100": Source(classes=100, image_size=224, find=find_imagenet100, framing=imagenet_framing, mirrors=True),
     "folder": Source(classes=None, image_size=64, find=find_folder, framing=Framing.of_files),
 }
