@@ -172,11 +172,14 @@ def load_dataset(config: DataConfig, *, progress: bool = False, download: bool =
     try:
         dataset = _open(folder, config.dataset)  # without the lock: a finished cache may be on a read-only disk
         if dataset is None:
+            if origin.remote and not download:
+                raise MissingDataError(f"{origin.remote}: is not on this machine; a run would download it")
             cache.mkdir(parents=True, exist_ok=True)
             with FileLock(cache / f"{folder.name}.lock"):
                 dataset = _open(folder, config.dataset) or _prepare(folder, config.dataset, origin.read(), progress)
     except OSError as fault:
         raise DataError(f"cache-dir = {cache}: cannot be used ({fault}); must be writable and have room") from fault
+    check_num_classes(config, dataset.num_classes)
     return replace(dataset, class_names=dataset.class_names[: config.num_classes or None])
 
 

@@ -18,7 +18,12 @@ from fedkace_flwr.sections import DataConfig, ModelConfig, StreamConfig, Trainin
 from fedkace_flwr.storage.files import read_text, write_text
 
 _VERSION = 1
-_LATER = {"network": "resnet18", "weights_file": "", "emnist_split": "balanced"}
+_LATER = {
+    "network": "resnet18",
+    "weights_file": "",
+    "emnist_split": "balanced",
+    **dict.fromkeys(("hub_name", "hub_subset", "hub_image", "hub_label", "hub_test"), ""),
+}
 """Keys that were added later, with their defaults, which change no reference."""
 
 

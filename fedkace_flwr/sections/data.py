@@ -12,11 +12,11 @@ class DataConfig:
 
     dataset: str = key(
         "digits",
-        "Data set: `digits` (bundled with scikit-learn), `cifar10`, `cifar100`, `mnist`, `emnist`, `imagenet100`, `folder` (any image folder with `train/` and `val/` or `test/`), or the name of one that another package adds (docs/extend.md).",
+        "Data set: `digits` (bundled with scikit-learn), `cifar10`, `cifar100`, `mnist`, `emnist`, `imagenet100`, `folder` (any image folder with `train/` and `val/` or `test/`), `hub` (a data set in Hugging Face's format; needs the extra `hub`), or the name of one that another package adds (docs/extend.md).",
     )
     data_dir: str = key(
         "data",
-        "Folder with the original files: it holds `cifar-10-batches-py/` (cifar10) or `cifar-100-python/` (cifar100), both downloaded if missing, the four files of MNIST or EMNIST (mnist, emnist), ILSVRC2012's `train/` (imagenet100), or `train/` and `val/` or `test/` (folder). Relative to the working directory of the process.",
+        "Folder with the original files: it holds `cifar-10-batches-py/` (cifar10) or `cifar-100-python/` (cifar100), both downloaded if missing, the four files of MNIST or EMNIST (mnist, emnist), ILSVRC2012's `train/` (imagenet100), `train/` and `val/` or `test/` (folder), or what `save_to_disk` has written (hub). Relative to the working directory of the process.",
         affects="place",
     )
     cache_dir: str = key(
@@ -27,7 +27,7 @@ class DataConfig:
     num_classes: int = key(0, "Use only this many classes, the first ones; 0 uses all.", unit="classes", low=0)
     image_size: int = key(
         0,
-        "Height and width of the images. 0: the data set's own size (digits 8, cifar10 and cifar100 32, mnist and emnist 28, imagenet100 224, folder 64); must be set for an inbox.",
+        "Height and width of the images. 0: the data set's own size (digits 8, cifar10 and cifar100 32, mnist and emnist 28, imagenet100 224, folder 64, hub 32); must be set for an inbox.",
         unit="pixels",
         low=0,
         high=1024,
@@ -35,6 +35,20 @@ class DataConfig:
     emnist_split: Literal["balanced", "byclass", "bymerge", "letters", "digits", "mnist"] = key(
         "balanced",
         "With `dataset = emnist`: which of EMNIST's splits, which differ in their classes (47, 62, 47, 26, 10 and 10).",
+    )
+    hub_name: str = key(
+        "",
+        "With `dataset = hub`: name of the data set on the Hugging Face Hub, such as `OWNER/NAME`, or `OWNER/NAME@REVISION` for one version of it; it is downloaded once. Empty: the folder `data-dir`, as `save_to_disk` writes it.",
+    )
+    hub_subset: str = key("", "With `hub-name`: the subset, for data sets that have several.")
+    hub_image: str = key("", "With `dataset = hub`: the column of images. Empty: the only one of the kind `Image`.")
+    hub_label: str = key(
+        "",
+        "With `dataset = hub`: the column of labels; if it declares no names, its values are the classes. Empty: the only one of the kind `ClassLabel`.",
+    )
+    hub_test: str = key(
+        "",
+        "With `dataset = hub`: the split for testing; `train` is trained on. Empty: the first of `test`, `validation`, `valid` and `val` that there is.",
     )
     normalise: bool = key(
         True, "Reading: subtract the data set's mean and divide by its standard deviation, per channel."

@@ -99,9 +99,11 @@ def test_other_image_size_is_antialiased_bilinear(digits: DataConfig) -> None:
 
 def test_unknown_name_lists_the_known_ones(tmp_path: Path) -> None:
     for call in (lambda: known_classes("svhn"), lambda: load_dataset(DataConfig(dataset="svhn"))):
-        with pytest.raises(ConfigError, match=r"'svhn'.*digits, cifar10, cifar100, mnist, emnist, imagenet100, folder"):
+        with pytest.raises(
+            ConfigError, match=r"'svhn'.*digits, cifar10, cifar100, mnist, emnist, imagenet100, folder, hub"
+        ):
             call()
-    assert [known_classes(name) for name in DATASETS] == [10, 10, 100, 10, None, 100, None]
+    assert [known_classes(name) for name in DATASETS] == [10, 10, 100, 10, None, 100, None, None]
 
 
 def test_cache_dir_falls_back_to_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

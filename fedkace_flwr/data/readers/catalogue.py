@@ -4,6 +4,7 @@ from fedkace_flwr import plugins
 from fedkace_flwr.data.images import Framing
 from fedkace_flwr.data.readers.cifar import CIFAR10, CIFAR100
 from fedkace_flwr.data.readers.digits import find_digits
+from fedkace_flwr.data.readers.hub import find_hub
 from fedkace_flwr.data.readers.image_folders import find_folder, find_imagenet100, imagenet_framing
 from fedkace_flwr.data.readers.mnist import find_emnist, find_mnist
 from fedkace_flwr.data.readers.source import Source
@@ -18,6 +19,7 @@ DATASETS: dict[str, Source] = {
     "emnist": Source(classes=None, image_size=28, find=find_emnist),
     "imagenet100": Source(classes=100, image_size=224, find=find_imagenet100, framing=imagenet_framing, mirrors=True),
     "folder": Source(classes=None, image_size=64, find=find_folder, framing=Framing.of_files),
+    "hub": Source(classes=None, image_size=32, find=find_hub, framing=Framing.of_files),
 }
 """The data sets that come with the package, by name; other packages add theirs by entry points."""
 

@@ -45,10 +45,21 @@ class Content:
 
 @dataclass(frozen=True)
 class Origin:
-    """Files that were found: their fingerprint, and how to read them."""
+    """Files that were found.
+
+    Attributes
+    ----------
+    fingerprint : str
+        Changes with the files; a part of the prepared copy's name.
+    read : callable
+        Reads them.
+    remote : str
+        What reading downloads, in words, if the files are not on this machine.
+    """
 
     fingerprint: str
     read: Callable[[], Content]
+    remote: str = ""
 
 
 @dataclass(frozen=True)
