@@ -12,7 +12,7 @@ from torch import Tensor
 
 from clients.base import Array, ClientRound, ClientRule, Evaluation, Metrics, Stopwatch
 from fedkace_flwr.compute.devices import choose_precision
-from fedkace_flwr.data.datasets import framing_of
+from fedkace_flwr.data.readers.catalogue import framing_of
 from fedkace_flwr.experiment import as_arrays
 from fedkace_flwr.inference import kept_models as serving
 from fedkace_flwr.inference.kept_models import KeptModels
