@@ -34,6 +34,11 @@ _METHOD_SECTIONS: dict[type, set[str]] = {}
 _ADDED_SECTIONS: set[type] = set()
 """Those of other packages' methods; a configuration holds them only with such a method."""
 
+_FORMER: Mapping[str, Mapping[object, Mapping[str, object]]] = {
+    "tensorboard": {True: {"tracker": "tensorboard"}, False: {}},
+}
+"""Keys of version 1.0 that are now called otherwise: by their values, the keys and values that replace them."""
+
 _added_by: list[Callable[[str | None], None]] = []
 """What declares the keys of other packages' methods: at most one."""
 
@@ -54,6 +59,13 @@ def on_parsing(declare: Callable[[str | None], None]) -> None:
 def _declare_added(method: str | None) -> None:
     for declare in _added_by:
         declare(method)
+
+
+def _renewed(values: Mapping[str, object]) -> Mapping[str, object]:
+    """Values with the keys of earlier versions replaced by what they are called now; those given as well win."""
+    former = [name for name in values if name in _FORMER and values[name] in _FORMER[name]]
+    renewed = {key: value for name in former for key, value in _FORMER[name][values[name]].items()}
+    return {**renewed, **{name: value for name, value in values.items() if name not in former}}
 
 
 def register_section(section: type, method: str, *, added: bool = False) -> None:
@@ -185,6 +197,7 @@ class Config:
         ConfigError
             A key is unknown, a value has the wrong type or is out of range, or two keys contradict each other.
         """
+        values = _renewed(values)
         if isinstance(method := values.get("method"), str):
             _declare_added(method)
         known = list(declared_keys(values))

@@ -15,7 +15,7 @@ from fedkace_flwr.privacy.accounting import spent
 from fedkace_flwr.registry import Method, check_network, configured, warn_of_replacements
 from fedkace_flwr.results.record import round_record
 from fedkace_flwr.results.run_folder import RunFolder
-from fedkace_flwr.results.tensorboard import check_events
+from fedkace_flwr.results.trackers.catalogue import check_tracker
 from fedkace_flwr.rounds.driver import RoundDriver
 from fedkace_flwr.rounds.round_report import RoundReport
 from fedkace_flwr.storage.checkpoint import Checkpoint
@@ -55,7 +55,7 @@ def run(grid: Grid, config: Config, run_id: int) -> None:
     experiment = Experiment(config)
     experiment.check_streams()
     experiment.check_weights_file()
-    check_events(config)
+    check_tracker(config)
     folder = RunFolder(run_folder(config, run_id), resume=config.run.resume)
     try:
         _run(grid, config, run_id, method, experiment, folder)

@@ -62,7 +62,7 @@ def test_a_method_can_be_added_as_the_page_says(tmp_path: Path) -> None:
     assert "`recent`" in (copy / "docs" / "methods.md").read_text()
     command = re.search(r"^python (-m pytest .*)$", page, re.MULTILINE)
     assert command and "passed" in run(*command[1].split(), "-q", "-p", "no:cacheprovider")
-    small = ["rounds=2", "clients=2", "epochs=1", "width=4", "recent-span=1", "tensorboard=true"]
+    small = ["rounds=2", "clients=2", "epochs=1", "width=4", "recent-span=1", "tracker=tensorboard"]
     options = ["--engine=inline", *(f"--set={setting}" for setting in small)]
     table = run("-m", "experiments", "run", "recent", *options)
     assert re.search(r"^recent_seed-0 .*\d", table, re.MULTILINE) and "accuracy_seed-0.png" in table

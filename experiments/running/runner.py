@@ -31,7 +31,7 @@ from fedkace_flwr.errors import ConfigError, FedkaceError, MissingDataError, Run
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.registry import check_network, configured
 from fedkace_flwr.results.run_folder import SCHEMA, RunFolder
-from fedkace_flwr.results.tensorboard import check_events
+from fedkace_flwr.results.trackers.catalogue import check_tracker
 from fedkace_flwr.storage.files import read_text, write_text
 
 _POLL_SECONDS = 0.25
@@ -137,7 +137,7 @@ def check_study(
             continue
         experiment.check_streams()
         experiment.check_weights_file()
-        check_events(config)
+        check_tracker(config)
         found[name] = config
     if missing and not found:
         raise MissingDataError(next(iter(missing.values())))

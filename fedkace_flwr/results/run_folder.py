@@ -2,7 +2,7 @@
 
 ``config.json`` and ``environment.json`` are written before the first round, one line of ``rounds.jsonl`` and a
 checkpoint (``server/``) after each round, and ``summary.json`` and ``accuracy.png`` after the last. A process that
-writes to the folder holds ``.lock``. With ``tensorboard = true``, rounds are also written as TensorBoard events.
+writes to the folder holds ``.lock``. With ``tracker``, rounds are also shown in a tracker of experiments.
 """
 
 import json
@@ -19,7 +19,7 @@ from fedkace_flwr.config import Config, keys_affecting, keys_of_other_methods
 from fedkace_flwr.errors import ConfigError, RunError
 from fedkace_flwr.results.plot import draw_accuracy
 from fedkace_flwr.results.record import accuracy_so_far, environment, summarise, title
-from fedkace_flwr.results.tensorboard import RoundEvents
+from fedkace_flwr.results.trackers.catalogue import Tracking
 from fedkace_flwr.storage import encryption as sealing
 from fedkace_flwr.storage import files
 from fedkace_flwr.storage.checkpoint import Checkpoint, Checkpoints
@@ -51,7 +51,7 @@ class RunFolder:
         self.path = path
         self.checkpoints = Checkpoints(path / "server")
         self._rounds: list[dict[str, Any]] = []
-        self._events: RoundEvents | None = None
+        self._tracking: Tracking | None = None
         sealing.key()
         sealing.key(variable=sealing.FORMER)
         sealing.migrating()
@@ -101,9 +101,11 @@ class RunFolder:
         Raises
         ------
         ConfigError
-            Events are enabled, but the package tensorboard is not installed.
+            The package of the tracker is not installed.
+        RunError
+            The tracker cannot be used.
         """
-        self._open_events(config)
+        self._tracking = Tracking(self.path, config, first_round=1)
         files.remove_partials(self.path)
         self._write("environment.json", {"schema": SCHEMA, **environment(device)})
         self._write("config.json", config.flat())
@@ -133,7 +135,7 @@ class RunFolder:
         if len(lines) > done:
             files.write_text(rounds, "".join(lines[:done]))
         if checkpoint is not None:
-            self._open_events(config)
+            self._tracking = Tracking(self.path, config, first_round=len(self._rounds) + 1)
         return checkpoint
 
     def add_round(self, record: Mapping[str, Any]) -> None:
@@ -145,9 +147,9 @@ class RunFolder:
             It cannot be written.
         """
         self._rounds.append(dict(record))
-        if self._events is not None:
-            # Events come before the record: if the process ends here, a resumed run repeats the round and purges them.
-            self._events.add(record, accuracy_so_far(self._rounds))
+        if self._tracking is not None:
+            # Before the record: if the process ends here, a resumed run repeats the round, and its tracker knows that.
+            self._tracking.add(record, accuracy_so_far(self._rounds))
         try:
             files.append_text(self.path / "rounds.jsonl", json.dumps(record, allow_nan=False) + "\n")
         except OSError as error:
@@ -182,18 +184,16 @@ class RunFolder:
             self._write("summary.json", summary)
         except OSError as error:
             raise self._full(error) from error
+        if self._tracking is not None:
+            self._tracking.finish(summary)
         self.checkpoints.thin(1)
         return summary
 
     def close(self) -> None:
         """Release the folder for other processes."""
-        if self._events is not None:
-            self._events.close()
+        if self._tracking is not None:
+            self._tracking.close()
         self._lock.release()
-
-    def _open_events(self, config: Config) -> None:
-        if config.run.tensorboard:
-            self._events = RoundEvents(self.path, first_round=len(self._rounds) + 1)
 
     def _compare(self, config: Config) -> None:
         before = read_json(self.path / "config.json")

@@ -282,9 +282,9 @@ class RunConfig:
         True,
         "Clients report the class histogram of their buffer and their accuracy on each class. Switch it off if these must not leave the device.",
     )
-    tensorboard: bool = key(
-        False,
-        "Also write each round as TensorBoard events next to `rounds.jsonl`; needs the extra `tensorboard`.",
+    tracker: Literal["none", "tensorboard", "mlflow", "wandb"] = key(
+        "none",
+        "Also show each round in `tensorboard`, `mlflow` or `wandb` (Weights & Biases); needs the extra of that name (docs/trackers.md).",
         affects="place",
     )
     quorum: float = key(

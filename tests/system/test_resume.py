@@ -1,6 +1,5 @@
 """What a resumed run finds in its folder, and what it says when that will not do."""
 
-import contextlib
 import json
 import resource
 import signal
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from support.common import make_events_earlier, rounds_of
+from support.systems.cut_off import cut_after_round
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from experiments.running.inline import run_inline
@@ -24,22 +24,6 @@ Make = Callable[..., Config]
 
 def folder_of(config: Config) -> Path:
     return Path(config.run.results_dir) / config.run.run_name
-
-
-def cut_after_round(config: Config, number: int, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run whose server died right after a round was recorded and its checkpoint stored."""
-    add = RunFolder.save
-
-    def save(self: RunFolder, checkpoint: Checkpoint) -> None:
-        add(self, checkpoint)
-        if checkpoint.round == number:
-            raise SystemExit("cut off")
-
-    with monkeypatch.context() as patch, contextlib.suppress(SystemExit):
-        patch.setattr(RunFolder, "save", save)
-        run_inline(config)
-    assert len((folder_of(config) / "rounds.jsonl").read_text().splitlines()) == number
-    return folder_of(config)
 
 
 @pytest.fixture
@@ -211,11 +195,11 @@ def test_a_client_asked_for_a_round_that_it_no_longer_knows_says_so(
 
 
 def test_tensorboard_shows_each_round_once(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = cut_after_round(small(tensorboard=True), 2, monkeypatch)
+    folder = cut_after_round(small(tracker="tensorboard"), 2, monkeypatch)
     make_events_earlier(folder)
     for path in (folder / "server").glob("*2.npz"):
         path.write_bytes(b"damaged")
-    run_inline(small(tensorboard=True, resume=True))
+    run_inline(small(tracker="tensorboard", resume=True))
     events = EventAccumulator(str(folder)).Reload()
     assert [event.step for event in events.Scalars("accuracy/mean")] == [1, 2, 3]
 

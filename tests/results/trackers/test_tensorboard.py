@@ -19,7 +19,8 @@ from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.methods.fedkace import SINGULAR
 from fedkace_flwr.results.record import round_record
 from fedkace_flwr.results.run_folder import RunFolder
-from fedkace_flwr.results.tensorboard import RoundEvents, scalars
+from fedkace_flwr.results.trackers.tensorboard_events import TensorBoard
+from fedkace_flwr.results.trackers.tracker import scalars
 
 Make = Callable[..., Config]
 
@@ -102,7 +103,7 @@ def test_a_round_without_any_client_still_has_a_cost() -> None:
 
 @pytest.mark.slow
 def test_a_run_leaves_events_that_say_what_its_record_says(small: Make, tmp_path: Path) -> None:
-    run_inline(small(tensorboard=True, epochs=2))
+    run_inline(small(tracker="tensorboard", epochs=2))
     folder = tmp_path / "run"
     events = read(folder)
     rounds = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
@@ -139,7 +140,7 @@ def test_a_run_leaves_events_that_say_what_its_record_says(small: Make, tmp_path
 
 
 def test_a_round_can_be_read_while_the_run_goes_on(small: Make, tmp_path: Path) -> None:
-    config = small(tensorboard=True)
+    config = small(tracker="tensorboard")
     folder = RunFolder(tmp_path / "run")
     folder.begin(config, torch.device("cpu"))
     for number, accuracy in ((1, 1.0), (2, 0.5)):
@@ -148,11 +149,11 @@ def test_a_round_can_be_read_while_the_run_goes_on(small: Make, tmp_path: Path) 
 
 
 def test_who_goes_on_at_a_round_purges_what_was_written_of_it_and_later_ones(tmp_path: Path) -> None:
-    stopped = RoundEvents(tmp_path, first_round=1)
+    stopped = TensorBoard(tmp_path, Config(), first_round=1)
     for number in (1, 2, 3, 4):
         stopped.add(made(number, 0.25), 0.25)
     make_events_earlier(tmp_path)
-    resumed = RoundEvents(tmp_path, first_round=3)
+    resumed = TensorBoard(tmp_path, Config(), first_round=3)
     assert points(read(tmp_path), "accuracy/mean").keys() == {1, 2}
     resumed.add(made(3, 1.0), 0.5)
     resumed.close()
@@ -178,9 +179,9 @@ def test_without_the_package_a_run_that_asks_for_events_ends_before_it_begins(
     without_tensorboard: None, small: Make, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        run_inline(small(tensorboard=True))
+        run_inline(small(tracker="tensorboard"))
     message = str(caught.value)
-    assert message.startswith("tensorboard = true: ")
+    assert message.startswith("tracker = 'tensorboard': ")
     assert message.endswith("pip install 'fedkace_flwr[tensorboard]'")
     assert len(message.splitlines()) == 1
     assert not (tmp_path / "run").exists()
@@ -196,7 +197,7 @@ def test_without_the_package_a_run_that_asks_for_none_is_none_the_worse(
 @pytest.mark.slow
 def test_a_study_takes_the_key(tmp_path: Path) -> None:
     study = tmp_path / "trial.yaml"
-    study.write_text("config: {clients: 2, rounds: 1, epochs: 1, width: 4, tensorboard: true}\nengine: inline\n")
+    study.write_text("config: {clients: 2, rounds: 1, epochs: 1, width: 4, tracker: tensorboard}\nengine: inline\n")
     assert main(["run", str(study), "--results", str(tmp_path / "results")]) == 0
     (file,) = (tmp_path / "results").rglob("*tfevents*")
     assert (file.parent / "rounds.jsonl").exists()

@@ -1,0 +1,81 @@
+"""MLflow: a run in the store that ``MLFLOW_TRACKING_URI`` names, or else in ``mlflow.db`` beside the run's folder."""
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedkace_flwr.config import Config
+from fedkace_flwr.errors import RunError
+from fedkace_flwr.results.trackers.run_id import keep_run, known_run
+from fedkace_flwr.results.trackers.tracker import Tracker, scalars, summarised
+
+NAME = "mlflow"
+_MOST_AT_ONCE = 100  # parameters, which MLflow's servers take in one request
+_WITNESS = "run/failures"  # a metric that every round has
+
+
+class MlflowRun(Tracker):
+    """A run of MLflow.
+
+    Its experiment is ``MLFLOW_EXPERIMENT_NAME`` or else named like the folder of the study, its parameters are the
+    configuration, and metrics have the names of TensorBoard's tags. Histograms are left out: MLflow has none.
+    """
+
+    def __init__(self, folder: Path, config: Config, first_round: int) -> None:
+        from mlflow.entities import Metric, Param, RunTag
+        from mlflow.tracking import MlflowClient
+
+        self._metric = Metric
+        place = folder.resolve().parent
+        uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{place / 'mlflow.db'}"
+        try:
+            self._client: Any = MlflowClient(tracking_uri=uri)
+            known = known_run(folder, NAME)
+            if known is not None:
+                self._run: str = self._client.get_run(known).info.run_id
+                self._client.update_run(self._run, status="RUNNING")
+                shown = self._client.get_metric_history(self._run, _WITNESS)
+                self._done = max((each.step for each in shown), default=0)
+                return
+            name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or place.name
+            experiment = self._client.get_experiment_by_name(name)
+            number = experiment.experiment_id if experiment else self._client.create_experiment(name)
+            self._run = self._client.create_run(number, run_name=folder.name).info.run_id
+            self._done = 0
+            keep_run(folder, NAME, self._run)
+            params = [Param(key, str(value)) for key, value in config.flat().items()]
+            for first in range(0, len(params), _MOST_AT_ONCE):
+                self._client.log_batch(self._run, params=params[first : first + _MOST_AT_ONCE])
+            self._client.log_batch(self._run, tags=[RunTag("folder", str(folder.resolve()))])
+        except RunError:
+            raise
+        except Exception as fault:  # MLflow's errors, and those of its stores, have no common class
+            reason = (str(fault).splitlines() or [type(fault).__name__])[0]
+            raise RunError(
+                f"tracker = 'mlflow': MLflow at {uri} cannot be used ({reason:.300}); MLFLOW_TRACKING_URI names another"
+            ) from fault
+
+    def add(self, record: Mapping[str, Any], average: float | None) -> None:
+        """Send a round's numbers; a round that an earlier process has sent is left as it is."""
+        if record["round"] > self._done:
+            self._send(scalars(record, average), record["round"])
+            self._done = record["round"]
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Send the summary's numbers and mark the run as finished."""
+        self._send({f"summary/{name}": value for name, value in summarised(summary).items()}, self._done)
+        self._client.set_terminated(self._run, status="FINISHED")
+        self._run = ""
+
+    def close(self) -> None:
+        """Mark a run that is not finished as killed; it is running again once it is resumed."""
+        if self._run:
+            self._client.set_terminated(self._run, status="KILLED")
+
+    def _send(self, values: Mapping[str, float], step: int) -> None:
+        now = int(1000 * time.time())
+        self._client.log_batch(
+            self._run, metrics=[self._metric(name, float(value), now, step) for name, value in values.items()]
+        )

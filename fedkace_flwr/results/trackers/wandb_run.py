@@ -1,0 +1,73 @@
+"""Weights & Biases: a run that is sent to its server, or kept in the run's folder until ``wandb sync`` sends it."""
+
+import os
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedkace_flwr.config import Config
+from fedkace_flwr.errors import RunError
+from fedkace_flwr.results.trackers.run_id import keep_run, known_run
+from fedkace_flwr.results.trackers.tracker import Tracker, class_histograms, over_epochs, scalars, summarised
+
+NAME = "wandb"
+
+
+class WandbRun(Tracker):
+    """A run of Weights & Biases.
+
+    Its project is ``WANDB_PROJECT`` or else ``fedkace``, its group is the study's folder. Without ``WANDB_MODE`` it is
+    offline unless the user has logged in.
+    """
+
+    def __init__(self, folder: Path, config: Config, first_round: int) -> None:
+        import wandb
+
+        self._histogram = wandb.Histogram
+        identity = known_run(folder, NAME) or uuid.uuid4().hex[:8]
+        try:
+            self._run: Any = wandb.init(
+                project=os.environ.get("WANDB_PROJECT") or "fedkace",
+                group=folder.resolve().parent.name,
+                name=folder.name,
+                id=identity,
+                resume="allow",
+                dir=str(folder),
+                mode=_mode(wandb),
+                config=config.flat(),
+                settings=wandb.Settings(silent=True, console="off"),
+            )
+        except Exception as fault:  # its errors, and those of its service, have no common class
+            reason = (str(fault).splitlines() or [type(fault).__name__])[0]
+            raise RunError(
+                f"tracker = 'wandb': Weights & Biases cannot be used ({reason:.300}); WANDB_MODE=offline needs no server"
+            ) from fault
+        keep_run(folder, NAME, identity)
+
+    def add(self, record: Mapping[str, Any], average: float | None) -> None:
+        """Hand over a round's numbers and histograms."""
+        shown: dict[str, Any] = dict(scalars(record, average))
+        for column, values in over_epochs(record).items():
+            shown[column] = self._histogram(values)
+        for tag, histogram in class_histograms(record).items():
+            shown[tag] = self._histogram(np_histogram=(np.array(histogram.counts), np.array(histogram.edges)))
+        self._run.log(shown, step=record["round"])
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Hand over the summary's numbers and end the run."""
+        self._run.summary.update(summarised(summary))
+        self._run.finish()
+        self._run = None
+
+    def close(self) -> None:
+        """End a run that is not finished as failed; it goes on once it is resumed."""
+        if self._run is not None:
+            self._run.finish(exit_code=1)
+
+
+def _mode(wandb: Any) -> str:
+    """The mode of ``WANDB_MODE``, which is read anew for each run, or else online if the user has logged in."""
+    return os.environ.get("WANDB_MODE") or ("online" if wandb.login(prompt=False) else "offline")
