@@ -10,13 +10,13 @@ from typing import Any
 
 import fedkace_flwr
 from fedkace_flwr.export.card import Training, card
-from fedkace_flwr.export.tensor_file import FORMAT, described, pack
+from fedkace_flwr.export.tensor_file import FORMAT, TENSORS, described, pack
 from fedkace_flwr.inference.kept_models import KeptModels
 from fedkace_flwr.storage import files
 from fedkace_flwr.storage.folders import make_folder
 
-TENSORS, DESCRIPTION, CARD, ONNX = "model.safetensors", "config.json", "README.md", "model.onnx"
-"""The files of a folder."""
+DESCRIPTION, CARD, ONNX = "config.json", "README.md", "model.onnx"
+"""The files of a folder, beside that of the tensors."""
 
 MODEL = "model"
 """The folder of the model in that of its run."""

@@ -13,6 +13,9 @@ import safetensors.numpy
 from fedkace_flwr.errors import ModelError
 from fedkace_flwr.inference.kept_models import KeptModels
 
+TENSORS = "model.safetensors"
+"""Name of the file in a model's folder."""
+
 FORMAT = "1"
 """Version of what the file says about its tensors."""
 

@@ -4,7 +4,7 @@ Needs the extra ``fuzz`` (atheris). PARSER is one of ``archive`` (below the chec
 checkpoint), ``encrypted`` (below the checksum of an encrypted file) and ``ledger`` (below its encryption), ``arrival``
 and ``picture`` (files in an inbox), ``form`` (sent to the prediction service), ``folded`` (a reply's arrays between
 machines), ``study``, ``setting``, ``run-config``, ``policy`` (a site's), ``safetensors`` and ``pth`` (weights to start
-from); for example ``stored -runs=1000000``. It ends
+from), ``model`` (taken away); for example ``stored -runs=1000000``. It ends
 with the input in a file ``crash-*`` where anything but the documented errors comes out. Without PARSER it prints the
 names.
 """
@@ -28,6 +28,7 @@ with atheris.instrument_imports(include=["fedkace_flwr", "experiments.studies", 
         folded_weights,
         pristine,
         pristine_ledger,
+        pristine_model,
         pristine_sealed,
         pristine_weights,
         sealed,
@@ -55,6 +56,7 @@ def main() -> None:
         "policy": parsers.policy,
         "safetensors": partial(parsers.weights, ".safetensors"),
         "pth": partial(parsers.weights, ".pth"),
+        "model": parsers.model,
     }
     if len(sys.argv) < 2:
         print(*targets)
@@ -84,6 +86,7 @@ def main() -> None:
         "folded": [folded_weights()],
         "safetensors": [pristine_weights()[".safetensors"]],
         "pth": [pristine_weights()[".pth"]],
+        "model": [pristine_model()],
     }
     examples |= {kind: [text.encode() for text in each] for kind, each in texts.items()}
     for number, content in enumerate(examples[name]):
