@@ -5,10 +5,12 @@ programs that do not read its metadata.
 """
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import fedkace_flwr
+from fedkace_flwr.errors import ModelError
 from fedkace_flwr.export.card import Training, card
 from fedkace_flwr.export.tensor_file import FORMAT, TENSORS, described, pack
 from fedkace_flwr.inference.kept_models import KeptModels
@@ -55,6 +57,20 @@ def write_folder(
     files.write_text(folder / CARD, card(kept, training, onnx=bool(onnx)) if text is None else text)
     if onnx:
         files.write_bytes(folder / ONNX, onnx)
+
+
+def check_target(folder: Path) -> None:
+    """Check that a model may be written to a folder: it is new or empty, or holds a model already.
+
+    Raises
+    ------
+    ModelError
+        It holds something else.
+    """
+    if not os.path.lexists(folder):
+        return
+    if not folder.is_dir() or (any(folder.iterdir()) and not (folder / TENSORS).exists()):
+        raise ModelError(f"{folder}: must be a new or an empty folder, or that of a model, which is replaced")
 
 
 def _description(kept: KeptModels) -> dict[str, Any]:
