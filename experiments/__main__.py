@@ -85,6 +85,11 @@ def main(arguments: list[str] | None = None) -> int:
             from experiments.results.keep import keep
 
             keep(options.run, options.target)
+        elif options.command == "export":
+            from experiments.export import export
+
+            for line in export(options.source, options.target, onnx=options.onnx, data_dir=options.data_dir):
+                console.print(line, highlight=False, markup=False, soft_wrap=True)
         elif options.command == "feed":
             from experiments.feed import feed
             from fedkace_flwr import registry as registry  # declares the methods' keys

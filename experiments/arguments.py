@@ -129,6 +129,15 @@ def make_parser(program: str) -> argparse.ArgumentParser:
     )
     keep.add_argument("run", type=Path, help="folder of a finished run or of a study")
     keep.add_argument("target", type=Path, help="folder to copy to")
+    export = commands.add_parser(
+        "export", help="write a model for others to use, with a card and on request as ONNX, see docs/models.md"
+    )
+    export.add_argument(
+        "source", type=Path, help="folder of a run, finished or not, of a client's state, or of a model"
+    )
+    export.add_argument("target", type=Path, help="folder to write: new, empty, or that of a model, which is replaced")
+    export.add_argument("--onnx", action="store_true", help="also write model.onnx, with the preprocessing inside")
+    export.add_argument("--data-dir", type=Path, help="folder of the data set's files, for a run that is not finished")
     report = commands.add_parser("report", help="write tables, figures and a page with charts from finished runs")
     report.add_argument("folders", type=Path, nargs="+", help="results folders of studies or of single runs")
     report.add_argument("--output", type=Path, help="output folder (default: report/ in the first folder)")

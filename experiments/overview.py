@@ -27,7 +27,7 @@ def overview(program: str) -> str:
             *lines,
             "",
             f"Studies: {', '.join(study_names())}; or a YAML file of your own.",
-            "Further commands: predict, serve, app, background, robustness, bench, gradient-cost. "
+            "Further commands: export, predict, serve, app, background, robustness, bench, gradient-cost. "
             "COMMAND --help explains a command, docs/running.md all of them.",
         ]
     )

@@ -72,5 +72,9 @@ class RunError(FedkaceError):
     """A run could not be started or did not finish."""
 
 
+class ModelError(FedkaceError):
+    """A model that was taken away cannot be written or read."""
+
+
 class ResultsError(FedkaceError):
     """A folder of results cannot be read."""

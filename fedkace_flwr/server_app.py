@@ -1,7 +1,8 @@
 """Flower ServerApp: reads the run configuration and runs the rounds with the chosen method's server rule."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
@@ -9,6 +10,9 @@ from flwr.serverapp import Grid, ServerApp
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError, FedkaceError
 from fedkace_flwr.experiment import Experiment, as_arrays
+from fedkace_flwr.export.card import Training
+from fedkace_flwr.export.folder import MODEL, write_folder
+from fedkace_flwr.export.global_model import global_model, why_not_left
 from fedkace_flwr.logs import join_flower_log
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.privacy.accounting import spent
@@ -99,7 +103,7 @@ def _run(grid: Grid, config: Config, run_id: int, method: Method, experiment: Ex
         driver.restore(found.round, found.arrays, found.record)
         logger.info("going on after round %d of %d", found.round, config.stream.rounds)
     told = ConfigRecord({keys.RUN: token})
-    driver.start(
+    result = driver.start(
         grid,
         keys.array_record(weights),
         num_rounds=config.stream.rounds,
@@ -107,7 +111,15 @@ def _run(grid: Grid, config: Config, run_id: int, method: Method, experiment: Ex
         train_config=told,
         evaluate_config=told,
     )
-    summary = folder.finish(config)
+
+    def leave_model(rounds: Sequence[Mapping[str, Any]]) -> None:
+        if reason := rule.lacks_global_model() or why_not_left(experiment):
+            logger.info("no model is left: %s", reason)
+        else:
+            kept = global_model(experiment, keys.unpack(result.arrays), len(rounds))
+            write_folder(folder.path / MODEL, kept, Training(config, rounds))
+
+    summary = folder.finish(config, leave_model)
     logger.info(
         "average accuracy %s, chance %s; %ssee %s",
         _percent(summary["average_accuracy"]),

@@ -117,6 +117,13 @@ class ServerRule:
     def restore(self, arrays: Mapping[str, NumpyArray], record: Mapping[str, Any]) -> None:
         """Restore what :meth:`state` returned; called before the first round."""
 
+    def lacks_global_model(self) -> str:
+        """Why no single model stands for the run, in half a sentence; empty if the global model does.
+
+        A finished run leaves its global model for others to use, unless this names a reason.
+        """
+        return ""
+
     def summary(self) -> str:
         """One line for the log at the start of a run."""
         return f"{type(self).__name__} over {self.config.stream.clients} clients"

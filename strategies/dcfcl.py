@@ -83,6 +83,10 @@ class Dcfcl(FedAvg):
         """Record the coalitions."""
         now.report.own["coalitions"] = [list(coalition) for coalition in self.partition] if replies else []
 
+    def lacks_global_model(self) -> str:
+        """There is none that a client predicts with: the mean over all clients is for the record alone."""
+        return "each coalition of its clients has a model of its own"
+
     def state(self) -> tuple[dict[str, NumpyArray], dict[str, Any]]:
         """Each distinct model once, the assignment of models to clients, and the coalitions."""
         arrays, held = models.pack(self.models)

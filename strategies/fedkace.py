@@ -51,6 +51,10 @@ class FedKace(ServerRule):
                 self.switched_at[client] = int(metrics[keys.SWITCHED_AT])
         return {"switched-share": len(self.switched_at) / now.clients}
 
+    def lacks_global_model(self) -> str:
+        """There is none without aggregation."""
+        return "" if self._aggregates else "with aggregation = 'none' each client keeps a model of its own"
+
     def state(self) -> tuple[dict[str, NumpyArray], dict[str, Any]]:
         """Rounds of the clients' switches and, without aggregation, each client's model."""
         arrays, held = models.pack(self._own)

@@ -139,6 +139,10 @@ class Tfcl(ServerRule):
                 now.report.trained[client] = {**head, keys.TRAINING_SECONDS: seconds}
         return arrays
 
+    def lacks_global_model(self) -> str:
+        """There is none: no weights are sent."""
+        return "its clients send no weights, and each has sub-models of its own"
+
     def _groups(self, now: ServerRound) -> list[list[int]]:
         """Return the groups of clients that learn from each other."""
         settings = self.config.of(TfclKeys)

@@ -1,15 +1,8 @@
 """Texts in a report: names of runs, variants and classes come from files, and must not be taken for markup."""
 
-import re
-
+from fedkace_flwr.storage.names import in_markdown as in_markdown
 from fedkace_flwr.storage.names import printable
 
-_MARKDOWN = re.compile(
-    r"[\\`*\[\]<>|&~$]"
-    r"|(?<![0-9A-Za-z])_|_(?![0-9A-Za-z])"  # between letters it is one
-    r"|:(?=//)|(?<=www)\.",  # what would become a link
-    re.IGNORECASE,
-)
 _TEX = {
     **{sign: f"\\{sign}" for sign in "%&_#${}"},
     "\\": r"\textbackslash{}",
@@ -24,11 +17,6 @@ _TEX = {
     "*": "{*}",
     "±": r"$\pm$",
 }
-
-
-def in_markdown(text: str) -> str:
-    """The text on one line of GitHub's Markdown, in a table or outside, as text and nothing else."""
-    return _MARKDOWN.sub(lambda found: f"\\{found[0]}", printable(text))
 
 
 def in_tex(text: str) -> str:

@@ -3,7 +3,6 @@
 Nothing in the file is executed, its size is bounded, and every tensor is checked against the network.
 """
 
-import importlib
 import io
 import warnings
 import zipfile
@@ -11,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from safetensors.torch import load
 from torch import Tensor
 
 from fedkace_flwr.errors import ConfigError
@@ -102,11 +102,7 @@ def _read(path: Path) -> Mapping[str, Tensor]:
 
 def _from_safetensors(path: Path, content: bytes) -> object:
     try:
-        reader = importlib.import_module("safetensors.torch")
-    except ImportError as fault:
-        raise _refused(path, "needs the extra `weights`: pip install 'fedkace-flwr[weights]'") from fault
-    try:
-        return reader.load(content)
+        return load(content)
     except Exception as fault:  # its parser's errors have no common class
         raise _refused(path, f"is damaged, or no file of safetensors ({fault!s:.200})") from fault
 

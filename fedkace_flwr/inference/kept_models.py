@@ -252,6 +252,15 @@ class Predictor:
     kept : KeptModels
         The content of a file.
 
+    Attributes
+    ----------
+    preprocess : Preprocess
+        Normalisation of the networks' input.
+    networks : list of (Network, Tensor, bool)
+        Each network that predicts, the classes it predicts, bool (C,), and whether it sees mirror images as well.
+    seen : Tensor
+        The classes met, bool (C,).
+
     Raises
     ------
     StateError
@@ -260,11 +269,11 @@ class Predictor:
 
     def __init__(self, kept: KeptModels) -> None:
         self.kept = kept
-        self._preprocess = Preprocess.by_statistics(kept.mean, kept.std, torch.device("cpu"))
-        self._networks = [
+        self.preprocess = Preprocess.by_statistics(kept.mean, kept.std, torch.device("cpu"))
+        self.networks = [
             (self._network(name), self._mask(classes), name in kept.mirrored) for name, classes in kept.answers.items()
         ]
-        self._seen = self._mask(kept.seen)
+        self.seen = self._mask(kept.seen)
 
     def probabilities(self, images: Tensor) -> Tensor:
         """Probabilities of all classes; classes that the client has not met have 0.
@@ -280,20 +289,20 @@ class Predictor:
             float64 (n, C); each row sums to 1. The largest entry is the class that the client's evaluation predicts.
         """
         found = [
-            (predict(net, lambda block: block, images, self._preprocess, mirrored=view), mask)
-            for net, mask, mirrored in self._networks
+            (predict(net, lambda block: block, images, self.preprocess, mirrored=view), mask)
+            for net, mask, mirrored in self.networks
             for view in ((False, True) if mirrored else (False,))
         ]
         if len(found) == 1:
             ((logits, mask),) = found
-            return logits.double().masked_fill(~(mask & self._seen), -torch.inf).softmax(dim=1)
+            return logits.double().masked_fill(~(mask & self.seen), -torch.inf).softmax(dim=1)
         # In single precision, as clients evaluate, so that ties are decided alike.
         if self.kept.combined == "mean":
-            return combined_scores([logits for logits, _ in found], self._seen).double()
+            return combined_scores([logits for logits, _ in found], self.seen).double()
         scores = torch.zeros(len(images), len(self.kept.class_names))
         for logits, mask in found:
             scores = torch.maximum(scores, logits.masked_fill(~mask, -torch.inf).softmax(dim=1))
-        scores = scores.double().masked_fill(~self._seen, 0)
+        scores = scores.double().masked_fill(~self.seen, 0)
         return scores / scores.sum(dim=1, keepdim=True)
 
     def answer(self, image: NDArray[np.uint8], top: int) -> dict[str, Any]:

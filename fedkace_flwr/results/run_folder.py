@@ -1,13 +1,13 @@
 """A run's folder: its configuration, its environment, the record of each round, and a summary.
 
 ``config.json`` and ``environment.json`` are written before the first round, one line of ``rounds.jsonl`` and a
-checkpoint (``server/``) after each round, and ``summary.json`` and ``accuracy.png`` after the last. A process that
-writes to the folder holds ``.lock``. With ``tracker``, rounds are also shown in a tracker of experiments.
+checkpoint (``server/``) after each round, and ``summary.json``, ``accuracy.png`` and ``model/`` after the last. A
+process that writes to the folder holds ``.lock``. With ``tracker``, rounds are also shown in a tracker of experiments.
 """
 
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -168,10 +168,20 @@ class RunFolder:
         except OSError as error:
             raise self._full(error) from error
 
-    def finish(self, config: Config) -> dict[str, Any]:
+    def finish(
+        self, config: Config, leave_model: Callable[[Sequence[Mapping[str, Any]]], object] = lambda rounds: None
+    ) -> dict[str, Any]:
         """Write the plot and the summary, and return the summary; of the checkpoints, keep only the last.
 
         The last checkpoint holds the final weights.
+
+        Parameters
+        ----------
+        config : Config
+            The run's configuration.
+        leave_model : callable, optional
+            Writes the run's model, given the records of its rounds. It comes before the summary, which tells that the
+            run is finished.
 
         Raises
         ------
@@ -181,6 +191,7 @@ class RunFolder:
         summary = summarise(config, self._rounds)
         try:
             draw_accuracy(self._rounds, self.path / "accuracy.png", title=title(config))
+            leave_model(self._rounds)
             self._write("summary.json", summary)
         except OSError as error:
             raise self._full(error) from error

@@ -25,7 +25,7 @@ class ModelConfig:
     )
     weights_file: str = key(
         "",
-        "File with the weights that the network starts from, apart from the output layer, in place of random ones: a state dict as `.safetensors` (needs the extra `weights`), `.pth` or `.pt`, with the names of this package or of torchvision. The server reads it and sends the weights; clients read it only with `centralized` and in simulated attacks. Relative to the working directory of the process.",
+        "File with the weights that the network starts from, apart from the output layer, in place of random ones: a state dict as `.safetensors`, `.pth` or `.pt`, with the names of this package or of torchvision. The server reads it and sends the weights; clients read it only with `centralized` and in simulated attacks. Relative to the working directory of the process.",
     )
     output_layer: Literal["learned", "simplex"] = key(
         "learned",

@@ -80,7 +80,8 @@ class Checkpoints:
             path = self._path(number)
             try:
                 content = atomic.read(path, most=_LARGEST)
-                assert content is not None
+                if content is None:  # it was removed since it was listed, by a server that goes on
+                    return self.newest()
                 return _parse(number, *content)
             except UnreadableStateError as error:
                 raise RunError(f"{path}: {error}") from error

@@ -6,6 +6,12 @@ import re
 from pathlib import PurePath
 
 _TOKEN = re.compile(r"[0-9A-Za-z]{1,64}")
+_MARKDOWN = re.compile(
+    r"[\\`*\[\]<>|&~$]"
+    r"|(?<![0-9A-Za-z])_|_(?![0-9A-Za-z])"  # between letters it is one
+    r"|:(?=//)|(?<=www)\.",  # what would become a link
+    re.IGNORECASE,
+)
 _LONGEST_SUFFIX = 16
 
 
@@ -17,6 +23,11 @@ def token(text: str) -> str:
 def printable(text: str) -> str:
     """The text on one line, with everything escaped that a terminal or a log would not show as it stands."""
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode("ascii") for sign in text)
+
+
+def in_markdown(text: str) -> str:
+    """The text on one line of GitHub's Markdown, in a table or outside, as text and nothing else."""
+    return _MARKDOWN.sub(lambda found: f"\\{found[0]}", printable(text))
 
 
 def fitted(name: str, most: int) -> str:

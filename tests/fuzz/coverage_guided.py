@@ -4,7 +4,7 @@ Needs the extra ``fuzz`` (atheris). PARSER is one of ``archive`` (below the chec
 checkpoint), ``encrypted`` (below the checksum of an encrypted file) and ``ledger`` (below its encryption), ``arrival``
 and ``picture`` (files in an inbox), ``form`` (sent to the prediction service), ``folded`` (a reply's arrays between
 machines), ``study``, ``setting``, ``run-config``, ``policy`` (a site's), ``safetensors`` and ``pth`` (weights to start
-from), ``idx`` and ``idx-gz`` (images of a data set); for example ``stored -runs=1000000``. It ends
+from), ``idx`` and ``idx-gz`` (images of a data set), ``model`` (taken away); for example ``stored -runs=1000000``. It ends
 with the input in a file ``crash-*`` where anything but the documented errors comes out. Without PARSER it prints the
 names.
 """
@@ -29,6 +29,7 @@ with atheris.instrument_imports(include=["fedkace_flwr", "experiments.studies", 
         pristine,
         pristine_idx,
         pristine_ledger,
+        pristine_model,
         pristine_sealed,
         pristine_weights,
         sealed,
@@ -58,6 +59,7 @@ def main() -> None:
         "pth": partial(parsers.weights, ".pth"),
         "idx": partial(parsers.idx, ""),
         "idx-gz": partial(parsers.idx, ".gz"),
+        "model": parsers.model,
     }
     if len(sys.argv) < 2:
         print(*targets)
@@ -89,6 +91,7 @@ def main() -> None:
         "pth": [pristine_weights()[".pth"]],
         "idx": pristine_idx()[""],
         "idx-gz": pristine_idx()[".gz"],
+        "model": [pristine_model()],
     }
     examples |= {kind: [text.encode() for text in each] for kind, each in texts.items()}
     for number, content in enumerate(examples[name]):

@@ -24,6 +24,7 @@ from support.made.parsers import (
     pristine,
     pristine_idx,
     pristine_ledger,
+    pristine_model,
     pristine_sealed,
     pristine_weights,
     sealed,
@@ -31,6 +32,7 @@ from support.made.parsers import (
 
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError, StateError
+from fedkace_flwr.export.tensor_file import header_of
 from fedkace_flwr.storage import npz as archive
 
 BODIES = pristine()
@@ -38,6 +40,7 @@ SEALED = pristine_sealed()
 LEDGER = pristine_ledger()
 WEIGHTS = pristine_weights()
 IDX = pristine_idx()
+MODEL = pristine_model()
 KEYS = sorted(Config().flat())
 
 fuzzed = settings(suppress_health_check=list(HealthCheck))
@@ -199,6 +202,29 @@ def test_an_idx_file_that_promises_much_takes_no_memory_for_it(parsers: Parsers,
         assert tracemalloc.get_traced_memory()[1] < 10_000_000
     finally:
         tracemalloc.stop()
+
+
+# Models that were taken away
+
+
+@fuzzed
+@given(st.data())
+def test_changed_files_of_models(parsers: Parsers, data: st.DataObject) -> None:
+    parsers.model(data.draw(st.composite(lambda draw: mutated(MODEL, draw))()))
+
+
+@fuzzed
+@given(st.data(), st.integers(1, 3))
+def test_changed_descriptions_of_models(parsers: Parsers, data: st.DataObject, count: int) -> None:
+    header, start = header_of(MODEL)
+    for _ in range(count):
+        part = header["__metadata__"] if data.draw(st.booleans()) else header
+        value = data.draw(values)
+        part[data.draw(st.sampled_from(sorted(part)))] = value if data.draw(st.booleans()) else json.dumps(value)
+        if not header["__metadata__"] or not isinstance(header["__metadata__"], dict):
+            break
+    text = json.dumps(header).encode()
+    parsers.model(len(text).to_bytes(8, "little") + text + MODEL[start:])
 
 
 # Encrypted files and the ledger

@@ -25,15 +25,21 @@ from experiments.studies.study import load_study
 from experiments.studies.yaml_file import parse_setting
 from fedkace_flwr.config import Config
 from fedkace_flwr.data import inbox_files as arrivals
-from fedkace_flwr.data.images import read_square
+from fedkace_flwr.data.images import Framing, read_square
 from fedkace_flwr.data.readers.idx import read_idx
 from fedkace_flwr.data.weights_file import weights_for
-from fedkace_flwr.errors import ConfigError, DataError, MessageError, PolicyError, RunError, StateError
+from fedkace_flwr.errors import ConfigError, DataError, MessageError, ModelError, PolicyError, RunError, StateError
+from fedkace_flwr.experiment import as_arrays
+from fedkace_flwr.export.loading import LoadedModel
+from fedkace_flwr.export.reading import unpack
+from fedkace_flwr.export.tensor_file import pack
 from fedkace_flwr.inference.forms import file_in
+from fedkace_flwr.inference.kept_models import KeptModels
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.messaging import validation as plausibility
 from fedkace_flwr.messaging.packing import fold, unfolded
-from fedkace_flwr.networks.network import Network
+from fedkace_flwr.networks.catalogue import seeded
+from fedkace_flwr.networks.network import Blueprint, Network
 from fedkace_flwr.privacy.site_policy import read_policy
 from fedkace_flwr.storage import atomic as durable
 from fedkace_flwr.storage import client_state, encryption
@@ -177,6 +183,17 @@ def pristine_weights() -> dict[str, bytes]:
     weights, file = _NETWORK.state_dict(), io.BytesIO()
     torch.save(weights, file)
     return {".pth": file.getvalue(), ".safetensors": save(weights)}
+
+
+def pristine_model() -> bytes:
+    """Return the file of a small model that was taken away."""
+    net = seeded("cnn", Blueprint(2, 4, 1), 0)
+    kept = KeptModels(
+        *("fedkace", "", 3, 3, None, (0, 1), ("cat", "dog"), Framing.of_arrays(4), (0.5,) * 3, (0.2,) * 3, 1),
+        *("auto", "float32", {"global": (0, 1)}, {"global": as_arrays(net.state_dict())}),
+        network="cnn",
+    )
+    return pack(kept)
 
 
 class Parsers:
@@ -382,6 +399,16 @@ class Parsers:
             except DataError as error:
                 _assert_line(error)
         self._clear()
+
+    def model(self, content: bytes) -> None:
+        """Read as a model that was taken away, and predict with it."""
+        try:
+            kept = unpack(content)
+            if kept.framing.size <= 4 * SIDE:
+                found = LoadedModel(kept).predict(np.zeros((1, 3, kept.framing.size, kept.framing.size), np.uint8))
+                assert found.probabilities.shape == (1, len(kept.class_names))
+        except ModelError as error:
+            _assert_line(error)
 
     def run_config(self, content: bytes) -> None:
         """Parse as JSON, as given to the inline engine."""

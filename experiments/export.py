@@ -1,0 +1,128 @@
+"""``export``: a model to take away, from a run, from a client, or from another model's folder."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments.results.folders import runs_of_study
+from experiments.results.reading import read_object, read_rounds
+from fedkace_flwr.config import Config
+from fedkace_flwr.errors import ConfigError, MissingDataError, ModelError
+from fedkace_flwr.experiment import Experiment
+from fedkace_flwr.export.card import Training
+from fedkace_flwr.export.folder import CARD, MODEL, ONNX, check_target, write_folder
+from fedkace_flwr.export.global_model import global_model, lacks_statistics
+from fedkace_flwr.export.loading import read_model
+from fedkace_flwr.export.onnx_file import check_installed, to_onnx
+from fedkace_flwr.export.tensor_file import TENSORS
+from fedkace_flwr.inference.kept_models import KeptModels, load_newest
+from fedkace_flwr.registry import configured
+from fedkace_flwr.storage.checkpoint import Checkpoints
+from fedkace_flwr.storage.files import read_text
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What is exported.
+
+    Attributes
+    ----------
+    kept : KeptModels
+        The model.
+    training : Training or None
+        The run that it comes from, if that is known.
+    card : str or None
+        A card that it has already.
+    """
+
+    kept: KeptModels
+    training: Training | None = None
+    card: str | None = None
+
+
+def export(source: Path, target: Path, *, onnx: bool = False, data_dir: Path | None = None) -> list[str]:
+    """Write a model's folder, and return what to tell about it, line by line.
+
+    Parameters
+    ----------
+    source : Path
+        The folder of a run, finished or not; the state folder of a client; or the folder of a model.
+    target : Path
+        The folder to write: new, empty, or that of a model, which is replaced.
+    onnx : bool
+        Whether to write ``model.onnx`` as well.
+    data_dir : Path, optional
+        Folder of the data set's files; by default the one in the run's configuration.
+
+    Raises
+    ------
+    FedkaceError
+        There is no model, it cannot be read or exported, or the target cannot be written.
+    """
+    if onnx:
+        check_installed()
+    check_target(target)
+    found = _find(source, data_dir)
+    content, difference = to_onnx(found.kept) if onnx else (b"", None)
+    try:
+        write_folder(target, found.kept, found.training, text=found.card, onnx=content)
+    except OSError as error:
+        raise ModelError(f"{target}: cannot be written ({error.strerror or error})") from error
+    kept = found.kept
+    told = [f"written: {target}, the {kept.answering} model of round {kept.round}"]
+    if onnx and difference is None:
+        told.append(f"{ONNX}: not checked, since onnxruntime is not installed")
+    elif onnx:
+        told.append(f"{ONNX}: checked with onnxruntime; probabilities differ by at most {difference:.1e}")
+    return told
+
+
+def _find(source: Path, data_dir: Path | None) -> _Source:
+    if source.is_file() or (source / TENSORS).exists():
+        card = source / CARD
+        return _Source(read_model(source), card=_text(card) if card.exists() else None)
+    if not source.is_dir():
+        raise ModelError(f"{source}: there is no such folder; must be that of a run, of a client's state or of a model")
+    if (source / "config.json").exists():
+        return _of_run(source, data_dir)
+    if runs := runs_of_study(source):
+        names = ", ".join(path.name for path in runs[:4])
+        raise ModelError(f"{source}: is the folder of a study; name that of a run in it, such as {names}")
+    return _Source(load_newest(source).kept)
+
+
+def _of_run(source: Path, data_dir: Path | None) -> _Source:
+    given = {} if data_dir is None else {"data-dir": str(data_dir)}
+    try:
+        method, config = configured(Config.parse({**read_object(source / "config.json"), **given}))
+    except ConfigError as error:
+        raise ModelError(f"{source / 'config.json'}: {error}") from error
+    if reason := method.strategy(config).lacks_global_model():
+        raise ModelError(
+            f"{source}: method = {config.method!r} has no global model, since {reason}; name a client's folder, such "
+            f"as {source / 'clients' / 'client-000'}, which holds models if the run had keep-models = always"
+        )
+    if (source / "summary.json").exists() and (source / MODEL / TENSORS).exists():
+        kept = read_model(source / MODEL)
+    else:
+        kept = _of_checkpoint(source, config)
+    return _Source(kept, Training(config, read_rounds(source)[: kept.round]))
+
+
+def _of_checkpoint(source: Path, config: Config) -> KeptModels:
+    checkpoint = Checkpoints(source / "server").newest()
+    if checkpoint is None:
+        raise ModelError(f"{source}: has no checkpoint in server/; no round has been finished, or it is a copy")
+    try:
+        experiment = Experiment(config, download=False)
+    except MissingDataError as error:
+        raise ModelError(f"{error}; its classes must be known: name its folder with --data-dir") from error
+    if reason := lacks_statistics(experiment):
+        raise ModelError(f"{source}: {reason}; name a client's folder, which holds models if keep-models was always")
+    return global_model(experiment, checkpoint.weights, checkpoint.round)
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_text(path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path}: cannot be read ({error})") from error

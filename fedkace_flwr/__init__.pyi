@@ -1,0 +1,3 @@
+from fedkace_flwr.export.loading import load_model as load_model
+
+__version__: str

@@ -1,0 +1,297 @@
+"""The card of a model: what it is, what it was trained on, how well it did, and what it is not for.
+
+It is Markdown with a YAML head, as the Hugging Face Hub shows it. Names of data sets and classes are other people's
+text, and are escaped.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+import yaml
+
+import fedkace_flwr
+from fedkace_flwr.config import Config, folder_keys, keys_affecting, keys_of_other_methods, path_keys
+from fedkace_flwr.inference.kept_models import KeptModels
+from fedkace_flwr.results.record import accuracy_so_far, known
+from fedkace_flwr.storage.names import in_markdown
+
+_TAGS = ["federated-learning", "continual-learning", "flower", "image-classification"]
+_SOFTWARE = "fedkace-flwr"
+
+
+@dataclass(frozen=True)
+class _DataSet:
+    """What is known of a data set: a line about its origin, its licence, and its name on the Hub."""
+
+    origin: str
+    licence: str
+    hub: str = ""
+
+
+_DATA_SETS = {
+    "digits": _DataSet(
+        "scikit-learn's copy of the test split of *Optical Recognition of Handwritten Digits* (E. Alpaydin and "
+        "C. Kaynak, UCI Machine Learning Repository, 1998)",
+        "CC BY 4.0",
+    ),
+    "cifar100": _DataSet(
+        "CIFAR-100 (A. Krizhevsky, *Learning Multiple Layers of Features from Tiny Images*, 2009)",
+        "none stated by its author",
+        "uoft-cs/cifar100",
+    ),
+    "imagenet100": _DataSet(
+        "classes of ILSVRC2012 (O. Russakovsky et al., *ImageNet Large Scale Visual Recognition Challenge*, 2015)",
+        "ImageNet's terms of access: non-commercial research and education",
+        "ILSVRC/imagenet-1k",
+    ),
+}
+_OWN = _DataSet("images that the program knows nothing about", "unknown to the program; ask whoever provided them")
+
+
+@dataclass(frozen=True)
+class Training:
+    """The run that a model comes from.
+
+    Attributes
+    ----------
+    config : Config
+        Its configuration.
+    rounds : sequence of mapping
+        The records of its rounds up to the model's.
+    """
+
+    config: Config
+    rounds: Sequence[Mapping[str, Any]]
+
+
+def card(kept: KeptModels, training: Training | None = None, *, onnx: bool = False) -> str:
+    """Return the text of the card.
+
+    Parameters
+    ----------
+    kept : KeptModels
+        The model.
+    training : Training, optional
+        The run that it comes from; without it the card says less.
+    onnx : bool
+        Whether ``model.onnx`` lies beside it.
+    """
+    parts = [
+        _head(kept, training),
+        _what(kept, training),
+        _model(kept),
+        *([_data(kept, training), _results(training)] if training else []),
+        _use(kept, training),
+        _loading(onnx),
+        _classes(kept),
+        _licences(training),
+        *([_configuration(training.config)] if training else []),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _head(kept: KeptModels, training: Training | None) -> str:
+    hub = _data_set(training.config).hub if training else ""
+    told: dict[str, Any] = {
+        "library_name": _SOFTWARE,
+        "pipeline_tag": "image-classification",
+        "tags": [*_TAGS, kept.method, kept.network],
+    }
+    if hub:
+        told["datasets"] = [hub]
+    return f"---\n{yaml.safe_dump(told, sort_keys=False)}---"
+
+
+def _what(kept: KeptModels, training: Training | None) -> str:
+    dataset = f" on {in_markdown(_name_of_data(training.config))}" if training else ""
+    of_rounds = f" of {training.config.stream.rounds}" if training else ""
+    if training:
+        whose = "the global model of the federation"
+    else:
+        how = "answers" if len(kept.answers) == 1 else "answers together"
+        whose = f"what one client of the federation {how} with: {_answering(kept)}"
+    return (
+        f"# {in_markdown(kept.method)}{dataset}, round {kept.round}\n\n"
+        "A classifier of images, trained by streaming federated continual learning: clients receive their data in "
+        f"chunks and share no images. It is {whose}, after round {kept.round}{of_rounds}."
+    )
+
+
+def _answering(kept: KeptModels) -> str:
+    names = [in_markdown(name) for name in kept.answers]
+    if len(names) == 1:
+        return f"the model *{names[0]}*"
+    joined = f"{', '.join(names[:-1])} and {names[-1]}"
+    how = "the mean of the probabilities of" if kept.combined == "mean" else "for each image the most confident of"
+    return f"{how} the models *{joined}*"
+
+
+def _model(kept: KeptModels) -> str:
+    weights = [array for name in kept.answers for array in kept.weights[name].values()]
+    size, met = kept.framing.size, len(kept.seen)
+    rows = {
+        "method": in_markdown(kept.method),
+        "network": f"{in_markdown(kept.network)}, width {kept.width}, stem {in_markdown(kept.stem)}",
+        "networks in the file": str(len(kept.answers)),
+        "numbers in the file": f"{sum(array.size for array in weights):,}",
+        "input": f"RGB images of {size} x {size} pixels",
+        "output": f"probabilities of {len(kept.class_names)} classes, of which {met} have been met",
+        **({"views": "also the mirror image of each image"} if kept.mirrored else {}),
+        **({"switched to the global model in round": str(kept.switched_at)} if kept.switched_at else {}),
+    }
+    return f"## Model\n\n{_table(('', ''), rows.items())}"
+
+
+def _data(kept: KeptModels, training: Training) -> str:
+    config, stream = training.config, training.config.stream
+    found = _data_set(config)
+    rows = {
+        "data set": in_markdown(_name_of_data(config)),
+        "origin": found.origin,
+        "licence of the data": found.licence,
+        "clients": str(stream.clients),
+        "rounds": f"{kept.round} of {stream.rounds}",
+    }
+    if config.data.data_source == "stream":
+        rows["chunk of a client"] = (
+            f"{stream.samples_per_class} new images of each of {stream.window} classes a round, "
+            f"{stream.overlap} of which return in the next"
+        )
+    rows["images that a client may store"] = str(config.buffer.capacity)
+    return f"## Training data\n\n{_table(('', ''), rows.items())}"
+
+
+def _results(training: Training) -> str:
+    rounds = training.rounds
+    last: Mapping[str, Any] = rounds[-1] if rounds else {}
+    own = known(last.get("global_accuracy", ()))
+    clients = training.config.stream.clients
+    rows = {
+        "average accuracy over all rounds (AA)": _percent(accuracy_so_far(rounds)),
+        "accuracy after the last round": _percent(last.get("accuracy")),
+        "accuracy of guessing among the classes met": _percent(last.get("chance")),
+        f"accuracy of this model, where clients tested it ({len(own)} of {clients})": _percent(
+            sum(own) / len(own) if own else None
+        ),
+    }
+    if last.get("epsilon") is not None:
+        rows["epsilon of differential privacy"] = f"{last['epsilon']:.3g} (delta = {last['delta']:g})"
+    return (
+        f"## Results\n\n{_table(('', ''), rows.items())}\n\n"
+        "An accuracy is the mean over clients, each on the test images of the classes that it has met, with the model "
+        "that it predicts with. That need not be the global model: a client may predict with its local one, or with "
+        "both. The last row is the mean over the clients that tested the global model, as they use it."
+    )
+
+
+def _use(kept: KeptModels, training: Training | None) -> str:
+    seen = set(kept.seen)
+    unmet = [in_markdown(name) for label, name in enumerate(kept.class_names) if label not in seen]
+    limits = [
+        "It answers with one of its classes whatever the image shows, and knows only images like those that it was "
+        "trained on.",
+        "Its probabilities have not been calibrated. Nobody has examined whether it errs more often for some groups of "
+        "people or things than for others. Do not base decisions about people on it.",
+        "A model can reveal something about the images that it was trained on, such as whether an image was among them.",
+    ]
+    if unmet:
+        limits.append(f"These classes had not been met and are never predicted: {', '.join(unmet)}.")
+    if training:
+        if training.config.data.data_source == "inbox":
+            limits.append("The server does not know which of the classes the clients have met.")
+        if changes := _changes(training.config):
+            limits.append(f"Clients of this run changed the model before they predicted with it ({changes}).")
+    return (
+        "## Intended use and limits\n\n"
+        "Research on federated continual learning, and classification of images like those that it was trained on.\n\n"
+        + "\n".join(f"- {text}" for text in limits)
+    )
+
+
+def _changes(config: Config) -> str:
+    answers = config.answers
+    asked = {
+        "recalibrate": "true" if answers.recalibrate else "",
+        "classifier": answers.classifier if answers.classifier != "trained" else "",
+        "model-average": f"{answers.model_average:g}" if answers.model_average else "",
+        "views": "mirrored" if answers.views == "mirrored" else "",
+        "inference": "mean" if answers.inference == "mean" else "",
+    }
+    return ", ".join(f"`{key} = {value}`" for key, value in asked.items() if value)
+
+
+def _loading(onnx: bool) -> str:
+    alone = (
+        "\n\n`model.onnx` holds the same model for other programs: `images`, uint8 (n, 3, S, S), become "
+        "`probabilities`, float32 (n, C)."
+        if onnx
+        else ""
+    )
+    return f"""## How to load it
+
+```bash
+pip install {_SOFTWARE}
+```
+
+```python
+from fedkace_flwr import load_model
+
+predictor = load_model("model")  # the folder of this file
+labels, probabilities = predictor.predict(["picture.png"])
+```
+
+`config.json` says how an image becomes the network's input.{alone}"""
+
+
+def _classes(kept: KeptModels) -> str:
+    met = set(kept.seen)
+    rows = [
+        (str(label), in_markdown(name), "yes" if label in met else "no") for label, name in enumerate(kept.class_names)
+    ]
+    return f"## Classes\n\n{_table(('label', 'name', 'met'), rows)}"
+
+
+def _licences(training: Training | None) -> str:
+    data = _data_set(training.config).licence if training else _OWN.licence
+    return (
+        "## Licences\n\n"
+        f"- The software, {_SOFTWARE} {fedkace_flwr.__version__}: Apache-2.0.\n"
+        f"- The data: {data}.\n"
+        "- The weights: none is given here. Whoever publishes them chooses one that the licence of the data permits."
+    )
+
+
+def _configuration(config: Config) -> str:
+    wanted = keys_affecting("numbers") - keys_of_other_methods(config.method) - folder_keys()
+    files = path_keys()
+    rows = [
+        (f"`{key}`", in_markdown(PurePath(str(value)).name if key in files else _shown(value)))
+        for key, value in config.flat().items()
+        if key in wanted
+    ]
+    return f"## Configuration\n\n{_table(('key', 'value'), rows)}"
+
+
+def _data_set(config: Config) -> _DataSet:
+    if config.data.data_source == "inbox":
+        return _OWN
+    return _DATA_SETS.get(config.data.dataset, _OWN)
+
+
+def _name_of_data(config: Config) -> str:
+    return "files of its devices" if config.data.data_source == "inbox" else config.data.dataset
+
+
+def _shown(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _percent(value: float | None) -> str:
+    return "unknown" if value is None else f"{100 * value:.2f} %"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,0 +1,76 @@
+"""The global model of a run as a model to take away, and whether the run has one."""
+
+from collections.abc import Mapping
+
+import torch
+
+from fedkace_flwr.compute.devices import choose_precision
+from fedkace_flwr.data.readers.catalogue import framing_of
+from fedkace_flwr.experiment import Experiment
+from fedkace_flwr.inference.kept_models import GLOBAL, KeptModels
+from fedkace_flwr.networks.catalogue import facts_of
+from fedkace_flwr.storage import encryption
+from fedkace_flwr.storage.npz import Array
+
+
+def global_model(experiment: Experiment, weights: Mapping[str, Array], number: int) -> KeptModels:
+    """Return the global model after a round, ready to be written to a folder.
+
+    It predicts the classes that the streams have brought up to that round; of data from inboxes, whose classes the
+    server does not know, all.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        The run's configuration and data set.
+    weights : mapping of str to array
+        The model's weights by name.
+    number : int
+        The round, from 1.
+    """
+    config, dataset = experiment.config, experiment.dataset
+    mean, std = experiment.normalisation
+    met = _met(experiment, number)
+    return KeptModels(
+        method=config.method,
+        run="",
+        round=number,
+        trained=number,
+        switched_at=None,
+        seen=met,
+        class_names=dataset.class_names,
+        framing=framing_of(config.data.dataset, dataset.image_size),
+        mean=mean,
+        std=std,
+        network=config.model.network,
+        width=config.model.width,
+        stem=config.model.stem,
+        precision=str(choose_precision(config.run.precision, torch.device("cpu"))).removeprefix("torch."),
+        answers={GLOBAL: met},
+        weights={GLOBAL: weights},
+    )
+
+
+def why_not_left(experiment: Experiment) -> str:
+    """Why a finished run does not leave its global model, in half a sentence; empty if it does."""
+    if encryption.key() is not None:
+        return f"{encryption.VARIABLE} is set, and the model would not be encrypted"
+    return lacks_statistics(experiment)
+
+
+def lacks_statistics(experiment: Experiment) -> str:
+    """Why the server's model cannot predict as it is, in half a sentence; empty if it can."""
+    config = experiment.config
+    if config.privacy.statistics == "local" and facts_of(config.model.network, experiment.blueprint).has_running_means:
+        return "with statistics = 'local' the server has no batch-norm statistics"
+    return ""
+
+
+def _met(experiment: Experiment, number: int) -> tuple[int, ...]:
+    if experiment.config.data.data_source == "inbox":
+        return tuple(range(experiment.num_classes))
+    met = torch.zeros(experiment.num_classes, dtype=torch.bool)
+    for client in range(experiment.config.stream.clients):
+        for earlier in range(1, number + 1):
+            met |= experiment.chunk(client, earlier).class_counts(experiment.num_classes) > 0
+    return tuple(met.nonzero().flatten().tolist())

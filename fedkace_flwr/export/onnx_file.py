@@ -1,0 +1,146 @@
+"""A model as ONNX, with its preprocessing inside: what a device needs to predict without PyTorch.
+
+Shapes: n images, S height and width of the networks' input, C classes.
+"""
+
+import importlib.util
+import json
+import logging
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedkace_flwr.errors import ModelError
+from fedkace_flwr.export.graph import PixelsToProbabilities
+from fedkace_flwr.export.tensor_file import described
+from fedkace_flwr.inference.kept_models import KeptModels, Predictor
+from fedkace_flwr.seeding import generator_for
+
+TOLERANCE = 1e-4
+"""Largest difference of a probability that is accepted."""
+
+_EXPORTERS, _RUNTIME = ("onnx", "onnxscript"), "onnxruntime"
+_INSTALL = "pip install 'fedkace-flwr[onnx]'"
+_BATCHES = (1, 3)
+
+
+def check_installed() -> None:
+    """Check that the packages are there with which a model becomes ONNX.
+
+    Raises
+    ------
+    ModelError
+        One is missing.
+    """
+    missing = [name for name in _EXPORTERS if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ModelError(f"--onnx: {' and '.join(missing)} must be installed: {_INSTALL}")
+
+
+def to_onnx(kept: KeptModels) -> tuple[bytes, float | None]:
+    """Return the content of ``model.onnx``, and how far it is from the model.
+
+    Its input is ``images``, uint8 (n, 3, S, S) for any n; its output ``probabilities``, float32 (n, C). It computes in
+    float32, also where the model computes in bfloat16. Its metadata are those of ``model.safetensors``.
+
+    Parameters
+    ----------
+    kept : KeptModels
+        The model.
+
+    Returns
+    -------
+    content : bytes
+        The file.
+    difference : float or None
+        Largest difference of a probability on images of noise, with onnxruntime; None if that is not installed.
+
+    Raises
+    ------
+    ModelError
+        The networks cannot be exported, or answer differently as ONNX.
+    """
+    with torch.random.fork_rng(devices=[]):
+        predictor = Predictor(replace(kept, precision="float32"))
+    content = _exported(predictor)
+    difference = _difference(content, predictor)
+    if difference is not None and not difference <= TOLERANCE:
+        raise ModelError(
+            f"network = {kept.network!r}: as ONNX its probabilities differ by {difference:.2g}; must be at most "
+            f"{TOLERANCE:g}, so no model.onnx is written"
+        )
+    return content, difference
+
+
+def _exported(predictor: Predictor) -> bytes:
+    import onnx
+
+    kept = predictor.kept
+    images, *_ = _images(kept, (2,))
+    dimensions = ({0: torch.export.Dim("n", min=1)},)
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                PixelsToProbabilities(predictor).eval(),
+                (torch.from_numpy(images),),
+                dynamo=True,
+                dynamic_shapes=dimensions,
+                input_names=["images"],
+                output_names=["probabilities"],
+                external_data=False,
+                verbose=False,
+            )
+        assert program is not None
+        model = program.model_proto
+        _strip(model)
+        texts = {
+            name: value if isinstance(value, str) else json.dumps(value) for name, value in described(kept).items()
+        }
+        onnx.helper.set_model_props(model, texts)
+        onnx.checker.check_model(model)
+        return bytes(model.SerializeToString())
+    except Exception as fault:  # exporters raise anything, and another package's network may be beyond them
+        reason = (str(fault).splitlines() or [type(fault).__name__])[0]
+        raise ModelError(f"network = {kept.network!r}: cannot be exported to ONNX ({reason:.300})") from fault
+    finally:
+        logger.setLevel(level)
+
+
+def _strip(model: Any) -> None:
+    """Remove what the exporter tells of the code and this machine's folders."""
+    graph = model.graph
+    for part in (graph, *graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        del part.metadata_props[:]
+        part.doc_string = ""
+
+
+def _difference(content: bytes, predictor: Predictor) -> float | None:
+    if importlib.util.find_spec(_RUNTIME) is None:
+        return None
+    import onnxruntime
+
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = 3
+    session = onnxruntime.InferenceSession(content, settings, providers=["CPUExecutionProvider"])
+    most = 0.0
+    for images in _images(predictor.kept, _BATCHES):
+        (found,) = session.run(["probabilities"], {"images": images})
+        wanted = predictor.probabilities(torch.from_numpy(images)).numpy()
+        if found.shape != wanted.shape:
+            return float("inf")
+        most = max(most, float(np.abs(found - wanted).max()))
+    return most
+
+
+def _images(kept: KeptModels, sizes: tuple[int, ...]) -> list[NDArray[np.uint8]]:
+    """Batches of noise, uint8 (n, 3, S, S)."""
+    generator, size = generator_for(0, "images for ONNX"), kept.framing.size
+    return [torch.randint(256, (n, 3, size, size), generator=generator).to(torch.uint8).numpy() for n in sizes]

@@ -1,0 +1,93 @@
+"""A model in one file of safetensors: the tensors that predicting needs, and how to use them, as plain strings.
+
+The file of one network holds its state dict under its own names; where several networks predict together, each name
+begins with the network's. The same model always makes the same bytes. :mod:`fedkace_flwr.export.reading` reads it.
+"""
+
+import json
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+
+from fedkace_flwr.errors import ModelError
+from fedkace_flwr.inference.kept_models import KeptModels
+
+TENSORS = "model.safetensors"
+"""Name of the file in a model's folder."""
+
+FORMAT = "1"
+"""Version of what the file says about its tensors."""
+
+MARK, METADATA = "fedkace_flwr", "__metadata__"
+"""Names in the file's header: of the format's version, and of all strings."""
+
+TEXTS = ("method", "network", "stem", "precision", "scaling", "combined")
+"""What is written as it is; the rest as JSON."""
+
+_LENGTH_BYTES, _ALIGNED = 8, 8
+_LARGEST_HEADER = 2**25
+_LEAST_STD = 1 / 255  # below it, preprocessing takes this value
+
+
+def described(kept: KeptModels) -> dict[str, Any]:
+    """What the file says about its tensors, as values ready for JSON; :func:`pack` writes each as a string."""
+    red, green, blue = (max(value, _LEAST_STD) for value in kept.std)
+    return {
+        "method": kept.method,
+        "network": kept.network,
+        "width": kept.width,
+        "stem": kept.stem,
+        "precision": kept.precision,
+        "image_size": kept.framing.size,
+        "shorter_side": kept.framing.shorter,
+        "scaling": kept.framing.scaling,
+        "mean": list(kept.mean),
+        "std": [red, green, blue],
+        "class_names": list(kept.class_names),
+        "classes_met": list(kept.seen),
+        "answers": {name: list(classes) for name, classes in kept.answers.items()},
+        "combined": kept.combined,
+        "mirrored": list(kept.mirrored),
+        "round": kept.round,
+        "trained": kept.trained,
+        "switched_at": kept.switched_at,
+    }
+
+
+def pack(kept: KeptModels) -> bytes:
+    """Return the content of the file; of the networks, it holds those that predict."""
+    alone = len(kept.answers) == 1
+    arrays = {
+        (key if alone else f"{name}.{key}"): np.require(array, requirements="C")
+        for name in kept.answers
+        for key, array in kept.weights[name].items()
+    }
+    strings = {name: value if name in TEXTS else json.dumps(value) for name, value in described(kept).items()}
+    content = safetensors.numpy.save(arrays)
+    header, start = header_of(content)
+    header = {METADATA: {"format": "pt", MARK: FORMAT, **strings}, **header}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNED)
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text + content[start:]
+
+
+def header_of(content: bytes) -> tuple[dict[str, Any], int]:
+    """What a file of safetensors says before its tensors, and where these begin.
+
+    Raises
+    ------
+    ModelError
+        It is no such file.
+    """
+    length = int.from_bytes(content[:_LENGTH_BYTES], "little")
+    end = _LENGTH_BYTES + length
+    if len(content) < _LENGTH_BYTES or end > len(content) or length > _LARGEST_HEADER:
+        raise ModelError("it is damaged, or no file of safetensors")
+    try:
+        header = json.loads(content[_LENGTH_BYTES:end])
+    except (RecursionError, ValueError) as fault:
+        raise ModelError("it is damaged, or no file of safetensors") from fault
+    if not isinstance(header, dict):
+        raise ModelError("it is damaged, or no file of safetensors")
+    return header, end
