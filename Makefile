@@ -13,17 +13,18 @@ WORKERS := $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )))
 # Inputs for each parser that `make fuzz` tries.
 RUNS ?= 1000000
 
-.PHONY: help run test federations quick check fuzz bench docs lock lock-cpu release setup clean
+.PHONY: help run test federations quick check fuzz bench docs site lock lock-cpu release setup clean
 
 help:
 	@echo 'make run          ten clients learn a stream of digits; prints a table and the path of a picture'
 	@echo 'make quick        the fast tests'
 	@echo 'make test         all tests but the next; on two cores in less than twenty minutes'
 	@echo 'make federations  tests of SuperNodes, Ray clusters and killed parts, as real processes; another twelve minutes'
-	@echo 'make check        lint, format, types, direction of imports, dead code, dependencies'
+	@echo 'make check        lint, format, types, direction of imports, dead code, dependencies, documents'
 	@echo 'make fuzz         a million inputs for each parser, by coverage (RUNS=1000 for fewer); takes hours'
 	@echo 'make bench        speed of local training, selection and the rest of a round'
 	@echo 'make docs         the generated pages, and defaults in pyproject.toml, from the code'
+	@echo 'make site         the documentation as a site, in site/index.html'
 	@echo 'make lock         deploy/requirements.txt: versions and hashes of all that a deployment installs'
 	@echo 'make lock-cpu     deploy/requirements-cpu.txt: the same with PyTorch for CPUs, from its own index'
 	@echo 'make release      wheel, sdist, bill of materials and checksums in dist/, checked'
@@ -49,6 +50,7 @@ check: $(READY)
 	$(BIN)/lint-imports
 	$(BIN)/vulture
 	$(BIN)/deptry .
+	$(MKDOCS) --quiet --site-dir $$(mktemp -d)/site
 
 fuzz: $(READY)
 	$(BIN)/python -m pip install --quiet --editable '.[fuzz]'
@@ -61,6 +63,11 @@ bench: $(READY)
 
 docs: $(READY)
 	$(BIN)/python -m fedkace_flwr.config_docs
+
+# Material for MkDocs announces its successor at every build.
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+site: $(READY)
+	$(MKDOCS) --site-dir site
 
 LOCK := $(BIN)/uv pip compile pyproject.toml deploy/requirements.in --extra serve --generate-hashes --quiet
 lock: $(READY)
@@ -91,5 +98,5 @@ $(VENV):
 
 clean:
 	if [ -L $(VENV) ]; then rm -rf "$$(readlink $(VENV))"; fi
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.fab
+	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.fab
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -3,6 +3,7 @@
 import os
 import uuid
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,7 @@ class WandbRun(Tracker):
     """
 
     def __init__(self, folder: Path, config: Config, first_round: int) -> None:
-        import wandb
-
+        wandb: Any = import_module("wandb")
         self._histogram = wandb.Histogram
         identity = known_run(folder, NAME) or uuid.uuid4().hex[:8]
         try:

@@ -24,7 +24,9 @@ def client(tmp_path: Path) -> MlflowClient:
 
 
 def only_run(client: MlflowClient, experiment: str) -> Any:
-    (run,) = client.search_runs([client.get_experiment_by_name(experiment).experiment_id])
+    found = client.get_experiment_by_name(experiment)
+    assert found is not None
+    (run,) = client.search_runs([found.experiment_id])
     return run
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import wandb
 from support.systems.cut_off import cut_after_round
 from wandb.proto import wandb_internal_pb2
 
@@ -28,13 +29,15 @@ def messages(path: Path) -> Iterator[Any]:
         whole += content[at + _HEAD : at + _HEAD + size]
         at += _HEAD + size
         if kind in (1, 4):  # a full record, or the last part of one
-            record = wandb_internal_pb2.Record()
+            record = wandb_internal_pb2.Record()  # type: ignore[attr-defined]
             record.ParseFromString(whole)
             yield record
             whole = b""
 
 
 def files_of(folder: Path) -> list[Path]:
+    """The files of a run's parts; they are complete only when the service that writes them has ended."""
+    wandb.teardown()
     return sorted((folder / "wandb").glob("offline-run-*/*.wandb"))
 
 
