@@ -4,12 +4,15 @@ import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from experiments.studies.study import Study
 from fedkace_flwr.registry import METHODS
 from fedkace_flwr.results.plot import in_plot
 from fedkace_flwr.storage.files import LARGEST_LOG, read_text, write_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _OWN = ("#d1495b", "#00798c")  # lines of FedKACE and of the project's own method
 
@@ -50,11 +53,20 @@ def _rounds(study: Study, name: str) -> list[dict[str, Any]]:
 
 
 def _draw(curves: Mapping[str, list[dict[str, Any]]], path: Path, *, title: str) -> None:
-    import matplotlib
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator, PercentFormatter
 
     figure = Figure(figsize=(9, 5), layout="constrained")
+    draw_curves(figure, curves, title=title)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=130)
+    write_bytes(path, picture.getbuffer())
+
+
+def draw_curves(figure: "Figure", curves: Mapping[str, list[dict[str, Any]]], *, title: str) -> None:
+    """Draw accuracy over rounds, one line for each name with its records, of which methods of this project stand out."""
+    import matplotlib
+    from matplotlib.ticker import MaxNLocator, PercentFormatter
+
     axes = figure.add_subplot()
     colours = matplotlib.colormaps["tab20"]
     own = [method for method in METHODS if METHODS[method].role == "method"]
@@ -79,6 +91,3 @@ def _draw(curves: Mapping[str, list[dict[str, Any]]], path: Path, *, title: str)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8, frameon=False)
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=130)
-    write_bytes(path, picture.getbuffer())
