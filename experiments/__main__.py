@@ -206,6 +206,7 @@ def _run(options: argparse.Namespace, console: Console) -> int:
         from experiments.report.comparison import draw_comparisons
         from experiments.results.summary_table import chosen_columns, find_runs
         from experiments.running.runner import run_study
+        from fedkace_flwr.export.folder import MODEL
 
         study = _study(options, path, options.results)
         outcome = run_study(study, console, guard, waiting)
@@ -216,12 +217,21 @@ def _run(options: argparse.Namespace, console: Console) -> int:
                 console.print(study.note, highlight=False, markup=False)
         pictures = [study.folder / name / "accuracy.png" for name in outcome.summaries]
         for picture in draw_comparisons(study) or pictures:
-            here = Path.cwd()
-            shown = picture.relative_to(here) if picture.is_relative_to(here) else picture
-            console.print(f"picture: {shown}", highlight=False, soft_wrap=True)
+            console.print(f"picture: {_shown(picture)}", highlight=False, soft_wrap=True)
+        models = [path for name in outcome.summaries if (path := study.folder / name / MODEL).exists()]
+        if models:
+            several = study.folder / "*" / MODEL
+            told = f"model: {_shown(models[0])}" if len(models) == 1 else f"models: {_shown(several)}"
+            console.print(told, highlight=False, markup=False, soft_wrap=True)
         for error in outcome.failures.values():
             _refused(error)
         return _USER_ERROR if outcome.failures else 0
+
+
+def _shown(path: Path) -> Path:
+    """Return a path relative to the working directory if it is below that."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def _background(options: argparse.Namespace, arguments: list[str], console: Console) -> None:

@@ -84,5 +84,5 @@ def test_documents_outside_their_folder_and_generated_ones_are_pages(site: Path)
     assert 'href="reproducibility.html' in (site / "fedframe.html").read_text(encoding="utf-8")
     commands = (site / "commands.html").read_text(encoding="utf-8")
     assert "--gpu-fraction" in commands and 'id="background-start"' in commands
-    python = (site / "python.html").read_text(encoding="utf-8")
+    python = (site / "interface.html").read_text(encoding="utf-8")
     assert 'id="clients.base.ClientRule.maintain"' in python and ":meth:" not in python

@@ -34,6 +34,7 @@ OUTSIDE = {
 """Documents outside ``docs/``, and their pages."""
 
 PUBLIC = {
+    "Runs": ["experiments.api"],
     "Models": ["fedkace_flwr.export.loading"],
     "Clients' half of a method": ["clients.base.ClientRule", "clients.tools.ClientTools", "clients.values"],
     "Server's half of a method": ["strategies.base.ServerRule", "fedkace_flwr.rounds.server_round.ServerRound"],
@@ -61,7 +62,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     for name, page in OUTSIDE.items():
         files.append(File.generated(config, page, content=(ROOT / name).read_text(encoding="utf-8")))
     files.append(File.generated(config, "commands.md", content=_commands()))
-    files.append(File.generated(config, "python.md", content=_interface()))
+    files.append(File.generated(config, "interface.md", content=_interface()))
     return files
 
 
@@ -147,7 +148,7 @@ def _help(parser: argparse.ArgumentParser) -> str:
 def _interface() -> str:
     """The page of the public interface, for mkdocstrings."""
     lines = [
-        "# Python",
+        "# Public interface",
         "",
         "What other code may build upon. [add-a-method.md](add-a-method.md) and [extend.md](extend.md) show how; the "
         "rest of the packages may change without notice.",

@@ -4,13 +4,16 @@ import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from experiments.report.names import method_name, role
 from experiments.report.palette import MUTED, colours, ranked
 from experiments.studies.study import Study
 from fedkace_flwr.results.plot import in_plot
 from fedkace_flwr.storage.files import LARGEST_LOG, read_text, write_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def draw_comparisons(study: Study) -> list[Path]:
@@ -42,22 +45,42 @@ def _rounds(study: Study, name: str) -> list[dict[str, Any]]:
 
 def _draw(curves: Mapping[str, list[dict[str, Any]]], path: Path, *, title: str) -> None:
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator, PercentFormatter
 
     figure = Figure(figsize=(9, 5), layout="constrained")
+    named = {method_name(method): records for method, records in curves.items()}
+    draw_curves(figure, named, {method_name(method): method for method in curves}, title=title)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=130)
+    write_bytes(path, picture.getbuffer())
+
+
+def draw_curves(
+    figure: "Figure", curves: Mapping[str, list[dict[str, Any]]], methods: Mapping[str, str], *, title: str
+) -> None:
+    """Draw accuracy over rounds, and that of guessing; lines of the project's methods stand out.
+
+    Parameters
+    ----------
+    figure : Figure
+        Where to draw.
+    curves : mapping
+        The records of each line by its name.
+    methods : mapping of str to str
+        Each line's method by the line's name; it decides the line's colour.
+    title : str
+        Title of the plot.
+    """
+    from matplotlib.ticker import MaxNLocator, PercentFormatter
+
     axes = figure.add_subplot()
-    lines = {method: method for method in curves}
-    shades = colours(lines)
-    for index, method in enumerate(ranked(lines)):
-        records = curves[method]
-        numbers = [record["round"] for record in records]
-        values = [float("nan") if record["accuracy"] is None else record["accuracy"] for record in records]
-        wide = 2.6 if role(method) == "method" else 1.5
-        dash = "--" if role(method) == "reference" else "-"
-        label = in_plot(method_name(method))
-        axes.plot(
-            numbers, values, label=label, color=shades[method], linewidth=wide, linestyle=dash, zorder=3 - index / 99
-        )
+    shades = colours(methods)
+    for index, name in enumerate(ranked(methods)):
+        numbers = [record["round"] for record in curves[name]]
+        values = [float("nan") if record["accuracy"] is None else record["accuracy"] for record in curves[name]]
+        wide = 2.6 if role(methods[name]) == "method" else 1.5
+        dash = "--" if role(methods[name]) == "reference" else "-"
+        style: dict[str, Any] = {"color": shades[name], "linewidth": wide, "linestyle": dash, "zorder": 3 - index / 99}
+        axes.plot(numbers, values, label=in_plot(name), **style)
     chances = max(curves.values(), key=len)
     axes.plot(
         [record["round"] for record in chances],
@@ -72,6 +95,3 @@ def _draw(curves: Mapping[str, list[dict[str, Any]]], path: Path, *, title: str)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8, frameon=False)
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=130)
-    write_bytes(path, picture.getbuffer())

@@ -1,12 +1,14 @@
-"""Show the progress of a study: live bars on a terminal, plain lines elsewhere."""
+"""Show the progress of a study: live bars on a terminal and in a notebook, plain lines elsewhere."""
 
+import importlib
+import io
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import TimeRemainingColumn as Remaining
 
 from experiments.results.summary_table import percent
@@ -14,6 +16,7 @@ from experiments.running.cells import Cell
 from fedkace_flwr.storage.files import LARGEST_LOG, read_text
 
 _ROUNDS_LISTED = 200  # rounds of a study that are listed above the live bars
+_FRAME = '<pre style="white-space:pre;overflow-x:auto;line-height:normal">{code}</pre>'
 
 
 class Display:
@@ -28,12 +31,13 @@ class Display:
     rounds : int
         Number of rounds of all runs together.
     progress : Progress, optional
-        Live bars; without them, and above them in short studies, each round is printed as a line.
+        Live bars; without them, and above them in short studies on a terminal, each round is printed as a line.
     """
 
     def __init__(self, console: Console, total: int, rounds: int, progress: Progress | None) -> None:
-        self._console, self._total, self._done, self._rounds = console, total, 0, rounds
+        self._console, self._total, self._done = console, total, 0
         self._progress = progress
+        self._lists_rounds = progress is None or (rounds <= _ROUNDS_LISTED and not console.is_jupyter)
         self._whole = progress.add_task("all runs", total=rounds, note=f"0 of {total} runs done") if progress else None
         self._bars: dict[str, TaskID] = {}
         self._shown: dict[str, int] = {}
@@ -89,16 +93,76 @@ class Display:
             assert self._whole is not None
             self._progress.update(self._bars[cell.name], completed=record["round"], note=note)
             self._progress.advance(self._whole)
-        if not self._progress or self._rounds <= _ROUNDS_LISTED:
+        if self._lists_rounds:
             rounds = cell.config.stream.rounds
             self._console.print(f"{cell.name}: round {record['round']} of {rounds}, {note}", highlight=False)
+
+
+class _NotebookBars(Progress):
+    """Bars in a notebook: one piece of output, as HTML, that is drawn anew in place. No widgets are needed.
+
+    Parameters
+    ----------
+    *columns : ProgressColumn
+        Of each bar.
+    console : Console
+        That of the notebook.
+    """
+
+    def __init__(self, *columns: ProgressColumn, console: Console) -> None:
+        super().__init__(*columns, console=console, auto_refresh=False)
+        self._width = console.width
+        self._shown: Any = None
+
+    def start(self) -> None:
+        """Begin the output, in the cell that is being executed."""
+        display = importlib.import_module("IPython.display").display
+        self._shown = display(self._drawn(), raw=True, display_id=True)
+
+    def stop(self) -> None:
+        """Draw what was reached; it stays."""
+        self.refresh()
+        self._shown = None
+
+    def refresh(self) -> None:
+        """Draw the bars anew."""
+        if self._shown is not None:
+            self._shown.update(self._drawn(), raw=True)
+
+    def update(self, task_id: TaskID, **changes: Any) -> None:
+        """Change a bar."""
+        super().update(task_id, **changes)
+        self.refresh()
+
+    def advance(self, task_id: TaskID, advance: float = 1) -> None:
+        """Move a bar."""
+        super().advance(task_id, advance)
+        self.refresh()
+
+    def add_task(self, *arguments: Any, **settings: Any) -> TaskID:
+        """Add a bar."""
+        task = super().add_task(*arguments, **settings)
+        self.refresh()
+        return task
+
+    def remove_task(self, task_id: TaskID) -> None:
+        """Remove a bar."""
+        super().remove_task(task_id)
+        self.refresh()
+
+    def _drawn(self) -> dict[str, str]:
+        """The bars in the kinds of output that a notebook shows."""
+        page = Console(file=io.StringIO(), record=True, width=self._width, force_jupyter=False, force_terminal=True)
+        page.print(self.get_renderable())
+        html = page.export_html(inline_styles=True, code_format=_FRAME, clear=False)
+        return {"text/html": html, "text/plain": page.export_text()}
 
 
 @contextmanager
 def display(console: Console, cells: list[Cell]) -> Iterator[Display]:
     """Show the progress of a study's runs until the block ends."""
     rounds = sum(cell.config.stream.rounds for cell in cells)
-    if not console.is_terminal:
+    if console.quiet or not (console.is_terminal or console.is_jupyter):
         yield Display(console, len(cells), rounds, None)
         return
     columns = (
@@ -111,5 +175,5 @@ def display(console: Console, cells: list[Cell]) -> Iterator[Display]:
         Remaining(),
         TextColumn("left"),
     )
-    with Progress(*columns, console=console) as progress:
+    with (_NotebookBars if console.is_jupyter else Progress)(*columns, console=console) as progress:
         yield Display(console, len(cells), rounds, progress)

@@ -41,7 +41,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.studies.grid import Axis, combinations, parse_grid, run_name
-from experiments.studies.inheritance import FULL, at_scale, read_study_file
+from experiments.studies.inheritance import FULL, StudyFile, at_scale, read_study_file
 from experiments.studies.names import ENGINES
 from fedkace_flwr import registry as registry  # declares the methods' keys
 from fedkace_flwr.config import Config, path_keys
@@ -101,7 +101,7 @@ class Study:
 
 
 def load_study(
-    path: Path,
+    path: Path | StudyFile,
     overrides: Mapping[str, Scalar],
     results: Path,
     *,
@@ -118,8 +118,8 @@ def load_study(
 
     Parameters
     ----------
-    path : Path
-        The YAML file.
+    path : Path or StudyFile
+        The YAML file, or what one would hold.
     overrides : mapping
         Configuration keys that override the file's, its grid included.
     results : Path
@@ -144,7 +144,7 @@ def load_study(
     ConfigError
         The file is missing, is not YAML, or holds an invalid key or value; or no run matches ``only``.
     """
-    file = read_study_file(path)
+    file = path if isinstance(path, StudyFile) else read_study_file(path)
     path, content = file.path, file.content
     with _naming(path):
         for name in ("title", "note", "paper"):
