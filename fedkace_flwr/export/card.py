@@ -19,6 +19,10 @@ from fedkace_flwr.storage.names import in_markdown
 
 _TAGS = ["federated-learning", "continual-learning", "flower", "image-classification"]
 _SOFTWARE = "fedkace-flwr"
+_ONNX = (
+    "`model.onnx` holds the same model for other programs: `images`, uint8 (n, 3, S, S), become `probabilities`, "
+    "float32 (n, C)."
+)
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,12 @@ def card(kept: KeptModels, training: Training | None = None, *, onnx: bool = Fal
         *([_configuration(training.config)] if training else []),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def with_onnx(text: str, *, onnx: bool) -> str:
+    """Return a card that says of ``model.onnx`` whether it is there."""
+    without = text.replace(f"\n\n{_ONNX}", "")
+    return f"{without.rstrip()}\n\n{_ONNX}\n" if onnx else without
 
 
 def _head(kept: KeptModels, training: Training | None) -> str:
@@ -223,12 +233,7 @@ def _changes(config: Config) -> str:
 
 
 def _loading(onnx: bool) -> str:
-    alone = (
-        "\n\n`model.onnx` holds the same model for other programs: `images`, uint8 (n, 3, S, S), become "
-        "`probabilities`, float32 (n, C)."
-        if onnx
-        else ""
-    )
+    alone = f"\n\n{_ONNX}" if onnx else ""
     return f"""## How to load it
 
 ```bash

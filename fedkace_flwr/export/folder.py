@@ -11,7 +11,7 @@ from typing import Any
 
 import fedkace_flwr
 from fedkace_flwr.errors import ModelError
-from fedkace_flwr.export.card import Training, card
+from fedkace_flwr.export.card import Training, card, with_onnx
 from fedkace_flwr.export.tensor_file import FORMAT, TENSORS, described, pack
 from fedkace_flwr.inference.kept_models import KeptModels
 from fedkace_flwr.storage import files
@@ -54,7 +54,8 @@ def write_folder(
     (folder / ONNX).unlink(missing_ok=True)
     files.write_bytes(folder / TENSORS, pack(kept))
     files.write_text(folder / DESCRIPTION, json.dumps(_description(kept), indent=2, allow_nan=False) + "\n")
-    files.write_text(folder / CARD, card(kept, training, onnx=bool(onnx)) if text is None else text)
+    told = card(kept, training, onnx=bool(onnx)) if text is None else with_onnx(text, onnx=bool(onnx))
+    files.write_text(folder / CARD, told)
     if onnx:
         files.write_bytes(folder / ONNX, onnx)
 

@@ -125,6 +125,8 @@ def test_onnx_is_checked_and_an_older_one_does_not_stay(tmp_path: Path, capsys: 
     assert main(["export", str(tmp_path / "client"), str(target), "--onnx"]) == 0
     assert "model.onnx: checked with onnxruntime; probabilities differ by at most" in capsys.readouterr().out
     assert names(target) == sorted([*FILES, "model.onnx"]) and "`model.onnx`" in (target / "README.md").read_text()
+    assert main(["export", str(target), str(tmp_path / "copy")]) == 0
+    assert names(tmp_path / "copy") == FILES and "model.onnx" not in (tmp_path / "copy" / "README.md").read_text()
     serving.write(tmp_path / "client", constant(2, 3))
     assert main(["export", str(tmp_path / "client"), str(target)]) == 0
     assert names(target) == FILES and "`model.onnx`" not in (target / "README.md").read_text()

@@ -21,6 +21,7 @@ from fedkace_flwr.data.weights_file import weights_for
 from fedkace_flwr.errors import RunError
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.export.card import Training, card
+from fedkace_flwr.export.folder import write_folder
 from fedkace_flwr.results.run_folder import RunFolder
 from fedkace_flwr.storage import encryption
 from fedkace_flwr.storage.checkpoint import Checkpoints
@@ -137,6 +138,15 @@ def test_texts_of_others_stay_texts_in_the_card(name: str) -> None:
     for line, cells in ((row, 3), (key.replace("`class-names`", ""), 2)):
         assert len(re.findall(r"(?<!\\)\|", line)) == cells + 1 and line.isprintable()
         assert not re.search(r"(?<!\\)[<>`$\[]|(?<!\\)://|www(?<!\\)\.", line)
+
+
+def test_a_card_of_somebody_else_is_kept_and_says_whether_there_is_onnx(tmp_path: Path) -> None:
+    for onnx, said in ((b"", 0), (b"some", 1), (b"other", 1), (b"", 0)):
+        before = (tmp_path / "README.md").read_text() if (tmp_path / "README.md").exists() else "# My own\n"
+        write_folder(tmp_path, constant(1, 2), text=before, onnx=onnx)
+        text = (tmp_path / "README.md").read_text()
+        assert text.startswith("# My own\n") and text.count("`model.onnx`") == said
+        assert (tmp_path / "model.onnx").exists() == bool(onnx)
 
 
 def test_a_card_says_which_classes_nobody_has_met_and_how_clients_used_the_model() -> None:
