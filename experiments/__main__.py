@@ -1,6 +1,6 @@
 """Command line, ``fedkace COMMAND`` or ``python -m experiments COMMAND``.
 
-It runs, reports and keeps studies, feeds inboxes, answers with the models that clients keep, and runs the benchmarks.
+It runs, reports and keeps studies, draws streams, feeds inboxes, answers with the models that clients keep, and runs the benchmarks.
 What imports PyTorch is imported by the command that needs it, so that help and mistakes take no seconds.
 """
 
@@ -103,6 +103,8 @@ def main(arguments: list[str] | None = None) -> int:
             )
         elif options.command == "report":
             _report(options, console)
+        elif options.command == "stream":
+            _stream(options, console)
         elif options.command == "app":
             from experiments.running.processes import staged_app
 
@@ -263,6 +265,23 @@ def _check_background(arguments: list[str]) -> None:
     if asked.dry_run or asked.results != RESULTS:
         raise ConfigError("background: --results and --dry-run cannot be used; results are written below the folder")
     _study(asked, find_study(asked.study), RESULTS)
+
+
+def _stream(options: argparse.Namespace, console: Console) -> None:
+    from experiments.report.streams import MOST, DrawnStream, draw_streams
+
+    study = _study(options, find_study(options.study), RESULTS)
+    streams = list(dict.fromkeys(DrawnStream.of(config) for config in study.runs.values()))
+    if len(streams) > MOST:
+        raise ConfigError(
+            f"{options.study}: its runs have {len(streams)} streams, at most {MOST} are drawn; choose runs with --only, "
+            "or set seed and overlap"
+        )
+    try:
+        draw_streams(streams, options.output)
+    except OSError as fault:
+        raise ResultsError(f"--output {options.output}: cannot be written ({fault.strerror})") from fault
+    console.print(f"written: {options.output}", highlight=False, soft_wrap=True)
 
 
 def _report(options: argparse.Namespace, console: Console) -> None:

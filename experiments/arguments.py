@@ -157,6 +157,24 @@ def make_parser(program: str) -> argparse.ArgumentParser:
     fed.add_argument(
         "--every", type=float, default=0.0, help="seconds between the files of two rounds (default: 0, all at once)"
     )
+    drawn = commands.add_parser("stream", help="draw which classes clients receive in each round, see docs/streams.md")
+    drawn.add_argument(
+        "study", nargs="?", default="quickstart", help="a study, whose streams are drawn (default: quickstart)"
+    )
+    drawn.add_argument(
+        "--set",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a configuration key, see docs/configuration.md; several values, as in overlap=0,1, draw one stream each",
+    )
+    drawn.add_argument("--scale", default=FULL, help="a scale defined in the study's file (default: full, no changes)")
+    drawn.add_argument(
+        "--only", action="extend", nargs="+", default=[], metavar="PATTERN", help="draw only these runs, as with run"
+    )
+    drawn.add_argument("--output", type=Path, default=Path("stream.png"), help="PNG file (default: stream.png)")
+    drawn.set_defaults(seeds=[], engine=None, workers=None, gpu_fraction=None, mps=False)
     app = commands.add_parser("app", help="write the Flower app to a folder, for `flwr run FOLDER` and `flwr build`")
     app.add_argument("folder", type=Path, help="the folder; must be new or empty")
     predict = commands.add_parser("predict", help="classify pictures with the model that a client predicts with")

@@ -11,9 +11,10 @@ _COMMANDS = (
     ("table results/STUDY", "the figures of finished runs"),
     ("report results/STUDY", "tables, figures and a page with charts"),
     ("keep results/STUDY FOLDER", "copy the records for publication"),
+    ("stream --set KEY=VALUE", "draw which classes clients receive in each round"),
     ("feed FOLDER", "play a data set into the inboxes of devices"),
 )
-_OPTIONS_WITH_ONE_VALUE = ("--engine", "--workers", "--gpu-fraction", "--scale", "--results")
+_OPTIONS_WITH_ONE_VALUE = ("--engine", "--workers", "--gpu-fraction", "--scale", "--results", "--output")
 
 
 def overview(program: str) -> str:
@@ -50,9 +51,9 @@ def check_command(arguments: Sequence[str], commands: Collection[str]) -> None:
 
 
 def study_first(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with the study of ``run`` before the options, some of which take any number of values."""
+    """Return the arguments with the study of ``run`` or ``stream`` before the options, some of which take any number of values."""
     words = list(arguments)
-    if words[:1] != ["run"] or len(words) < 2 or not words[1].startswith("-"):
+    if words[:1] not in (["run"], ["stream"]) or len(words) < 2 or not words[1].startswith("-"):
         return words
     for index in range(len(words) - 1, 1, -1):
         if looks_like_a_study(words[index]) and words[index - 1] not in _OPTIONS_WITH_ONE_VALUE:

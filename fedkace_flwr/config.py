@@ -235,9 +235,12 @@ class Config:
     @property
     def largest_chunk(self) -> int:
         """Largest number of samples in a client's chunk."""
-        if self.data.data_source == "inbox":
-            return self.data.inbox_bound
-        return self.stream.window * self.stream.samples_per_class
+        return self.data.inbox_bound if self.data.data_source == "inbox" else self.stream.largest_chunk
+
+    @property
+    def mean_chunk(self) -> int:
+        """Number of samples in a chunk, averaged over clients; of an inbox, the largest."""
+        return self.data.inbox_bound if self.data.data_source == "inbox" else self.stream.mean_chunk(self.run.seed)
 
     def keeps_models(self, *, on_device: bool) -> bool:
         """Whether a client stores the models that it answers with: ``keep-models``, with ``auto`` resolved.

@@ -90,16 +90,7 @@ class Experiment:
     def stream(self, client: int) -> ClientStream:
         """The stream of one client, drawn once."""
         if client not in self._streams:
-            settings = self.config.stream
-            self._streams[client] = client_stream(
-                client,
-                self.config.run.seed,
-                self._train_ids,
-                window=settings.window,
-                overlap=settings.overlap,
-                rounds=settings.rounds,
-                samples_per_class=settings.samples_per_class,
-            )
+            self._streams[client] = client_stream(client, self.config.run.seed, self._train_ids, self.config.stream)
         return self._streams[client]
 
     def chunk(self, client: int, round_number: int) -> Samples:

@@ -51,17 +51,18 @@ Role = Literal["method", "rival", "ablation", "reference"]
 with a part switched off (ablation), or the reference against which regret is measured."""
 
 Samples = Callable[[Config, int], int]
-"""Computes the samples in one epoch of a client's training from the configuration and the round's number, from 1."""
+"""Computes the samples in one epoch of a client's training, on average over clients, from the configuration and the
+round's number, from 1."""
 
 
 def chunk_alone(config: Config, round_number: int) -> int:
     """Count the samples of an epoch without a buffer."""
-    return config.largest_chunk
+    return config.mean_chunk
 
 
 def chunk_and_buffer(config: Config, round_number: int) -> int:
     """Count the samples of an epoch over chunk and buffer, which fills up to ``capacity``."""
-    return config.largest_chunk + min(config.buffer.capacity, (round_number - 1) * config.largest_chunk)
+    return config.mean_chunk + min(config.buffer.capacity, (round_number - 1) * config.mean_chunk)
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ PUBLIC = {
     "Server's half of a method": ["strategies.base.ServerRule", "fedkace_flwr.rounds.server_round.ServerRound"],
     "Keys and metrics": ["fedkace_flwr.keys.key", "fedkace_flwr.methods.metric.Metric"],
     "Networks": ["fedkace_flwr.networks.network"],
-    "Data sets": ["fedkace_flwr.data.readers.source"],
+    "Data sets and streams": ["fedkace_flwr.data.readers.source", "fedkace_flwr.data.partitioner"],
     "Losses": ["fedkace_flwr.training.losses"],
     "Results": ["experiments.results.loading", "fedkace_flwr.results.transfer"],
     "Errors": ["fedkace_flwr.errors"],

@@ -9,7 +9,7 @@ from typing import Any
 from experiments.report.images import Budget, held, newest_state, try_dataset
 from experiments.report.names import axis_label, method_rank
 from experiments.report.tables import axis_value, place
-from experiments.report.theorem import class_windows_of, distances
+from experiments.report.theorem import distances, schedules_of
 from experiments.results.averages import conditions
 from experiments.results.loading import Results, StudyInfo, rows_of
 from experiments.results.reading import Record
@@ -184,15 +184,13 @@ def _mean(values: Sequence[float], geometric: bool) -> float | None:
 
 def _stream(streams: dict[str, dict[str, Any]], config: Config, records: Sequence[Record]) -> int | None:
     """Return the index of the distances of the run's stream, which runs with the same stream share."""
-    settings = config.stream
     classes = config.data.num_classes or _class_count(records)
-    parts = [config.data.dataset, classes, config.run.seed, settings.clients]
-    key = repr([*parts, settings.rounds, settings.window, settings.overlap])
+    key = repr([config.data.dataset, classes, config.run.seed, config.stream])
     if key not in streams:
         found = distances(config, classes or None)
         if found is None:
             return None
-        steps = thinned([{"index": index} for index in range(settings.rounds)])
+        steps = thinned([{"index": index} for index in range(config.stream.rounds)])
         streams[key] = {
             "rounds": [step["index"] + 1 for step in steps],
             "largest": short([found.largest[step["index"]] for step in steps]),
@@ -210,10 +208,10 @@ def _clients(row: Mapping[str, Any], config: Config, records: Sequence[Record]) 
     """Return each client's two accuracies and its switch; its accuracy and buffer by class, in order of arrival."""
     clients = range(int(row["clients"]))
     classes = _class_count(records)
-    windows = class_windows_of(config, classes or None)
+    schedules = schedules_of(config, classes or None)
     orders = []
     for client in clients:
-        met = [label for window in windows[client] for label in window] if windows else range(classes)
+        met = [label for window in schedules[client].windows for label in window] if schedules else range(classes)
         orders.append([label for label in dict.fromkeys(met) if label < classes])
     return {
         "local": [short([record["local_accuracy"][client] for record in records]) for client in clients],

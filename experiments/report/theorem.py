@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from fedkace_flwr.config import Config
 from fedkace_flwr.data.readers.catalogue import known_classes
-from fedkace_flwr.data.stream import client_stream
+from fedkace_flwr.data.schedules import Schedule, schedule_of
 from fedkace_flwr.errors import FedkaceError
 
 Floats = npt.NDArray[np.float64]
@@ -38,12 +38,9 @@ class Distances:
     factor: float
 
 
-def proportions(windows: Sequence[Sequence[int]], classes: int) -> Floats:
-    """Return each class's share of a client's data after each round, (T, C); chunks have equally many of each class."""
-    counts = np.zeros((len(windows), classes))
-    for index, window in enumerate(windows):
-        counts[index, list(window)] = 1.0
-    total = counts.cumsum(axis=0)
+def proportions(counts: npt.ArrayLike) -> Floats:
+    """Return each class's share of a client's data after each round, from the samples of each round, both (T, C)."""
+    total = np.asarray(counts, dtype=np.float64).cumsum(axis=0)
     shares: Floats = total / total.sum(axis=1, keepdims=True)
     return shares
 
@@ -54,8 +51,8 @@ def pair_distances(shares: Sequence[Floats]) -> tuple[Floats, Floats]:
     return pairs.max(axis=0), pairs.mean(axis=0)
 
 
-def class_windows_of(config: Config, classes: int | None = None) -> list[tuple[tuple[int, ...], ...]] | None:
-    """Return the classes of every client's rounds; None if the number of classes is unknown without the files.
+def schedules_of(config: Config, classes: int | None = None) -> list[Schedule] | None:
+    """Return the schedules of all clients; None if the number of classes is unknown without the files.
 
     Parameters
     ----------
@@ -68,30 +65,18 @@ def class_windows_of(config: Config, classes: int | None = None) -> list[tuple[t
         count = config.data.num_classes or known_classes(config.data.dataset) or classes
         if not count:
             return None
-        nothing = [np.empty(0, dtype=np.int64)] * count  # the windows depend on no sample
-        settings = config.stream
-        return [
-            client_stream(
-                client,
-                config.run.seed,
-                nothing,
-                window=settings.window,
-                overlap=settings.overlap,
-                rounds=settings.rounds,
-                samples_per_class=0,
-            ).windows
-            for client in range(settings.clients)
-        ]
+        clients = range(config.stream.clients)
+        return [schedule_of(client, config.run.seed, count, config.stream) for client in clients]
     except FedkaceError:
         return None
 
 
 def distances(config: Config, classes: int | None = None) -> Distances | None:
     """Return the distances of a run's stream; None for a single client or if the classes are unknown."""
-    windows = class_windows_of(config, classes)
-    if windows is None or len(windows) < 2:
+    schedules = schedules_of(config, classes)
+    if schedules is None or len(schedules) < 2:
         return None
     count = config.data.num_classes or known_classes(config.data.dataset) or classes or 0
-    largest, average = pair_distances([proportions(each, count) for each in windows])
+    largest, average = pair_distances([proportions(each.table(count)) for each in schedules])
     clients = config.stream.clients
     return Distances(largest.tolist(), average.tolist(), 4 * (clients - 1) / clients)

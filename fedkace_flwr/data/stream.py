@@ -1,55 +1,24 @@
-"""The stream: which classes and samples a client receives in each round (paper, sections 3, 5.1 and A.1).
+"""The stream: which samples a client receives in each round (paper, sections 3, 5.1 and A.1).
 
-Pure and seeded. A client shuffles the classes once into a cyclic list and slides a window along it. A chunk holds the
-same number of samples of each class in the window; the client has not received any of them before.
+Pure and seeded. :mod:`fedkace_flwr.data.schedules` says how many samples of each class a chunk holds; here they are
+drawn, none of them twice for one client, and it is checked that the data set has enough.
 """
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-from fedkace_flwr.errors import ConfigError, StreamError
+from fedkace_flwr.data.schedules import Counts, schedule_of
+from fedkace_flwr.errors import StreamError
+from fedkace_flwr.sections import StreamConfig
 from fedkace_flwr.seeding import seed_for
 
-
-def class_windows(class_order: Sequence[int], window: int, overlap: int, rounds: int) -> list[tuple[int, ...]]:
-    """Slide a window along a cyclic list of classes (paper, section 5.1).
-
-    With ``overlap < window`` the window advances by ``window - overlap`` classes every round. With
-    ``overlap == window`` it stays in place for ``window`` rounds and then advances by ``window``.
-
-    Parameters
-    ----------
-    class_order : sequence of int
-        The client's cyclic list, which holds each class once.
-    window, overlap, rounds : int
-        Classes per round, classes shared by consecutive rounds, number of rounds.
-
-    Returns
-    -------
-    list of tuple of int
-        One tuple of ``window`` classes per round.
-
-    Raises
-    ------
-    ConfigError
-        ``window`` is not in 1..len(class_order), ``overlap`` is not in 0..window, or ``rounds`` is below 1.
-    """
-    if not 1 <= window <= len(class_order):
-        raise ConfigError(f"window = {window}: must be between 1 and the number of classes, {len(class_order)}")
-    if not 0 <= overlap <= window:
-        raise ConfigError(f"overlap = {overlap}: must be between 0 and window = {window}")
-    if rounds < 1:
-        raise ConfigError(f"rounds = {rounds}: must be >= 1")
-    if overlap == window:
-        starts = [(index // window) * window for index in range(rounds)]
-    else:
-        starts = [index * (window - overlap) for index in range(rounds)]
-    size = len(class_order)
-    return [tuple(class_order[(start + step) % size] for step in range(window)) for start in starts]
+Ids = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -61,77 +30,95 @@ class ClientStream:
     windows : tuple of tuple of int
         Classes of each round.
     chunks : tuple of int64 arrays
-        Sample ids of each round, ``samples_per_class`` per class, in the order of the window.
+        Sample ids of each round, class by class in the order of the window.
     """
 
     windows: tuple[tuple[int, ...], ...]
-    chunks: tuple[npt.NDArray[np.int64], ...]
+    chunks: tuple[Ids, ...]
 
 
-def client_stream(
-    client: int,
-    seed: int,
-    ids_by_class: Sequence[npt.NDArray[np.int64]],
-    *,
-    window: int,
-    overlap: int,
-    rounds: int,
-    samples_per_class: int,
-) -> ClientStream:
-    """Draw the stream of one client.
+def client_stream(client: int, seed: int, ids_by_class: Sequence[Ids], settings: StreamConfig) -> ClientStream:
+    """Draw the stream of one client, who never receives a sample twice.
 
-    Clients draw independently, so two clients may hold the same sample; one client never receives a sample twice.
+    Clients draw independently, so two clients may hold the same sample, unless ``shared-samples`` is off: then each
+    class's samples are shuffled once and dealt out to the clients, in the order of their numbers.
 
     Parameters
     ----------
     client, seed : int
-        The client's number and the experiment's seed.
+        The client's number, from 0, and the experiment's seed.
     ids_by_class : sequence of int64 arrays
         Training sample ids of each class.
-    window, overlap, rounds, samples_per_class : int
-        See :class:`fedkace_flwr.sections.StreamConfig`.
+    settings : StreamConfig
+        Which stream, and its keys.
 
     Raises
     ------
+    ConfigError
+        ``window`` or ``overlap`` does not fit the classes.
     StreamError
-        A class has too few samples for the number of times it appears within ``rounds``.
+        A class has too few samples for the stream of this client or, if samples are not shared, of all clients up to it.
     """
-    order = np.random.default_rng(seed_for(seed, "class order", client)).permutation(len(ids_by_class))
-    windows = class_windows([int(label) for label in order], window, overlap, rounds)
-    appearances = Counter(label for classes in windows for label in classes)
-    for label, times in sorted(appearances.items()):
-        needed, held = times * samples_per_class, len(ids_by_class[label])
-        if needed > held:
-            raise StreamError(
-                f"samples-per-class = {samples_per_class}, rounds = {rounds}: client {client} would need {needed} "
-                f"training samples of class {label}, the data set has {held}; at most "
-                f"{_longest(windows, ids_by_class, samples_per_class)} rounds or "
-                f"{min(len(ids_by_class[each]) // count for each, count in appearances.items())} "
-                "samples per class and round are possible"
-            )
-    shuffled = {
-        label: np.random.default_rng(seed_for(seed, "samples", client, label)).permutation(ids_by_class[label])
-        for label in appearances
-    }
+    classes = len(ids_by_class)
+    schedule = schedule_of(client, seed, classes, settings)
+    _check(client, seed, ids_by_class, settings)
+    dealt = None if settings.shared_samples else _dealt(seed, classes, settings)[client]
+
+    def shuffled(label: int) -> Ids:
+        purpose = ("samples", client, label) if dealt is None else ("samples of all clients", label)
+        ids = np.random.default_rng(seed_for(seed, *purpose)).permutation(ids_by_class[label])
+        return ids if dealt is None else ids[dealt[label] :]
+
+    left = {label: shuffled(label) for label in {label for window in schedule.windows for label in window}}
     used: Counter[int] = Counter()
     chunks = []
-    for classes in windows:
+    for window, counts in zip(schedule.windows, schedule.counts, strict=True):
         parts = []
-        for label in classes:
-            parts.append(shuffled[label][used[label] : used[label] + samples_per_class])
-            used[label] += samples_per_class
+        for label, count in zip(window, counts, strict=True):
+            parts.append(left[label][used[label] : used[label] + count])
+            used[label] += count
         chunks.append(np.concatenate(parts).astype(np.int64))
-    return ClientStream(windows=tuple(windows), chunks=tuple(chunks))
+    return ClientStream(windows=schedule.windows, chunks=tuple(chunks))
 
 
-def _longest(
-    windows: Sequence[tuple[int, ...]], ids_by_class: Sequence[npt.NDArray[np.int64]], samples_per_class: int
-) -> int:
-    """The number of rounds before a class runs out of samples."""
-    used: Counter[int] = Counter()
-    for index, classes in enumerate(windows):
-        for label in classes:
-            used[label] += samples_per_class
-            if used[label] > len(ids_by_class[label]):
-                return index
-    return len(windows)
+@lru_cache(maxsize=4)
+def _dealt(seed: int, classes: int, settings: StreamConfig) -> Counts:
+    """The samples of each class that clients with lower numbers receive, int64 (K + 1, C); the last row is the total."""
+    needed = [_needed(client, seed, classes, settings) for client in range(settings.clients)]
+    total: Counts = np.cumsum([np.zeros(classes, dtype=np.int64), *needed], axis=0)
+    return total
+
+
+def _needed(client: int, seed: int, classes: int, settings: StreamConfig) -> Counts:
+    """The samples of each class that a client receives, int64 (C,)."""
+    needed: Counts = schedule_of(client, seed, classes, settings).table(classes).sum(axis=0)
+    return needed
+
+
+def _check(client: int, seed: int, ids_by_class: Sequence[Ids], settings: StreamConfig) -> None:
+    classes, held, shared = len(ids_by_class), np.array([len(ids) for ids in ids_by_class]), settings.shared_samples
+    needed = _needed(client, seed, classes, settings) if shared else _dealt(seed, classes, settings)[client + 1]
+    short = np.flatnonzero(needed > held)
+    if not len(short):
+        return
+
+    def suffices(asked: StreamConfig) -> bool:
+        if not shared:
+            return bool((_dealt(seed, classes, asked)[-1] <= held).all())
+        clients = {client, *range(asked.clients)}
+        return all(bool((_needed(each, seed, classes, asked) <= held).all()) for each in clients)
+
+    rounds = _largest(settings.rounds, lambda value: suffices(replace(settings, rounds=value)))
+    samples = _largest(settings.samples_per_class, lambda value: suffices(replace(settings, samples_per_class=value)))
+    label, kind = int(short[0]), "" if settings.stream == "windows" else f"stream = {settings.stream!r}, "
+    who = f"client {client}" if shared else f"shared-samples = false: clients up to {client} together"
+    raise StreamError(
+        f"{kind}samples-per-class = {settings.samples_per_class}, rounds = {settings.rounds}: {who} would need "
+        f"{needed[label]} training samples of class {label}, the data set has {held[label]}; at most "
+        f"{rounds} rounds or {samples} samples per class and round are possible"
+    )
+
+
+def _largest(limit: int, suffices: Callable[[int], bool]) -> int:
+    """The largest number below ``limit`` that suffices, or 0; what is larger than a number that does not, does not."""
+    return bisect_left(range(1, limit), True, key=lambda value: not suffices(value))

@@ -41,4 +41,4 @@ class CentralizedKeys:
 def samples(config: Config, round_number: int) -> int:
     """Count the samples of an epoch: all chunks so far, or none in a round that is not trained."""
     trained = config.of(CentralizedKeys).trains(round_number, config.stream.rounds)
-    return round_number * config.largest_chunk if trained else 0
+    return round_number * config.mean_chunk if trained else 0

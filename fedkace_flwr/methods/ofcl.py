@@ -34,7 +34,7 @@ class OfclKeys:
 
 def samples(config: Config, round_number: int) -> int:
     """Count the samples of an epoch: the chunk and, once there is a buffer, an equal number drawn from it."""
-    return config.largest_chunk * (2 if round_number > 1 else 1)
+    return config.mean_chunk * (2 if round_number > 1 else 1)
 
 
 METRICS = (

@@ -204,7 +204,11 @@ def _processor() -> str:
 def title(config: Config) -> str:
     """Describe a run in one line."""
     stream = config.stream
+    kind = "" if stream.stream == "windows" else f"{stream.stream} stream, "
+    chunks = f"window {stream.window}, overlap {stream.overlap}"
+    if stream.stream == "dirichlet":
+        chunks = f"chunks of {config.largest_chunk}"
     return (
-        f"{config.method} on {config.data.dataset}: {stream.clients} clients, window {stream.window}, "
-        f"overlap {stream.overlap}, M = {config.buffer.capacity}"
+        f"{config.method} on {config.data.dataset}: {stream.clients} clients, {kind}{chunks}, "
+        f"M = {config.buffer.capacity}"
     )

@@ -22,6 +22,11 @@ _LATER = {
     "network": "resnet18",
     "weights_file": "",
     "emnist_split": "balanced",
+    "stream": "windows",
+    "stream_blur": 0.1,
+    "stream_concentration": 1.0,
+    "stream_drift": 0.1,
+    "shared_samples": True,
     **dict.fromkeys(("hub_name", "hub_subset", "hub_image", "hub_label", "hub_test"), ""),
 }
 """Keys that were added later, with their defaults, which change no reference."""
@@ -34,7 +39,7 @@ def cached_accuracy(config: Config, client: int, round_number: int, compute: Cal
     ----------
     config : Config
         The cache is keyed by everything that the reference depends on: data, stream, model, training and seed. The
-        numbers of clients and rounds are not part of the key, because they do not change what a client has seen.
+        numbers of clients and rounds are not part of the key if they do not change what a client has seen.
     client, round_number : int
         Client from 0, round from 1.
     compute : callable
@@ -69,13 +74,17 @@ def fingerprint(config: Config) -> str:
     """Return a hash of everything that the reference depends on.
 
     It covers whole sections, so that a new key cannot be forgotten: at worst, a reference is computed again. It
-    includes ``data-dir``, which identifies the user's own data sets, and size and time of ``weights-file``. A client's accuracy after a round depends
-    neither on the number of clients nor on the number of rounds, so these are left out.
+    includes ``data-dir``, which identifies the user's own data sets, and size and time of ``weights-file``. A client's
+    accuracy after a round depends neither on the number of clients nor on the number of rounds, so these are left out,
+    unless a client's samples depend on them: if samples are dealt out to the clients, on the clients' shares, or on
+    exchanges with later rounds.
     """
     stream: dict[str, Any] = asdict(config.stream)
     data: dict[str, Any] = asdict(config.data)
-    for name in ("clients", "rounds"):
-        del stream[name]
+    if config.stream.shared_samples and config.stream.stream != "quantity-skew":
+        del stream["clients"]
+    if config.stream.shared_samples and config.stream.stream != "blurred":
+        del stream["rounds"]
     data["data_dir"], data["cache_dir"] = str(Path(config.data.data_dir).expanduser().resolve()), None
     model = asdict(config.model)
     if config.model.weights_file:

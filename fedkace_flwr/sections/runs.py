@@ -306,7 +306,7 @@ class RunConfig:
     )
     max_examples: int = key(
         0,
-        "Maximum number of samples that a client can have trained on in a round; a reply that claims more is rejected. 0: `window` x `samples-per-class`.",
+        "Maximum number of samples that a client can have trained on in a round; a reply that claims more is rejected. 0: the size of the largest chunk.",
         unit="samples",
         low=0,
     )

@@ -1,8 +1,14 @@
-"""Keys of the stream."""
+"""Keys of the stream, and the sizes of chunks that follow from them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
 
 from fedkace_flwr.keys import key
+from fedkace_flwr.seeding import seed_for
 
 
 @dataclass(frozen=True)
@@ -11,8 +17,73 @@ class StreamConfig:
 
     clients: int = key(10, "Number of clients K.", low=1)
     rounds: int = key(15, "Number of rounds T.", low=1)
-    window: int = key(2, "Number of classes in a client's chunk, W.", unit="classes", low=1)
-    overlap: int = key(
-        1, "Number of classes that two consecutive chunks share, O; between 0 and `window`.", unit="classes", low=0
+    stream: Literal["windows", "blurred", "dirichlet", "quantity-skew"] = key(
+        "windows",
+        "How a client's classes change over the rounds (docs/streams.md): `windows` of classes slide along a cyclic list, as in the paper; `blurred` exchanges a share of each chunk with the client's other rounds; `dirichlet` draws the frequencies of all classes, which drift; `quantity-skew` gives clients windows with different numbers of samples.",
     )
-    samples_per_class: int = key(25, "Number of new samples of each class in a chunk, n.", unit="samples", low=1)
+    window: int = key(
+        2,
+        "Number of classes in a client's chunk, W. With `stream = dirichlet`, only the size of a chunk follows from it: `window` x `samples-per-class`.",
+        unit="classes",
+        low=1,
+    )
+    overlap: int = key(
+        1,
+        "Number of classes that two consecutive chunks share, O; between 0 and `window`. Not used with `stream = dirichlet`.",
+        unit="classes",
+        low=0,
+    )
+    samples_per_class: int = key(
+        25,
+        "Number of new samples of each class in a chunk, n; with `stream = quantity-skew`, of the client that receives most.",
+        unit="samples",
+        low=1,
+    )
+    stream_blur: float = key(
+        0.1,
+        "With `stream = blurred`: share of each chunk that is exchanged; at least one sample is. With 1, class frequencies do not change over the rounds.",
+        above=0,
+        high=1,
+    )
+    stream_concentration: float = key(
+        1.0,
+        "With `stream = dirichlet`: concentration of the Dirichlet distribution of a client's class frequencies in a round; small values leave few classes. With `stream = quantity-skew`: that of the clients' shares of the samples; with small values, few clients receive most.",
+        low=0.01,
+        high=1e6,
+    )
+    stream_drift: float = key(
+        0.1,
+        "With `stream = dirichlet`: probability with which a class's frequency is drawn anew in a round. 0: a client's frequencies never change; 1: its rounds are independent.",
+        low=0,
+        high=1,
+    )
+    shared_samples: bool = key(
+        True,
+        "Whether clients draw independently, as in the paper, so that two clients may receive the same sample; `false` divides each class's samples among the clients.",
+    )
+
+    @property
+    def largest_chunk(self) -> int:
+        """Number of samples in the largest chunk."""
+        return self.window * self.samples_per_class
+
+    def mean_chunk(self, seed: int) -> int:
+        """Return the number of samples in a chunk, averaged over clients and rounded; ``seed`` is the experiment's."""
+        if self.stream != "quantity-skew":
+            return self.largest_chunk
+        return round(self.window * sum(self.samples_of(client, seed) for client in range(self.clients)) / self.clients)
+
+    def samples_of(self, client: int, seed: int) -> int:
+        """Return the number of samples of each class in a window of a client, from 0; ``seed`` is the experiment's."""
+        if self.stream != "quantity-skew":
+            return self.samples_per_class
+        share = _shares(self.clients, self.stream_concentration, seed)[client]
+        return max(-(-2 // self.window), round(self.samples_per_class * share))  # at least two in a chunk
+
+
+@lru_cache(maxsize=16)
+def _shares(clients: int, concentration: float, seed: int) -> Sequence[float]:
+    """The clients' shares of all samples, from a Dirichlet distribution, relative to the largest one."""
+    generator = np.random.default_rng(seed_for(seed, "quantities"))
+    shares = generator.dirichlet(np.full(clients, concentration))
+    return tuple((shares / shares.max()).tolist())

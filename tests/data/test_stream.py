@@ -1,8 +1,10 @@
 """The stream against the paper's description (sections 5.1 and A.1), worked by hand and by property."""
 
+import hashlib
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,8 +13,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from fedkace_flwr.data.stream import ClientStream, class_windows, client_stream
+from fedkace_flwr.data.schedules import class_windows
+from fedkace_flwr.data.stream import ClientStream, client_stream
 from fedkace_flwr.errors import ConfigError, StreamError
+from fedkace_flwr.sections import StreamConfig
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden.json").read_text())["windows"]
 
@@ -24,9 +28,8 @@ def data_set(sizes: list[int], first: int = 0) -> list[np.ndarray]:
 
 
 def paper_stream(client: int, overlap: int, *, seed: int = 0) -> ClientStream:
-    return client_stream(
-        client, seed, data_set([500] * 100), window=5, overlap=overlap, rounds=100, samples_per_class=100
-    )
+    settings = StreamConfig(window=5, overlap=overlap, rounds=100, samples_per_class=100)
+    return client_stream(client, seed, data_set([500] * 100), settings)
 
 
 @st.composite
@@ -107,7 +110,8 @@ def test_chunks_hold_the_windows_classes_in_order_and_never_a_sample_twice(
     assume(overlap <= window <= classes)
     ids = data_set([rounds * samples + label for label in range(classes)], first=1000)
     class_of = {int(sample): label for label, group in enumerate(ids) for sample in group}
-    stream = client_stream(client, seed, ids, window=window, overlap=overlap, rounds=rounds, samples_per_class=samples)
+    settings = StreamConfig(window=window, overlap=overlap, rounds=rounds, samples_per_class=samples)
+    stream = client_stream(client, seed, ids, settings)
     assert len(stream.windows) == len(stream.chunks) == rounds
     for labels, chunk in zip(stream.windows, stream.chunks, strict=True):
         assert chunk.dtype == np.int64
@@ -135,13 +139,32 @@ def test_another_client_and_another_seed_differ_in_classes_and_in_samples(other)
 
 
 def test_clients_draw_independently_and_so_share_samples():
+    settings = StreamConfig(window=4, overlap=0, rounds=1, samples_per_class=20)
     drawn = [
-        set(np.concatenate(client_stream(client, 0, data_set([40] * 4), window=4, overlap=0, rounds=1,
-                                         samples_per_class=20).chunks).tolist())
-        for client in (0, 1)
-    ]  # fmt: skip
+        set(np.concatenate(client_stream(client, 0, data_set([40] * 4), settings).chunks).tolist()) for client in (0, 1)
+    ]
     # 20 of 40 twice: 10 of each class expected in common; none would mean that clients split the data.
     assert 20 <= len(drawn[0] & drawn[1]) <= 60
+
+
+@pytest.mark.parametrize(
+    ("client", "seed", "sizes", "overlap", "digest"),
+    [
+        (0, 0, [500] * 100, 4, "8d34f8cfa474b284"),
+        (9, 7, [500] * 100, 5, "104cd094bc6ac58a"),
+        (3, 1, [150] * 10, 1, "2d7b7d304d918b1a"),
+    ],
+)
+def test_the_papers_stream_holds_the_samples_of_version_1(
+    client: int, seed: int, sizes: list[int], overlap: int, digest: str
+) -> None:
+    """Samples, not only their numbers: results in the documents were computed with them."""
+    small = len(sizes) == 10
+    paper = StreamConfig(window=5, overlap=overlap, rounds=100, samples_per_class=100)
+    chunks = client_stream(
+        client, seed, data_set(sizes), StreamConfig(window=2, overlap=overlap) if small else paper
+    ).chunks
+    assert hashlib.sha256(np.concatenate(chunks).astype("<i8").tobytes()).hexdigest()[:16] == digest
 
 
 def test_order_in_which_streams_are_drawn_does_not_matter():
@@ -165,7 +188,7 @@ def numbers_in(error: StreamError) -> list[int]:
 
 def test_running_dry_names_client_class_needed_and_held():
     with pytest.raises(StreamError) as caught:
-        client_stream(4, 0, data_set([50, 50, 29]), window=3, overlap=0, rounds=3, samples_per_class=10)
+        client_stream(4, 0, data_set([50, 50, 29]), StreamConfig(window=3, overlap=0, rounds=3, samples_per_class=10))
     # Every round shows all three classes; class 2 lasts two rounds of ten, or three of nine.
     assert numbers_in(caught.value) == [10, 3, 4, 30, 2, 29, 2, 9]
 
@@ -176,31 +199,33 @@ def test_running_dry_names_client_class_needed_and_held():
     overlap=st.integers(0, 7),
     rounds=st.integers(1, 15),
     samples=st.integers(1, 12),
-    client=st.integers(0, 5),
+    clients=st.integers(1, 5),
 )
 def test_running_dry_is_told_exactly_when_it_happens_and_both_ways_out_are_true_and_the_widest(
-    sizes, window, overlap, rounds, samples, client
+    sizes, window, overlap, rounds, samples, clients
 ):
     assume(overlap <= window <= len(sizes))
+    settings = StreamConfig(clients=clients, window=window, overlap=overlap)
 
-    def attempt(rounds: int, samples: int) -> ClientStream:
-        return client_stream(
-            client, 9, data_set(sizes), window=window, overlap=overlap, rounds=rounds, samples_per_class=samples
-        )
+    def attempt(rounds: int, samples: int) -> None:
+        asked = replace(settings, rounds=rounds, samples_per_class=samples)
+        for client in range(clients):
+            client_stream(client, 9, data_set(sizes), asked)
 
     plenty = data_set([10_000] * len(sizes))
-    ample = client_stream(client, 9, plenty, window=window, overlap=overlap, rounds=rounds, samples_per_class=1)
-    need = {label: samples * sum(label in classes for classes in ample.windows) for label in range(len(sizes))}
-    dry = [label for label, size in enumerate(sizes) if need[label] > size]
-    if not dry:
+    ample = [client_stream(each, 9, plenty, replace(settings, rounds=rounds)).windows for each in range(clients)]
+    need = [[samples * sum(label in classes for classes in each) for label in range(len(sizes))] for each in ample]
+    dry = [[label for label, size in enumerate(sizes) if each[label] > size] for each in need]
+    if not any(dry):
         attempt(rounds, samples)
         return
     with pytest.raises(StreamError) as caught:
         attempt(rounds, samples)
-    said_samples, said_rounds, said_client, needed, label, held, fewer_rounds, fewer_samples = numbers_in(caught.value)
-    assert (said_samples, said_rounds, said_client) == (samples, rounds, client)
-    assert label in dry
-    assert (needed, held) == (need[label], sizes[label])
+    said_samples, said_rounds, client, needed, label, held, fewer_rounds, fewer_samples = numbers_in(caught.value)
+    assert (said_samples, said_rounds) == (samples, rounds)
+    assert dry[client] and not any(dry[:client])
+    assert label in dry[client]
+    assert (needed, held) == (need[client][label], sizes[label])
     assert fewer_rounds < rounds
     assert fewer_samples < samples
     if fewer_rounds:
@@ -220,4 +245,4 @@ def test_impossible_windows_are_refused_by_the_keys_name(window, overlap, rounds
     with pytest.raises(ConfigError, match=f"^{key} = "):
         class_windows(range(5), window, overlap, rounds)
     with pytest.raises(ConfigError, match=f"^{key} = "):
-        client_stream(0, 0, data_set([9] * 5), window=window, overlap=overlap, rounds=rounds, samples_per_class=1)
+        client_stream(0, 0, data_set([9] * 5), StreamConfig(window=window, overlap=overlap, rounds=rounds))

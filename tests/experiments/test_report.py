@@ -26,6 +26,7 @@ from experiments.report.theorem import distances, pair_distances, proportions
 from experiments.results.loading import load_results
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import StateError
+from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.storage.client_state import Answer, ClientState
 from fedkace_flwr.storage.client_store import ClientStore
@@ -193,8 +194,8 @@ def test_a_cell_of_one_seed_has_no_deviation() -> None:
 
 
 def test_distances_between_clients_worked_by_hand() -> None:
-    one = proportions([(0, 1), (1, 2)], 4)
-    other = proportions([(2, 3), (1, 2)], 4)
+    one = proportions([[1, 1, 0, 0], [0, 1, 1, 0]])
+    other = proportions([[0, 0, 3, 3], [0, 3, 3, 0]])
     assert one.tolist() == [[0.5, 0.5, 0, 0], [0.25, 0.5, 0.25, 0]]
     largest, average = pair_distances([one, other, one])
     # round 1: nothing in common; round 2: |1/4 - 0| + |1/2 - 1/4| + |1/4 - 1/2| + |0 - 1/4| over 2
@@ -214,6 +215,19 @@ def test_distances_of_a_stream_are_those_of_its_chunks() -> None:
     assert distances(Config.parse({"clients": 1})) is None
     assert distances(Config.parse({"dataset": "folder"})) is None  # its files decide on the classes
     assert distances(Config.parse({"dataset": "folder"}), classes=10) is not None
+
+
+@pytest.mark.parametrize("stream", ["windows", "blurred", "dirichlet", "quantity-skew"])
+def test_distances_follow_from_the_samples_that_clients_receive(stream: str) -> None:
+    config = Config.parse({"stream": stream, "clients": 3, "rounds": 4, "samples-per-class": 8, "seed": 3})
+    experiment = Experiment(config)
+    counts = np.array([[experiment.chunk(k, t).class_counts(10).numpy() for t in range(1, 5)] for k in range(3)])
+    received = counts.cumsum(axis=1)
+    shares = received / received.sum(axis=2, keepdims=True)
+    last = [np.abs(shares[one, -1] - shares[other, -1]).sum() / 2 for one, other in ((0, 1), (0, 2), (1, 2))]
+    found = distances(config)
+    assert found is not None
+    assert found.largest[-1] == pytest.approx(max(last)) and found.average[-1] == pytest.approx(sum(last) / 3)
 
 
 # Stored buffers

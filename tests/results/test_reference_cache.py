@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -41,6 +42,24 @@ def test_the_fingerprint_holds_what_the_reference_depends_on_and_nothing_else() 
         replace(usual, model=replace(usual.model, width=9)),
     ]
     assert len({fingerprint(config) for config in [usual, *others]}) == 6
+
+
+@pytest.mark.parametrize(
+    ("change", "leaves_out"),
+    [
+        ({"stream": "dirichlet"}, {"clients", "rounds"}),
+        ({"stream": "blurred"}, {"clients"}),
+        ({"stream": "quantity-skew"}, {"rounds"}),
+        ({"shared-samples": False}, set()),
+    ],
+)
+def test_the_fingerprint_holds_clients_and_rounds_if_samples_depend_on_them(
+    change: dict[str, Any], leaves_out: set[str]
+) -> None:
+    asked = fingerprint(Config.parse(change))
+    assert asked != fingerprint(Config())
+    for name, value in (("clients", 3), ("rounds", 99)):
+        assert (fingerprint(Config.parse({**change, name: value})) == asked) == (name in leaves_out)
 
 
 def test_the_fingerprint_changes_with_the_file_of_weights(tmp_path: Path) -> None:

@@ -66,8 +66,9 @@ class _Files:
         if len(paths) < len(found):
             missing = ", ".join(name for name, path in zip(self.names, found, strict=True) if path is None)
             raise MissingDataError(
-                f"{folder}: {self.name} is missing, or a part of it ({missing}); data-dir should be a folder that holds "
-                f"{', '.join(self.names)}, each as it is or with .gz, itself or in {' or '.join(self.folders)}"
+                f"{folder}: {f'lacks {missing}' if paths else 'holds none'} of {self.name}'s files "
+                f"{', '.join(self.names)} (each as it is, or with .gz); data-dir should be a folder that holds them, "
+                f"itself or in {' or '.join(self.folders)}"
             )
         parts = [(str(path), each.st_size, each.st_mtime_ns) for path, each in zip(paths, facts, strict=True)]
         return Origin(digest(parts), partial(self.read, paths, size))
