@@ -13,7 +13,7 @@ WORKERS := $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )))
 # Inputs for each parser that `make fuzz` tries.
 RUNS ?= 1000000
 
-.PHONY: help run test federations quick check fuzz bench docs site lock lock-cpu release setup clean
+.PHONY: help run test federations quick check fuzz bench docs site notebooks lock lock-cpu release setup clean
 
 help:
 	@echo 'make run          ten clients learn a stream of digits; prints a table and the path of a picture'
@@ -25,6 +25,7 @@ help:
 	@echo 'make bench        speed of local training, selection and the rest of a round'
 	@echo 'make docs         the generated pages, and defaults in pyproject.toml, from the code'
 	@echo 'make site         the documentation as a site, in site/index.html'
+	@echo 'make notebooks    run the notebooks in docs/notebooks/ and keep what they show'
 	@echo 'make lock         deploy/requirements.txt: versions and hashes of all that a deployment installs'
 	@echo 'make lock-cpu     deploy/requirements-cpu.txt: the same with PyTorch for CPUs, from its own index'
 	@echo 'make release      wheel, sdist, bill of materials and checksums in dist/, checked'
@@ -68,6 +69,9 @@ docs: $(READY)
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 site: $(READY)
 	$(MKDOCS) --site-dir site
+
+notebooks: $(READY)
+	$(BIN)/python docs/site/notebooks.py
 
 LOCK := $(BIN)/uv pip compile pyproject.toml deploy/requirements.in --extra serve --generate-hashes --quiet
 lock: $(READY)

@@ -7,9 +7,10 @@ MathML, which browsers show without a script. No page loads anything from the ne
 
 import argparse
 import html
+import json
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from experiments.arguments import make_parser
 ROOT = Path(__file__).parents[2]
 
 _SHIM = "https://unpkg.com/iframe-worker/shim"  # what the theme would load where a page is opened from disk
+_SEARCH = "site/search-from-disk.js"  # what it loads instead
 
 OUTSIDE = {
     "README.md": "index.md",
@@ -61,6 +63,8 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     """Add the pages that are not in ``docs/``."""
     for name, page in OUTSIDE.items():
         files.append(File.generated(config, page, content=(ROOT / name).read_text(encoding="utf-8")))
+    for path in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
+        files.append(File.generated(config, f"notebooks/{path.stem}.md", content=_notebook(path)))
     files.append(File.generated(config, "commands.md", content=_commands()))
     files.append(File.generated(config, "interface.md", content=_interface()))
     return files
@@ -77,9 +81,11 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
             return found[0]
         path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
         there = OUTSIDE.get(path, path.removeprefix("docs/") if path.startswith("docs/") else "")
+        there = there.removesuffix(".ipynb") + ".md" if there.endswith(".ipynb") else there
         if there and files.get_file_from_path(there) is not None:
+            there = posixpath.relpath(there, posixpath.dirname(page.file.src_uri) or ".")
             return f"{found['image']}[{found['text']}]({there}{'#' if anchor else ''}{anchor})"
-        if found["image"] or not (ROOT / path).exists():
+        if not (ROOT / path).exists():
             raise PluginError(f"{source}: links to {found['target']}, which does not exist")
         return found["text"]
 
@@ -101,18 +107,38 @@ def on_page_content(content: str, *, page: Page, config: MkDocsConfig, files: Fi
 
 def on_post_page(output: str, *, page: Page, config: MkDocsConfig) -> str:
     """Let the search work from disk without a script from the network."""
-    return _without_shim(output, page.file.src_uri)
+    script = posixpath.relpath(_SEARCH, posixpath.dirname(page.url) or ".")
+    return _without_shim(output, page.file.src_uri, script)
 
 
 def on_post_template(output_content: str, *, template_name: str, config: MkDocsConfig) -> str:
     """Do the same for the page that a server shows where there is none."""
-    return _without_shim(output_content, template_name) if template_name == "404.html" else output_content
+    return _without_shim(output_content, template_name, _SEARCH) if template_name == "404.html" else output_content
 
 
-def _without_shim(text: str, name: str) -> str:
+def _without_shim(text: str, name: str, script: str) -> str:
     if _SHIM not in text:
-        raise PluginError(f"{name}: the theme no longer loads {_SHIM}; see docs/site/search-from-disk.js")
-    return text.replace(_SHIM, "site/search-from-disk.js")
+        raise PluginError(f"{name}: the theme no longer loads {_SHIM}; see docs/{_SEARCH}")
+    return text.replace(_SHIM, script)
+
+
+def _notebook(path: Path) -> str:
+    """A notebook as a page: its texts, its code and what that showed."""
+    parts = []
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        text = "".join(cell["source"])
+        parts.append(f"```python\n{text}\n```" if cell["cell_type"] == "code" else text)
+        parts += [_shown(output) for output in cell.get("outputs", [])]
+    return "\n\n".join(parts) + "\n"
+
+
+def _shown(output: Mapping[str, Any]) -> str:
+    data = output.get("data", {"text/plain": output.get("text", "")})
+    if "image/png" in data:
+        return f'<img alt="plot" src="data:image/png;base64,{"".join(data["image/png"]).strip()}">'
+    if "text/html" in data:
+        return f'<div class="shown">{re.sub(r"<style.*?</style>|<!--.*?-->", "", "".join(data["text/html"]), flags=re.DOTALL)}</div>'
+    return f"```text\n{''.join(data['text/plain'])}\n```"
 
 
 def _commands() -> str:
