@@ -77,9 +77,9 @@ class CentralizedClient(ClientRule):
             captured=self.experiment.captured,
         )
         self.train(training, self._samples(number), Samples.none())
-        accuracy, _ = self.test_accuracy(training.net, seen)
-        assert accuracy is not None  # a data set has test images of every class
-        return accuracy
+        tested = self.test(training.net, seen)
+        assert tested.accuracy is not None  # a data set has test images of every class
+        return tested.accuracy
 
     def _samples(self, number: int) -> Samples:
         """All chunks of rounds 1 to ``number``."""

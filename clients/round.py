@@ -10,9 +10,9 @@ from flwr.app import RecordDict
 from flwr.client import NumPyClient
 from torch import Tensor
 
-from clients.base import Array, ClientRound, ClientRule, Metrics, Stopwatch
+from clients.base import Array, ClientRound, ClientRule, Evaluation, Metrics, Stopwatch
 from fedkace_flwr.compute.devices import choose_precision
-from fedkace_flwr.data.datasets import framing_of
+from fedkace_flwr.data.readers.catalogue import framing_of
 from fedkace_flwr.experiment import as_arrays
 from fedkace_flwr.inference import kept_models as serving
 from fedkace_flwr.inference.kept_models import KeptModels
@@ -104,6 +104,8 @@ class StreamingClient(NumPyClient):
             return Answer({}, 0, {keys.SAT_OUT: 1})
         current = chunk.class_counts(rule.experiment.num_classes) > 0
         now = ClientRound(round_number, chunk, state, current, sent)
+        with watch(keys.EVALUATION_SECONDS):
+            untrained = rule.new_class_accuracies(now)
         net = rule.network(sent)
         with watch(keys.TRAINING_SECONDS):
             rule.begin(net, now)
@@ -113,8 +115,8 @@ class StreamingClient(NumPyClient):
             kept = rule.maintain(now, training)
             stored = rule.with_new_logits(now, training.net).tensors() if training.stored is not None else {}
         with watch(keys.EVALUATION_SECONDS):
-            local = rule.local_accuracy(now, training, kept) if rule.needs_local_accuracy(state) else None
-        report = rule.report(now, training, kept)
+            local = rule.local_test(now, training, kept) if rule.needs_local_test(state) else Evaluation(None, 0)
+        report = {**rule.report(now, training, kept), **untrained}
         arrays = rule.reply(now, training)
         report |= watch.times(rule.training_times)
         answer = Answer(arrays, len(chunk), report)
@@ -124,7 +126,8 @@ class StreamingClient(NumPyClient):
             follows=state.round,
             seen=now.seen,
             buffer=kept.buffer,
-            local_accuracy=local,
+            local_accuracy=local.accuracy,
+            local_class_accuracy=local.classes,
             extra={**state.extra, **kept.extra, **stored},
         )
         rule.store.save_trained(learned, answer)
@@ -141,6 +144,8 @@ class StreamingClient(NumPyClient):
         report |= tested.report
         if tested.accuracy is not None:
             report[keys.ACCURACY] = tested.accuracy
+        if tested.classes:
+            report[keys.CLASS_ACCURACY] = tested.classes
         if state.global_since is not None:
             report[keys.SWITCHED_AT] = state.global_since
         report |= {keys.SEEN_CLASSES: int(state.seen.sum()), keys.EXAMPLES: tested.examples}

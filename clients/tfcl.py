@@ -118,7 +118,7 @@ class TfclClient(ClientRule):
         known = {**now.state.extra, submodels.classes_of(task): now.current}
         return Kept(now.state.buffer, submodels.with_learned(known, task, weights, others, owners) | pending)
 
-    def needs_local_accuracy(self, state: ClientState) -> bool:
+    def needs_local_test(self, state: ClientState) -> bool:
         """No: the round's model is not finished yet."""
         return False
 
@@ -199,7 +199,8 @@ class TfclClient(ClientRule):
         if not len(test):
             return Evaluation(None, 0)
         correct = accuracy(scores, test.labels, state.seen)
-        return Evaluation(correct, len(test), {keys.LOCAL_ACCURACY: correct})
+        classes = self.class_accuracies(scores, test, state.seen)
+        return Evaluation(correct, len(test), {keys.LOCAL_ACCURACY: correct}, classes)
 
     def answering(self, sent: Mapping[str, Array], state: ClientState) -> Answering:
         """The latest sub-model, or all sub-models, each for its task's classes."""

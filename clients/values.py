@@ -133,12 +133,15 @@ class Evaluation:
     examples : int
         Number of test images.
     report : mapping
-        Metrics beside the accuracy.
+        Metrics beside the accuracies.
+    classes : list of float
+        Accuracy on each class, -1 for a class that was not tested; empty if it is not reported.
     """
 
     accuracy: float | None
     examples: int
     report: Mapping[str, Any] = field(default_factory=dict)
+    classes: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

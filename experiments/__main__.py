@@ -203,7 +203,7 @@ def _run(options: argparse.Namespace, console: Console) -> int:
         return 0
     signal.signal(signal.SIGTERM, _terminate)
     with _started_early(options.engine != "inline") as (guard, waiting):
-        from experiments.results.compare import draw_comparisons
+        from experiments.report.comparison import draw_comparisons
         from experiments.results.summary_table import chosen_columns, find_runs
         from experiments.running.runner import run_study
         from fedkace_flwr.export.folder import MODEL

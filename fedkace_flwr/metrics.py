@@ -22,6 +22,24 @@ def accuracy(logits: Tensor, labels: Tensor, mask: Tensor) -> float:
     return float((predicted == labels).double().mean())
 
 
+def class_accuracies(logits: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+    """Return :func:`accuracy` on the samples of each class, float64 (C,); NaN for a class without samples.
+
+    Parameters
+    ----------
+    logits : Tensor
+        Float (N, C).
+    labels : Tensor
+        int64 (N,).
+    mask : Tensor
+        bool (C,): the allowed classes.
+    """
+    predicted = logits.masked_fill(~mask, -float("inf")).argmax(dim=1)
+    samples = torch.bincount(labels, minlength=len(mask))
+    right = torch.bincount(labels[predicted == labels], minlength=len(mask))
+    return right.double() / samples
+
+
 def true_class_probability(logits: Tensor, labels: Tensor, mask: Tensor) -> float:
     """Return the mean softmax probability of the label over the allowed classes; arguments as in :func:`accuracy`."""
     probability = logits.double().masked_fill(~mask, -float("inf")).softmax(dim=1)

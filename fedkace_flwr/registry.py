@@ -9,8 +9,7 @@ from clients.base import ClientRule
 from clients.centralized import CentralizedClient
 from clients.dcfcl import DcfclClient
 from clients.derpp import DerppClient
-from clients.er import ReplayClient
-from clients.er_balanced import BalancedReplayClient
+from clients.er import BalancedReplayClient, ReplayClient
 from clients.fedcbdr import FedCbdrClient
 from clients.fedkace import FedKaceClient
 from clients.fedprox import FedProxClient
@@ -20,7 +19,7 @@ from clients.refed import RefedClient
 from clients.tfcl import TfclClient
 from fedkace_flwr import plugins
 from fedkace_flwr.config import Config, check_section, on_parsing, register_section
-from fedkace_flwr.data.datasets import DATASETS, image_size_of, source_of
+from fedkace_flwr.data.readers.catalogue import DATASETS, image_size_of, source_of
 from fedkace_flwr.errors import ConfigError, closest
 from fedkace_flwr.keys import Scalar, kebab, keys_of
 from fedkace_flwr.messaging.metrics import check_metrics, register_metrics

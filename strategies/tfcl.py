@@ -12,7 +12,7 @@ from flwr.app import ArrayRecord, RecordDict
 
 from fedkace_flwr.compute.devices import choose_device
 from fedkace_flwr.config import Config
-from fedkace_flwr.data.datasets import image_size_of
+from fedkace_flwr.data.readers.catalogue import image_size_of
 from fedkace_flwr.errors import MessageError, RunError
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.messaging.records import NumpyArray, Reply, Shapes, Weights

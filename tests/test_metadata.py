@@ -30,8 +30,8 @@ def test_the_main_job_needs_no_extra() -> None:
     (flower,) = (Requirement(line) for line in PROJECT["dependencies"] if line.startswith("flwr"))
     assert flower.extras == {"simulation"}
     extras = PROJECT["optional-dependencies"]
-    assert set(extras) == {"report", "serve", "tensorboard", "onnx", "fuzz", "dev"}
-    for name in ("report", "serve", "tensorboard", "onnx", "fuzz"):
+    assert set(extras) == {"report", "serve", "tensorboard", "onnx", "hub", "fuzz", "dev"}
+    for name in ("report", "serve", "tensorboard", "onnx", "hub", "fuzz"):
         assert extras[name] and not names_of(extras[name]) & required
     assert "uv" not in ABOUT["tool"] and not (ROOT / "uv.toml").exists(), "no overrides for Flower's uv"
 

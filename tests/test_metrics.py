@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedkace_flwr.metrics import accuracy, average_accuracy, average_regret, true_class_probability
+from fedkace_flwr.metrics import accuracy, average_accuracy, average_regret, class_accuracies, true_class_probability
 
 
 def test_accuracy_worked_by_hand_looks_only_at_allowed_classes():
@@ -18,6 +18,16 @@ def test_accuracy_worked_by_hand_looks_only_at_allowed_classes():
     without_first = torch.tensor([False, True, True])
     assert accuracy(logits, labels, everything) == 0.25
     assert accuracy(logits, labels, without_first) == 0.75
+
+
+def test_accuracy_by_class_worked_by_hand():
+    logits = torch.tensor([[9.0, 1.0, 2.0], [9.0, 3.0, 2.0], [0.0, 1.0, 5.0], [-1.0, -7.0, -8.0]])
+    labels = torch.tensor([2, 2, 2, 1])
+    nothing, everything, without_first = torch.zeros(0), torch.tensor([True] * 3), torch.tensor([False, True, True])
+    assert class_accuracies(logits, labels, everything).isnan().tolist() == [True, False, False]
+    assert class_accuracies(logits, labels, everything)[1:].tolist() == pytest.approx([0, 1 / 3])
+    assert class_accuracies(logits, labels, without_first)[1:].tolist() == pytest.approx([1, 2 / 3])
+    assert class_accuracies(nothing.view(0, 3), nothing.long(), everything).isnan().all()
 
 
 def test_probability_worked_by_hand():

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.background.folder import Command, Folder
-from experiments.results.compare import span
+from experiments.durations import span
 from experiments.studies.study import Study
 from fedkace_flwr.errors import RunError
 from fedkace_flwr.storage.files import LARGEST_LOG, read_text

@@ -12,16 +12,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from experiments.report.names import method_rank, role
+from experiments.report.palette import LIGHT, MUTED, colours, ranked
 from experiments.report.tables import place
 from experiments.results.loading import Results, StudyInfo, rows_of
 from fedkace_flwr.results.plot import in_plot
 from fedkace_flwr.storage.files import write_bytes
 
-_COLOURS = (
-    *("#0b63a5", "#00755a", "#a83c78", "#806000", "#5a4fc0"),
-    *("#0e7f8a", "#9c4a2a", "#5c6470", "#3d7a1f", "#c08a00"),
-)
-_OWN, _REFERENCE, _MUTED = "#c2410c", "#16202b", "#8a8f98"
 _DASHES = ("-", "--", "-.", ":")
 _BUFFER = (
     ("buffer_accuracy", "accuracy on the buffer", "#0b63a5"),
@@ -120,21 +116,20 @@ def _panels(count: int, rows: int) -> tuple[Figure, Callable[[int, int], Axes]]:
 
 
 def _accuracy(axes: Axes, lines: Mapping[str, pd.DataFrame], chosen: Sequence[str], methods: Mapping[str, str]) -> None:
-    others = [line for line in chosen if role(methods[line]) not in ("method", "reference")]
+    shades = colours(methods)
     for line in reversed(chosen):
         if line not in lines:
             continue
         if role(methods[line]) == "method" and sum(role(methods[each]) == "method" for each in chosen) == 1:
-            style: dict[str, Any] = {"color": _OWN, "linewidth": 2.6, "zorder": 4}
+            style: dict[str, Any] = {"linewidth": 2.6, "zorder": 4}
         elif role(methods[line]) == "reference":
-            style = {"color": _REFERENCE, "linewidth": 1.4, "linestyle": "--"}
+            style = {"linewidth": 1.4, "linestyle": "--"}
         else:
-            index = others.index(line) if line in others else chosen.index(line)
-            style = {"color": _COLOURS[index % len(_COLOURS)], "linewidth": 1.5}
-            style["linestyle"] = _DASHES[index // len(_COLOURS) % len(_DASHES)]
-        _line(axes, lines[line], "accuracy", label=in_plot(line), **style)
+            dash = _DASHES[ranked(methods).index(line) // len(LIGHT) % len(_DASHES)]
+            style = {"linewidth": 1.5, "linestyle": dash}
+        _line(axes, lines[line], "accuracy", label=in_plot(line), color=shades[line], **style)
     everything = pd.concat([lines[line] for line in chosen if line in lines])
-    _line(axes, everything, "chance", label="chance", color=_MUTED, linewidth=1.2, linestyle=":", band=False)
+    _line(axes, everything, "chance", label="chance", color=MUTED, linewidth=1.2, linestyle=":", band=False)
 
 
 def _line(axes: Axes, rounds: pd.DataFrame, key: str, *, band: bool = True, **style: Any) -> None:

@@ -7,7 +7,14 @@ from fedkace_flwr.registry import METHODS, Role
 
 _ROLES: tuple[Role, ...] = ("method", "rival", "ablation", "reference")
 _SYMBOLS = {"overlap": "O", "capacity": "M", "clients": "K", "rounds": "T", "epochs": "J", "window": "W"}
-_DATA = {"cifar100": "CIFAR-100", "imagenet100": "ImageNet100", "digits": "digits"}
+_DATA = {
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "imagenet100": "ImageNet100",
+    "digits": "digits",
+    "mnist": "MNIST",
+    "emnist": "EMNIST",
+}
 
 
 def method_name(method: str) -> str:

@@ -2,10 +2,7 @@
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const byId = (id) => document.getElementById(id);
-  const COLOURS = {
-    light: ["#c2410c", "#0b63a5", "#00755a", "#a83c78", "#806000", "#5a4fc0", "#0e7f8a", "#9c4a2a", "#5c6470", "#3d7a1f"],
-    dark: ["#ff8f5c", "#6db3f2", "#43cfa0", "#f294c6", "#e3bb4e", "#b5a9ff", "#5fd3da", "#dfa083", "#b4bcc6", "#9bd378"],
-  };
+  const MOST_MARKED = 40;  // rounds; a longer line has few markers, to tell it apart
   const GLYPHS = ["\u25cf", "\u25a0", "\u25c6", "\u25b2", "\u271a", "\u25bc", "\u2716", "\u2605", "\u2b22", "\u2b1f"];
   const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "cross", "triangle-down", "x", "star", "hexagon", "pentagon"];
   const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
@@ -26,7 +23,7 @@
   system.addEventListener("change", (event) => { theme.set(event.matches ? "dark" : "light"); draw(); });
   byId("theme").addEventListener("click", () => { theme.set(theme.get() === "dark" ? "light" : "dark"); draw(); });
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const colour = (index) => { const set = COLOURS[theme.get()]; return set[index % set.length]; };
+  const colour = (index) => { const set = data.colours[theme.get()]; return set[index % set.length]; };
   const faint = (hex) => {
     const number = parseInt(hex.slice(1), 16);
     return `rgba(${number >> 16},${(number >> 8) & 255},${number & 255},0.16)`;
@@ -200,7 +197,7 @@
     const line = {
       type: "scatter", mode: "lines+markers", x: mean.rounds, y: mean.mean, name: plain(name) + open,
       line: { color: shade, width: wide ? 3 : 1.8, dash }, opacity: runs[0].finished ? 1 : 0.55,
-      marker: { symbol, size: wide ? 7 : 6, maxdisplayed: 12, color: shade },
+      marker: { symbol, size: wide ? 7 : 6, maxdisplayed: mean.rounds.length > MOST_MARKED ? 12 : 0, color: shade },
       hovertemplate: `%{y:${format}}${seeds}`,
     };
     if (mean.n < 2 || !band) return [line];
@@ -246,13 +243,14 @@
         line: { color: css("--soft"), dash: "dash", width: 1.4 }, hovertemplate: "%{y:.1%}",
       });
       plot(ids[index], traces, layout({
-        xaxis: along(traces), yaxis: axis({ tickformat: ".0%", rangemode: "tozero" }),
+        xaxis: along(traces), yaxis: axis({ title: named("accuracy"), tickformat: ".0%", rangemode: "tozero" }),
       }));
     });
   }
 
+  const named = (title) => ({ text: title, standoff: 4, font: { size: 12 } });
   // One line per method and panel: colour and symbol show the method, the dash shows the panel
-  function drawTrajectory(id, runs, values, { log = false, format = ".3~g", empty }) {
+  function drawTrajectory(id, runs, values, { title, log = false, format = ".3~g", empty }) {
     const groups = byLine(runs.filter(values));
     const several = unique(groups.map(([run]) => panel(run))).length > 1;
     const traces = groups.flatMap((group) => {
@@ -264,7 +262,7 @@
     });
     if (!traces.length) { words(id, empty); return false; }
     plot(id, traces, layout({
-      xaxis: along(traces), yaxis: axis(log ? logarithmic(traces) : {}),
+      xaxis: along(traces), yaxis: axis({ title: named(title), ...(log ? logarithmic(traces) : {}) }),
     }));
     return true;
   }
@@ -299,10 +297,10 @@
         legend.append(key);
       }
     }
-    drawTrajectory("weight-chart", runs, (run) => run.weight && run.weight.mean, { log: true, empty: "None of these runs computes a replay weight." });
-    drawTrajectory("gap-chart", runs, (run) => run.gap && run.gap.mean, { format: ".3f", empty: "None of these runs measures the gap." });
-    drawTrajectory("condition-chart", runs, (run) => run.condition && run.condition.mean, { log: true, empty: none });
-    drawTrajectory("drift-chart", runs, (run) => run.drift, { log: true, empty: none });
+    drawTrajectory("weight-chart", runs, (run) => run.weight && run.weight.mean, { title: "weight \u03bb", log: true, empty: "None of these runs computes a replay weight." });
+    drawTrajectory("gap-chart", runs, (run) => run.gap && run.gap.mean, { title: "GAP", format: ".3f", empty: "None of these runs measures the gap." });
+    drawTrajectory("condition-chart", runs, (run) => run.condition && run.condition.mean, { title: "condition number", log: true, empty: none });
+    drawTrajectory("drift-chart", runs, (run) => run.drift, { title: "squared distance", log: true, empty: none });
   }
 
   function drawTheorem(runs) {
@@ -320,19 +318,19 @@
           .map((trace) => ({ ...trace, opacity: 0.45 })),
       ];
     });
-    if (traces.length) plot("tv-chart", traces, layout({ xaxis: along(traces), yaxis: axis({ rangemode: "tozero" }) }));
+    if (traces.length) plot("tv-chart", traces, layout({ xaxis: along(traces), yaxis: axis({ title: named("first term"), rangemode: "tozero" }) }));
     else words("tv-chart", "The number of classes is unknown without the data set's files.");
     const none = "None of these runs recorded client drift.";
     runs = settled(runs);
-    drawTrajectory("second-chart", runs, (run) => run.drift, { log: true, empty: none });
+    drawTrajectory("second-chart", runs, (run) => run.drift, { title: "squared distance", log: true, empty: none });
     drawTrajectory("mu-chart", runs, (run) => {
       const stream = run.stream === null ? null : data.streams[run.stream];
       const at = stream && new Map(stream.rounds.map((round, index) => [round, stream.largest[index] * stream.factor]));
       return at && run.drift.map((drift, index) => (drift && at.get(run.rounds[index])) ? 2 * at.get(run.rounds[index]) / drift : null);
-    }, { log: true, empty: none });
+    }, { title: "\u03bc", log: true, empty: none });
     byId("lead-figure").hidden = !runs.some((run) => run.lead);
     if (!byId("lead-figure").hidden) {
-      drawTrajectory("lead-chart", runs.filter((run) => run.lead), (run) => run.lead, { format: ".1%", empty: none });
+      drawTrajectory("lead-chart", runs.filter((run) => run.lead), (run) => run.lead, { title: "lead in accuracy", format: ".1%", empty: none });
     }
   }
 
@@ -393,10 +391,11 @@
   }
 
   const SCALE = { light: [[0, "#ffffff"], [0.15, "#dcecf8"], [1, "#08436f"]], dark: [[0, "#12171d"], [0.15, "#16344d"], [1, "#9fd3ff"]] };
-  function drawHeat(id, rounds, names, counts, words_) {
+  function drawHeat(id, rounds, names, counts, words_, more = {}) {
     plot(id, [{
       type: "heatmap", x: rounds, y: names.map(plain), z: counts, colorscale: SCALE[theme.get()], zmin: 0, xgap: 1, ygap: 1,
-      hovertemplate: `%{y}<br>${words_}<extra></extra>`, colorbar: { thickness: 10, outlinewidth: 0, tickfont: { size: 11 } },
+      hovertemplate: `%{y}<br>${words_}<extra></extra>`, ...more,
+      colorbar: { thickness: 10, outlinewidth: 0, tickfont: { size: 11 }, ...more.colorbar },
     }], layout({
       hovermode: "closest", margin: { l: 40, r: 4, t: 8, b: 40 },
       xaxis: axis({ title: { text: "round", font: { size: 12 } }, showgrid: false, dtick: rounds.length <= 10 ? 1 : undefined }),
@@ -404,21 +403,41 @@
     }));
   }
 
-  function drawBuffers(runs) {
-    const run = options("buffers-run", runs.filter((each) => each.detail !== null && data.details[each.detail].buffers.some((rows) => rows.length)));
-    const select = byId("buffers-client");
-    byId("arrivals-figure").hidden = byId("kept-figure").hidden = true;
-    byId("buffers-note").textContent = "";
-    if (!run) { words("classes-chart", "None of these runs recorded the classes in its buffers."); select.disabled = true; return; }
-    const detail = data.details[run.detail];
+  // A class whose name is a number, such as a digit's, is called a class
+  const className = (detail, label) => {
+    const known = String(detail.names[label] || label).replaceAll("_", " ");
+    return /^\d+$/.test(known) ? `class ${known}` : known;
+  };
+  function pickClient(id, count) {
+    const select = byId(id);
     const before = select.value;
     select.textContent = "";
-    select.disabled = false;
-    detail.buffers.forEach((_, client) => select.add(new Option(client, client)));
-    select.value = before !== "" && Number(before) < detail.buffers.length ? before : "0";
-    const client = Number(select.value);
+    select.disabled = count === 0;
+    for (let client = 0; client < count; client += 1) select.add(new Option(client, client));
+    select.value = before !== "" && Number(before) < count ? before : "0";
+    return Number(select.value);
+  }
+
+  function drawMatrix(runs) {
+    const run = options("matrix-run", runs.filter((each) => each.detail !== null && data.details[each.detail].matrix.some((rows) => present(rows))));
+    if (!run) { words("matrix-chart", "None of these runs recorded accuracies of single classes."); pickClient("matrix-client", 0); return; }
+    const detail = data.details[run.detail];
+    const client = pickClient("matrix-client", detail.matrix.length);
+    const names = detail.orders[client].map((label) => className(detail, label));
+    drawHeat("matrix-chart", run.rounds, names, detail.matrix[client], "round %{x}: %{z:.0%} right", {
+      zmax: 1, hoverongaps: false, colorbar: { tickformat: ".0%" },
+    });
+  }
+
+  function drawBuffers(runs) {
+    const run = options("buffers-run", runs.filter((each) => each.detail !== null && data.details[each.detail].buffers.some((rows) => rows.length)));
+    byId("arrivals-figure").hidden = byId("kept-figure").hidden = true;
+    byId("buffers-note").textContent = "";
+    if (!run) { words("classes-chart", "None of these runs recorded the classes in its buffers."); pickClient("buffers-client", 0); return; }
+    const detail = data.details[run.detail];
+    const client = pickClient("buffers-client", detail.buffers.length);
     const order = detail.orders[client];
-    const name = (label) => (detail.names[label] || `class ${label}`).replaceAll("_", " ");
+    const name = (label) => className(detail, label);
     const names = order.map(name);
     const held = detail.held[client];
     byId("arrivals-figure").hidden = !held;  // before the other chart is drawn, whose width depends on it
@@ -443,7 +462,7 @@
       figure.innerHTML = `<figcaption></figcaption><img width="${n * 40}" height="40"><ol style="grid-template-columns:repeat(${n},40px)">${strip.rounds.map((round) => `<li>${round}</li>`).join("")}</ol>`;
       figure.querySelector("figcaption").textContent = name(strip.label);
       const rest = document.createElement("span");
-      rest.textContent = n < strip.kept ? ` ${n} of ${strip.kept}` : ` ${n}`;
+      rest.textContent = n < strip.kept ? `: ${n} of ${strip.kept} images` : `: ${n} ${n === 1 ? "image" : "images"}`;
       figure.querySelector("figcaption").append(rest);
       const image = figure.querySelector("img");
       image.alt = `${n} buffered images of ${name(strip.label)}, from rounds ${strip.rounds.join(", ")}`;
@@ -456,6 +475,7 @@
     paintFilters();
     const runs = chosen();
     drawAccuracy(runs);
+    drawMatrix(runs);
     drawModels(runs);
     drawInside(runs);
     drawTheorem(runs);
@@ -464,6 +484,8 @@
   }
 
   makeFilters();
+  byId("matrix-run").addEventListener("change", () => drawMatrix(chosen()));
+  byId("matrix-client").addEventListener("change", () => drawMatrix(chosen()));
   byId("models-run").addEventListener("change", () => drawModels(chosen()));
   byId("buffers-run").addEventListener("change", () => drawBuffers(chosen()));
   byId("buffers-client").addEventListener("change", () => drawBuffers(chosen()));

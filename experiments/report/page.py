@@ -10,7 +10,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
 from experiments.report.names import data_name
-from experiments.report.payload import line_names, payload
+from experiments.report.paired import difference_table, paired_differences
+from experiments.report.palette import DARK, LIGHT, ranked
+from experiments.report.payload import payload
 from experiments.report.tables import ResultTable, shown
 from experiments.results.loading import Results, StudyInfo, rows_of
 from fedkace_flwr.config import Config, folder_keys
@@ -24,6 +26,7 @@ _SUMMARY = (
     ("AA %", "aa", 100.0, "{:.2f}"),
     ("AR % points", "ar", 100.0, "{:.2f}"),
     ("final %", "final", 100.0, "{:.2f}"),
+    ("forgetting % points", "forgetting", 100.0, "{:.2f}"),
     ("switched", "switched", 1, "{:.0f}"),
     ("failures", "failures", 1, "{:.0f}"),
     ("MB down", "bytes_down", 1e-6, "{:,.1f}"),
@@ -49,17 +52,19 @@ def write_page(
         Folder of the data sets' files; by default the one in each run's configuration.
     """
     content = payload(results, data_dir)
-    content["lines"] = line_names(content["runs"])
+    content["lines"] = ranked({run["line"]: run["method"] for run in content["runs"]})
+    content["colours"] = {"light": LIGHT, "dark": DARK}
     content["studies"] = [study.name for study in results.studies]
-    notes = content.pop("notes")
+    omitted = content.pop("notes")
     template = Environment(
         loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True
     ).get_template("page.html")
     text = template.render(
         title=", ".join(study.title for study in results.studies),
         lead=_lead(results),
-        notes=notes,
-        studies=[_tables(study, tables[study.name]) for study in results.studies],
+        notes=omitted,
+        studies=[_tables(results, study, tables[study.name]) for study in results.studies],
+        several_seeds=results.runs["seed"].nunique() > 1,
         runs=_runs(results),
         configurations=[_configuration(results, study) for study in results.studies],
         environments=_environments(results),
@@ -82,9 +87,16 @@ def _lead(results: Results) -> str:
     return f"{done} of {listed} runs finished on {data}: {clients} clients, {rounds} rounds."
 
 
-def _tables(study: StudyInfo, tables: Sequence[ResultTable]) -> dict[str, Any]:
-    notes = list(dict.fromkeys(note for table in tables for note in table.notes))
-    return {"title": study.title, "tables": [_table(table) for table in tables], "notes": notes}
+def _tables(results: Results, study: StudyInfo, tables: Sequence[ResultTable]) -> dict[str, Any]:
+    told = list(dict.fromkeys(note for table in tables for note in table.notes))
+    shown_tables = [_table(table) for table in tables]
+    if differences := paired_differences(results, study):
+        title, head, rows, notes = difference_table(differences)
+        cells = [[{"text": text, "paper": None, "best": False} for text in row[1:]] for row in rows]
+        lines = [{"name": row[0], "cells": each} for row, each in zip(rows, cells, strict=True)]
+        shown_tables.append({"title": title, "headings": head, "rows": lines})
+        told += notes
+    return {"title": study.title, "tables": shown_tables, "notes": told}
 
 
 def _table(table: ResultTable) -> dict[str, Any]:
@@ -103,16 +115,19 @@ def _table(table: ResultTable) -> dict[str, Any]:
 
 
 def _best(table: ResultTable, column: str) -> str | None:
-    """Return the method with the best mean of a column, except Centralized and chance; None if there is only one."""
+    """Return the method with the best mean of a column, not counting Centralized and chance.
+
+    None if there is only one, or if one has a single seed: then chance decides.
+    """
     own = {
-        row: cell.mean
+        row: cell
         for (row, where), cell in table.cells.items()
         if where == column and row not in ("Centralized", "chance")
     }
-    if len(own) < 2 or table.key.endswith("condition"):
+    if len(own) < 2 or table.key.endswith("condition") or min(cell.n for cell in own.values()) < 2:
         return None
-    choose = min if table.key == "ar" else max
-    return choose(own, key=lambda row: own[row])
+    choose = min if table.key in ("ar", "forgetting") else max
+    return choose(own, key=lambda row: own[row].mean)
 
 
 def _runs(results: Results) -> dict[str, Any]:

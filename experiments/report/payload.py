@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.report.images import Budget, held, newest_state, try_dataset
-from experiments.report.names import axis_label, method_name, method_rank, role
+from experiments.report.names import axis_label, method_rank
 from experiments.report.tables import axis_value, place
 from experiments.report.theorem import class_windows_of, distances
 from experiments.results.averages import conditions
@@ -16,7 +16,6 @@ from experiments.results.reading import Record
 from fedkace_flwr.config import Config
 from fedkace_flwr.data.datasets import Dataset
 from fedkace_flwr.errors import StateError
-from fedkace_flwr.registry import METHODS
 
 CURVE_BYTES, CLIENT_BYTES, IMAGE_BYTES = 6_000_000, 3_000_000, 2_500_000
 POINTS = 120
@@ -208,7 +207,7 @@ def _class_count(records: Sequence[Record]) -> int:
 
 
 def _clients(row: Mapping[str, Any], config: Config, records: Sequence[Record]) -> dict[str, Any]:
-    """Return each client's two accuracies, its switch, and its buffer by class in the order of first arrival."""
+    """Return each client's two accuracies and its switch; its accuracy and buffer by class, in order of arrival."""
     clients = range(int(row["clients"]))
     classes = _class_count(records)
     windows = class_windows_of(config, classes or None)
@@ -222,11 +221,20 @@ def _clients(row: Mapping[str, Any], config: Config, records: Sequence[Record]) 
         "switched": records[-1]["switched_at"],
         "both": config.answers.evaluate == "both",
         "orders": orders,
+        "matrix": [
+            [short([_entry(record.get("class_accuracy"), client, label) for record in records]) for label in order]
+            for client, order in zip(clients, orders, strict=True)
+        ],
         "buffers": [
             [[(record["buffer_classes"][client] or [0] * classes)[label] for record in records] for label in order]
             for client, order in zip(clients, orders, strict=True)
         ],
     }
+
+
+def _entry(column: Sequence[Sequence[float | None] | None] | None, client: int, label: int) -> float | None:
+    values = column[client] if column else None
+    return values[label] if values else None
 
 
 class _Images:
@@ -287,11 +295,3 @@ class _Images:
     def _note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
-
-
-def line_names(runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the names of the lines in the order of their colours, FedKACE first."""
-    ranked = sorted(runs, key=lambda run: (method_rank(run["method"]), run["line"]))
-    names = list(dict.fromkeys(run["line"] for run in ranked))
-    first = [name for name in names if name in {method_name(each) for each in METHODS if role(each) == "method"}]
-    return [*first, *[name for name in names if name not in first]]

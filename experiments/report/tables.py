@@ -12,11 +12,10 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.report.escaping import in_markdown, in_tex
+from experiments.report.markup import latex_table, markdown_table
 from experiments.report.names import axis_label, data_name, labelled, method_name, method_rank, role
 from experiments.report.paper import CONDITION, TABLES, load_paper, paper_row
 from experiments.results.loading import Results, StudyInfo, rows_of
-from fedkace_flwr.storage.names import printable
 
 CHANCE = "chance"
 _DASH = "-"
@@ -27,10 +26,20 @@ _METRICS = {
     "early": ("early", "Accuracy, mean over the first quarter of the rounds, %"),
     "late": ("late", "Accuracy, mean over the second half of the rounds, %"),
     "final": ("final", "Accuracy after the last round, %"),
+    "forgetting": ("forgetting", "Forgetting, % points"),
+    "backward_transfer": ("backward transfer", "Backward transfer, % points"),
+    "forward_transfer": ("forward transfer", "Forward transfer, % points"),
     "condition": (CONDITION, f"Condition number of the whole buffer's kernel matrix, {_MEDIAN}"),
     "class_condition": (CONDITION, f"Condition number of each class's kernel matrix, averaged over classes, {_MEDIAN}"),
 }
 _CONDITIONS = ("condition", "class_condition")
+_TRANSFER = ("forgetting", "backward_transfer", "forward_transfer")
+_RECORDED_BY_SOME = (*_CONDITIONS, *_TRANSFER)
+_MEANINGS = {
+    "forgetting": "Forgetting: by how much each class was answered better in some earlier round than in the last one.",
+    "backward_transfer": "Backward transfer: each class's accuracy in the last round minus that of its first round.",
+    "forward_transfer": "Forward transfer: accuracy of the received model on classes new to a client, minus chance.",
+}
 
 
 @dataclass(frozen=True)
@@ -84,9 +93,10 @@ class ResultTable:
 
 
 def study_tables(results: Results, study: StudyInfo) -> list[ResultTable]:
-    """Return a study's tables: AA, AR, accuracy early, late and at the end, and condition numbers if recorded.
+    """Return a study's tables: AA, AR, accuracy early, late and at the end.
 
-    There is no AR table if no run has a Centralized run to compare with.
+    Forgetting, transfer and condition numbers follow if they were recorded. There is no AR table if no run has a
+    Centralized run to compare with.
     """
     frame = results.runs[results.runs["study"] == study.name]
     runs = rows_of(frame)
@@ -100,7 +110,7 @@ def study_tables(results: Results, study: StudyInfo) -> list[ResultTable]:
         cells = _cells(study, runs, key, metric, scale)
         if not cells and key != "aa":
             continue
-        every = [row for row in rows if key not in _CONDITIONS or any(row == own for own, _ in cells)]
+        every = [row for row in rows if key not in _RECORDED_BY_SOME or any(row == own for own, _ in cells)]
         if key == "aa":
             cells |= _chances(runs, columns)
             every.append(CHANCE)
@@ -128,26 +138,12 @@ def axis_value(study: StudyInfo, run: Mapping[str, Any], axis: str) -> Any:
 
 def markdown(table: ResultTable) -> str:
     """Return the table in GitHub's Markdown, with its notes below."""
-    head, body = _grid(table)
-    rows = [[in_markdown(cell) for cell in cells] for cells in [head, *body]]
-    rows.insert(1, ["---", *("---:" for _ in head[1:])])
-    lines = [f"| {' | '.join(cells)} |" for cells in rows]
-    notes = [f"*{in_markdown(note)}*" for note in table.notes]
-    return "\n\n".join([f"### {in_markdown(table.title)}", "\n".join(lines), *notes]) + "\n"
+    return markdown_table(table.title, *_grid(table), table.notes)
 
 
 def latex(table: ResultTable) -> str:
     """Return the table in LaTeX; needs no package."""
-    head, body = _grid(table)
-    columns = "l" + "r" * (len(head) - 1)
-    lines = [" & ".join(in_tex(cell) for cell in cells) + r" \\" for cells in [head, *body]]
-    lines.insert(1, r"\hline")
-    rows = "\n".join(lines)
-    notes = "".join(f"% {printable(note)}\n" for note in table.notes)
-    return (
-        f"{notes}\\begin{{table}}\n\\centering\n\\caption{{{in_tex(table.title)}}}\n\\begin{{tabular}}{{{columns}}}\n"
-        f"\\hline\n{rows}\n\\hline\n\\end{{tabular}}\n\\end{{table}}\n"
-    )
+    return latex_table(table.title, *_grid(table), table.notes)
 
 
 def long_frame(tables: Sequence[ResultTable]) -> pd.DataFrame:
@@ -270,6 +266,8 @@ def _noted(table: ResultTable, study: StudyInfo, runs: Sequence[Mapping[str, Any
         notes.append(f"{finished} of {listed} runs are finished; means leave out the others.")
     if interpolated and table.key in ("aa", "ar"):
         notes.append("Centralized was trained only in some rounds; its accuracy in the others is interpolated.")
+    if table.key in _TRANSFER:
+        notes.append(_MEANINGS[table.key])
     if table.key in _CONDITIONS:
         notes += _singular(table, runs)
     if table.with_paper:

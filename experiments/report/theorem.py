@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedkace_flwr.config import Config
-from fedkace_flwr.data.datasets import known_classes
+from fedkace_flwr.data.readers.catalogue import known_classes
 from fedkace_flwr.data.stream import client_stream
 from fedkace_flwr.errors import FedkaceError
 

@@ -1,11 +1,13 @@
 """``python -m experiments report``: write tables, figures, data frames and the page to one folder."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from experiments.report.escaping import in_markdown
 from experiments.report.figures import draw_figures
+from experiments.report.markup import latex_table, markdown_table
 from experiments.report.page import write_page
+from experiments.report.paired import Difference, difference_frame, difference_table, paired_differences
 from experiments.report.tables import latex, long_frame, markdown, study_tables
 from experiments.results.loading import load_results
 from fedkace_flwr.errors import ResultsError
@@ -41,21 +43,31 @@ def write_report(folders: Sequence[Path], output: Path | None = None, data_dir: 
     results = load_results(*folders)
     target = output or folders[0] / "report"
     tables = {study.name: study_tables(results, study) for study in results.studies}
+    differences: list[Difference] = []
     every = [table for study in results.studies for table in tables[study.name]]
     try:
         written = results.write(target)
         for study in results.studies:
             own = target if len(results.studies) == 1 else target / _file_name(study.name)
             make_folder(own)
-            in_words = "\n".join(markdown(table) for table in tables[study.name])
-            write_text(own / "tables.md", f"## {in_markdown(study.title)}\n\n{in_words}")
-            write_text(own / "tables.tex", "\n".join(latex(table) for table in tables[study.name]))
+            compared = paired_differences(results, study)
+            differences += compared
+            in_words, in_tex = map(markdown, tables[study.name]), map(latex, tables[study.name])
+            write_text(
+                own / "tables.md", f"## {in_markdown(study.title)}\n\n{_joined(markdown_table, in_words, compared)}"
+            )
+            write_text(own / "tables.tex", _joined(latex_table, in_tex, compared))
             written += [own / "tables.md", own / "tables.tex", *draw_figures(results, study, own)]
         write_text(target / "tables.csv", long_frame(every).to_csv(index=False))
+        write_text(target / "paired.csv", difference_frame(differences).to_csv(index=False))
         write_page(results, tables, target / "index.html", data_dir)
     except OSError as error:
         raise ResultsError(f"{target}: cannot be written ({error}); choose another folder with --output") from error
-    return [*written, target / "tables.csv", target / "index.html"]
+    return [*written, target / "tables.csv", target / "paired.csv", target / "index.html"]
+
+
+def _joined(form: Callable[..., str], tables: Iterable[str], compared: Sequence[Difference]) -> str:
+    return "\n".join([*tables, *([form(*difference_table(compared))] if compared else [])])
 
 
 def _file_name(name: str) -> str:

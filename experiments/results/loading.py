@@ -29,7 +29,8 @@ from fedkace_flwr.storage.folders import make_folder
 # These keys affect numbers only through rounding, a run that stops, or values that are not recorded; none is an axis.
 _NOT_AXES = frozenset({"device", "quorum", "diagnostics", "report-classes"})
 _CONDITIONS = ("condition", "condition_singular", "class_condition", "class_condition_singular")
-_RUN_NUMBERS = ("aa", "early", "late", "ar", "final", "chance", *_CONDITIONS)
+_TRANSFER = ("forgetting", "backward_transfer", "forward_transfer")
+_RUN_NUMBERS = ("aa", "early", "late", "ar", "final", "chance", *_TRANSFER, *_CONDITIONS)
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Results:
     runs : DataFrame
         One row per run: ``schema``, ``study``, ``run``, ``folder``, ``finished``, ``rounds_done``; shares ``aa``,
         ``early`` and ``late`` (mean accuracy over the first quarter and the second half of the rounds), ``final``,
-        ``ar``, ``chance``; ``condition``, ``class_condition`` (medians over clients and the final three quarters of
+        ``ar``, ``chance``, ``forgetting``, ``backward_transfer``, ``forward_transfer``; ``condition``, ``class_condition`` (medians over clients and the final three quarters of
         the rounds) and the shares ``condition_singular`` and ``class_condition_singular``;
         ``switched``, ``failures``, bytes, seconds; ``axis.*``, every configuration key, ``env.*``. For an unfinished
         run, the numbers cover the rounds so far, and ``ar`` is missing.
@@ -243,6 +244,7 @@ def _run_row(
         "ar": None,
         "final": total["final_accuracy"],
         "chance": total["average_chance"],
+        **{name: total[name] for name in _TRANSFER},
         **condition_numbers(records),
         "switched": sum(number is not None for number in total["switched_at"]),
         "failures": total["failures"],

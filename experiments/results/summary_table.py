@@ -72,6 +72,13 @@ COLUMNS: dict[str, Column] = {
     "aa": Column("AA %", "accuracy averaged over rounds and clients", _share("average_accuracy")),
     "ar": Column("AR %", "how far AA falls short of `centralized` on the same stream", lambda run: percent(run.regret)),
     "final": Column("final %", "accuracy after the last round", _share("final_accuracy")),
+    "forgetting": Column(
+        "forgetting %", "by how much a class was answered better in an earlier round", _share("forgetting")
+    ),
+    "bwt": Column("BWT %", "what later rounds added to a class's first accuracy", _share("backward_transfer")),
+    "fwt": Column(
+        "FWT %", "how far a class is above guessing before a client trains on it", _share("forward_transfer")
+    ),
     "chance": Column("chance %", "accuracy of guessing among the classes met", _share("average_chance")),
     "switched": Column("switched", "clients that went over to the global model", lambda run: run.switched),
     "failures": Column("failures", "replies that were missing or rejected", lambda run: str(run.summary["failures"])),
@@ -82,16 +89,19 @@ COLUMNS: dict[str, Column] = {
 """The columns that ``table --columns`` knows, in the order in which they are printed."""
 
 _DROPPED = (
+    "fwt",
+    "bwt",
     "down",
     "up",
     "failures",
     "seconds",
     "chance",
     "switched",
+    "forgetting",
     "ar",
     "final",
 )  # in this order, in a narrow terminal
-_EXPLAINED = ("aa", "ar", "final", "chance", "switched")
+_EXPLAINED = ("aa", "ar", "final", "forgetting", "bwt", "fwt", "chance", "switched")
 
 
 def chosen_columns(names: Sequence[str]) -> list[str]:

@@ -6,7 +6,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from experiments.results.compare import span
+from experiments.durations import span
 from experiments.running.cells import Cell
 from experiments.running.runner import check_study, show_missing, show_workers
 from experiments.running.workers import Workers

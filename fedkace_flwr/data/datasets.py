@@ -20,32 +20,13 @@ import torch
 from filelock import FileLock
 from numpy.typing import NDArray
 
-from fedkace_flwr import plugins
-from fedkace_flwr.data.images import Framing
-from fedkace_flwr.data.readers import (
-    CIFAR100_FOLDER,
-    Content,
-    Source,
-    check_num_classes,
-    find_cifar100,
-    find_digits,
-    find_folder,
-    find_imagenet100,
-    imagenet_framing,
-)
-from fedkace_flwr.errors import ConfigError, DataError, MissingDataError, closest
+from fedkace_flwr.data.readers.catalogue import source_of
+from fedkace_flwr.data.readers.source import Content, check_num_classes
+from fedkace_flwr.errors import DataError, MissingDataError
 from fedkace_flwr.sections import DataConfig
 from fedkace_flwr.storage.files import read_text
 
 logger = logging.getLogger(__name__)
-
-DATASETS: dict[str, Source] = {
-    "digits": Source(classes=10, image_size=8, find=find_digits),
-    "cifar100": Source(classes=100, image_size=32, find=find_cifar100, mirrors=True, downloaded=CIFAR100_FOLDER),
-    "imagenet100": Source(classes=100, image_size=224, find=find_imagenet100, framing=imagenet_framing, mirrors=True),
-    "folder": Source(classes=None, image_size=64, find=find_folder, framing=Framing.of_files),
-}
-"""The data sets that come with the package, by name; other packages add theirs by entry points."""
 
 _FORMAT = 1  # increase it whenever the same files would be prepared differently
 _IMAGES, _LABELS, _META = "images.npy", "labels.npy", "meta.json"
@@ -146,28 +127,6 @@ def _by_class(labels: NDArray[np.int64], classes: int, first_id: int) -> list[ND
     return [first_id + order[start:stop] for start, stop in pairwise(bounds)]
 
 
-def known_classes(name: str) -> int | None:
-    """Return the number of classes of a data set, or None if it depends on the files.
-
-    Raises
-    ------
-    ConfigError
-        There is no data set of that name.
-    """
-    return source_of(name).classes
-
-
-def framing_of(name: str, size: int) -> Framing:
-    """Return how a data set's pictures are turned into squares of ``size`` pixels.
-
-    Raises
-    ------
-    ConfigError
-        There is no data set of that name.
-    """
-    return source_of(name).framing(size)
-
-
 def load_dataset(config: DataConfig, *, progress: bool = False, download: bool = True) -> Dataset:
     """Open a data set; prepare it first if the cache has no usable copy.
 
@@ -213,11 +172,14 @@ def load_dataset(config: DataConfig, *, progress: bool = False, download: bool =
     try:
         dataset = _open(folder, config.dataset)  # without the lock: a finished cache may be on a read-only disk
         if dataset is None:
+            if origin.remote and not download:
+                raise MissingDataError(f"{origin.remote}: is not on this machine; a run would download it")
             cache.mkdir(parents=True, exist_ok=True)
             with FileLock(cache / f"{folder.name}.lock"):
                 dataset = _open(folder, config.dataset) or _prepare(folder, config.dataset, origin.read(), progress)
     except OSError as fault:
         raise DataError(f"cache-dir = {cache}: cannot be used ({fault}); must be writable and have room") from fault
+    check_num_classes(config, dataset.num_classes)
     return replace(dataset, class_names=dataset.class_names[: config.num_classes or None])
 
 
@@ -225,40 +187,6 @@ def _agreed(config: DataConfig) -> Dataset:
     """A data set without images for data from inboxes: the classes and the image size that the configuration fixes."""
     none = np.empty((0, 3, config.image_size, config.image_size), dtype=np.uint8)
     return Dataset("inbox", none, np.empty(0, dtype=np.int64), 0, config.classes(), (0.5,) * 3, (0.25,) * 3)
-
-
-def source_of(name: str) -> Source:
-    """Return the entry of a data set.
-
-    Raises
-    ------
-    ConfigError
-        There is no data set of that name.
-    """
-    if name in DATASETS:
-        return DATASETS[name]
-    source = plugins.loaded("dataset", name)
-    if source is None:
-        known = [*DATASETS, *plugins.found("dataset")]
-        near = closest(name, [each for each in known if each != "folder"])
-        raise ConfigError(
-            f"dataset = {name!r}: must be one of {', '.join(known)}; for images of your own, sort them into folders "
-            f"by class and set dataset = folder{near}"
-        )
-    if not isinstance(source, Source):
-        raise plugins.broken("dataset", name, "must be a fedkace_flwr.data.readers.Source")
-    return source
-
-
-def image_size_of(config: DataConfig) -> int:
-    """Height and width of the images that a configuration asks for; no file is opened.
-
-    Raises
-    ------
-    ConfigError
-        There is no data set of that name.
-    """
-    return config.image_size or source_of(config.dataset).image_size
 
 
 def cache_dir(config: DataConfig) -> Path:

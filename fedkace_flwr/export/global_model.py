@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from fedkace_flwr.compute.devices import choose_precision
-from fedkace_flwr.data.datasets import framing_of
+from fedkace_flwr.data.readers.catalogue import framing_of
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.inference.kept_models import GLOBAL, KeptModels
 from fedkace_flwr.networks.catalogue import facts_of

@@ -111,6 +111,8 @@ class Metric:
         Whether it must be a whole number.
     length : {None, "classes", "epochs"}
         None: a single number. Otherwise, a list with one entry per class or epoch.
+    unknown : float, optional
+        The entry of a list that stands for an unknown number; null in the record.
     unit : str
         Unit of the value. Recorded metrics in seconds are summed over clients and phases and stored under ``seconds``
         in the record, so that the rest of the record is identical for identical seeds.
@@ -136,6 +138,7 @@ class Metric:
     low: float | Bound = 0.0
     whole: bool = False
     length: Literal["classes", "epochs"] | None = None
+    unknown: float | None = None
     unit: str = ""
     column: str = ""
     any_client: bool = False

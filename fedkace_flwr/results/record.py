@@ -18,6 +18,7 @@ from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.messaging.metrics import COMMON
 from fedkace_flwr.methods.metric import Metric
 from fedkace_flwr.metrics import average_accuracy
+from fedkace_flwr.results.transfer import transfer
 
 _PARTS = ("round", *(metric.column for metric in COMMON if metric.is_timed), "transport")
 _PACKAGES = ("flwr", "ray", "torch", "torchvision", "numpy")
@@ -66,7 +67,7 @@ def round_record(
 
     def column(metric: Metric) -> Any:
         source = sources[metric.phase]
-        values = [source.get(client, {}).get(metric.name) for client in range(clients)]
+        values = [_recorded(metric, source.get(client, {}).get(metric.name)) for client in range(clients)]
         return any(values) if metric.any_client else values
 
     def columns(metrics: Sequence[Metric]) -> dict[str, Any]:
@@ -94,6 +95,12 @@ def round_record(
     }
 
 
+def _recorded(metric: Metric, value: Any) -> Any:
+    if metric.unknown is None or not isinstance(value, list):
+        return value
+    return [None if entry == metric.unknown else entry for entry in value]
+
+
 def busy_seconds(spans: Sequence[Mapping[str, Any]]) -> float:
     """Return the seconds during which at least one client was computing; the rest is transport and bookkeeping."""
     edges = sorted((span[keys.STARTED], span[keys.FINISHED]) for span in spans if keys.STARTED in span)
@@ -117,7 +124,7 @@ def summarise(config: Config, rounds: Sequence[Mapping[str, Any]]) -> dict[str, 
 
 
 def totals(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the totals over a run's rounds: accuracy, chance, switches, failures, bytes and seconds.
+    """Return the totals over a run's rounds: accuracy, chance, forgetting and transfer, switches, failures, bytes and seconds.
 
     Parameters
     ----------
@@ -130,6 +137,7 @@ def totals(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "average_accuracy": average_accuracy(accuracies) if accuracies else None,
         "final_accuracy": accuracies[-1] if accuracies else None,
         "average_chance": average_accuracy(chances) if chances else None,
+        **transfer(rounds),
         "switched_at": rounds[-1]["switched_at"] if rounds else [],
         "failures": sum(len(record["failures"]) for record in rounds),
         "failures_by_client": failures_by_client(rounds),

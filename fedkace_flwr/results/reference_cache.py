@@ -18,7 +18,13 @@ from fedkace_flwr.sections import DataConfig, ModelConfig, StreamConfig, Trainin
 from fedkace_flwr.storage.files import read_text, write_text
 
 _VERSION = 1
-_LATER = {"network": "resnet18", "weights_file": ""}  # keys that were added later, whose defaults change no reference
+_LATER = {
+    "network": "resnet18",
+    "weights_file": "",
+    "emnist_split": "balanced",
+    **dict.fromkeys(("hub_name", "hub_subset", "hub_image", "hub_label", "hub_test"), ""),
+}
+"""Keys that were added later, with their defaults, which change no reference."""
 
 
 def cached_accuracy(config: Config, client: int, round_number: int, compute: Callable[[], float]) -> float:
@@ -71,9 +77,13 @@ def fingerprint(config: Config) -> str:
     for name in ("clients", "rounds"):
         del stream[name]
     data["data_dir"], data["cache_dir"] = str(Path(config.data.data_dir).expanduser().resolve()), None
-    model = {name: value for name, value in asdict(config.model).items() if _LATER.get(name) != value}
+    model = asdict(config.model)
     if config.model.weights_file:
         model["weights_file"] = _identity(Path(config.model.weights_file).expanduser().resolve())
+    data, stream, model = (
+        {name: value for name, value in section.items() if name not in _LATER or _LATER[name] != value}
+        for section in (data, stream, model)
+    )
     parts = [_VERSION, data, stream, model, asdict(config.training), config.run.seed]
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).hexdigest()
 

@@ -15,11 +15,14 @@ from fedkace_flwr.samples import Samples
 from fedkace_flwr.storage import atomic
 from fedkace_flwr.storage.npz import Array
 
-VERSION = 2
-"""Version of state files. Version 1 had the fields ``gaps`` and ``switched_at`` instead of ``global_since``."""
+VERSION = 3
+"""Version of state files. Version 1 had the fields ``gaps`` and ``switched_at`` instead of ``global_since``; before
+version 3 there was no ``local_class_accuracy``."""
 
 _LARGEST = 2**63
 _BUFFER = {"content": "buffer.content", "labels": "buffer.labels", "rounds": "buffer.rounds"}
+_TESTED = ("local_accuracy", "local_class_accuracy", "evaluated", "evaluation")
+_RECORD = ("run", "client", "round", "follows", "global_since", *_TESTED)
 _GAPS = "extra.fedkace.gaps"  # where FedKACE, the only method with gaps, keeps them from version 2 on
 
 Content = tuple[dict[str, Array], dict[str, Any]]
@@ -45,6 +48,8 @@ class ClientState:
         The round since which the global model has answered; None while the local model answers.
     local_accuracy : float or None
         Test accuracy of the local model at the end of its training, if it was tested.
+    local_class_accuracy : list of float
+        The same by class, -1 for a class that was not tested; empty if accuracies of classes are not reported.
     evaluated : int
         The last round evaluated.
     evaluation : dict
@@ -62,6 +67,7 @@ class ClientState:
     follows: int = 0
     global_since: int | None = None
     local_accuracy: float | None = None
+    local_class_accuracy: list[float] = field(default_factory=list)
     evaluated: int = 0
     evaluation: Mapping[str, Any] = field(default_factory=dict)
     extra: Mapping[str, Tensor] = field(default_factory=dict)
@@ -74,8 +80,7 @@ class ClientState:
             **{stored: getattr(self.buffer, name).numpy() for name, stored in _BUFFER.items()},
             **{f"extra.{name}": tensor.numpy() for name, tensor in self.extra.items()},
         }
-        names = ("run", "client", "round", "follows", "global_since", "local_accuracy", "evaluated", "evaluation")
-        return arrays, {name: getattr(self, name) for name in names}
+        return arrays, {name: getattr(self, name) for name in _RECORD}
 
     @classmethod
     def from_record(cls, arrays: Mapping[str, Array], record: Mapping[str, Any]) -> Self:
@@ -108,7 +113,9 @@ class ClientState:
         if not isinstance(self.run, str):
             raise StateError(f"holds run = {self.run!r:.40}")
         accuracy = 0.0 if self.local_accuracy is None else self.local_accuracy
-        if not _is_number(accuracy) or not _are_metrics(self.evaluation):
+        classes = {"classes": self.local_class_accuracy}
+        is_list = isinstance(self.local_class_accuracy, list)
+        if not _is_number(accuracy) or not is_list or not _are_metrics(classes) or not _are_metrics(self.evaluation):
             raise StateError("holds an accuracy or an evaluation that is not a number")
         if self.seen.dtype != torch.bool or self.seen.ndim != 1:
             raise StateError(f"holds classes of {self.seen.dtype} {tuple(self.seen.shape)}")

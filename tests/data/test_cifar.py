@@ -1,4 +1,4 @@
-"""CIFAR-100: read, downloaded, and refused when damaged."""
+"""CIFAR-10 and CIFAR-100: read, downloaded, and refused when damaged."""
 
 import hashlib
 import pickle
@@ -65,52 +65,111 @@ def test_damaged_cifar_files_are_reported(damage: str, tmp_path: Path) -> None:
     assert sorted((tmp_path / "data").iterdir()) == before
 
 
-@pytest.fixture
-def offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Have torchvision download a tiny archive of CIFAR-100's layout, from this machine."""
-    inside = tmp_path / "offer" / "cifar-100-python"
+BATCHES = {
+    "cifar10": (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"),
+    "cifar100": ("train", "test"),
+}
+FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
+
+
+def imitate(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write a tiny data set in the official layout, and have torchvision take its checksums for the official ones."""
+    inside, classes = folder / FOLDERS[name], {"cifar10": 10, "cifar100": 100}[name]
     inside.mkdir(parents=True)
     rng = np.random.default_rng(0)
-    for name, rows in (("train", 200), ("test", 100)):
-        entry = {"data": rng.integers(0, 256, (rows, 3072), np.uint8), "fine_labels": [i % 100 for i in range(rows)]}
-        (inside / name).write_bytes(pickle.dumps(entry))
-    (inside / "meta").write_bytes(pickle.dumps({"fine_label_names": [f"c{i:02d}" for i in range(100)]}))
+    labels = "labels" if name == "cifar10" else "fine_labels"
+    for batch in BATCHES[name]:
+        rows = 2 * classes if batch == "train" else classes
+        entry = {"data": rng.integers(0, 256, (rows, 3072), np.uint8), labels: [i % classes for i in range(rows)]}
+        (inside / batch).write_bytes(pickle.dumps(entry))
+    theirs = getattr(import_torchvision().datasets, name.upper())
+    (inside / theirs.meta["filename"]).write_bytes(
+        pickle.dumps({theirs.meta["key"]: [f"c{i:02d}" for i in range(classes)]})
+    )
+    md5 = {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in inside.iterdir()}
+    *train, test = BATCHES[name]
+    monkeypatch.setattr(theirs, "train_list", [[batch, md5[batch]] for batch in train])
+    monkeypatch.setattr(theirs, "test_list", [[test, md5[test]]])
+    monkeypatch.setattr(theirs, "meta", theirs.meta | {"md5": md5[theirs.meta["filename"]]})
+    return inside
+
+
+@pytest.fixture(params=sorted(FOLDERS))
+def offered(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Have torchvision download a tiny archive of a data set's layout, from this machine; the data set's name."""
+    name = request.param
+    inside = imitate(name, tmp_path / "offer", monkeypatch)
     archive = tmp_path / "offer" / "cifar.tar.gz"
     with tarfile.open(archive, "w:gz") as file:
         file.add(inside, inside.name)
-    md5 = {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in (*inside.iterdir(), archive)}
-
-    cifar100 = import_torchvision().datasets.CIFAR100
+    theirs = getattr(import_torchvision().datasets, name.upper())
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=archive.parent))
     monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.setattr(cifar100, "url", f"http://127.0.0.1:{server.server_port}/{archive.name}")
-    monkeypatch.setattr(cifar100, "tgz_md5", md5[archive.name])
-    monkeypatch.setattr(cifar100, "train_list", [["train", md5["train"]]])
-    monkeypatch.setattr(cifar100, "test_list", [["test", md5["test"]]])
-    monkeypatch.setattr(cifar100, "meta", cifar100.meta | {"md5": md5["meta"]})
+    monkeypatch.setattr(theirs, "url", f"http://127.0.0.1:{server.server_port}/{archive.name}")
+    monkeypatch.setattr(theirs, "tgz_md5", hashlib.md5(archive.read_bytes()).hexdigest())
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield
+    yield name
     server.shutdown()
     server.server_close()
 
 
-@pytest.mark.usefixtures("offered")
-def test_absent_cifar_files_are_downloaded(tmp_path: Path) -> None:
-    config = DataConfig("cifar100", str(tmp_path / "data"), str(tmp_path / "cache"))
+def test_absent_cifar_files_are_downloaded(offered: str, tmp_path: Path) -> None:
+    config = DataConfig(offered, str(tmp_path / "data"), str(tmp_path / "cache"))
     dataset = load_dataset(config)
     assert_consistent(dataset)
-    assert dataset.images.shape == (300, 3, 32, 32) and dataset.class_names[7] == "c07"
+    rows, classes = {"cifar10": (60, 10), "cifar100": (300, 100)}[offered]
+    assert dataset.images.shape == (rows, 3, 32, 32)
+    assert dataset.class_names == tuple(f"c{i:02d}" for i in range(classes))
     left = [path.name for path in (tmp_path / "data").iterdir() if not path.name.endswith(".lock")]
-    assert left == ["cifar-100-python"]
+    assert left == [FOLDERS[offered]]
 
 
-def test_failed_download_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cifar100 = import_torchvision().datasets.CIFAR100
-    monkeypatch.setattr(cifar100, "url", (tmp_path / "not-there.tar.gz").as_uri())
-    config = DataConfig("cifar100", str(tmp_path / "data"), str(tmp_path / "cache"))
-    with pytest.raises(DataError, match=f"^{tmp_path}/data/cifar-100-python: .*could not be downloaded"):
+def test_cifar10_takes_its_five_batches_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inside = imitate("cifar10", tmp_path / "data", monkeypatch)
+    dataset = load_dataset(DataConfig("cifar10", str(tmp_path / "data"), str(tmp_path / "cache")))
+    assert_consistent(dataset)
+    raw = [pickle.loads((inside / batch).read_bytes()) for batch in BATCHES["cifar10"]]
+    assert dataset.train_size == 50 and dataset.num_classes == 10
+    np.testing.assert_array_equal(dataset.images.reshape(60, 3072), np.concatenate([batch["data"] for batch in raw]))
+    np.testing.assert_array_equal(dataset.labels, np.concatenate([batch["labels"] for batch in raw]))
+
+
+class Trap:
+    """Leaves a mark where it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self.mark,)
+
+
+@pytest.mark.parametrize("name", ["data_batch_3", "test_batch", "batches.meta"])
+def test_other_cifar10_files_than_the_official_ones_are_not_unpickled(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside = imitate("cifar10", tmp_path / "data", monkeypatch)
+    (inside / name).write_bytes(pickle.dumps(Trap(tmp_path / "sprung")))
+    with pytest.raises(DataError, match=rf"^{inside}: .*data_batch_5, test_batch and batches\.meta, but one"):
+        load_dataset(DataConfig("cifar10", str(tmp_path / "data"), str(tmp_path / "cache")))
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_a_missing_cifar10_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inside = imitate("cifar10", tmp_path / "data", monkeypatch)
+    (inside / "data_batch_4").unlink()
+    with pytest.raises(DataError, match=rf"^{inside}: should hold the official CIFAR-10 files.*{inside}/data_batch_4"):
+        load_dataset(DataConfig("cifar10", str(tmp_path / "data"), str(tmp_path / "cache")))
+
+
+@pytest.mark.parametrize("name", sorted(FOLDERS))
+def test_failed_download_names_the_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = getattr(import_torchvision().datasets, name.upper())
+    monkeypatch.setattr(theirs, "url", (tmp_path / "not-there.tar.gz").as_uri())
+    config = DataConfig(name, str(tmp_path / "data"), str(tmp_path / "cache"))
+    with pytest.raises(DataError, match=f"^{tmp_path}/data/{FOLDERS[name]}: .*could not be downloaded"):
         load_dataset(config)
-    assert not (tmp_path / "data" / "cifar-100-python").exists()
+    assert not (tmp_path / "data" / FOLDERS[name]).exists()
 
 
 def test_download_needs_a_folder_that_can_be_written(tmp_path: Path) -> None:

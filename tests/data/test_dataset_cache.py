@@ -11,9 +11,10 @@ import pytest
 from support.made.datasets import assert_consistent, cache_folder, start_python
 
 from fedkace_flwr.data import datasets
-from fedkace_flwr.data import readers as image_sources
-from fedkace_flwr.data.datasets import DATASETS, load_dataset
+from fedkace_flwr.data.datasets import load_dataset
 from fedkace_flwr.data.readers import Content, Origin, Source
+from fedkace_flwr.data.readers import digits as digits_reader
+from fedkace_flwr.data.readers.catalogue import DATASETS
 from fedkace_flwr.errors import DataError
 from fedkace_flwr.sections import DataConfig
 
@@ -65,7 +66,7 @@ def test_damaged_cache_is_rebuilt(damage: str, digits: DataConfig, caplog: pytes
 
 def test_second_load_reads_no_source(digits: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     load_dataset(digits)
-    monkeypatch.setattr(image_sources, "_read_digits", lambda size: pytest.fail("read the source again"))
+    monkeypatch.setattr(digits_reader, "_read_digits", lambda size: pytest.fail("read the source again"))
     load_dataset(digits)
 
 
@@ -93,16 +94,16 @@ KILLED = """
 import os, sys
 from dataclasses import replace
 from fedkace_flwr.data import datasets
-from fedkace_flwr.data import readers as image_sources
+from fedkace_flwr.data.readers import digits as digits_reader
 from fedkace_flwr.sections import DataConfig
-read = image_sources._read_digits
+read = digits_reader._read_digits
 def half(size):
     content = read(size)
     def blocks():
         yield next(content.blocks)
         os._exit(9)
     return replace(content, blocks=blocks())
-image_sources._read_digits = half
+digits_reader._read_digits = half
 datasets.load_dataset(DataConfig(dataset="digits", cache_dir=sys.argv[1]))
 """
 
@@ -122,13 +123,13 @@ import logging, sys, time
 from pathlib import Path
 from fedkace_flwr.sections import DataConfig
 from fedkace_flwr.data.datasets import load_dataset
-from fedkace_flwr.data import readers as image_sources
-image_sources._BLOCK = 1
-decode = image_sources._decode
+from fedkace_flwr.data.readers import image_folders
+image_folders.BLOCK = 1
+decode = image_folders._decode
 def slowly(*args, **kwargs):
     time.sleep(0.05)
     return decode(*args, **kwargs)
-image_sources._decode = slowly
+image_folders._decode = slowly
 logging.basicConfig(level=logging.INFO)
 data, cache, mine = sys.argv[1:]
 Path(mine).touch()

@@ -19,7 +19,7 @@ from experiments.background.control import pause
 from experiments.background.folder import Command, Folder
 from experiments.background.status import Progress, seconds_left
 from experiments.background.supervisor import lower_own_priority
-from experiments.results.compare import span
+from experiments.durations import span
 from experiments.running.guard import end_all_of
 from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config

@@ -18,7 +18,7 @@ from experiments.studies.names import find_study
 from experiments.studies.study import Study, load_study
 from experiments.studies.yaml_file import parse_settings
 from fedkace_flwr import __version__
-from fedkace_flwr.data.datasets import DATASETS
+from fedkace_flwr.data.readers.catalogue import DATASETS
 from fedkace_flwr.errors import ConfigError
 
 TINY = "config: {rounds: 2, clients: 2}\ngrid: {method: [fedkace, er], seed: [0, 1]}\n"

@@ -102,7 +102,16 @@ def chip(browser: Any, name: str, value: str) -> Any:
 
 def test_it_draws_every_section_without_an_error_or_a_request(browser: Any, page: Path) -> None:
     opened(browser, page)
-    charts = ["accuracy-0", "accuracy-1", "models-chart", "weight-chart", "gap-chart", "condition-chart", "drift-chart"]
+    charts = [
+        "accuracy-0",
+        "accuracy-1",
+        "matrix-chart",
+        "models-chart",
+        "weight-chart",
+        "gap-chart",
+        "condition-chart",
+        "drift-chart",
+    ]
     charts += ["tv-chart", "second-chart", "mu-chart", "lead-chart", "classes-chart", "arrivals-chart"]
     script = "return document.querySelectorAll('#' + arguments[0] + ' .main-svg').length"
     for chart in charts:
@@ -111,8 +120,12 @@ def test_it_draws_every_section_without_an_error_or_a_request(browser: Any, page
     assert names_drawn(browser, "models-chart") == ["local", "global"] * 2
     images = browser.find_elements("css selector", "#kept img")
     assert len(images) == 3 and all(image.get_property("naturalWidth") > 0 for image in images)
-    (ones,) = [image for image in images if " of 1," in image.get_attribute("alt")]  # digits' classes are their names
-    assert ones.get_attribute("alt") == "7 buffered images of 1, from rounds 1, 2, 2, 3, 4, 5, 5"
+    (ones,) = [image for image in images if " of class 1," in image.get_attribute("alt")]
+    assert ones.get_attribute("alt") == "7 buffered images of class 1, from rounds 1, 2, 2, 3, 4, 5, 5"
+    captions = [each.text for each in browser.find_elements("css selector", "#kept figcaption")]
+    assert "class 1: 7 images" in captions
+    titles = "return document.getElementById(arguments[0]).layout.yaxis.title.text"
+    assert browser.execute_script(titles, "gap-chart") == "GAP"
     assert "11 of 12 runs finished" in browser.find_element("css selector", ".lead").text
     overflow = "return [...document.querySelectorAll('.js-plotly-plot')].filter(p => p.querySelector('.main-svg').clientWidth > p.clientWidth + 1).map(p => p.id)"
     waited(browser, lambda: browser.execute_script(overflow) == [])
@@ -142,6 +155,26 @@ def test_hovering_shows_values(browser: Any, page: Path) -> None:
     waited(browser, lambda: "FedKACE" in told())
     assert "64.5%, 2 seeds" in told()  # round 3 of 5: 0.64 and 0.65
     assert "chance" in told() and "round 3" in told()
+
+
+def test_the_matrix_shows_a_client_s_accuracies_by_class(browser: Any, page: Path) -> None:
+    opened(browser, page)
+    script = "const [map] = document.getElementById('matrix-chart').data; return [map.x, map.y, map.z]"
+    rounds, classes, accuracies = browser.execute_script(script)
+    made = [0.6, 0.62, 0.64, 0.66, 0.68]
+    assert rounds == [1, 2, 3, 4, 5]
+    assert len(classes) > 3
+    for name, row in zip(classes, accuracies, strict=True):  # the made client met class c in round c
+        met = int(name.removeprefix("class "))
+        assert row == [value if number >= met else None for number, value in zip(rounds, made, strict=True)]
+    said = browser.find_element("css selector", "#forgetting .aid").text
+    assert "Forgetting is the best accuracy on a class in an earlier round minus that of the last round" in said
+
+
+def test_markers_stand_on_every_round(browser: Any, page: Path) -> None:
+    opened(browser, page)
+    script = "return document.getElementById('accuracy-0').data.filter(t => t.marker).map(t => t.marker.maxdisplayed)"
+    assert set(browser.execute_script(script)) == {0}
 
 
 def test_filters_change_what_is_drawn(browser: Any, page: Path) -> None:

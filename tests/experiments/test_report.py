@@ -319,7 +319,16 @@ def test_the_command_writes_everything_and_names_it(tmp_path: Path, capsys: pyte
     names = {path.name for path in (study / "report").iterdir()}
     assert names == {
         *("index.html", "runs.csv", "runs.parquet", "rounds.csv", "rounds.parquet"),
-        *("tables.md", "tables.tex", "tables.csv", "figure2.png", "figure2.svg", "figure3.png", "figure3.svg"),
+        *(
+            "tables.md",
+            "tables.tex",
+            "tables.csv",
+            "paired.csv",
+            "figure2.png",
+            "figure2.svg",
+            "figure3.png",
+            "figure3.svg",
+        ),
     }
     assert all(f"report/{name}" in printed for name in names)
     assert "| FedKACE | 20.00 (n=1) |" in (study / "report" / "tables.md").read_text()

@@ -4,7 +4,7 @@ Needs the extra ``fuzz`` (atheris). PARSER is one of ``archive`` (below the chec
 checkpoint), ``encrypted`` (below the checksum of an encrypted file) and ``ledger`` (below its encryption), ``arrival``
 and ``picture`` (files in an inbox), ``form`` (sent to the prediction service), ``folded`` (a reply's arrays between
 machines), ``study``, ``setting``, ``run-config``, ``policy`` (a site's), ``safetensors`` and ``pth`` (weights to start
-from), ``model`` (taken away); for example ``stored -runs=1000000``. It ends
+from), ``idx`` and ``idx-gz`` (images of a data set), ``model`` (taken away); for example ``stored -runs=1000000``. It ends
 with the input in a file ``crash-*`` where anything but the documented errors comes out. Without PARSER it prints the
 names.
 """
@@ -20,13 +20,14 @@ import atheris
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 
-with atheris.instrument_imports(include=["fedkace_flwr", "experiments.studies", "zipfile", "yaml", "json"]):
+with atheris.instrument_imports(include=["fedkace_flwr", "experiments.studies", "zipfile", "gzip", "yaml", "json"]):
     from support.made.parsers import (
         CORPUS,
         Parsers,
         dropped,
         folded_weights,
         pristine,
+        pristine_idx,
         pristine_ledger,
         pristine_model,
         pristine_sealed,
@@ -57,6 +58,8 @@ def main() -> None:
         "safetensors": partial(parsers.weights, ".safetensors"),
         "pth": partial(parsers.weights, ".pth"),
         "model": parsers.model,
+        "idx": partial(parsers.idx, ""),
+        "idx-gz": partial(parsers.idx, ".gz"),
     }
     if len(sys.argv) < 2:
         print(*targets)
@@ -87,6 +90,8 @@ def main() -> None:
         "safetensors": [pristine_weights()[".safetensors"]],
         "pth": [pristine_weights()[".pth"]],
         "model": [pristine_model()],
+        "idx": pristine_idx()[""],
+        "idx-gz": pristine_idx()[".gz"],
     }
     examples |= {kind: [text.encode() for text in each] for kind, each in texts.items()}
     for number, content in enumerate(examples[name]):

@@ -3,6 +3,7 @@
 The hypothesis profile ``thorough`` tries many inputs; ``coverage_guided.py`` does the same by coverage.
 """
 
+import gzip
 import json
 import math
 import tracemalloc
@@ -21,6 +22,7 @@ from support.made.parsers import (
     NAMES,
     Parsers,
     pristine,
+    pristine_idx,
     pristine_ledger,
     pristine_model,
     pristine_sealed,
@@ -38,6 +40,7 @@ SEALED = pristine_sealed()
 LEDGER = pristine_ledger()
 WEIGHTS = pristine_weights()
 MODEL = pristine_model()
+IDX = pristine_idx()
 KEYS = sorted(Config().flat())
 
 fuzzed = settings(suppress_health_check=list(HealthCheck))
@@ -187,6 +190,41 @@ def test_changed_descriptions_of_models(parsers: Parsers, data: st.DataObject, c
             break
     text = json.dumps(header).encode()
     parsers.model(len(text).to_bytes(8, "little") + text + MODEL[start:])
+
+
+# Images of a data set
+
+
+@st.composite
+def idx_files(draw: st.DrawFn) -> bytes:
+    """A header with lengths small and huge, and some bytes."""
+    lengths = draw(st.lists(st.integers(0, 4) | st.sampled_from([28, 2**16, 2**31, 2**32 - 1]), max_size=4))
+    head = bytes([0, 0, draw(st.sampled_from([8, 8, 8, 9, 13])), draw(st.sampled_from([len(lengths), 1, 3]))])
+    return head + b"".join(length.to_bytes(4, "big") for length in lengths) + draw(st.binary(max_size=80))
+
+
+@fuzzed
+@given(st.sampled_from(sorted(IDX)), st.binary(max_size=100) | idx_files(), st.booleans())
+def test_any_bytes_as_an_idx_file(parsers: Parsers, suffix: str, content: bytes, packed: bool) -> None:
+    parsers.idx(suffix, gzip.compress(content) if packed else content)
+
+
+@fuzzed
+@given(st.sampled_from(sorted(IDX)), st.data())
+def test_changed_idx_files(parsers: Parsers, suffix: str, data: st.DataObject) -> None:
+    content = data.draw(st.sampled_from(IDX[suffix]))
+    parsers.idx(suffix, data.draw(st.composite(lambda draw: mutated(content, draw))()))
+
+
+@pytest.mark.parametrize("suffix", sorted(IDX))
+def test_an_idx_file_that_promises_much_takes_no_memory_for_it(parsers: Parsers, suffix: str) -> None:
+    content = bytes([0, 0, 8, 3]) + b"".join(length.to_bytes(4, "big") for length in (2**20, 32, 32)) + bytes(10_000)
+    tracemalloc.start()
+    try:
+        parsers.idx(suffix, gzip.compress(content) if suffix else content)
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
 
 
 # Encrypted files and the ledger

@@ -17,8 +17,9 @@ from support.systems.in_process import Federation
 from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
 from fedkace_flwr.data import pixels
-from fedkace_flwr.data.datasets import framing_of, load_dataset
+from fedkace_flwr.data.datasets import load_dataset
 from fedkace_flwr.data.images import Framing, read_square
+from fedkace_flwr.data.readers.catalogue import framing_of
 from fedkace_flwr.errors import DataError, StateError
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.inference import kept_models as serving

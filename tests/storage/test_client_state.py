@@ -14,7 +14,7 @@ from clients.fedkace import GAPS
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import StateError
 from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.storage.client_state import migrated, read_state
+from fedkace_flwr.storage.client_state import VERSION, migrated, read_state
 from fedkace_flwr.storage.client_store import ClientStore
 
 Make = Callable[..., Config]
@@ -30,7 +30,7 @@ def as_version_1(path: Path, gaps: object, switched_at: object) -> None:
         "switched_at": switched_at,
         **{name: record[name] for name in ("local_accuracy", "evaluated", "evaluation")},
     }
-    assert set(record) - set(old) == {"global_since"}
+    assert set(record) - set(old) == {"global_since", "local_class_accuracy"}
     put(path, {name: array for name, array in arrays.items() if name != f"extra.{GAPS}"}, old)
 
 
@@ -39,7 +39,7 @@ def test_a_file_of_version_1_is_read(tmp_path: Path, gaps: list[float], switched
     train(ClientStore(tmp_path, empty()), 1, 2)
     as_version_1(tmp_path / "state-000002.npz", gaps, switched_at)
     extra = {**learned(2).extra, **({GAPS: torch.tensor(gaps, dtype=torch.float64)} if gaps else {})}
-    expected = replace(learned(2), global_since=switched_at, extra=extra)
+    expected = replace(learned(2), global_since=switched_at, local_class_accuracy=[], extra=extra)
     with heard() as warned:
         found = ClientStore(tmp_path, empty()).before(3)
     assert_same(found, expected)
@@ -47,8 +47,28 @@ def test_a_file_of_version_1_is_read(tmp_path: Path, gaps: list[float], switched
     assert warned == []
     store = ClientStore(tmp_path, empty())
     store.save(found)
-    assert body_of(tmp_path / "state-000002.npz")[1]["version"] == 2
+    assert body_of(tmp_path / "state-000002.npz")[1]["version"] == VERSION
     assert_same(store.before(3), expected)
+
+
+def test_a_file_of_version_2_is_read(tmp_path: Path) -> None:
+    train(ClientStore(tmp_path, empty()), 1, 2)
+    path = tmp_path / "state-000002.npz"
+    arrays, record = body_of(path)
+    del record["local_class_accuracy"]
+    put(path, arrays, {**record, "version": 2})
+    assert_same(ClientStore(tmp_path, empty()).before(3), replace(learned(2), local_class_accuracy=[]))
+
+
+@pytest.mark.parametrize("wrong", [None, 0.5, "ab", ["a"], [float("nan")]])
+def test_accuracies_of_classes_that_are_no_numbers_are_set_aside(tmp_path: Path, wrong: object) -> None:
+    train(ClientStore(tmp_path, empty()), 1, 2)
+    path = tmp_path / "state-000002.npz"
+    arrays, record = body_of(path)
+    put(path, arrays, {**record, "local_class_accuracy": wrong})
+    with heard() as warned:
+        assert_same(ClientStore(tmp_path, empty()).before(3), learned(1))
+    assert len(warned) == 1 and "state-000002" in warned[0]
 
 
 @pytest.mark.parametrize(

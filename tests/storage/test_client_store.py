@@ -16,6 +16,7 @@ from support.made.stored import assert_bit_identical, assert_same, body_of, empt
 
 from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
+from fedkace_flwr.storage import client_state
 from fedkace_flwr.storage.client_state import Answer
 from fedkace_flwr.storage.client_store import ClientStore
 
@@ -134,7 +135,7 @@ def test_files_are_for_their_owner_only_whatever_the_umask(tmp_path: Path) -> No
 def test_files_hold_plain_arrays_and_json_and_no_pickle(tmp_path: Path) -> None:
     train(ClientStore(tmp_path, empty()), 2)
     arrays, record = body_of(tmp_path / "state-000002.npz")
-    assert record["version"] == 2
+    assert record["version"] == client_state.VERSION
     assert record["round"] == 2
     assert set(arrays) >= {"seen", "buffer.content", "buffer.labels", "buffer.rounds"}
     arrays, record = body_of(tmp_path / "answer-000002.npz")

@@ -25,6 +25,7 @@ from support.made.stored import (
 )
 
 from fedkace_flwr.errors import UnreadableStateError
+from fedkace_flwr.storage import client_state
 from fedkace_flwr.storage.client_state import ClientState, read_state
 from fedkace_flwr.storage.client_store import ClientStore
 
@@ -269,7 +270,7 @@ def test_a_state_under_the_name_of_another_round_is_set_aside(tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", ["state-000002.npz", "answer-000002.npz"])
 def test_a_file_of_a_newer_version_is_refused_and_left_alone(tmp_path: Path, name: str) -> None:
-    known = 2 if name.startswith("state") else 1
+    known = client_state.VERSION if name.startswith("state") else 1
     train(ClientStore(tmp_path, empty()), 1, 2)
     rewrite(tmp_path / name, _put("version", known + 1))
     kept = (tmp_path / name).read_bytes()
@@ -280,7 +281,7 @@ def test_a_file_of_a_newer_version_is_refused_and_left_alone(tmp_path: Path, nam
     assert "\n" not in str(caught.value)
     if name.startswith("state"):
         for action in (lambda: store.before(3), lambda: train(store, 2), lambda: read_state(tmp_path / name)):
-            with pytest.raises(UnreadableStateError, match="version 3"):
+            with pytest.raises(UnreadableStateError, match=f"version {known + 1}"):
                 action()
     assert warned == []
     assert (tmp_path / name).read_bytes() == kept

@@ -27,7 +27,7 @@ from support.made.stored import (
 
 from fedkace_flwr.errors import ConfigError, RunError, StateError, UnreadableStateError
 from fedkace_flwr.inference import kept_models
-from fedkace_flwr.storage import atomic, encryption
+from fedkace_flwr.storage import atomic, client_state, encryption
 from fedkace_flwr.storage.checkpoint import Checkpoint, Checkpoints
 from fedkace_flwr.storage.client_state import read_state
 from fedkace_flwr.storage.client_store import ClientStore
@@ -72,7 +72,7 @@ def test_what_the_key_does_not_protect_is_refused_and_left_alone(
         lambda: store.answer(2),
         lambda: train(store, 3),
         lambda: read_state(tmp_path / "state-000002.npz"),
-        lambda: atomic.read_record(tmp_path / "state-000002.npz", 2),
+        lambda: atomic.read_record(tmp_path / "state-000002.npz", client_state.VERSION),
     ]
     with heard() as warned:
         for action in actions:

@@ -5,6 +5,7 @@
 """
 
 import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,11 @@ def write_tree(root: Path, classes: tuple[str, ...], count: int, seed: int = 0) 
     for label, name in enumerate(classes):
         for i in range(count):
             write_picture(root / name / f"{name}_{i:02d}.JPEG", seed=seed + 100 * label + i)
+
+
+def idx(array: np.ndarray) -> bytes:
+    """Return the idx file of an array of unsigned bytes."""
+    return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
 
 
 def assert_consistent(dataset: Dataset) -> None:

@@ -4,6 +4,7 @@
 """
 
 import base64
+import gzip
 import hashlib
 import io
 import json
@@ -25,6 +26,7 @@ from experiments.studies.yaml_file import parse_setting
 from fedkace_flwr.config import Config
 from fedkace_flwr.data import inbox_files as arrivals
 from fedkace_flwr.data.images import Framing, read_square
+from fedkace_flwr.data.readers.idx import read_idx
 from fedkace_flwr.data.weights_file import weights_for
 from fedkace_flwr.errors import ConfigError, DataError, MessageError, ModelError, PolicyError, RunError, StateError
 from fedkace_flwr.experiment import as_arrays
@@ -49,6 +51,7 @@ from fedkace_flwr.storage.folders import OpenFolder
 from fedkace_flwr.storage.ledger import NAME as LEDGER
 from fedkace_flwr.storage.ledger import Ledger
 from fedkace_flwr.storage.places import place_of
+from support.made.datasets import idx
 from support.made.replies import ask_with
 from support.made.stored import CLASSES, empty, learned, reply
 
@@ -150,6 +153,12 @@ def folded_weights() -> bytes:
     """Return a model's arrays as they are sent between machines."""
     (array,) = fold(keys.array_record(WEIGHTS)).values()
     return array.data
+
+
+def pristine_idx() -> dict[str, list[bytes]]:
+    """Return idx files of images and of labels by their suffix."""
+    plain = [idx(np.arange(24).reshape(2, 3, 4)), idx(np.arange(5))]
+    return {"": plain, ".gz": [gzip.compress(content) for content in plain]}
 
 
 def sealed(body: bytes) -> bytes:
@@ -388,6 +397,18 @@ class Parsers:
                 assert found.probabilities.shape == (1, len(kept.class_names))
         except ModelError as error:
             _assert_line(error)
+
+    def idx(self, suffix: str, content: bytes) -> None:
+        """Read as an idx file of images, and as one of labels."""
+        path = self.folder / f"ubyte{suffix}"
+        path.write_bytes(content)
+        for dimensions in (1, 3):
+            try:
+                found = read_idx(path, dimensions)
+                assert found.dtype == np.uint8 and found.ndim == dimensions
+            except DataError as error:
+                _assert_line(error)
+        self._clear()
 
     def run_config(self, content: bytes) -> None:
         """Parse as JSON, as given to the inline engine."""

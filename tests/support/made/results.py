@@ -30,6 +30,8 @@ def made_round(number: int, accuracy: float | None, clients: int = 2, **changes:
         "client_accuracy": [accuracy] * clients,
         "local_accuracy": [None if at else accuracy for at in switched],
         "global_accuracy": [accuracy if at else None for at in switched],
+        "class_accuracy": [[accuracy if label <= number else None for label in range(10)]] * clients,
+        "new_class_accuracy": [None] * clients,
         "seen_classes": [1 + number] * clients,
         "switched_at": switched,
         "gap": [None if at else 0.1 * number for at in switched],

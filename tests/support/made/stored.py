@@ -48,6 +48,7 @@ def learned(round_number: int, pixels: bool = False, size: int = 4) -> ClientSta
         round=round_number,
         global_since=round_number,
         local_accuracy=0.1 + round_number / 7,
+        local_class_accuracy=[round_number / 7, -1.0],
         evaluated=round_number,
         evaluation={"accuracy": 2 / 3, "num-examples": 9, "list": [1, 2.5]},
         extra={
@@ -124,7 +125,7 @@ def same_tensor(one: Tensor, other: Tensor) -> bool:
 
 
 def assert_same(state: ClientState, other: ClientState) -> None:
-    plain = ("round", "global_since", "local_accuracy", "evaluated", "evaluation")
+    plain = ("round", "global_since", "local_accuracy", "local_class_accuracy", "evaluated", "evaluation")
     assert {name: getattr(state, name) for name in plain} == {name: getattr(other, name) for name in plain}
     assert same_tensor(state.seen, other.seen)
     for column in ("content", "labels", "rounds"):

@@ -1,82 +1,9 @@
-"""The core sections of the configuration: every key that does not belong to a method."""
+"""Keys of everything but data and stream: what is trained and how, which replies count, and how a run is carried out."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 from fedkace_flwr.keys import key
-
-
-@dataclass(frozen=True)
-class DataConfig:
-    """Data set."""
-
-    dataset: str = key(
-        "digits",
-        "Data set: `digits` (bundled with scikit-learn), `cifar100`, `imagenet100`, `folder` (any image folder with `train/` and `val/` or `test/`), or the name of one that another package adds (docs/extend.md).",
-    )
-    data_dir: str = key(
-        "data",
-        "Folder with the original files: it holds `cifar-100-python/` (cifar100; downloaded if missing), ILSVRC2012's `train/` (imagenet100), or `train/` and `val/` or `test/` (folder). Relative to the working directory of the process.",
-        affects="place",
-    )
-    cache_dir: str = key(
-        "",
-        "Folder for the prepared, memory-mapped arrays. Empty: `$FEDKACE_CACHE_DIR`, or else `~/.cache/fedkace_flwr`.",
-        affects="place",
-    )
-    num_classes: int = key(0, "Use only this many classes, the first ones; 0 uses all.", unit="classes", low=0)
-    image_size: int = key(
-        0,
-        "Height and width of the images. 0: the data set's own size (digits 8, cifar100 32, imagenet100 224, folder 64); must be set for an inbox.",
-        unit="pixels",
-        low=0,
-        high=1024,
-    )
-    normalise: bool = key(
-        True, "Reading: subtract the data set's mean and divide by its standard deviation, per channel."
-    )
-    test_per_class: int = key(
-        0,
-        "Number of test images per class that each client draws once for its test set; 0 uses the whole test split (the paper draws 100 of 300 on ImageNet100).",
-        unit="images",
-        low=0,
-    )
-    data_source: Literal["stream", "inbox"] = key(
-        "stream",
-        "Source of the clients' samples: a `stream` drawn from the data set (simulation), or an `inbox` on each device into which files are dropped (docs/edge-data.md).",
-    )
-    class_names: str = key(
-        "",
-        "With `data-source = inbox`: the agreed classes, comma-separated, in the order of their labels; `dataset` and `num-classes` are then ignored.",
-    )
-    inbox_bound: int = key(
-        10000,
-        "Maximum number of samples that a round takes from an inbox. Files are never split; a file that holds more is rejected.",
-        unit="samples",
-        low=1,
-    )
-    inbox_after: Literal["keep", "delete"] = key(
-        "keep",
-        "What happens to an inbox's files once they are learned: `keep` moves them to `done/`, `delete` deletes them.",
-        affects="place",
-    )
-
-    def classes(self) -> tuple[str, ...]:
-        """The names in ``class-names``."""
-        return tuple(name.strip() for name in self.class_names.split(","))
-
-
-@dataclass(frozen=True)
-class StreamConfig:
-    """Stream."""
-
-    clients: int = key(10, "Number of clients K.", low=1)
-    rounds: int = key(15, "Number of rounds T.", low=1)
-    window: int = key(2, "Number of classes in a client's chunk, W.", unit="classes", low=1)
-    overlap: int = key(
-        1, "Number of classes that two consecutive chunks share, O; between 0 and `window`.", unit="classes", low=0
-    )
-    samples_per_class: int = key(25, "Number of new samples of each class in a chunk, n.", unit="samples", low=1)
 
 
 @dataclass(frozen=True)
@@ -122,7 +49,7 @@ class TrainingConfig:
     )
     augment: Literal["none", "flip-shift", "auto"] = key(
         "none",
-        "Random changes of training images, drawn anew for each epoch: `flip-shift` mirrors half of the images and shifts each by up to an eighth of its side, repeating its edge; `auto` does so for cifar100 and imagenet100, whose images may be mirrored, and not for other data.",
+        "Random changes of training images, drawn anew for each epoch: `flip-shift` mirrors half of the images and shifts each by up to an eighth of its side, repeating its edge; `auto` does so for cifar10, cifar100 and imagenet100, whose images may be mirrored, and not for other data.",
     )
     logit_adjustment: float = key(
         0.0,
@@ -349,10 +276,11 @@ class RunConfig:
     )
     diagnostics: bool = key(
         True,
-        "Record client drift, and the condition number of each buffer's kernel matrix (for buffers of up to 2000 samples).",
+        "Record client drift, the condition number of each buffer's kernel matrix (for buffers of up to 2000 samples), and the accuracy of received models on classes that are new to a client.",
     )
     report_classes: bool = key(
-        True, "Clients report the class histogram of their buffer. Switch it off if this must not leave the device."
+        True,
+        "Clients report the class histogram of their buffer and their accuracy on each class. Switch it off if these must not leave the device.",
     )
     tensorboard: bool = key(
         False,

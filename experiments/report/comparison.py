@@ -6,15 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from experiments.report.names import method_name, role
+from experiments.report.palette import MUTED, colours, ranked
 from experiments.studies.study import Study
-from fedkace_flwr.registry import METHODS
 from fedkace_flwr.results.plot import in_plot
 from fedkace_flwr.storage.files import LARGEST_LOG, read_text, write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-_OWN = ("#d1495b", "#00798c")  # lines of FedKACE and of the project's own method
 
 
 def draw_comparisons(study: Study) -> list[Path]:
@@ -30,14 +29,6 @@ def draw_comparisons(study: Study) -> list[Path]:
             _draw(curves, path, title=study.name + cell)
             pictures.append(path)
     return pictures
-
-
-def span(seconds: float) -> str:
-    """Return a duration in a suitable unit, for example ``2.5 hours``."""
-    for size, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {name}"
-    return f"{seconds:.0f} seconds" if seconds >= 1 else "less than a second"
 
 
 def _cell(study: Study, name: str) -> str:
@@ -56,33 +47,48 @@ def _draw(curves: Mapping[str, list[dict[str, Any]]], path: Path, *, title: str)
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 5), layout="constrained")
-    draw_curves(figure, curves, title=title)
+    draw_curves(figure, curves, {method: method for method in curves}, title=title)
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=130)
     write_bytes(path, picture.getbuffer())
 
 
-def draw_curves(figure: "Figure", curves: Mapping[str, list[dict[str, Any]]], *, title: str) -> None:
-    """Draw accuracy over rounds, one line for each name with its records, of which methods of this project stand out."""
-    import matplotlib
+def draw_curves(
+    figure: "Figure", curves: Mapping[str, list[dict[str, Any]]], lines: Mapping[str, str], *, title: str
+) -> None:
+    """Draw accuracy over rounds.
+
+    Parameters
+    ----------
+    figure : Figure
+        An empty figure.
+    curves : mapping of str to list of dict
+        Each line's records, by the line's name; at least one.
+    lines : mapping of str to str
+        Each line's method, by the line's name; a line that is named after its method is labelled as reports spell it.
+    title : str
+        Title of the plot.
+    """
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
     axes = figure.add_subplot()
-    colours = matplotlib.colormaps["tab20"]
-    own = [method for method in METHODS if METHODS[method].role == "method"]
-    for index, (method, records) in enumerate(curves.items()):
+    shades = colours(lines)
+    for index, line in enumerate(ranked(lines)):
+        records, method = curves[line], lines[line]
         numbers = [record["round"] for record in records]
         values = [float("nan") if record["accuracy"] is None else record["accuracy"] for record in records]
-        style: dict[str, Any] = {"color": colours(index % 20)}
-        if method in own:
-            style = {"color": _OWN[own.index(method) % len(_OWN)], "linewidth": 2.6, "zorder": 3}
-        axes.plot(numbers, values, label=in_plot(method), marker="o", markersize=3, **style)
+        wide = 2.6 if role(method) == "method" else 1.5
+        dash = "--" if role(method) == "reference" else "-"
+        label = in_plot(method_name(method) if line == method else line)
+        axes.plot(
+            numbers, values, label=label, color=shades[line], linewidth=wide, linestyle=dash, zorder=3 - index / 99
+        )
     chances = max(curves.values(), key=len)
     axes.plot(
         [record["round"] for record in chances],
         [float("nan") if record["chance"] is None else record["chance"] for record in chances],
-        color="#8a8f98",
-        linestyle="--",
+        color=MUTED,
+        linestyle=":",
         label="chance",
     )
     axes.set(xlabel="round", ylabel="accuracy on all classes met", ylim=(0, 1.02), title=in_plot(title))

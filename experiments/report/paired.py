@@ -1,0 +1,167 @@
+"""Paired comparison of methods over seeds: runs with the same seed see the same stream."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.stats import bootstrap, wilcoxon
+
+from experiments.report.names import role
+from experiments.report.palette import ranked
+from experiments.report.tables import place
+from experiments.results.loading import Results, StudyInfo, rows_of
+from fedkace_flwr.seeding import seed_for
+
+CONFIDENCE = 0.95
+_RESAMPLES = 10_000
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The difference of AA between two lines in one column of a study, over the seeds that both have run.
+
+    Attributes
+    ----------
+    study, column : str
+        Where the lines stand.
+    line, baseline : str
+        What is compared with what.
+    differences : sequence of float
+        AA of the line minus that of the baseline in percentage points, by seed; at least two.
+    low, high : float
+        Bounds of the bootstrap confidence interval of the mean.
+    p : float
+        P-value of Wilcoxon's signed-rank test, two-sided and exact; NaN if all differences are zero.
+    """
+
+    study: str
+    column: str
+    line: str
+    baseline: str
+    differences: Sequence[float]
+    low: float
+    high: float
+    p: float
+
+    @property
+    def mean(self) -> float:
+        """Mean of the differences."""
+        return float(np.mean(self.differences))
+
+    @property
+    def smallest_p(self) -> float:
+        """The smallest p-value that the test can give with this many seeds."""
+        return 0.5 ** (len(self.differences) - 1)
+
+
+def compare(differences: Sequence[float], name: str) -> tuple[float, float, float]:
+    """Return the confidence interval of a mean of paired differences, and the p-value of no difference.
+
+    The interval is the percentile bootstrap's of 95 %; with few seeds it is too narrow. The test is Wilcoxon's.
+
+    Parameters
+    ----------
+    differences : sequence of float
+        At least two.
+    name : str
+        What is compared: a label for the seed of the resamples.
+    """
+    values = np.asarray(differences, dtype=np.float64)
+    p = float(wilcoxon(values, zero_method="zsplit", method="exact").pvalue) if values.any() else float("nan")
+    if np.ptp(values) == 0:
+        return float(values[0]), float(values[0]), p
+    found = bootstrap(
+        (values,),
+        np.mean,
+        n_resamples=_RESAMPLES,
+        confidence_level=CONFIDENCE,
+        method="percentile",
+        rng=np.random.default_rng(seed_for(0, "bootstrap", name)),
+    ).confidence_interval
+    return float(found.low), float(found.high), p
+
+
+def paired_differences(results: Results, study: StudyInfo) -> list[Difference]:
+    """Compare each line of a study with its first one, in each column, over the seeds that both have finished.
+
+    The first line is FedKACE's where it takes part. Lines with fewer than two common seeds are left out, and so is
+    Centralized, which AR compares with.
+    """
+    frame = results.runs[(results.runs["study"] == study.name) & results.runs["finished"]]
+    known: dict[str, dict[str, dict[int, float]]] = {}
+    methods: dict[str, str] = {}
+    for run in rows_of(frame):
+        line, column = place(study, run)
+        if role(run["method"]) != "reference" and not pd.isna(run["aa"]):
+            methods[line] = run["method"]
+            known.setdefault(column, {}).setdefault(line, {})[run["seed"]] = 100 * run["aa"]
+    order = ranked(methods)
+    found = []
+    for column, lines in known.items():
+        baseline, *others = [line for line in order if line in lines]
+        found += [
+            _difference(study.name, column, line, baseline, lines)
+            for line in others
+            if len(lines[line].keys() & lines[baseline].keys()) > 1
+        ]
+    return found
+
+
+def difference_table(differences: Sequence[Difference]) -> tuple[str, list[str], list[list[str]], list[str]]:
+    """Return title, headings, rows and notes of a table of differences, as text.
+
+    The notes tell how to read it, and what so few seeds cannot show.
+    """
+    head = ["method", "setting", "compared with", "difference in AA", "95 % interval", "p", "seeds"]
+    rows = [
+        [
+            each.line,
+            each.column,
+            each.baseline,
+            f"{each.mean:+.2f}",
+            f"{each.low:+.2f} to {each.high:+.2f}",
+            "-" if np.isnan(each.p) else f"{each.p:.3f}",
+            str(len(each.differences)),
+        ]
+        for each in differences
+    ]
+    if len({each.column for each in differences}) == 1:  # then there is no need to name it
+        head, rows = [head[0], *head[2:]], [[row[0], *row[2:]] for row in rows]
+    return "Differences in AA over the same seeds, % points", head, rows, _notes(differences)
+
+
+def _notes(differences: Sequence[Difference]) -> list[str]:
+    told = [
+        "Differences are paired by seed: runs with the same seed have the same stream. The interval is a percentile "
+        "bootstrap of the mean; p is that of Wilcoxon's signed-rank test (two-sided, exact)."
+    ]
+    fewest = min(len(each.differences) for each in differences)
+    if (least := max(each.smallest_p for each in differences)) > 1 - CONFIDENCE:
+        told.append(
+            f"With {fewest} seeds, p is at least {least:.2g}, and bootstrap intervals are too narrow; for p below 0.05 "
+            "at least six seeds are needed."
+        )
+    return told
+
+
+def difference_frame(differences: Sequence[Difference]) -> pd.DataFrame:
+    """Return one row per difference."""
+    columns = ["study", "column", "line", "baseline", "mean", "low", "high", "p", "n"]
+    rows: list[Mapping[str, Any]] = [
+        {
+            **{name: getattr(each, name) for name in columns[:-1]},
+            "n": len(each.differences),
+        }
+        for each in differences
+    ]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _difference(
+    study: str, column: str, line: str, baseline: str, lines: Mapping[str, Mapping[int, float]]
+) -> Difference:
+    seeds = sorted(lines[line].keys() & lines[baseline].keys())
+    values = [lines[line][seed] - lines[baseline][seed] for seed in seeds]
+    return Difference(study, column, line, baseline, values, *compare(values, f"{study}/{column}/{line}/{baseline}"))

@@ -1,0 +1,80 @@
+"""The data sets by name."""
+
+from fedkace_flwr import plugins
+from fedkace_flwr.data.images import Framing
+from fedkace_flwr.data.readers.cifar import CIFAR10, CIFAR100
+from fedkace_flwr.data.readers.digits import find_digits
+from fedkace_flwr.data.readers.hub import find_hub
+from fedkace_flwr.data.readers.image_folders import find_folder, find_imagenet100, imagenet_framing
+from fedkace_flwr.data.readers.mnist import find_emnist, find_mnist
+from fedkace_flwr.data.readers.source import Source
+from fedkace_flwr.errors import ConfigError, closest
+from fedkace_flwr.sections import DataConfig
+
+DATASETS: dict[str, Source] = {
+    "digits": Source(classes=10, image_size=8, find=find_digits),
+    "cifar10": Source(classes=10, image_size=32, find=CIFAR10.find, mirrors=True, downloaded=CIFAR10.folder),
+    "cifar100": Source(classes=100, image_size=32, find=CIFAR100.find, mirrors=True, downloaded=CIFAR100.folder),
+    "mnist": Source(classes=10, image_size=28, find=find_mnist),
+    "emnist": Source(classes=None, image_size=28, find=find_emnist),
+    "imagenet100": Source(classes=100, image_size=224, find=find_imagenet100, framing=imagenet_framing, mirrors=True),
+    "folder": Source(classes=None, image_size=64, find=find_folder, framing=Framing.of_files),
+    "hub": Source(classes=None, image_size=32, find=find_hub, framing=Framing.of_files),
+}
+"""The data sets that come with the package, by name; other packages add theirs by entry points."""
+
+
+def source_of(name: str) -> Source:
+    """Return the entry of a data set.
+
+    Raises
+    ------
+    ConfigError
+        There is no data set of that name.
+    """
+    if name in DATASETS:
+        return DATASETS[name]
+    source = plugins.loaded("dataset", name)
+    if source is None:
+        known = [*DATASETS, *plugins.found("dataset")]
+        near = closest(name, [each for each in known if each != "folder"])
+        raise ConfigError(
+            f"dataset = {name!r}: must be one of {', '.join(known)}; for images of your own, sort them into folders "
+            f"by class and set dataset = folder{near}"
+        )
+    if not isinstance(source, Source):
+        raise plugins.broken("dataset", name, "must be a fedkace_flwr.data.readers.Source")
+    return source
+
+
+def known_classes(name: str) -> int | None:
+    """Return the number of classes of a data set, or None if it depends on the files.
+
+    Raises
+    ------
+    ConfigError
+        There is no data set of that name.
+    """
+    return source_of(name).classes
+
+
+def framing_of(name: str, size: int) -> Framing:
+    """Return how a data set's pictures are turned into squares of ``size`` pixels.
+
+    Raises
+    ------
+    ConfigError
+        There is no data set of that name.
+    """
+    return source_of(name).framing(size)
+
+
+def image_size_of(config: DataConfig) -> int:
+    """Height and width of the images that a configuration asks for; no file is opened.
+
+    Raises
+    ------
+    ConfigError
+        There is no data set of that name.
+    """
+    return config.image_size or source_of(config.dataset).image_size

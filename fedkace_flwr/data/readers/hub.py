@@ -1,0 +1,186 @@
+"""Data sets in Hugging Face's format, from a folder on disk or by their names on the Hugging Face Hub.
+
+They are opened by the package ``datasets``, which runs no code of theirs; their pictures are decoded here, with the
+limits of :mod:`fedkace_flwr.data.pixels`. The package is imported only where there is no prepared copy yet.
+"""
+
+import importlib
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkace_flwr.data.images import Framing, read_square
+from fedkace_flwr.data.readers.source import BLOCK, Content, Origin, data_dir, digest
+from fedkace_flwr.errors import ConfigError, DataError, MissingDataError
+from fedkace_flwr.sections import DataConfig
+
+_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?(@[\w-][\w./-]*)?", re.ASCII)
+_TRAIN, _HELD_OUT = "train", ("test", "validation", "valid", "val")
+_MARK = "dataset_dict.json"
+
+_Row = Mapping[str, Any]
+
+
+def find_hub(config: DataConfig, size: int) -> Origin:
+    """Find a data set that ``save_to_disk`` wrote to ``data-dir``, or name one on the Hub (``hub-name``).
+
+    What is on the Hub is not looked up: the prepared copy of a name stays valid. A name may end in ``@REVISION``.
+
+    Raises
+    ------
+    ConfigError
+        ``hub-name`` is no name.
+    DataError
+        The folder holds no data set (MissingDataError), or cannot be read.
+    """
+    choice = [config.hub_subset, config.hub_test, config.hub_image, config.hub_label]
+    if config.hub_name:
+        if _NAME.fullmatch(config.hub_name) is None:
+            raise ConfigError(
+                f"hub-name = {config.hub_name!r:.200}: must be a name on the Hugging Face Hub, as OWNER/NAME or "
+                "OWNER/NAME@REVISION; for a folder on disk, must be empty (see data-dir)"
+            )
+        read = partial(_read, config, size, None)
+        return Origin(digest(config.hub_name, *choice), read, remote=f"hub-name = {config.hub_name!r}")
+    folder = data_dir(config)
+    try:
+        if not (folder / _MARK).is_file():
+            raise MissingDataError(
+                f"{folder}: holds no {_MARK}; data-dir should be a folder to which save_to_disk of the package datasets "
+                "wrote the splits of a data set, or hub-name a name on the Hugging Face Hub"
+            )
+        files = sorted(Path(place, name) for place, _, names in os.walk(folder) for name in names)
+        facts = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    except OSError as fault:
+        raise DataError(f"{folder}: cannot be read ({fault.strerror})") from fault
+    return Origin(digest(facts, *choice), partial(_read, config, size, folder))
+
+
+def _read(config: DataConfig, size: int, folder: Path | None) -> Content:
+    try:
+        package = importlib.import_module("datasets")
+    except ImportError as fault:
+        raise ConfigError(
+            f"dataset = {config.dataset!r}: needs the extra `hub`: pip install 'fedkace-flwr[hub]'"
+        ) from fault
+    where = str(folder) if folder is not None else f"hub-name = {config.hub_name!r}"
+    try:
+        if folder is not None:
+            found = package.load_from_disk(str(folder))
+        else:
+            name, _, revision = config.hub_name.partition("@")
+            found = package.load_dataset(name, config.hub_subset or None, revision=revision or None)
+    except Exception as fault:  # its errors, and those of what it builds on, have no common class
+        reason = (str(fault).splitlines() or [type(fault).__name__])[0]
+        raise DataError(f"{where}: cannot be opened with the package datasets ({reason:.300})") from fault
+    train, test = (_Split(where, found, name, config, package) for name in _splits(where, found, config))
+    names = train.class_names
+    labels = np.concatenate([train.labels(names), test.labels(names)])
+    framing = Framing.of_files(size)
+    return Content(names, labels, len(train), (block for split in (train, test) for block in split.blocks(framing)))
+
+
+def _splits(where: str, found: Mapping[str, Any], config: DataConfig) -> tuple[str, str]:
+    wanted = (config.hub_test,) if config.hub_test else _HELD_OUT
+    test = next((name for name in wanted if name in found), None)
+    if _TRAIN not in found or test is None:
+        raise DataError(
+            f"{where}: has the splits {', '.join(map(str, found))}; must have {_TRAIN}, and for testing "
+            f"{' or '.join(wanted)} (hub-test names another)"
+        )
+    return _TRAIN, test
+
+
+class _Split:
+    """One split, with its columns."""
+
+    def __init__(self, where: str, found: Mapping[str, Any], name: str, config: DataConfig, package: Any) -> None:
+        self._where = f"{where}, split {name}"
+        self._image = self._column(found[name], "image", config.hub_image, package.Image)
+        self._label = self._column(found[name], "label", config.hub_label, package.ClassLabel)
+        self._rows = found[name].select_columns([self._image, self._label])
+        self._rows = self._rows.cast_column(self._image, package.Image(decode=False))
+
+    def _column(self, rows: Any, what: str, chosen: str, kind: type) -> str:
+        """The column named by the key ``hub-image`` or ``hub-label``, or else the only one of its kind."""
+        kinds = {name: type(feature).__name__ for name, feature in rows.features.items()}
+        fitting = [name for name, feature in rows.features.items() if isinstance(feature, kind)]
+        listed = ", ".join(f"{name} ({kinds[name]})" for name in kinds)
+        if chosen and chosen not in kinds:
+            raise ConfigError(f"hub-{what} = {chosen!r:.200}: {self._where} has the columns {listed}")
+        if chosen and what == "image" and chosen not in fitting:
+            raise ConfigError(f"hub-image = {chosen!r:.200}: must be a column of the kind Image; there are {listed}")
+        if not chosen and len(fitting) != 1:
+            raise ConfigError(
+                f"hub-{what} = '': {self._where} has {len(fitting)} columns of the kind {kind.__name__}; must name one "
+                f"of {listed}"
+            )
+        return chosen or fitting[0]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Those that the column declares, or else its values in ascending order."""
+        if self._declared is not None:
+            return self._declared
+        values = self._values()
+        if not all(isinstance(value, int | str) for value in values) or len(set(map(type, values))) != 1:
+            raise DataError(f"{self._where}: labels in {self._label!r} must all be whole numbers, or all be strings")
+        return tuple(map(str, sorted(set(values))))
+
+    def labels(self, names: Sequence[str]) -> NDArray[np.int64]:
+        """Positions of the labels in the names of the classes, int64 (n,)."""
+        values = self._values()
+        if not values:
+            raise DataError(f"{self._where}: has no rows")
+        if self._declared is not None:
+            if self._declared != tuple(names):
+                raise DataError(
+                    f"{self._where}: declares other names of classes than the training split; must be the same"
+                )
+            positions: Mapping[Any, int] = {label: label for label in range(len(names))}
+        else:
+            values, positions = [str(value) for value in values], {name: place for place, name in enumerate(names)}
+        for row, value in enumerate(values):
+            if value not in positions:
+                raise DataError(
+                    f"{self._where}, row {row}: label {value!r:.100} is none of the {len(names)} classes of the training "
+                    "split; hub-test may name another split"
+                )
+        return np.array([positions[value] for value in values], dtype=np.int64)
+
+    def blocks(self, framing: Framing) -> Iterator[NDArray[np.uint8]]:
+        """The images, uint8 (n, 3, S, S) each."""
+        done = 0
+        with ThreadPoolExecutor() as pool:
+            for batch in self._rows.iter(batch_size=BLOCK):
+                numbers = range(done, done + len(batch[self._image]))
+                yield np.stack(list(pool.map(partial(self._square, framing), numbers, batch[self._image])))
+                done = numbers.stop
+
+    def _square(self, framing: Framing, number: int, cell: _Row | None) -> NDArray[np.uint8]:
+        try:
+            if cell is None or (cell["bytes"] is None and not cell["path"]):
+                raise DataError("it has no image")
+            return read_square(cell["bytes"] if cell["bytes"] is not None else Path(cell["path"]), framing)
+        except DataError as fault:
+            raise DataError(
+                f"{self._where}, row {number}: the image in {self._image!r} cannot be used: {fault}"
+            ) from fault
+
+    @property
+    def _declared(self) -> tuple[str, ...] | None:
+        names = getattr(self._rows.features[self._label], "names", None)
+        return None if names is None else tuple(map(str, names))
+
+    def _values(self) -> list[Any]:
+        return list(self._rows[self._label][:])

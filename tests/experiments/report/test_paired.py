@@ -1,0 +1,95 @@
+"""Differences between methods over the same seeds, worked by hand and read from a report."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import binomtest
+from support.made.results import write_run, write_study
+
+from experiments.__main__ import main
+from experiments.report.page import write_page
+from experiments.report.paired import Difference, compare, difference_table, paired_differences
+from experiments.report.tables import study_tables
+from experiments.results.loading import load_results
+
+
+def study(folder: Path, **levels: list[float]) -> Path:
+    """Runs of methods whose average accuracies by seed these are."""
+    runs = {}
+    for method, accuracies in levels.items():
+        for seed, accuracy in enumerate(accuracies):
+            name = f"{method}_seed-{seed}"
+            write_run(folder, name, [accuracy], method=method, seed=seed)
+            runs[name] = {"data": "digits", "overlap": 1, "method": method, "seed": seed}
+    write_study(folder, runs, paper=None)
+    return folder
+
+
+def found(folder: Path) -> list[Difference]:
+    results = load_results(folder)
+    return paired_differences(results, results.studies[0])
+
+
+def test_runs_are_paired_by_seed_and_compared_with_fedkace(tmp_path: Path) -> None:
+    differences = found(
+        study(tmp_path / "s", er=[0.5, 0.7, 0.6], fedkace=[0.6, 0.75], centralized=[0.9, 0.9], as4=[0.6])
+    )
+    (only,) = differences  # AS4 has one seed, and Centralized is what regret compares with
+    assert (only.line, only.baseline, only.column) == ("ER", "FedKACE", "digits, O=1")
+    assert only.differences == pytest.approx([-10, -5])
+    assert only.mean == pytest.approx(-7.5)
+    assert -10 <= only.low <= only.mean <= only.high <= -5
+    assert only.p == only.smallest_p == 0.5
+
+
+def test_p_is_that_of_signs_where_all_have_the_same_sign() -> None:
+    for count in (2, 3, 6):
+        _, _, p = compare([float(number) for number in range(1, count + 1)], "x")
+        assert p == pytest.approx(binomtest(count, count).pvalue)
+
+
+def test_the_interval_holds_the_mean_shrinks_with_agreement_and_repeats() -> None:
+    wide, narrow = [-4.0, 8.0, 1.0, 3.0, 2.0], [1.5, 2.5, 2.0, 2.1, 1.9]
+    for values in (wide, narrow):
+        low, high, _ = compare(values, "x")
+        assert min(values) <= low < np.mean(values) < high <= max(values)
+    assert np.ptp(compare(narrow, "x")[:2]) < np.ptp(compare(wide, "x")[:2])
+    assert compare(wide, "x") == compare(wide, "x")
+
+
+def test_equal_runs_differ_by_nothing_and_have_no_p() -> None:
+    low, high, p = compare([0.0, 0.0, 0.0], "x")
+    assert (low, high) == (0.0, 0.0) and np.isnan(p)
+    assert compare([2.0, 2.0], "x")[:2] == (2.0, 2.0)
+
+
+def test_too_few_seeds_are_said_to_be_too_few(tmp_path: Path) -> None:
+    few = found(study(tmp_path / "few", er=[0.5, 0.6, 0.7], fedkace=[0.6, 0.7, 0.9]))
+    assert "With 3 seeds, p is at least 0.25" in difference_table(few)[3][1]
+    many = found(study(tmp_path / "many", er=[0.5] * 6, fedkace=[0.6, 0.7, 0.9, 0.8, 0.7, 0.6]))
+    assert len(difference_table(many)[3]) == 1
+
+
+def test_every_part_of_the_report_has_them(tmp_path: Path) -> None:
+    folder = study(tmp_path / "s", er=[0.5, 0.7], fedkace=[0.6, 0.75])
+    assert main(["report", str(folder)]) == 0
+    report = folder / "report"
+    assert "| ER | FedKACE | -7.50 | -10.00 to -5.00 | 0.500 | 2 |" in (report / "tables.md").read_text()
+    assert "ER & FedKACE & -7.50" in (report / "tables.tex").read_text()
+    line = pd.read_csv(report / "paired.csv").iloc[0]
+    assert (line["line"], line["baseline"], line["mean"], line["n"]) == ("ER", "FedKACE", pytest.approx(-7.5), 2)
+    page = (report / "index.html").read_text()
+    assert "Differences in AA over the same seeds" in page and ">-10.00 to -5.00" in page
+
+
+def test_one_seed_has_neither_differences_nor_a_best_method_nor_a_band(tmp_path: Path) -> None:
+    folder = study(tmp_path / "s", er=[0.5], fedkace=[0.6])
+    assert found(folder) == []
+    results = load_results(folder)
+    tables = {each.name: study_tables(results, each) for each in results.studies}
+    write_page(results, tables, tmp_path / "page.html", None)
+    text = (tmp_path / "page.html").read_text()
+    assert "Differences in AA" not in text and "class=best" not in text
+    assert "bands run from" not in text and "Bold marks" not in text

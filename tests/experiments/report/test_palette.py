@@ -1,0 +1,62 @@
+"""One method has one colour in the plot of a run's comparison, in the figures and on the page."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from support.made.results import write_run, write_study
+
+from experiments.__main__ import main
+from experiments.report.comparison import draw_comparisons
+from experiments.report.names import method_name
+from experiments.report.palette import INK, LIGHT, colours
+from experiments.studies.study import load_study
+
+METHODS = ("centralized", "er", "fedkace", "refed", "fedavg", "fedframe")
+
+
+def test_methods_of_the_project_come_first_and_colours_repeat_late() -> None:
+    given = colours({"ER": "er", "Centralized": "centralized", "FedKACE": "fedkace"})
+    assert (given["FedKACE"], given["ER"], given["Centralized"]) == (LIGHT[0], LIGHT[1], INK)
+    many = colours({f"M={number:02d}": "fedkace" for number in range(12)})
+    assert many["M=00"] == many["M=10"] == LIGHT[0] and len(set(many.values())) == len(LIGHT)
+
+
+def test_a_method_has_the_same_colour_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = ", ".join(METHODS)
+    (tmp_path / "compare.yaml").write_text(f"config: {{dataset: digits, rounds: 2}}\ngrid: {{method: [{grid}]}}\n")
+    folder = tmp_path / "results" / "compare"
+    for method in METHODS:
+        write_run(folder, method, [0.5, 0.6], method=method)
+    write_study(folder, {method: {"method": method} for method in METHODS}, paper=None, axes=["method"])
+    drawn: list[dict[str, str]] = []
+    save = Figure.savefig
+
+    def keep(figure: Figure, *given: object, **more: object) -> None:
+        lines = [line for axes in figure.axes[:1] for line in axes.get_lines()]
+        drawn.append({str(line.get_label()): to_hex(line.get_color()) for line in lines})
+        save(figure, *given, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    draw_comparisons(load_study(tmp_path / "compare.yaml", {}, results=tmp_path / "results"))
+    assert main(["report", str(folder)]) == 0
+    comparison, *figures = drawn
+    assert set(comparison) == {*map(method_name, METHODS), "chance"} and len(set(comparison.values())) == len(
+        comparison
+    )
+    assert figures
+    for each in figures:
+        assert each.items() <= comparison.items()
+    page = re.search(r'<script type="application/json" id="data">(.*?)</script>', _text(folder), re.DOTALL)
+    assert page is not None
+    data = json.loads(page[1])
+    on_page = {name: data["colours"]["light"][index] for index, name in enumerate(data["lines"])}
+    del on_page["Centralized"]  # drawn in the page's colour of text
+    assert on_page.items() <= comparison.items()
+
+
+def _text(folder: Path) -> str:
+    return (folder / "report" / "index.html").read_text()
