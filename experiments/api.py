@@ -18,6 +18,7 @@ from rich.console import Console
 from experiments.report.comparison import draw_curves
 from experiments.results.reading import read_rounds
 from experiments.results.summary_table import find_runs, summary_table
+from experiments.running.display import in_notebook
 from experiments.running.runner import run_study
 from experiments.studies.inheritance import FULL, StudyFile
 from experiments.studies.names import find_study
@@ -117,10 +118,10 @@ class StudyResult:
     def _of_these(self, frame: "pd.DataFrame") -> "pd.DataFrame":
         return frame[frame["run"].isin(self.summaries)].reset_index(drop=True)
 
-    def _repr_mimebundle_(self, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> dict[str, Any]:
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         """The summaries as a table, for notebooks."""
-        runs, _ = find_runs([self.folder / name for name in self.summaries])
-        return summary_table(runs, _TABLE_WIDTH)._repr_mimebundle_(include, exclude)
+        runs, _notes = find_runs([self.folder / name for name in self.summaries])
+        return in_notebook(summary_table(runs, _TABLE_WIDTH), _TABLE_WIDTH)
 
     def __repr__(self) -> str:
         failed = f", {len(self.failures)} failed" if self.failures else ""

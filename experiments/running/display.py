@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import TimeRemainingColumn as Remaining
 
@@ -117,7 +117,7 @@ class _NotebookBars(Progress):
     def start(self) -> None:
         """Begin the output, in the cell that is being executed."""
         display = importlib.import_module("IPython.display").display
-        self._shown = display(self._drawn(), raw=True, display_id=True)
+        self._shown = display(in_notebook(self.get_renderable(), self._width), raw=True, display_id=True)
 
     def stop(self) -> None:
         """Draw what was reached; it stays."""
@@ -127,7 +127,7 @@ class _NotebookBars(Progress):
     def refresh(self) -> None:
         """Draw the bars anew."""
         if self._shown is not None:
-            self._shown.update(self._drawn(), raw=True)
+            self._shown.update(in_notebook(self.get_renderable(), self._width), raw=True)
 
     def update(self, task_id: TaskID, **changes: Any) -> None:
         """Change a bar."""
@@ -150,12 +150,13 @@ class _NotebookBars(Progress):
         super().remove_task(task_id)
         self.refresh()
 
-    def _drawn(self) -> dict[str, str]:
-        """The bars in the kinds of output that a notebook shows."""
-        page = Console(file=io.StringIO(), record=True, width=self._width, force_jupyter=False, force_terminal=True)
-        page.print(self.get_renderable())
-        html = page.export_html(inline_styles=True, code_format=_FRAME, clear=False)
-        return {"text/html": html, "text/plain": page.export_text()}
+
+def in_notebook(shown: RenderableType, width: int) -> dict[str, str]:
+    """Return something as the kinds of output that a notebook shows, ``width`` characters wide."""
+    page = Console(file=io.StringIO(), record=True, width=width, force_jupyter=False, force_terminal=True)
+    page.print(shown)
+    html = page.export_html(inline_styles=True, code_format=_FRAME, clear=False)
+    return {"text/html": html, "text/plain": page.export_text()}
 
 
 @contextmanager

@@ -40,10 +40,25 @@ _DATA_SETS = {
         "C. Kaynak, UCI Machine Learning Repository, 1998)",
         "CC BY 4.0",
     ),
+    "cifar10": _DataSet(
+        "CIFAR-10 (A. Krizhevsky, *Learning Multiple Layers of Features from Tiny Images*, 2009)",
+        "none stated by its author",
+        "uoft-cs/cifar10",
+    ),
     "cifar100": _DataSet(
         "CIFAR-100 (A. Krizhevsky, *Learning Multiple Layers of Features from Tiny Images*, 2009)",
         "none stated by its author",
         "uoft-cs/cifar100",
+    ),
+    "mnist": _DataSet(
+        "files of MNIST's names and format; those of MNIST itself (Y. LeCun, C. Cortes and C. J. C. Burges) or of a data "
+        "set that is distributed in its place",
+        "MNIST's authors state none",
+    ),
+    "emnist": _DataSet(
+        "EMNIST (G. Cohen et al., *EMNIST: an extension of MNIST to handwritten letters*, 2017), from NIST Special "
+        "Database 19",
+        "none stated by its authors",
     ),
     "imagenet100": _DataSet(
         "classes of ILSVRC2012 (O. Russakovsky et al., *ImageNet Large Scale Visual Recognition Challenge*, 2015)",
@@ -51,7 +66,8 @@ _DATA_SETS = {
         "ILSVRC/imagenet-1k",
     ),
 }
-_OWN = _DataSet("images that the program knows nothing about", "unknown to the program; ask whoever provided them")
+_UNKNOWN = "unknown to the program; ask whoever provided them"
+_OWN = _DataSet("images that the program knows nothing about", _UNKNOWN)
 
 
 @dataclass(frozen=True)
@@ -282,6 +298,9 @@ def _configuration(config: Config) -> str:
 def _data_set(config: Config) -> _DataSet:
     if config.data.data_source == "inbox":
         return _OWN
+    if config.data.dataset == "hub" and config.data.hub_name:
+        name = config.data.hub_name.partition("@")[0]
+        return _DataSet(f"{in_markdown(name)} on the Hugging Face Hub", "see its page on the Hub", name)
     return _DATA_SETS.get(config.data.dataset, _OWN)
 
 

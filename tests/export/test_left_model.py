@@ -140,6 +140,25 @@ def test_texts_of_others_stay_texts_in_the_card(name: str) -> None:
         assert not re.search(r"(?<!\\)[<>`$\[]|(?<!\\)://|www(?<!\\)\.", line)
 
 
+@pytest.mark.parametrize(
+    ("keys", "hub", "said"),
+    [
+        ({"dataset": "cifar100"}, ["uoft-cs/cifar100"], "none stated by its author"),
+        (
+            {"dataset": "hub", "hub-name": "owner/pictures@v1"},
+            ["owner/pictures"],
+            "owner/pictures on the Hugging Face Hub",
+        ),
+        ({"dataset": "folder"}, None, "unknown to the program; ask whoever provided them"),
+    ],
+)
+def test_a_card_names_the_data_and_their_licence_as_far_as_they_are_known(
+    keys: dict[str, object], hub: list[str] | None, said: str
+) -> None:
+    text = card(constant(2, 1), Training(Config.parse(keys), []))
+    assert yaml.safe_load(text.split("---\n")[1]).get("datasets") == hub and said in text
+
+
 def test_a_card_of_somebody_else_is_kept_and_says_whether_there_is_onnx(tmp_path: Path) -> None:
     for onnx, said in ((b"", 0), (b"some", 1), (b"other", 1), (b"", 0)):
         before = (tmp_path / "README.md").read_text() if (tmp_path / "README.md").exists() else "# My own\n"
