@@ -51,7 +51,7 @@ def check_command(arguments: Sequence[str], commands: Collection[str]) -> None:
 
 
 def study_first(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with the study of ``run`` or ``stream`` before the options, some of which take any number of values."""
+    """Return the arguments of ``run`` or ``stream`` with the study before the options: some take any number of values."""
     words = list(arguments)
     if words[:1] not in (["run"], ["stream"]) or len(words) < 2 or not words[1].startswith("-"):
         return words

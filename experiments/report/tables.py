@@ -122,6 +122,10 @@ def study_tables(results: Results, study: StudyInfo) -> list[ResultTable]:
 def place(study: StudyInfo, run: Mapping[str, Any]) -> tuple[str, str]:
     """Return the row and column of a run. Rows are methods or, if the method is fixed, axes other than data and overlap."""
     cell = {axis: axis_value(study, run, axis) for axis in ("data", "overlap")}
+    if run["stream"] == "dirichlet" and "overlap" not in study.axes:
+        del cell["overlap"]  # that stream has no windows
+    if run["stream"] != "windows" and "stream" not in study.axes:
+        cell["stream"] = run["stream"]
     others = {axis: run[f"axis.{axis}"] for axis in study.axes if axis not in (*cell, "seed")}
     if study.paper != "table4" and ("method" in others or not others):
         rest = {axis: value for axis, value in others.items() if axis != "method"}

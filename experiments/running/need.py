@@ -41,7 +41,7 @@ class Need:
         image = 3 * size * size
         weights = sum(tensor.numel() * tensor.element_size() for tensor in experiment.initial_weights().values())
         step = _STEP * activations(experiment.network_on_cpu(), size) * config.training.batch_size
-        samples = config.largest_chunk + config.buffer.capacity
+        samples = config.stream.largest_chunk + config.buffer.capacity
         work = int(_WEIGHT_COPIES * weights + step + 2 * samples * image)
         recorded = 0 if config.run.step == "eager" else int(step)
         return cls(_PROCESS + work, CONTEXT + _WORKSPACES + work + recorded + PASS_BYTES)
@@ -52,7 +52,14 @@ def largest_need(configs: Iterable[Config]) -> Need:
     needs: dict[tuple[object, ...], Need] = {}
     for config in configs:
         training, run = config.training, config.run
-        key = (config.data, config.model, training.batch_size, config.largest_chunk, config.buffer.capacity, run.step)
+        key = (
+            config.data,
+            config.model,
+            training.batch_size,
+            config.stream.largest_chunk,
+            config.buffer.capacity,
+            run.step,
+        )
         if key not in needs:
             needs[key] = Need.of(config)
     found = needs.values()

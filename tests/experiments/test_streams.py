@@ -57,7 +57,17 @@ def test_a_study_over_streams_is_run_and_reported_with_regrets_of_its_own(
     results = load_results(asked.folder)
     aa, ar, *_ = study_tables(results, results.studies[0])
     assert aa.columns == ar.columns
-    assert sorted(column.split("stream=")[1] for column in aa.columns) == sorted(STREAMS)
+    assert sorted(aa.columns) == [
+        *("digits, O=1, stream=blurred", "digits, O=1, stream=quantity-skew", "digits, O=1, stream=windows"),
+        "digits, stream=dirichlet",
+    ]
+    for run, column in (
+        ("fedkace_stream-windows_seed-0", "digits, O=1"),
+        ("fedkace_stream-blurred_seed-0", "digits, O=1, stream=blurred"),
+        ("fedkace_stream-dirichlet_seed-0", "digits, stream=dirichlet"),
+    ):
+        alone = load_results(asked.folder / run)
+        assert study_tables(alone, alone.studies[0])[0].columns == [column]
     for column in aa.columns:
         regret = ar.cells["FedKACE", column].mean
         assert regret == pytest.approx(aa.cells["Centralized", column].mean - aa.cells["FedKACE", column].mean)
