@@ -1,7 +1,6 @@
 """The documentation as a site: it is built without a warning, and read from disk without a network."""
 
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.tools import need_tools
+from support.systems.browser import headless_browser
 
 ROOT = Path(__file__).parents[1]
 _PATIENCE = 30
@@ -28,25 +27,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    chrome = shutil.which("google-chrome")
-    need_tools("chromedriver", *([] if chrome else ["chromium"]))
-    binary, driver = shutil.which("chromium") or chrome, shutil.which("chromedriver")
-    assert binary is not None
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = binary
-    for argument in (
-        *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"),
-        *("--disable-dev-shm-usage", f"--user-data-dir={tmp_path_factory.mktemp('profile')}"),
-        "--window-size=1280,900",
-    ):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"performance": "ALL"})
-    opened = webdriver.Chrome(options=options, service=Service(driver))
-    yield opened
-    opened.quit()
+    with headless_browser(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
 
 
 def requested(browser: Any) -> list[str]:

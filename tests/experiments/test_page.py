@@ -1,7 +1,6 @@
 """The report's page in a real browser: it draws, answers hover and filters, and asks no network for anything."""
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support.made.results import made_round, write_run, write_study
-from support.tools import need_tools
+from support.systems.browser import headless_browser
 
 from experiments.report.write import write_report
 from fedkace_flwr.samples import Samples
@@ -50,25 +49,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Headless Chromium, or Chrome."""
-    chrome = shutil.which("google-chrome")
-    need_tools("chromedriver", *([] if chrome else ["chromium"]))
-    binary, driver = shutil.which("chromium") or chrome, shutil.which("chromedriver")
-    assert binary is not None
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = binary
-    for argument in (
-        *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"),
-        *("--disable-dev-shm-usage", f"--user-data-dir={tmp_path_factory.mktemp('profile')}"),
-    ):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    opened = webdriver.Chrome(options=options, service=Service(driver))
-    yield opened
-    opened.quit()
+    with headless_browser(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
 
 
 def opened(browser: Any, page: Path, width: int = 1280, height: int = 900) -> Any:
