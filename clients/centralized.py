@@ -24,20 +24,25 @@ _REFERENCE = "centralized.reference"
 class CentralizedClient(ClientRule):
     """Trains a new model after every round, on all samples of the client so far.
 
-    No model travels. Rounds are independent: a round's weights depend on seed, client and round alone. With
+    With ``fraction-train`` these are the chunks of the rounds for which it is drawn, as with every other method. No
+    model travels. Rounds are independent: a round's weights depend on seed, client and round alone. With
     ``centralized-every`` above 1 only some rounds are trained; those between them are interpolated linearly and
-    marked. ``centralized-first`` adds the first rounds, in which the curve is steepest. Only a simulation can do this: a real device no longer has its earlier chunks.
+    marked. ``centralized-first`` adds the first rounds, in which the curve is steepest. Only a simulation can do this:
+    a real device no longer has its earlier chunks.
     """
 
     evaluation_times = frozenset()  # the report holds the training's seconds
 
     def catch_up(self, state: ClientState, round_number: int) -> ClientState:
-        """Train and test the round's model, or take its accuracy from the cache."""
+        """Train and test the round's model, or take its accuracy from the cache; do nothing before the first chunk."""
+        seen = self._seen(round_number)
+        if not bool(seen.any()):
+            return state
         watch = Stopwatch()
         with watch(keys.TRAINING_SECONDS):
             accuracy, interpolated = self._accuracy(round_number)
         facts = torch.tensor([float(interpolated), watch.seconds[keys.TRAINING_SECONDS]], dtype=torch.float64)
-        seen, extra = self._seen(round_number), {**state.extra, _REFERENCE: facts}
+        extra = {**state.extra, _REFERENCE: facts}
         return replace(state, round=round_number, seen=seen, local_accuracy=accuracy, extra=extra)
 
     def receive(
@@ -59,6 +64,8 @@ class CentralizedClient(ClientRule):
         """The accuracy of a round, and whether it is interpolated."""
         settings = self.config
         below, above = settings.of(CentralizedKeys).anchors(number, settings.stream.rounds)
+        first = next(each for each in range(1, number + 1) if self.experiment.trains(self.number, each))
+        below = max(below, first)  # there is nothing to train on before
         left, right = (
             cached_accuracy(settings, self.number, anchor, lambda anchor=anchor: self._train_and_test(anchor))  # type: ignore[misc]
             for anchor in (below, above)
@@ -76,17 +83,10 @@ class CentralizedClient(ClientRule):
             self.generator("centralized batches", number),
             captured=self.experiment.captured,
         )
-        self.train(training, self._samples(number), Samples.none())
+        self.train(training, self.experiment.learned(self.number, number), Samples.none())
         tested = self.test(training.net, seen)
         assert tested.accuracy is not None  # a data set has test images of every class
         return tested.accuracy
 
-    def _samples(self, number: int) -> Samples:
-        """All chunks of rounds 1 to ``number``."""
-        samples = Samples.none()
-        for earlier in range(1, number + 1):
-            samples = samples.followed_by(self.experiment.chunk(self.number, earlier))
-        return samples
-
     def _seen(self, number: int) -> Tensor:
-        return self._samples(number).class_counts(self.experiment.num_classes) > 0
+        return self.experiment.learned(self.number, number).class_counts(self.experiment.num_classes) > 0

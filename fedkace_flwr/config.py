@@ -253,13 +253,24 @@ class Config:
         wanted = on_device or self.data.data_source == "inbox"
         return {"always": True, "never": False}.get(self.run.keep_models, wanted)
 
+    @property
+    def _trained_in_words(self) -> str:
+        """The number of clients that train in a round, by the keys that it follows from."""
+        stream = self.stream
+        if stream.participants_per_round == stream.clients:
+            return f"clients = {stream.clients}"
+        return (
+            f"clients = {stream.clients} and fraction-train = {stream.fraction_train:g}, "
+            f"{stream.participants_per_round} a round"
+        )
+
     def _check_together(self) -> None:
         if self.data.data_source == "inbox":
             self._check_inbox()
         self._check_aggregation()
-        if self.privacy.secagg and not 3 <= self.stream.clients <= LARGEST_SUM:
+        if self.privacy.secagg and not 3 <= self.stream.participants_per_round <= LARGEST_SUM:
             raise ConfigError(
-                f"clients = {self.stream.clients}: with secagg = true, must be between 3 (with two clients, each learns "
+                f"{self._trained_in_words}: with secagg = true, must be between 3 (with two clients, each learns "
                 f"the other's update from the sum) and {LARGEST_SUM} (more would overflow 32 bits)"
             )
         stream = self.stream
@@ -279,6 +290,7 @@ class Config:
 
     def _check_aggregation(self) -> None:
         rule, clients = self.aggregation.aggregation_rule, self.stream.clients
+        trained = self.stream.participants_per_round
         for name, bound in (("norm", self.aggregation.norm_bound), ("clip", self.aggregation.clip_bound)):
             if 0 < bound < 1:
                 raise ConfigError(
@@ -292,10 +304,10 @@ class Config:
             raise ConfigError(
                 f"aggregation-rule = {rule!r} with dp = 'central': the noise is calibrated for a mean; must be 'mean'"
             )
-        if self.aggregation.byzantine_clients > (most := (clients - 1) // 2):
+        if self.aggregation.byzantine_clients > (most := (trained - 1) // 2):
             raise ConfigError(
-                f"byzantine-clients = {self.aggregation.byzantine_clients} with clients = {clients}: must be less than "
-                f"half of the clients, at most {most}"
+                f"byzantine-clients = {self.aggregation.byzantine_clients} with {self._trained_in_words}: must be less "
+                f"than half of the clients, at most {most}"
             )
         if self.attack.attack != "none" and self.attack.hostile_clients > clients:
             raise ConfigError(f"hostile-clients = {self.attack.hostile_clients}: must be at most clients = {clients}")

@@ -98,6 +98,18 @@ class Experiment:
         ids = self.stream(client).chunks[round_number - 1]
         return Samples.arrived(torch.from_numpy(ids), self.labels_of(ids), round_number)
 
+    def trains(self, client: int, round_number: int) -> bool:
+        """Whether a client is to train in a round (``fraction-train``)."""
+        return client in self.config.stream.participants(round_number, self.config.run.seed)
+
+    def learned(self, client: int, round_number: int) -> Samples:
+        """The chunks of a client's rounds up to and including this one, of those in which it trains."""
+        samples = Samples.none()
+        for earlier in range(1, round_number + 1):
+            if self.trains(client, earlier):
+                samples = samples.followed_by(self.chunk(client, earlier))
+        return samples
+
     def test_set(self, client: int, seen: Tensor) -> Samples:
         """The client's test images of the classes it has seen, bool (C,)."""
         sets = self._test_sets(client)

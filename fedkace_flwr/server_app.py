@@ -92,8 +92,9 @@ def _run(grid: Grid, config: Config, run_id: int, method: Method, experiment: Ex
             seconds=report.seconds,
             own=method.metrics,
         )
-        compared = report.compared(config.stream.clients)
-        folder.add_round(record | compared | report.own | report.unusual() | spent(config.privacy, report.number))
+        compared, unusual = report.compared(config.stream.clients), report.unusual(config.stream.clients)
+        privacy = spent(config.privacy, config.stream.participations(report.number, config.run.seed))
+        folder.add_round(record | compared | report.own | unusual | privacy)
         folder.save(Checkpoint(report.number, token, keys.unpack(arrays), *driver.checkpoint()))
         logger.info("round %d of %d: accuracy %s", report.number, config.stream.rounds, _percent(record["accuracy"]))
 

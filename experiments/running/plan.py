@@ -79,7 +79,7 @@ def at_once(workers: Workers) -> int:
 def training_samples(config: Config) -> int:
     """Count the samples that a run trains on, over all clients and epochs."""
     of, rounds = METHODS[config.method].samples, range(1, config.stream.rounds + 1)
-    return sum(of(config, number) for number in rounds) * config.training.epochs * config.stream.clients
+    return sum(of(config, number) for number in rounds) * config.training.epochs * config.stream.participants_per_round
 
 
 def test_images(config: Config) -> int:
@@ -90,7 +90,8 @@ def test_images(config: Config) -> int:
     for client in range(config.stream.clients):
         seen = torch.zeros(experiment.num_classes, dtype=torch.bool)
         for number in range(1, config.stream.rounds + 1):
-            seen |= experiment.chunk(client, number).class_counts(experiment.num_classes) > 0
+            if experiment.trains(client, number):
+                seen |= experiment.chunk(client, number).class_counts(experiment.num_classes) > 0
             total += models * len(experiment.test_set(client, seen))
     return total
 

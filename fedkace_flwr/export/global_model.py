@@ -71,6 +71,5 @@ def _met(experiment: Experiment, number: int) -> tuple[int, ...]:
         return tuple(range(experiment.num_classes))
     met = torch.zeros(experiment.num_classes, dtype=torch.bool)
     for client in range(experiment.config.stream.clients):
-        for earlier in range(1, number + 1):
-            met |= experiment.chunk(client, earlier).class_counts(experiment.num_classes) > 0
+        met |= experiment.learned(client, number).class_counts(experiment.num_classes) > 0
     return tuple(met.nonzero().flatten().tolist())

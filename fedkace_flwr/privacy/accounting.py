@@ -10,7 +10,8 @@ _HALVINGS = 200
 def spent(settings: PrivacyConfig, rounds: int) -> dict[str, float | None]:
     """Fields for a round's record: epsilon of all rounds so far, for ``dp-delta``; empty without ``dp``.
 
-    A client takes part in every round, so there is no amplification by sampling, and the rounds' releases compose.
+    The releases of the rounds in which a client trains compose. With ``fraction-train``, ``rounds`` is the largest
+    number of any client; who trains follows from the seed, so there is no amplification by sampling.
 
     With ``central``, two federations are neighbours if they differ in the presence of one client: its update, of norm
     at most ``dp-clip``, is in the sum or is zero. With ``local``, any two data sets of a client are neighbours: its

@@ -76,12 +76,15 @@ def fingerprint(config: Config) -> str:
     It covers whole sections, so that a new key cannot be forgotten: at worst, a reference is computed again. It
     includes ``data-dir``, which identifies the user's own data sets, and size and time of ``weights-file``. A client's
     accuracy after a round depends neither on the number of clients nor on the number of rounds, so these are left out,
-    unless a client's samples depend on them: if samples are dealt out to the clients, on the clients' shares, or on
-    exchanges with later rounds.
+    unless a client's samples depend on them: if samples are dealt out to the clients, on the clients' shares, on
+    exchanges with later rounds, or on which clients are drawn to train.
     """
     stream: dict[str, Any] = asdict(config.stream)
     data: dict[str, Any] = asdict(config.data)
-    if config.stream.shared_samples and config.stream.stream != "quantity-skew":
+    everyone = config.stream.participants_per_round == config.stream.clients
+    if everyone:
+        del stream["fraction_train"]
+    if everyone and config.stream.shared_samples and config.stream.stream != "quantity-skew":
         del stream["clients"]
     if config.stream.shared_samples and config.stream.stream != "blurred":
         del stream["rounds"]

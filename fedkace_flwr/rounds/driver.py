@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -39,7 +39,7 @@ _LONGEST_RETRY = 60.0
 
 
 class RoundDriver(Strategy):
-    """Runs rounds of training and evaluation over all clients, by a method's rule.
+    """Runs rounds by a method's rule: training by the round's participants, then evaluation by all clients.
 
     Replies are checked before they are used, and used in the order of client numbers, so that sums do not depend on
     the order of arrival. :mod:`fedkace_flwr.rounds.vetting` has the checks.
@@ -72,6 +72,7 @@ class RoundDriver(Strategy):
         self._shapes = shapes
         self._parameters = parameters
         self._on_round = on_round
+        self._everyone = tuple(range(config.stream.clients))
         self._roster = Roster(config.stream.clients, config.run.join_deadline)
         self._quorum = Quorum(config.run, config.stream.clients)
         self._vetting = Vetting(Limits.of(config, shapes), parameters, config.aggregation.norm_bound)
@@ -158,7 +159,8 @@ class RoundDriver(Strategy):
         return result
 
     def _open(self, number: int, grid: Grid, run_fields: ConfigRecord) -> ServerRound:
-        messenger = Messenger(grid, self._roster, self._config.run, RoundReport(number))
+        asked = self._config.stream.participants(number, self._config.run.seed) if self.rule.train_action else ()
+        messenger = Messenger(grid, self._roster, self._config.run, RoundReport(number, asked))
         self._now = ServerRound(
             self._clients,
             self._shapes,
@@ -218,13 +220,13 @@ class RoundDriver(Strategy):
         questions = list(self.configure_train(self._now.number, arrays, config, grid))
         if self._config.privacy.secagg:
             return self._train_masked(arrays, questions, timeout)
-        replies = self._now.messenger.exchange(TRAINING, questions, timeout, range(self._clients))
+        replies = self._now.messenger.exchange(TRAINING, questions, timeout, self._now.report.asked)
         return self.aggregate_train(self._now.number, replies.values())[0]
 
     def _train_masked(self, arrays: ArrayRecord, questions: Sequence[Message], timeout: float) -> ArrayRecord | None:
         now, before = self._now, keys.unpack(arrays)
         names = noise.travelling(self._config.privacy, before, self._parameters)
-        phase = MaskedTraining(now.messenger, self._clients, timeout, self._check_training)
+        phase = MaskedTraining(now.messenger, now.report.asked, timeout, self._check_training)
         update = phase.run(questions, before, names, self._config.privacy.secagg_range)
         trained = self._with_quorum(TRAINING, phase.valid)
         now.report.trained = {reply.client: reply.metrics for reply in trained}
@@ -234,28 +236,31 @@ class RoundDriver(Strategy):
 
     def _evaluate(self, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, timeout: float) -> MetricRecord | None:
         questions = self.configure_evaluate(self._now.number, arrays, config, grid)
-        replies = self._now.messenger.exchange(EVALUATION, questions, timeout, range(self._clients))
+        replies = self._now.messenger.exchange(EVALUATION, questions, timeout, self._everyone)
         return self.aggregate_evaluate(self._now.number, replies.values())
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """One training message per client that can be reached."""
-        return self._instructions(self.rule.train_action or MessageType.TRAIN, arrays, config)
+        """One training message for each of the round's participants that can be reached."""
+        kind = self.rule.train_action or MessageType.TRAIN
+        return self._instructions(kind, arrays, config, self._now.report.asked)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """One message per client that can be reached, with the new global model."""
-        messages = self._instructions(MessageType.EVALUATE, arrays, config)
+        messages = self._instructions(MessageType.EVALUATE, arrays, config, self._everyone)
         for message in messages:
             for name, record in self.rule.extras_for(client_of(message)).items():
                 message.content[name] = record
         return messages
 
-    def _instructions(self, kind: str, arrays: ArrayRecord, config: ConfigRecord) -> list[Message]:
+    def _instructions(
+        self, kind: str, arrays: ArrayRecord, config: ConfigRecord, clients: Collection[int]
+    ) -> list[Message]:
         now, messenger = self._now, self._now.messenger
-        nodes = messenger.nodes()
+        nodes = {client: node for client, node in messenger.nodes().items() if client in clients}
         now.sent.clear()
         now.sent.update({client: self.rule.model_for(client, arrays) for client in nodes})
         return [
@@ -342,9 +347,10 @@ class RoundDriver(Strategy):
         report = self._now.report
         if phase == TRAINING:
             report.sat_out = [reply.client for reply in valid if reply.sat_out]
-        if len(valid) < self._quorum.share * self._clients:
+        asked = report.asked if phase == TRAINING else self._everyone
+        if len(valid) < self._quorum.share * len(asked):
             raise BelowQuorumError(
-                f"round {report.number}, {phase}: {len(valid)} of {self._clients} clients gave a valid reply, "
+                f"round {report.number}, {phase}: {len(valid)} of {len(asked)} clients gave a valid reply, "
                 f"quorum = {self._quorum.share:g} needs more; {report.reasons()}",
                 phase,
                 valid,

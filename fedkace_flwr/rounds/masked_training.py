@@ -1,7 +1,7 @@
 """The training phase under secure aggregation: the server learns the mean of the updates and no single update."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.common import NDArrays
@@ -22,8 +22,8 @@ class MaskedTraining:
     ----------
     messenger : Messenger
         Sends the round's messages.
-    clients : int
-        Number of clients K.
+    clients : collection of int
+        The round's participants.
     deadline : float
         Longest wait of each exchange, in seconds.
     check : callable
@@ -35,11 +35,13 @@ class MaskedTraining:
         Valid replies so far by client, without weights.
     """
 
-    def __init__(self, messenger: Messenger, clients: int, deadline: float, check: Callable[[Reply], None]) -> None:
+    def __init__(
+        self, messenger: Messenger, clients: Collection[int], deadline: float, check: Callable[[Reply], None]
+    ) -> None:
         self.deadline = deadline
         self.replies: dict[int, Reply] = {}
         self._messenger = messenger
-        self._wanted = set(range(clients))
+        self._wanted = set(clients)
         self._check = check
 
     def run(self, questions: Sequence[Message], before: Weights, names: Sequence[str], limit: float) -> NDArrays:

@@ -45,7 +45,7 @@ class Quorum:
 
     @property
     def least(self) -> int:
-        """Smallest sufficient number of valid replies."""
+        """Smallest sufficient number of valid replies in a phase that asks all clients."""
         return math.ceil(self.share * self._clients)
 
     @property

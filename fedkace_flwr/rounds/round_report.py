@@ -18,6 +18,8 @@ class RoundReport:
     ----------
     number : int
         Round t, counted from 1.
+    asked : tuple of int
+        Clients that are to train in this round; none if the method has no training phase.
     trained, evaluated : dict of int to dict
         Each client's metrics in the two phases.
     drift : float or None
@@ -45,6 +47,7 @@ class RoundReport:
     """
 
     number: int
+    asked: tuple[int, ...]
     trained: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     evaluated: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     drift: float | None = None
@@ -61,9 +64,10 @@ class RoundReport:
         """Return the first failures on one line; empty if there are none."""
         return "; ".join(f"client {failure['client']}: {failure['reason']}" for failure in self.failures[:3])
 
-    def unusual(self) -> dict[str, Any]:
-        """Fields that appear in the record only when they are not empty."""
-        fields = {"sat_out": self.sat_out, "below_quorum": self.below_quorum, "repeated": self.repeated}
+    def unusual(self, clients: int) -> dict[str, Any]:
+        """Fields that appear in the record only when they are not empty, and who was asked to train, if not all of K clients."""
+        asked = list(self.asked) if len(self.asked) < clients else []
+        fields = {"asked": asked, "sat_out": self.sat_out, "below_quorum": self.below_quorum, "repeated": self.repeated}
         return {name: value for name, value in fields.items() if value}
 
     def compared(self, clients: int) -> dict[str, list[float | None]]:

@@ -1,8 +1,10 @@
 """Keys of the stream, and the sizes of chunks that follow from them."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import Literal
 
 import numpy as np
@@ -17,6 +19,12 @@ class StreamConfig:
 
     clients: int = key(10, "Number of clients K.", low=1)
     rounds: int = key(15, "Number of rounds T.", low=1)
+    fraction_train: float = key(
+        1.0,
+        "Fraction of the clients that train in a round, rounded to whole clients, at least one; they are drawn anew for each round. The others miss the round's training and its chunk; images in an inbox wait for the client's next training. All clients receive the new global model and are evaluated (docs/method.md).",
+        above=0,
+        high=1,
+    )
     stream: Literal["windows", "blurred", "dirichlet", "quantity-skew"] = key(
         "windows",
         "How a client's classes change over the rounds (docs/streams.md): `windows` of classes slide along a cyclic list, as in the paper; `blurred` exchanges a share of each chunk with the client's other rounds; `dirichlet` draws the frequencies of all classes, which drift; `quantity-skew` gives clients windows with different numbers of samples.",
@@ -63,6 +71,24 @@ class StreamConfig:
     )
 
     @property
+    def participants_per_round(self) -> int:
+        """Number of clients that train in a round."""
+        return max(1, round(self.fraction_train * self.clients))
+
+    def participants(self, number: int, seed: int) -> tuple[int, ...]:
+        """Return the clients that train in a round, from 1, in ascending order; ``seed`` is the experiment's."""
+        if self.participants_per_round == self.clients:
+            return tuple(range(self.clients))
+        return _drawn(self.clients, self.participants_per_round, number, seed)
+
+    def participations(self, number: int, seed: int) -> int:
+        """Return the largest number of rounds, of the first ``number``, in which a single client trains."""
+        if self.participants_per_round == self.clients:
+            return number
+        rounds = range(1, number + 1)
+        return max(Counter(chain.from_iterable(self.participants(each, seed) for each in rounds)).values())
+
+    @property
     def largest_chunk(self) -> int:
         """Number of samples in the largest chunk."""
         return self.window * self.samples_per_class
@@ -79,6 +105,12 @@ class StreamConfig:
             return self.samples_per_class
         share = _shares(self.clients, self.stream_concentration, seed)[client]
         return max(-(-2 // self.window), round(self.samples_per_class * share))  # at least two in a chunk
+
+
+@lru_cache(maxsize=4096)
+def _drawn(clients: int, count: int, number: int, seed: int) -> tuple[int, ...]:
+    generator = np.random.default_rng(seed_for(seed, "participants", number))
+    return tuple(sorted(generator.choice(clients, count, replace=False).tolist()))
 
 
 @lru_cache(maxsize=16)

@@ -67,7 +67,7 @@ def compared(
 ) -> tuple[dict[int, Model], dict[int, str], RoundReport]:
     """The models that count, the kinds of the others' rejections, and the report."""
     record = keys.array_record(origin)
-    report = RoundReport(number)
+    report = RoundReport(number, ())
     counted, rejects = subject(replies(models), dict.fromkeys(models, record), report)
     return (
         {reply.client: dict(reply.weights) for reply in counted},
@@ -331,7 +331,7 @@ def test_personal_models_are_not_compared_by_direction() -> None:
         "n.num_batches_tracked": held[3]["n.num_batches_tracked"],
     }
     sent: dict[int, ArrayRecord] = {client: keys.array_record(start) for client, start in starts.items()}
-    _, rejects = comparison()(replies(held), sent, RoundReport(1))
+    _, rejects = comparison()(replies(held), sent, RoundReport(1, ()))
     assert rejects == {}
 
 
@@ -370,5 +370,5 @@ def test_the_same_bound_holds_for_a_client_by_itself() -> None:
     }
     record = keys.array_record(origin)
     listed = [replace(reply, client=4 - reply.client) for reply in replies(held)][::-1]
-    _, rejects = comparison()(listed, dict.fromkeys(range(5), record), RoundReport(1))
+    _, rejects = comparison()(listed, dict.fromkeys(range(5), record), RoundReport(1, ()))
     assert set(rejects) == {4}
