@@ -21,9 +21,9 @@ import atheris
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 
 with atheris.instrument_imports(include=["fedkace_flwr", "experiments.studies", "zipfile", "gzip", "yaml", "json"]):
-    from support.made.parsers import (
+    from support.made.parsers import Parsers
+    from support.made.pristine import (
         CORPUS,
-        Parsers,
         dropped,
         folded_weights,
         pristine,

@@ -17,10 +17,10 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.made.parsers import (
+from support.made.parsers import Parsers
+from support.made.pristine import (
     CORPUS,
     NAMES,
-    Parsers,
     pristine,
     pristine_idx,
     pristine_ledger,

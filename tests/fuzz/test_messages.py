@@ -12,7 +12,8 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.made.parsers import LIMITS, SHAPES, WEIGHTS, Parsers, folded_weights
+from support.made.parsers import Parsers
+from support.made.pristine import LIMITS, SHAPES, WEIGHTS, folded_weights
 from support.made.replies import ask_with
 
 from fedkace_flwr.errors import MessageError

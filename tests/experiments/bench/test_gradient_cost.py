@@ -88,7 +88,7 @@ def test_sizes_that_will_not_do_are_refused(option: list[str], capsys: pytest.Ca
 
 
 def test_the_page_says_what_the_kept_output_says() -> None:
-    docs = Path(__file__).resolve().parents[2] / "docs"
+    docs = Path(__file__).resolve().parents[3] / "docs"
     kept = json.loads((docs / "results" / "gradient_cost.json").read_text())
     page = (docs / "method.md").read_text()
     for network in NETWORKS:

@@ -17,7 +17,7 @@ from experiments.studies.study import load_study
 from experiments.studies.yaml_file import parse_setting, read_yaml
 from fedkace_flwr.errors import ConfigError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 STUDIES = ROOT / "experiments" / "studies"
 
 

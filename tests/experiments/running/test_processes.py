@@ -8,7 +8,7 @@ import pytest
 
 from experiments.running.processes import staged_app
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def bundle(app: Path, place: Path) -> bytes:

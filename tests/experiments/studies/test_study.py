@@ -299,7 +299,7 @@ def test_an_unknown_scale_is_refused_with_those_there_are(tmp_path: Path) -> Non
         load_study(write(tmp_path, "groups.yaml", GROUPS), {}, tmp_path, scale="tiny")
 
 
-STUDIES = sorted((Path(__file__).parents[2] / "experiments" / "studies").glob("*.yaml"))
+STUDIES = sorted((Path(__file__).parents[3] / "experiments" / "studies").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)

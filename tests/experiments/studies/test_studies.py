@@ -13,7 +13,7 @@ from experiments.running import runner
 from experiments.running.runner import run_study
 from experiments.studies.study import load_study
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

@@ -14,7 +14,7 @@ from experiments.studies.study import Study, load_study
 from fedkace_flwr.networks.resnet import resnet18
 
 GIB = 2**30
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
