@@ -19,7 +19,7 @@ def execute(path: Path, folder: Path) -> nbformat.NotebookNode:
     CellExecutionError
         A cell raises.
     """
-    notebook = nbformat.read(path, as_version=4)
+    notebook: nbformat.NotebookNode = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
     client = NotebookClient(
         notebook, timeout=_PATIENCE, resources={"metadata": {"path": str(folder)}}, record_timing=False
     )
@@ -33,7 +33,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             notebook = execute(path, Path(folder))
         notebook.metadata.pop("language_info", None)
-        nbformat.write(notebook, path)
+        nbformat.write(notebook, path)  # type: ignore[no-untyped-call]
         print(f"written: {path}", file=sys.stderr)
 
 
