@@ -77,7 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
             from experiments.report.robustness import honest_accuracies, robustness_tables
             from fedkace_flwr.storage.files import write_text
 
-            runs = honest_accuracies(options.source)
+            runs = honest_accuracies(*options.sources)
             if options.output:
                 write_text(options.output, runs.to_csv(index=False))
             print(robustness_tables(runs))

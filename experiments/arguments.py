@@ -122,7 +122,9 @@ def make_parser(program: str) -> argparse.ArgumentParser:
     robustness = commands.add_parser(
         "robustness", help="print the tables of the study poisoning, see docs/robustness.md"
     )
-    robustness.add_argument("source", type=Path, help="results folder of the study, or a file written with --output")
+    robustness.add_argument(
+        "sources", type=Path, nargs="+", help="results folders of the study, or files written with --output"
+    )
     robustness.add_argument("--output", type=Path, help="also write the accuracies of all runs to this CSV file")
     keep = commands.add_parser(
         "keep", help="copy the records of a run or a study for publication, without the paths of this machine"

@@ -16,6 +16,7 @@ from experiments.studies.study import Study
 from fedkace_flwr.errors import RunError
 from fedkace_flwr.storage.files import LARGEST_LOG, read_text
 
+_FEW = 20  # runs that fit on a screen
 _PLANNED = re.compile(r"^plan: (\d+) workers? of", re.MULTILINE)
 
 
@@ -40,6 +41,11 @@ class Progress:
     seconds: list[float]
     rounds: int
     finished: bool
+
+    @property
+    def state(self) -> str:
+        """``finished``, ``started`` or ``to do``."""
+        return "finished" if self.finished else "started" if self.seconds else "to do"
 
     @property
     def left(self) -> int:
@@ -77,7 +83,7 @@ def seconds_left(runs: list[Progress], at_once: int) -> float | None:
 
 
 def show_status(folder: Folder, study_of: Callable[[Command, Folder], Study], console: Console) -> None:
-    """Print state, progress and estimate.
+    """Print state, progress and estimate; of a study with many runs, only those that have started and are not finished.
 
     Parameters
     ----------
@@ -101,10 +107,11 @@ def show_status(folder: Folder, study_of: Callable[[Command, Folder], Study], co
     table = Table(box=None, header_style="bold", pad_edge=False)
     for heading in ("run", "state", "rounds"):
         table.add_column(heading, justify="right" if heading == "rounds" else "left")
-    for run in runs:
-        state = "finished" if run.finished else "started" if run.seconds else "to do"
-        table.add_row(run.name, state, f"{len(run.seconds)} of {run.rounds}")
-    console.print(table)
+    shown = runs if len(runs) <= _FEW else [run for run in runs if run.state == "started"]
+    for run in shown:
+        table.add_row(run.name, run.state, f"{len(run.seconds)} of {run.rounds}")
+    if shown:
+        console.print(table)
     done, rounds = sum(len(run.seconds) for run in runs), sum(run.rounds for run in runs)
     finished = sum(run.finished for run in runs)
     console.print(f"{finished} of {len(runs)} runs and {done} of {rounds} rounds are done", highlight=False)

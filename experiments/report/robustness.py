@@ -17,10 +17,13 @@ AXES = ["federation", "aggregation", "attack"]
 COLUMNS = [*AXES, "seed", "aa", "final"]
 NO_ATTACK = "none"
 
+_RUN = [*AXES, "seed"]
+_DIGITS = 4
+_ROUNDING = 2 * 10**-_DIGITS
 _LARGEST = "largest loss"
 
 
-def honest_accuracies(source: Path) -> pd.DataFrame:
+def honest_accuracies(*sources: Path) -> pd.DataFrame:
     """Return the accuracy of the honest clients in each finished run, in percent.
 
     The columns are :data:`COLUMNS`: the place of the run in the study, its seed, the accuracy averaged over the rounds,
@@ -28,18 +31,22 @@ def honest_accuracies(source: Path) -> pd.DataFrame:
 
     Parameters
     ----------
-    source : Path
-        Results folder of the study, or a CSV file with these columns, as ``--output`` writes it.
+    sources : Path
+        Each the results folder of the study, or a CSV file with these columns, as ``--output`` writes it. A run may be
+        in several of them, for example if a study was continued on another machine.
 
     Raises
     ------
     ResultsError
-        It is neither, or no run is finished.
+        A source is neither, no run is finished, or two sources disagree on a run.
     """
-    frame = _read(source) if source.is_file() else _computed(source)
-    if frame.empty:
-        raise ResultsError(f"{source}: no run of the study is finished")
-    return frame.sort_values([*AXES, "seed"], ignore_index=True)
+    found = pd.DataFrame(columns=COLUMNS)
+    for source in sources:
+        frame = _read(source) if source.is_file() else _computed(source)
+        if frame.empty:
+            raise ResultsError(f"{source}: no run of the study is finished")
+        found = _joined(found, frame, source)
+    return found.sort_values(_RUN, ignore_index=True)
 
 
 def robustness_tables(runs: pd.DataFrame) -> str:
@@ -56,6 +63,28 @@ def robustness_tables(runs: pd.DataFrame) -> str:
     return "\n\n".join(_table(str(name), part) for name, part in runs.groupby("federation"))
 
 
+def _joined(known: pd.DataFrame, more: pd.DataFrame, source: Path) -> pd.DataFrame:
+    """All runs of both tables.
+
+    Raises
+    ------
+    ResultsError
+        They disagree on a run.
+    """
+    if known.empty:
+        return more
+    both = known.merge(more, on=_RUN, suffixes=("", "_more"))
+    for name in ("aa", "final"):
+        odd = both[(both[name] - both[f"{name}_more"]).abs() > _ROUNDING]
+        if not odd.empty:
+            first = odd.iloc[0]
+            raise ResultsError(
+                f"{source}: {' '.join(str(first[axis]) for axis in _RUN)}: {name} = {first[f'{name}_more']:g}, but "
+                f"{first[name]:g} in an earlier source; give only one of them"
+            )
+    return pd.concat([known, more]).drop_duplicates(_RUN)
+
+
 def _computed(folder: Path) -> pd.DataFrame:
     results = load_results(folder)
     if not {f"axis.{axis}" for axis in AXES} <= set(results.runs.columns):
@@ -67,7 +96,7 @@ def _computed(folder: Path) -> pd.DataFrame:
         each = [mean(record["client_accuracy"][client] for client in honest) for record in records]
         known = [100 * value for value in each if value is not None]
         lines.append([*(str(row[f"axis.{axis}"]) for axis in AXES), row["seed"], fmean(known), known[-1]])
-    return pd.DataFrame(lines, columns=COLUMNS).round(4)
+    return pd.DataFrame(lines, columns=COLUMNS).round(_DIGITS)
 
 
 def _read(path: Path) -> pd.DataFrame:

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support.common import SMALL, rounds_of
+from support.made.results import write_run
 from support.systems.federation import until
 from support.tools import need_tools
 
@@ -22,6 +23,7 @@ from experiments.background.supervisor import lower_own_priority
 from experiments.durations import span
 from experiments.running.guard import end_all_of
 from experiments.running.inline import run_inline
+from experiments.studies.study import load_study
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import RunError
 
@@ -125,6 +127,19 @@ def test_what_cannot_be_started_is_refused_in_one_line(tmp_path: Path) -> None:
     assert "--results and --dry-run" in refused("start", tmp_path / "c", "--", "table1", "--dry-run")
     assert "holds no study" in refused("status", tmp_path / "d")
     assert "commit no-such" in refused("start", tmp_path / "e", "--commit", "no-such", "--", "quickstart")
+
+
+def test_of_many_runs_only_those_in_progress_are_listed(tmp_path: Path) -> None:
+    study = tmp_path / "many.yaml"
+    study.write_text("config: {dataset: digits, rounds: 4}\ngrid: {seed: [" + ", ".join(map(str, range(30))) + "]}\n")
+    folder = Folder(tmp_path / "many")
+    folder.path.mkdir()
+    folder.keep(Command("0" * 40, sys.executable, [str(study)], str(tmp_path)))
+    begun = next(iter(load_study(study, {}, tmp_path).runs))
+    write_run(folder.results / "many", begun, [0.5, 0.6], finished=False)
+    told = good("status", folder.path)
+    assert [line.split() for line in told.splitlines() if "seed-" in line] == [[begun, "started", "2", "of", "4"]]
+    assert "0 of 30 runs and 2 of 120 rounds are done" in told
 
 
 def test_one_process_at_a_time_holds_the_lock(tmp_path: Path) -> None:

@@ -57,6 +57,24 @@ def test_the_file_gives_the_same_table_as_the_runs(
     assert honest_accuracies(tmp_path / "runs.csv")["final"].tolist() == pytest.approx([89, 96, 90, 100, 85, 80])
 
 
+def test_several_sources_are_joined(study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = honest_accuracies(study)
+    for name, part in (("one.csv", whole[:4]), ("two.csv", whole[2:])):
+        part.to_csv(tmp_path / name, index=False)
+    assert honest_accuracies(tmp_path / "two.csv", tmp_path / "one.csv").equals(whole)
+    assert main(["robustness", str(tmp_path / "one.csv"), str(study)]) == 0
+    assert capsys.readouterr().out.strip() == robustness_tables(whole)
+
+
+def test_sources_that_disagree_are_refused_in_one_line(study: Path, tmp_path: Path) -> None:
+    other = honest_accuracies(study)
+    other.loc[other["attack"] == "noise", "final"] += 1
+    other.to_csv(tmp_path / "other.csv", index=False)
+    message = r"other\.csv: 1-of-2 default noise 0: final = 90, but 89 in an earlier source; give only one of them"
+    with pytest.raises(ResultsError, match=message):
+        honest_accuracies(study, tmp_path / "other.csv")
+
+
 @pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "federation,aggregation,attack,seed,aa,final\na,b,c,x,1,2\n"])
 def test_another_file_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "runs.csv").write_text(text)
