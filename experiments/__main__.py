@@ -47,11 +47,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser = make_parser(_program())
     try:
         check_command(own, commands_of(parser))
+        options = parser.parse_args(study_first(own))
+        if study and (options.command, getattr(options, "action", "")) != ("background", "start"):
+            raise ConfigError(f"{options.command}: takes no arguments after --; only background start does")
     except ConfigError as error:
         return _refused(error)
-    options = parser.parse_args(study_first(own))
-    if study and (options.command, getattr(options, "action", "")) != ("background", "start"):
-        parser.error("only `background start` takes arguments after --")
     console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
     try:
         if options.command == "bench":

@@ -1,20 +1,61 @@
 """The commands and options of the command line."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NoReturn
 
 from experiments.background.folder import LOWEST, NORMAL
 from experiments.studies.inheritance import FULL
 from experiments.studies.names import ENGINES, study_names
 from fedkace_flwr import __version__
+from fedkace_flwr.errors import ConfigError, closest
 
 RESULTS = Path("results")
 """The folder in which each study gets its own."""
 
 
-def make_parser(program: str) -> argparse.ArgumentParser:
+class Parser(argparse.ArgumentParser):
+    """A parser that answers a mistake in one line, with the nearest word."""
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse the arguments.
+
+        Raises
+        ------
+        ConfigError
+            Always.
+        """
+        raise ConfigError(f"{self.prog.split()[-1]}: {message}; see {self.prog} --help")
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+        """Parse the arguments.
+
+        Raises
+        ------
+        ConfigError
+            They are incomplete, or one of them is unknown.
+        """
+        options, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            command = commands_of(self)[options.command]
+            word = next((word for word in unknown if word.startswith("-")), unknown[0])
+            what = "unknown option" if word.startswith("-") else "unexpected argument"
+            hint = closest(word, _options_of(command, options)) or f"; see {command.prog} --help"
+            raise ConfigError(f"{options.command}: {what} {word}{hint}")
+        return options
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        choices = [str(choice) for choice in action.choices or ()]
+        if choices and value not in choices:
+            name = " ".join([*action.option_strings[:1], str(value)])
+            words = f"{self.prog.split()[-1]} {name}: must be one of {', '.join(choices)}"
+            raise ConfigError(f"{words}{closest(str(value), choices)}")
+
+
+def make_parser(program: str) -> Parser:
     """Return the parser of the whole command line; ``program`` is how the program was called."""
-    parser = argparse.ArgumentParser(prog=program, description="Run studies and benchmarks.")
+    parser = Parser(prog=program, description="Run studies and benchmarks.")
     parser.add_argument("--version", action="version", version=f"fedkace_flwr {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="run a study")
@@ -186,6 +227,13 @@ def make_parser(program: str) -> argparse.ArgumentParser:
     return parser
 
 
-def commands_of(parser: argparse.ArgumentParser) -> list[str]:
-    """Return the names of all commands."""
-    return next(list(action.choices) for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """Return the parsers of all commands by name; none if the parser has no commands."""
+    found = (action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    return dict(next(found, {}))
+
+
+def _options_of(command: argparse.ArgumentParser, options: argparse.Namespace) -> list[str]:
+    """Return the options of a command, and those of its action if it has actions."""
+    action = commands_of(command).get(getattr(options, "action", ""))
+    return [*command._option_string_actions, *(action._option_string_actions if action else ())]

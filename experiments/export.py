@@ -18,6 +18,7 @@ from fedkace_flwr.inference.kept_models import KeptModels, load_newest
 from fedkace_flwr.registry import configured
 from fedkace_flwr.storage.checkpoint import Checkpoints
 from fedkace_flwr.storage.files import read_text
+from fedkace_flwr.storage.names import closest_path
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,10 @@ def _find(source: Path, data_dir: Path | None) -> _Source:
         card = source / CARD
         return _Source(read_model(source), card=_text(card) if card.exists() else None)
     if not source.is_dir():
-        raise ModelError(f"{source}: there is no such folder; must be that of a run, of a client's state or of a model")
+        hint = closest_path(source)
+        raise ModelError(
+            f"{source}: there is no such folder; must be that of a run, of a client's state or of a model{hint}"
+        )
     if (source / "config.json").exists():
         return _of_run(source, data_dir)
     if runs := runs_of_study(source):

@@ -6,12 +6,11 @@ from experiments.studies.names import looks_like_a_study, study_names
 from fedkace_flwr.errors import ConfigError, closest
 
 _COMMANDS = (
-    ("run quickstart", "ten clients learn handwritten digits; about a minute"),
+    ("run quickstart", "ten clients learn handwritten digits; one to two minutes"),
     ("run STUDY --dry-run", "what a study would run, and for how long"),
     ("table results/STUDY", "the figures of finished runs"),
     ("report results/STUDY", "tables, figures and a page with charts"),
     ("keep results/STUDY FOLDER", "copy the records for publication"),
-    ("stream --set KEY=VALUE", "draw which classes clients receive in each round"),
     ("feed FOLDER", "play a data set into the inboxes of devices"),
 )
 _OPTIONS_WITH_ONE_VALUE = ("--engine", "--workers", "--gpu-fraction", "--scale", "--results", "--output")
@@ -28,7 +27,7 @@ def overview(program: str) -> str:
             *lines,
             "",
             f"Studies: {', '.join(study_names())}; or a YAML file of your own.",
-            "Further commands: export, predict, serve, app, background, robustness, bench, gradient-cost. "
+            "Further commands: stream, export, predict, serve, app, background, robustness, bench, gradient-cost. "
             "COMMAND --help explains a command, docs/running.md all of them.",
         ]
     )

@@ -26,7 +26,7 @@ from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.privacy.attacks import Attack, FlippedLabels, is_hostile
 from fedkace_flwr.privacy.client_mods import guarded
 from fedkace_flwr.privacy.site_policy import policy_of_site
-from fedkace_flwr.registry import METHODS, OWN_METHODS, Method, configured, find_method
+from fedkace_flwr.registry import METHODS, OWN_METHODS, Method, configured, find_method, known_names
 from fedkace_flwr.sources import InboxSource, Source, StreamSource
 from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.storage.client_store import ClientStore, is_locked
@@ -41,7 +41,7 @@ def _configured(context: Context, round_number: int | None = None) -> tuple[Meth
     # With the types, since 1 == 1.0 == True.
     asked, method, config = _parsed(tuple((name, type(values[name]).__name__, values[name]) for name in sorted(values)))
     try:
-        policy = policy_of_site(context.node_config)
+        policy = policy_of_site(context.node_config, known_names())
         if policy is not None:
             policy.check(asked, config, sends_labels=method.sends_labels, round_number=round_number)
     except PolicyError as error:

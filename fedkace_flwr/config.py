@@ -143,6 +143,29 @@ def declared_keys(wanted: Iterable[str]) -> dict[str, tuple[type, Key]]:
     return keys
 
 
+def check_value(name: str, value: object) -> None:
+    """Check one key by itself: whether it exists, and whether the value has its type and is in its range.
+
+    Raises
+    ------
+    ConfigError
+        It fails.
+    """
+    values = _renewed({name: value})
+    _check_names(values)
+    for each in values:
+        section, declared = declared_keys(values)[each]
+        checked(each, values[each], declared, default_of(section, each.replace("-", "_")))
+
+
+def _check_names(values: Mapping[str, object]) -> None:
+    known = declared_keys(values)
+    for name in values:
+        if name not in known:
+            hint = closest(str(name), known) or "; see docs/configuration.md for the keys"
+            raise ConfigError(f"unknown key {name:.100} = {values[name]!r:.100}{hint}")
+
+
 def path_keys() -> frozenset[str]:
     """Return the names of the keys whose values are folders or files: by convention, those that end in ``-dir`` or ``-file``."""
     return folder_keys() | {name for _, name, _ in all_keys() if name.endswith("-file")}
@@ -200,11 +223,7 @@ class Config:
         values = _renewed(values)
         if isinstance(method := values.get("method"), str):
             _declare_added(method)
-        known = list(declared_keys(values))
-        for name in values:
-            if name not in known:
-                hint = closest(str(name), known) or "; see docs/configuration.md for the keys"
-                raise ConfigError(f"unknown key {name:.100} = {values[name]!r:.100}{hint}")
+        _check_names(values)
 
         def chosen(section: type) -> dict[str, Scalar]:
             return {

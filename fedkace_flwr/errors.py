@@ -6,9 +6,15 @@ from difflib import get_close_matches
 
 def closest(text: str, known: Iterable[str]) -> str:
     """Return ``; did you mean NAME?`` with the known name nearest to a misspelt one, or nothing if none is near."""
+    near = nearest(text, known)
+    return f"; did you mean {near}?" if near else ""
+
+
+def nearest(text: str, known: Iterable[str]) -> str | None:
+    """Return the known name nearest to a misspelt one, in capitals or not; None if none is near."""
     names = {name.lower(): name for name in known}
     near = get_close_matches(text.lower(), names, n=1)
-    return f"; did you mean {names[near[0]]}?" if near else ""
+    return names[near[0]] if near else None
 
 
 class FedkaceError(Exception):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from fedkace_flwr.errors import ConfigError
+from fedkace_flwr.errors import ConfigError, closest
 
 Scalar = bool | int | float | str
 
@@ -153,5 +153,6 @@ def checked(name: str, value: object, of: Key, default: Scalar) -> Scalar:
     if not of.allows(value):
         wanted = ["finite"] if isinstance(value, float) and not math.isfinite(value) else []
         wanted += [of.range_text().replace("`", "")] if of.range_text() else []
-        raise ConfigError(f"{name} = {value!r:.200}: must be {' and '.join(wanted)}")
+        hint = closest(value, of.choices) if isinstance(value, str) else ""
+        raise ConfigError(f"{name} = {value!r:.200}: must be {' and '.join(wanted)}{hint}")
     return value

@@ -234,9 +234,18 @@ def find_method(name: str) -> Method:
     """
     _add(name)
     if name not in METHODS:
-        known = sorted({*METHODS, *plugins.found("method")})
+        known = known_names()["method"]
         raise ConfigError(f"method = {name!r}: must be one of {', '.join(known)}{closest(name, known)}")
     return METHODS[name]
+
+
+def known_names() -> dict[str, list[str]]:
+    """Return the names of all methods, data sets and networks, other packages' among them, by the key that takes them."""
+    return {
+        "method": sorted({*METHODS, *plugins.found("method")}),
+        "dataset": [*DATASETS, *plugins.found("dataset")],
+        "network": [*NETWORKS, *plugins.found("network")],
+    }
 
 
 def _add(name: str) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import yaml
 
+from experiments.studies.names import TABLES
+
 FILE = Path(__file__).with_name("paper.yaml")
-TABLES = ("table1", "table2", "table3", "table4")
 CONDITION = "condition"  # the only metric of table3; the other tables have AA and AR
 _ROWS: dict[str, dict[str, str]] = {
     "table1": {
@@ -74,7 +75,7 @@ def paper_row(table: str, method: str, clients: int, capacity: int) -> str | Non
     Parameters
     ----------
     table : str
-        One of :data:`TABLES`.
+        One of the published tables.
     method : str
         The method's name in configurations.
     clients, capacity : int

@@ -14,8 +14,9 @@ import pandas as pd
 
 from experiments.report.markup import latex_table, markdown_table
 from experiments.report.names import axis_label, data_name, labelled, method_name, method_rank, role
-from experiments.report.paper import CONDITION, TABLES, load_paper, paper_row
+from experiments.report.paper import CONDITION, load_paper, paper_row
 from experiments.results.loading import Results, StudyInfo, rows_of
+from experiments.studies.names import TABLES
 
 CHANCE = "chance"
 _DASH = "-"

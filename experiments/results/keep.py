@@ -7,6 +7,7 @@ from fedkace_flwr import registry as registry  # declares the methods' keys
 from fedkace_flwr.config import folder_keys, path_keys
 from fedkace_flwr.errors import RunError
 from fedkace_flwr.storage.files import LARGEST_LOG, read_bytes, read_text, write_bytes, write_text
+from fedkace_flwr.storage.names import closest_path
 
 _REQUIRED = ("config.json", "environment.json", "rounds.jsonl")
 _SUMMARY, _PICTURE = "summary.json", "accuracy.png"
@@ -31,6 +32,8 @@ def keep(source: Path, target: Path) -> None:
 
 
 def _keep(source: Path, target: Path) -> None:
+    if not source.is_dir():
+        raise RunError(f"{source}: is not a folder; must be that of a run or of a study{closest_path(source)}")
     if not (source / "study.json").exists():
         _keep_run(source, target)
         if (source / _PICTURE).exists():

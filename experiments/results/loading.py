@@ -25,6 +25,7 @@ from fedkace_flwr.registry import METHODS
 from fedkace_flwr.results.record import totals
 from fedkace_flwr.storage.files import write_bytes, write_text
 from fedkace_flwr.storage.folders import make_folder
+from fedkace_flwr.storage.names import closest_path
 
 # These keys affect numbers only through rounding, a run that stops, or values that are not recorded; none is an axis.
 _NOT_AXES = frozenset({"device", "quorum", "diagnostics", "report-classes"})
@@ -139,7 +140,7 @@ def rows_of(frame: pd.DataFrame) -> list[Record]:
 
 def _load_study(folder: Path) -> tuple[StudyInfo, list[tuple[Path, Record, Mapping[str, Any]]]]:
     if not folder.is_dir():
-        raise ResultsError(f"{folder}: is not a folder; must be a results folder")
+        raise ResultsError(f"{folder}: is not a folder; must be a results folder{closest_path(folder)}")
     single = (folder / "config.json").exists()
     paths = [folder] if single else runs_of_study(folder)
     told = None if single else read_study(folder / "study.json")

@@ -15,7 +15,7 @@ from experiments.results.regret import is_reference, regret, stream_of
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError, RunError, closest
 from fedkace_flwr.registry import METHODS
-from fedkace_flwr.storage.names import printable
+from fedkace_flwr.storage.names import closest_path, printable
 
 _GAP = 2  # spaces between columns
 
@@ -154,7 +154,7 @@ def find_runs(folders: Sequence[Path]) -> tuple[list[FinishedRun], list[str]]:
     if not found:
         raise RunError(
             f"{', '.join(str(folder) for folder in folders)}: no finished run; name folders of studies or of runs, "
-            "such as results/quickstart"
+            f"such as results/quickstart{closest_path(folders[0])}"
         )
     return _finished(list(found)), notes
 

@@ -79,7 +79,10 @@ def at_scale(content: Mapping[str, Any], scale: str) -> tuple[dict[str, Any], di
     part = _mapping(scales, scale)
     for key in part:
         if key not in _SCALED_KEYS:
-            raise ConfigError(f"scales: {scale}: unknown key {key!r:.100}; the keys are {', '.join(_SCALED_KEYS)}")
+            hint = closest(str(key), _SCALED_KEYS)
+            raise ConfigError(
+                f"scales: {scale}: unknown key {key!r:.100}; the keys are {', '.join(_SCALED_KEYS)}{hint}"
+            )
     config, grid = ({**_mapping(content, name), **_mapping(part, name)} for name in _SCALED_KEYS)
     return config, grid
 

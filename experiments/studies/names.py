@@ -7,8 +7,13 @@ from fedkace_flwr.errors import ConfigError, closest
 ENGINES = ("flower", "inline")
 """What runs a study: Flower's simulation, or one process without Ray."""
 
+SUFFIXES = (".yaml", ".yml")
+"""The suffixes of study files."""
+
+TABLES = ("table1", "table2", "table3", "table4")
+"""The paper's tables that a study can repeat."""
+
 _FOLDER = Path(__file__).parent
-_SUFFIXES = (".yaml", ".yml")
 
 
 def study_names(folder: Path = _FOLDER) -> list[str]:
@@ -33,7 +38,7 @@ def find_study(text: str, folder: Path = _FOLDER) -> Path:
         There is neither a study nor a file of this name.
     """
     path = Path(text)
-    if path.name != text or path.suffix in _SUFFIXES:
+    if path.name != text or path.suffix in SUFFIXES:
         return path
     names = study_names(folder)
     if text in names:
@@ -45,4 +50,4 @@ def find_study(text: str, folder: Path = _FOLDER) -> Path:
 
 def looks_like_a_study(text: str) -> bool:
     """Return whether a word on the command line names one of the project's studies or a YAML file."""
-    return text in study_names() or Path(text).suffix in _SUFFIXES
+    return text in study_names() or Path(text).suffix in SUFFIXES

@@ -42,9 +42,9 @@ from typing import Any
 
 from experiments.studies.grid import Axis, combinations, parse_grid, run_name
 from experiments.studies.inheritance import FULL, StudyFile, at_scale, read_study_file
-from experiments.studies.names import ENGINES
+from experiments.studies.names import ENGINES, TABLES
 from fedkace_flwr import registry as registry  # declares the methods' keys
-from fedkace_flwr.config import Config, path_keys
+from fedkace_flwr.config import Config, check_value, path_keys
 from fedkace_flwr.errors import ConfigError, closest
 from fedkace_flwr.keys import Scalar
 
@@ -146,13 +146,20 @@ def load_study(
     """
     file = path if isinstance(path, StudyFile) else read_study_file(path)
     path, content = file.path, file.content
+    for key, values in {**{key: [value] for key, value in overrides.items()}, **(sweeps or {})}.items():
+        for value in values:
+            check_value(key, value)
     with _naming(path):
         for name in ("title", "note", "paper"):
             if not isinstance(content.get(name), str | None):
                 raise ConfigError(f"{name} = {content[name]!r:.200}: must be text")
+        paper = content.get("paper")
+        if paper is not None and paper not in TABLES:
+            raise ConfigError(f"paper = {paper!r:.200}: must be {', '.join(TABLES)}{closest(paper, TABLES)}")
         engine = engine or content.get("engine", "flower")
         if engine not in ENGINES:
-            raise ConfigError(f"engine = {engine!r:.200}: must be {' or '.join(ENGINES)}")
+            hint = closest(str(engine), ENGINES)
+            raise ConfigError(f"engine = {engine!r:.200}: must be {' or '.join(ENGINES)}{hint}")
         count = _number("workers", workers, content, int, low=1)
         fraction = _number("gpu-fraction", gpu_fraction, content, float, low=0)
         config, grid = at_scale(content, scale)
@@ -171,7 +178,7 @@ def load_study(
         folder=folder,
         title=str(content.get("title", path.stem)),
         note=str(content.get("note") or ""),
-        paper=content.get("paper"),
+        paper=paper,
         axes=list(dict.fromkeys([*(axis.name for axis in axes), "method", "seed"])),
         cells={name: cells[name] for name in chosen},
         runs={name: runs[name] for name in chosen},
@@ -200,15 +207,21 @@ def _expand(
 
 
 def _chosen(runs: Mapping[str, Config], only: Sequence[str], path: Path) -> list[str]:
-    """The names of the runs that match a pattern as a whole or in a part; all of them where there is none."""
-    chosen = [name for name in runs if not only or any(_matches(name, pattern) for pattern in only)]
-    if not chosen and runs:
-        parts = dict.fromkeys(part for name in runs for part in (name, *name.split("_")))
-        raise ConfigError(
-            f"--only {' '.join(only)}: no run of {path} has such a name; the first is {next(iter(runs))}"
-            f"{closest(only[0], parts)}"
-        )
-    return chosen
+    """Return the names of the runs that match a pattern as a whole or in a part; all of them if there is none.
+
+    Raises
+    ------
+    ConfigError
+        A pattern matches no run.
+    """
+    for pattern in only:
+        if runs and not any(_matches(name, pattern) for name in runs):
+            parts = dict.fromkeys(part for name in runs for part in (name, *name.split("_")))
+            raise ConfigError(
+                f"--only {pattern}: no run of {path} has such a name; the first is {next(iter(runs))}"
+                f"{closest(pattern, parts)}"
+            )
+    return [name for name in runs if not only or any(_matches(name, pattern) for pattern in only)]
 
 
 def _matches(name: str, pattern: str) -> bool:

@@ -10,10 +10,12 @@ from typing import Any
 
 import yaml
 
+from experiments.studies.names import SUFFIXES, study_names
 from fedkace_flwr.config import all_keys
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.keys import Scalar, default_of
 from fedkace_flwr.storage.files import read_text
+from fedkace_flwr.storage.names import closest_path
 
 # Far above any study. Aliases let a file of a few lines stand for billions of values.
 _MOST_BYTES, _MOST_VALUES, _MOST_LETTERS, _DEEPEST, _LARGEST = 2**18, 100_000, 2**24, 20, 2**63
@@ -82,7 +84,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
         content = yaml.load(read_text(path, _MOST_BYTES), _Loader)
         _check_size(content)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}); name a study file") from error
+        own = f"; did you mean {path.stem}?" if path.parent == Path() and path.stem in study_names() else ""
+        hint = closest_path(path, SUFFIXES) or own or "; name a study file"
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}){hint}") from error
     except Exception as error:  # PyYAML raises arbitrary exceptions for odd tags and values
         line = (str(error).splitlines() or [""])[0] or type(error).__name__
         mark = getattr(error, "problem_mark", None)

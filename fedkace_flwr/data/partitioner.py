@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedkace_flwr.data.stream import ClientStream, client_stream
-from fedkace_flwr.errors import ConfigError, DataError
+from fedkace_flwr.errors import ConfigError, DataError, closest
 from fedkace_flwr.keys import checked, default_of, kebab, keys_of
 from fedkace_flwr.sections import StreamConfig
 
@@ -81,7 +81,9 @@ class StreamPartitioner(Partitioner):  # type: ignore[misc]  # untyped where it 
         }
         declared = keys_of(StreamConfig)
         for name in given.keys() - declared.keys():
-            raise ConfigError(f"unknown key {name} = {keys[name]!r:.100}; must be one of {', '.join(declared)}")
+            raise ConfigError(
+                f"unknown key {name} = {keys[name]!r:.100}; must be one of {', '.join(declared)}{closest(name, declared)}"
+            )
         values: dict[str, Any] = {
             name: checked(kebab(name), value, declared[name], default_of(StreamConfig, name))
             for name, value in given.items()

@@ -7,7 +7,7 @@ contains this check: which apps run at all is for signatures to decide (docs/sig
 
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -109,8 +109,17 @@ class SitePolicy:
         raise PolicyError(f"{self.path}: {name} = {value!r:.200}: this site accepts {accepted}")
 
 
-def policy_of_site(node_config: Mapping[str, Scalar]) -> SitePolicy | None:
+def policy_of_site(
+    node_config: Mapping[str, Scalar], names: Mapping[str, Collection[str]] | None = None
+) -> SitePolicy | None:
     """Return the policy of the machine that this process runs on; None if it has none.
+
+    Parameters
+    ----------
+    node_config : mapping
+        The node's own configuration.
+    names : mapping, optional
+        As in :func:`read_policy`.
 
     Raises
     ------
@@ -118,11 +127,18 @@ def policy_of_site(node_config: Mapping[str, Scalar]) -> SitePolicy | None:
         The file that the machine names cannot be read, so no run is accepted.
     """
     path = node_config.get(POLICY) or os.environ.get(VARIABLE, "")
-    return read_policy(Path(str(path)).expanduser()) if path else None
+    return read_policy(Path(str(path)).expanduser(), names) if path else None
 
 
-def read_policy(path: Path) -> SitePolicy:
+def read_policy(path: Path, names: Mapping[str, Collection[str]] | None = None) -> SitePolicy:
     """Read a policy; docs/signed-apps.md describes the format.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    names : mapping, optional
+        Keys whose values are names, such as ``method``, with all the names that they can have here.
 
     Raises
     ------
@@ -136,7 +152,13 @@ def read_policy(path: Path) -> SitePolicy:
     except (ValueError, RecursionError) as error:  # TOML and UTF-8
         raise PolicyError(f"{path}: is not valid TOML ({error!s:.200})") from error
     try:
-        return _parsed(path, table)
+        policy = _parsed(path, table)
+        for key, known in (names or {}).items():
+            for name in policy.rules[key].values if key in policy.rules else ():
+                if name not in known:
+                    hint = closest(str(name), known)
+                    raise ConfigError(f"{key} = {name!r:.200}: must be one of {', '.join(known)}{hint}")
+        return policy
     except ConfigError as error:
         raise PolicyError(f"{path}: {error}") from error
 
@@ -144,12 +166,14 @@ def read_policy(path: Path) -> SitePolicy:
 def _parsed(path: Path, table: Mapping[str, Any]) -> SitePolicy:
     known = {"labels", "unlisted", "keys"}
     for name in table.keys() - known:
-        raise PolicyError(f"{path}: unknown entry {name!r:.100}; must be one of {', '.join(sorted(known))}")
+        words = f"unknown entry {name!r:.100}; must be one of {', '.join(sorted(known))}{closest(name, known)}"
+        raise PolicyError(f"{path}: {words}")
     labels, unlisted, rules = table.get("labels", True), table.get("unlisted", _ANY), table.get("keys", {})
     if not isinstance(labels, bool):
         raise PolicyError(f"{path}: labels = {labels!r:.100}: must be true or false")
     if unlisted not in (_ANY, _DEFAULT):
-        raise PolicyError(f"{path}: unlisted = {unlisted!r:.100}: must be {_ANY!r} or {_DEFAULT!r}")
+        hint = closest(str(unlisted), (_ANY, _DEFAULT))
+        raise PolicyError(f"{path}: unlisted = {unlisted!r:.100}: must be {_ANY!r} or {_DEFAULT!r}{hint}")
     if not isinstance(rules, dict):
         raise PolicyError(f"{path}: keys = {rules!r:.100}: must be a table")
     return SitePolicy(path, labels, unlisted == _DEFAULT, dict(_rules(rules)))

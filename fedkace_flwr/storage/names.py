@@ -3,7 +3,10 @@
 import hashlib
 import os
 import re
-from pathlib import PurePath
+from collections.abc import Collection
+from pathlib import Path, PurePath
+
+from fedkace_flwr.errors import nearest
 
 _TOKEN = re.compile(r"[0-9A-Za-z]{1,64}")
 _MARKDOWN = re.compile(
@@ -28,6 +31,35 @@ def printable(text: str) -> str:
 def in_markdown(text: str) -> str:
     """The text on one line of GitHub's Markdown, in a table or outside, as text and nothing else."""
     return _MARKDOWN.sub(lambda found: f"\\{found[0]}", printable(text))
+
+
+def closest_path(path: Path, suffixes: Collection[str] = ()) -> str:
+    """Return ``; did you mean PATH?`` with the file or folder beside a missing one whose name is nearest.
+
+    Parameters
+    ----------
+    path : Path
+        The path that does not exist.
+    suffixes : collection of str
+        The suffixes of the files to choose from; if empty, folders are.
+
+    Returns
+    -------
+    str
+        Nothing if the path exists, or no name beside it is near.
+    """
+    try:
+        if path.exists():
+            return ""
+        beside = path.absolute().parent.iterdir()
+        name = nearest(path.name, (each.name for each in beside if _has(each, suffixes)))
+    except (OSError, ValueError):
+        return ""
+    return f"; did you mean {printable(str(path.with_name(name)))}?" if name else ""
+
+
+def _has(path: Path, suffixes: Collection[str]) -> bool:
+    return path.suffix in suffixes if suffixes else path.is_dir()
 
 
 def fitted(name: str, most: int) -> str:

@@ -1,6 +1,7 @@
 """The command line as somebody meets it: without arguments, with misspelt words, with options in any order."""
 
 import io
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from rich.progress import Progress, TextColumn
 from support.systems.engines import InProcessEngine
 
 from experiments.__main__ import main
+from experiments.arguments import commands_of, make_parser
 from experiments.bench.suite import PARTS
 from experiments.overview import study_first
 from experiments.running import runner
@@ -47,9 +49,12 @@ def names_planned(capsys: pytest.CaptureFixture[str]) -> list[str]:
 def test_without_arguments_it_shows_the_five_commands_that_people_need(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     out = capsys.readouterr().out
-    for command in ("run", "table", "report", "keep", "feed"):
-        assert f"python -m experiments {command} " in out
+    shown = [line.split()[3] for line in out.splitlines() if line.startswith("  python -m experiments ")]
+    assert list(dict.fromkeys(shown)) == ["run", "table", "report", "keep", "feed"]
     assert "quickstart" in out and "--help" in out
+    further = next(line for line in out.splitlines() if line.startswith("Further commands: "))
+    named = set(re.findall(r"[a-z-]+", further.partition(". ")[0].removeprefix("Further commands: ")))
+    assert named | set(shown) == set(commands_of(make_parser("fedkace")))
 
 
 def test_it_tells_its_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,10 +73,88 @@ def test_a_misspelt_word_is_answered_with_the_nearest(capsys: pytest.CaptureFixt
         (["run", "quickstart", "--set", "epoch=3", "--dry-run"], "epochs"),
         (["run", "quickstart", "--scale", "ful", "--dry-run"], "full"),
         (["run", "quickstart", "--only", "fedkase", "--dry-run"], "fedkace"),
+        (["run", "quickstart", "--only", "fedkace", "fedfram", "--dry-run"], "fedframe"),
+        (["run", "quickstart", "--engine", "inlin"], "inline"),
+        (["run", "quickstart", "--enigne", "inline"], "--engine"),
+        (["run", "quickstart", "--set", "tracker=wadb", "--dry-run"], "wandb"),
+        (["run", "quickstart", "--set", "network=resnet", "--dry-run"], "resnet18"),
+        (["run", "quickstart", "--set", "stream=blured", "--dry-run"], "blurred"),
+        (["run", "quickstart", "--set", "aggregation-rule=media", "--dry-run"], "median"),
+        (["run", "quickstart", "--set", "epochs=1,2", "metod=er", "--dry-run"], "method"),
+        (["run", "quickstart", "--set", "epoch=1,2", "--dry-run"], "epochs"),
+        (["stream", "quikstart"], "quickstart"),
+        (["stream", "--only", "fedkase"], "fedkace"),
+        (["table", "x", "--columns", "AA"], "aa"),
+        (["table", "x", "--colums", "aa"], "--columns"),
         (["bench", "trainin"], "training"),
+        (["background", "strat", "x"], "start"),
+        (["feed", "x", "--set", "dataset=mnst"], "mnist"),
+        (["run", "quickstart.yml", "--dry-run"], "quickstart"),
     ):
         line = refused(capsys, *arguments)
         assert line.endswith(f"did you mean {nearest}?"), line
+
+
+@pytest.mark.parametrize("command", ["table", "report", "keep", "export", "robustness"])
+def test_a_misspelt_folder_is_answered_with_the_nearest(
+    command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "results" / "quickstart").mkdir(parents=True)
+    target = [str(tmp_path / "target")] if command in ("keep", "export") else []
+    line = refused(capsys, command, str(tmp_path / "results" / "quikstart"), *target)
+    assert line.endswith(f"did you mean {tmp_path / 'results' / 'quickstart'}?"), line
+    line = refused(capsys, command, str(tmp_path / "resluts" / "quikstart"), *target)
+    assert "did you mean" not in line  # the folder above does not exist either
+
+
+def test_a_misspelt_file_of_a_study_is_answered_with_the_nearest(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    own = tmp_path / "mine.yaml"
+    own.write_text(TINY, encoding="utf-8")
+    assert refused(capsys, "run", str(tmp_path / "mien.yaml")).endswith(f"did you mean {own}?")
+    for text in ("base: mime.yaml\n", "same-runs-as: mime.yaml\n"):
+        (tmp_path / "other.yaml").write_text(text, encoding="utf-8")
+        assert refused(capsys, "run", str(tmp_path / "other.yaml")).endswith(f"did you mean {own}?")
+
+
+@pytest.mark.parametrize(
+    ("text", "nearest"),
+    [
+        ("confg: {}\n", "config"),
+        ("config: {epoch: 1}\n", "epochs"),
+        ("config: {stream: blured}\n", "blurred"),
+        ("config: {method: fedkase}\n", "fedkace"),
+        ("grid: {epoch: [1, 2]}\n", "epochs"),
+        ("grid: {size: {small: {widht: 2}}}\n", "width"),
+        ("scales: {full: {confg: {}}}\n", "config"),
+        ("engine: inlin\n", "inline"),
+        ("paper: tabel2\n", "table2"),
+    ],
+)
+def test_a_misspelt_word_in_a_study_is_answered_with_the_nearest(
+    text: str, nearest: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "own.yaml").write_text(text, encoding="utf-8")
+    line = refused(capsys, "run", str(tmp_path / "own.yaml"), "--dry-run")
+    assert line.endswith(f"did you mean {nearest}?"), line
+
+
+def test_a_mistake_in_a_setting_is_not_blamed_on_the_file(capsys: pytest.CaptureFixture[str]) -> None:
+    for setting in ("epoch=3", "epochs=many", "stream=blured", "epochs=1,many"):
+        line = refused(capsys, "run", "quickstart", "--dry-run", "--set", setting)
+        assert line.startswith(f"error: {'unknown key ' if setting == 'epoch=3' else ''}{setting.partition('=')[0]} = ")
+
+
+def test_what_the_parser_refuses_is_one_line_that_names_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, told in (
+        (["run"], "run: the following arguments are required: study; see "),
+        (["run", "quickstart", "--workers", "many"], "invalid int value: 'many'; see "),
+        (["run", "quickstart", "--zzz"], "run: unknown option --zzz; see "),
+        (["keep", "x"], "keep: the following arguments are required: target; see "),
+    ):
+        line = refused(capsys, *arguments)
+        assert told in line and line.endswith(f"{arguments[0]} --help"), line
 
 
 def test_a_study_in_place_of_a_command_is_answered_with_run(capsys: pytest.CaptureFixture[str]) -> None:

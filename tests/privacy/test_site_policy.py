@@ -183,6 +183,8 @@ def _accepts(check: Callable[[], None]) -> bool:
         ("labels = 1", "labels = 1: must be true or false"),
         ("unlisted = 'deny'", "unlisted = 'deny': must be 'any' or 'default'"),
         ("methods = ['er']", "unknown entry 'methods'; must be one of keys, labels, unlisted"),
+        ("label = true", "must be one of keys, labels, unlisted; did you mean labels?"),
+        ("unlisted = 'defaults'", "must be 'any' or 'default'; did you mean default?"),
         ("keys = 3", "keys = 3: must be a table"),
         ("[keys]\nepoch = 1", "unknown key 'epoch'; did you mean epochs?"),
         ("[keys]\nepochs = '1'", "epochs = '1': must be a whole number"),
@@ -192,7 +194,7 @@ def _accepts(check: Callable[[], None]) -> bool:
         ("[keys]\nepochs = {}", "epochs = {}: must be a value or a list of values, or min and max"),
         ("[keys]\nepochs = []", "epochs = []: must name at least one value"),
         ("[keys]\nepochs = {min = 3, max = 2}", "epochs: min = 3 is larger than max = 2"),
-        ("[keys]\ndp = 'lokal'", "dp = 'lokal': must be none, local, central"),
+        ("[keys]\ndp = 'lokal'", "dp = 'lokal': must be none, local, central; did you mean local?"),
         ("[keys]\ndp = {min = 'local'}", "dp = {'min': 'local'}: must be a value or a list of values"),
         ("[keys]\nsecagg = {min = true}", "secagg = {'min': True}: must be a value or a list of values"),
         ("[keys]\ndp-noise = nan", "dp-noise = nan: must be finite"),
@@ -244,6 +246,22 @@ def test_a_policy_that_is_missing_accepts_no_run(tmp_path: Path, monkeypatch: py
         read_policy(tmp_path)
     monkeypatch.delenv(VARIABLE, raising=False)
     assert policy_of_site({}) is None and policy_of_site({"policy": ""}) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("method = ['er', 'fedkase']", "method = 'fedkase': must be one of as1, .*; did you mean fedkace?"),
+        ("dataset = 'cifar-100'", "dataset = 'cifar-100': must be one of digits, .*; did you mean cifar100?"),
+        ("network = 'resnet'", "network = 'resnet': must be one of resnet18, .*; did you mean resnet18?"),
+    ],
+)
+def test_a_policy_with_a_name_that_nothing_has_accepts_no_run(
+    text: str, words: str, small: Make, policy: Callable[[str], Path]
+) -> None:
+    path = policy(f"[keys]\n{text}\n")
+    with pytest.raises(RunError, match=f"PolicyError: {re.escape(str(path))}: {words[:-1]}"):
+        run_inline(small(), node_config=lambda _: {"policy": str(path)})
 
 
 def test_the_node_config_comes_before_the_environment(

@@ -186,16 +186,29 @@ def test_a_study_that_will_not_do_is_refused_with_file_key_and_value(
     [
         ({"results-dir": "x"}, ["results-dir", "--results"]),
         ({"run-name": "x"}, ["run-name", "--results"]),
-        ({"overlp": 1}, ["unknown key overlp = 1", "did you mean overlap?"]),
         ({"overlap": 9}, ["overlap = 9"]),
-        ({"overlap": "0"}, ["overlap = '0'", "a whole number"]),
     ],
 )
-def test_overrides_that_will_not_do_are_refused_by_name(
+def test_overrides_that_do_not_fit_the_study_are_refused_by_name(
     tmp_path: Path, overrides: dict[str, Any], parts: list[str]
 ) -> None:
     message = refusal(tmp_path, "config: {}", overrides)
     assert all(part in message for part in parts), message
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"overlp": 1}, "unknown key overlp = 1; did you mean overlap?"),
+        ({"overlap": "0"}, "overlap = '0': must be a whole number"),
+    ],
+)
+def test_overrides_that_no_study_takes_are_refused_without_its_name(
+    tmp_path: Path, overrides: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, "config: {}", overrides)
+    assert str(caught.value) == message
 
 
 @pytest.mark.parametrize(("options", "part"), [({"workers": 0}, "workers = 0"), ({"gpu_fraction": -1.0}, "-1.0")])
