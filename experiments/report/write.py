@@ -6,7 +6,7 @@ from pathlib import Path
 from experiments.report.escaping import in_markdown
 from experiments.report.figures import draw_figures
 from experiments.report.markup import latex_table, markdown_table
-from experiments.report.page import write_page
+from experiments.report.page.document import write_page
 from experiments.report.paired import Difference, difference_frame, difference_table, paired_differences
 from experiments.report.tables import latex, long_frame, markdown, study_tables
 from experiments.results.loading import load_results

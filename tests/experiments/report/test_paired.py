@@ -9,7 +9,7 @@ from scipy.stats import binomtest
 from support.made.results import write_run, write_study
 
 from experiments.__main__ import main
-from experiments.report.page import write_page
+from experiments.report.page.document import write_page
 from experiments.report.paired import Difference, compare, difference_table, paired_differences
 from experiments.report.tables import study_tables
 from experiments.results.loading import load_results

@@ -17,12 +17,12 @@ from PIL import Image
 from support.made.results import write_run, write_study
 
 from experiments.__main__ import main
-from experiments.report.images import PER_CLASS, Budget, held, newest_state
-from experiments.report.page import write_page
+from experiments.report.page.document import write_page
+from experiments.report.page.images import PER_CLASS, Budget, held, newest_state
+from experiments.report.page.payload import POINTS, payload, thinned
+from experiments.report.page.theorem import distances, pair_distances, proportions
 from experiments.report.paper import load_paper, paper_row
-from experiments.report.payload import POINTS, payload, thinned
 from experiments.report.tables import Cell, ResultTable, latex, long_frame, markdown, study_tables
-from experiments.report.theorem import distances, pair_distances, proportions
 from experiments.results.loading import load_results
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import StateError
@@ -292,8 +292,8 @@ def test_what_the_page_draws_is_thinned_and_bounded(tmp_path: Path, monkeypatch:
         write_run(tmp_path, f"run-{seed}", [0.5] * 10, seed=seed)
     whole = payload(load_results(tmp_path))
     assert (len(whole["runs"]), len(whole["details"]), whole["notes"]) == (6, 6, [])
-    monkeypatch.setattr("experiments.report.payload.CLIENT_BYTES", len(json.dumps(whole["details"])) // 3)
-    monkeypatch.setattr("experiments.report.payload.CURVE_BYTES", len(json.dumps(whole["runs"])) // 2 + 100)
+    monkeypatch.setattr("experiments.report.page.payload.CLIENT_BYTES", len(json.dumps(whole["details"])) // 3)
+    monkeypatch.setattr("experiments.report.page.payload.CURVE_BYTES", len(json.dumps(whole["runs"])) // 2 + 100)
     part = payload(load_results(tmp_path))
     assert len(part["runs"]) == 3 and 0 < len(part["details"]) < 3
     assert part["notes"][0].startswith("3 of 6 runs are not drawn")

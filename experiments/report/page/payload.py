@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.report.images import Budget, held, newest_state, try_dataset
 from experiments.report.names import axis_label, method_rank
+from experiments.report.page.images import Budget, held, newest_state, try_dataset
+from experiments.report.page.theorem import distances, schedules_of
 from experiments.report.tables import axis_value, place
-from experiments.report.theorem import distances, schedules_of
 from experiments.results.averages import conditions
 from experiments.results.loading import Results, StudyInfo, rows_of
 from experiments.results.reading import Record

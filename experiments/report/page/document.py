@@ -10,9 +10,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
 from experiments.report.names import data_name
+from experiments.report.page.payload import payload
 from experiments.report.paired import difference_table, paired_differences
 from experiments.report.palette import DARK, LIGHT, ranked
-from experiments.report.payload import payload
 from experiments.report.tables import ResultTable, shown
 from experiments.results.loading import Results, StudyInfo, rows_of
 from fedkace_flwr.config import Config, folder_keys
