@@ -28,7 +28,7 @@ class Parser(argparse.ArgumentParser):
         """
         raise ConfigError(f"{self.prog.split()[-1]}: {message}; see {self.prog} --help")
 
-    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """Parse the arguments.
 
         Raises
