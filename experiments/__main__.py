@@ -19,11 +19,12 @@ from experiments.overview import check_command, overview, study_first
 from experiments.studies.names import find_study
 from experiments.studies.yaml_file import parse_setting, parse_settings
 from fedkace_flwr.errors import ConfigError, FedkaceError, ResultsError, closest
+from fedkace_flwr.flower.imports import without_collection
 
 if TYPE_CHECKING:
     from experiments.results.summary_table import FinishedRun
-    from experiments.running.engines import Simulation
     from experiments.running.guard import Guard
+    from experiments.running.waiting import Simulation
     from experiments.studies.study import Study
 
 _PROGRAM = "fedkace"
@@ -184,8 +185,8 @@ def _print_summaries(runs: "list[FinishedRun]", columns: list[str], console: Con
 @contextmanager
 def _started_early(simulates: bool) -> "Iterator[tuple[Guard, Simulation | None]]":
     """Start a process for the first run, which makes its imports while this one makes its own and checks the study."""
-    from experiments.running.engines import Simulation
     from experiments.running.guard import Guard
+    from experiments.running.waiting import Simulation
 
     with Guard() as guard:
         waiting = Simulation(guard.environment, guard.home) if simulates else None
@@ -205,10 +206,11 @@ def _run(options: argparse.Namespace, console: Console) -> int:
         return 0
     signal.signal(signal.SIGTERM, _terminate)
     with _started_early(options.engine != "inline") as (guard, waiting):
-        from experiments.report.comparison import draw_comparisons
-        from experiments.results.summary_table import chosen_columns, find_runs
-        from experiments.running.runner import run_study
-        from fedkace_flwr.export.folder import MODEL
+        with without_collection():
+            from experiments.report.comparison import draw_comparisons
+            from experiments.results.summary_table import chosen_columns, find_runs
+            from experiments.running.runner import run_study
+            from fedkace_flwr.export.folder import MODEL
 
         study = _study(options, path, options.results)
         outcome = run_study(study, console, guard, waiting)

@@ -17,10 +17,9 @@ from fedkace_flwr.compute.devices import GPU_SHARE, limit_memory
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError, MessageError, PolicyError
 from fedkace_flwr.experiment import Experiment, as_arrays, shared_experiment
-from fedkace_flwr.flower_internals import ClientAppCallable, is_simulation_process
+from fedkace_flwr.flower.internals import ClientAppCallable
+from fedkace_flwr.flower.logs import join_flower_log
 from fedkace_flwr.keys import Scalar
-from fedkace_flwr.lean_ray import make_ray_lean
-from fedkace_flwr.logs import join_flower_log
 from fedkace_flwr.messaging import packing as folding
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.privacy.attacks import Attack, FlippedLabels, is_hostile
@@ -83,8 +82,6 @@ class _App(ClientApp):
 
 app = _App(mods=[_unfold])
 join_flower_log()
-if is_simulation_process():  # Flower imports the app before it starts Ray
-    make_ray_lean(prestart=False)
 
 
 @app.query()

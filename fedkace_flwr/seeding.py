@@ -5,8 +5,10 @@ processed, on the number of workers, or on whether a run was interrupted and res
 """
 
 import hashlib
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
 def seed_for(seed: int, *labels: str | int) -> int:
@@ -29,6 +31,8 @@ def seed_for(seed: int, *labels: str | int) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
-def generator_for(seed: int, *labels: str | int) -> torch.Generator:
+def generator_for(seed: int, *labels: str | int) -> "torch.Generator":
     """Return a CPU generator seeded with ``seed_for(seed, *labels)``."""
+    import torch  # seeds alone need no PyTorch, and the command line checks keys without it
+
     return torch.Generator().manual_seed(seed_for(seed, *labels))

@@ -13,10 +13,11 @@ from fedkace_flwr.experiment import Experiment, as_arrays
 from fedkace_flwr.export.card import Training
 from fedkace_flwr.export.folder import MODEL, write_folder
 from fedkace_flwr.export.global_model import global_model, why_not_left
-from fedkace_flwr.logs import join_flower_log
+from fedkace_flwr.flower.logs import join_flower_log
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.privacy.accounting import spent
 from fedkace_flwr.registry import Method, check_network, configured, warn_of_replacements
+from fedkace_flwr.results.plot import import_ahead
 from fedkace_flwr.results.record import round_record
 from fedkace_flwr.results.run_folder import RunFolder
 from fedkace_flwr.results.trackers.catalogue import check_tracker
@@ -103,6 +104,7 @@ def _run(grid: Grid, config: Config, run_id: int, method: Method, experiment: Ex
     if found:
         driver.restore(found.round, found.arrays, found.record)
         logger.info("going on after round %d of %d", found.round, config.stream.rounds)
+    import_ahead()
     told = ConfigRecord({keys.RUN: token})
     result = driver.start(
         grid,

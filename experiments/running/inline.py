@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 from fedkace_flwr import client_app, server_app
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import FedkaceError
-from fedkace_flwr.flower_internals import Run, identify_process, number_message
+from fedkace_flwr.flower.internals import Run, identify_process, number_message
 from fedkace_flwr.keys import Scalar
 from fedkace_flwr.messaging.records import PARTITION, PARTITIONS
 

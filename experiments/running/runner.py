@@ -18,11 +18,12 @@ from rich.console import Console
 
 from experiments.running.cells import Cell, naming
 from experiments.running.display import Display, display
-from experiments.running.engines import Engine, FlowerEngine, InlineEngine, Job, Simulation
+from experiments.running.engines import Engine, FlowerEngine, InlineEngine, Job
 from experiments.running.guard import Guard
 from experiments.running.machine import VISIBLE, Machine
 from experiments.running.service import MultiProcessService, program
 from experiments.running.simulation import CLUSTER
+from experiments.running.waiting import Simulation
 from experiments.running.workers import Workers, plan_workers
 from experiments.studies.study import Study
 from fedkace_flwr.compute.devices import index_of

@@ -3,9 +3,9 @@
 ``flwr run`` starts the same engine through a SuperLink, which several people can share, and its SuperExec. A runner has
 its runs to itself, and is spared the seconds that these take to start, to find the run and to notice its end.
 
-Run as ``python -m experiments.running.simulation``. The process makes its imports, which take seconds, and then waits
-for one line of JSON: ``log``, the file for its output; ``environment``, variables to set; ``run``, the parameters of
-:func:`run_simulation`. It leaves without a run if its input ends.
+Run as ``python -m experiments.running.simulation``. The process makes its imports, which take seconds, and meanwhile
+waits for one line of JSON: ``log``, the file for its output; ``environment``, variables to set; ``run``, the parameters
+of :func:`run_simulation`. It leaves without a run if its input ends.
 """
 
 import importlib
@@ -14,6 +14,7 @@ import logging
 import os
 import secrets
 import sys
+import threading
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
@@ -22,8 +23,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 import psutil
 
+from fedkace_flwr.flower.imports import without_collection
+from fedkace_flwr.flower.lean_ray import make_ray_lean
 from fedkace_flwr.keys import Scalar
-from fedkace_flwr.lean_ray import make_ray_lean
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -32,17 +34,35 @@ if TYPE_CHECKING:
 CLUSTER = "RAY_ADDRESS"
 """The environment variable that names a Ray cluster to run on."""
 
-ENVIRONMENT = {"RAY_preload_python_modules": "fedkace_flwr.client_app"}
-"""Environment variables of the process: Ray's workers import the app while the server starts."""
-
-_NEEDED = ("ray", "fedkace_flwr.client_app", "fedkace_flwr.server_app")
+_NEEDED = ("fedkace_flwr.server_app", "fedkace_flwr.apps")
 
 
-def run_simulation(config: Mapping[str, Scalar], supernodes: int, workers: int, gpu_fraction: float, gpus: int) -> None:
+class Imports(threading.Thread):
+    """Imports what a simulation needs, while Ray starts."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)  # a process that gets no run need not wait for them
+        self.start()
+
+    def run(self) -> None:
+        """Make the imports; a failure is left to those of :func:`run_simulation`."""
+        with without_collection(), suppress(Exception):
+            from fedkace_flwr.flower.internals import import_simulation
+
+            for name in _NEEDED:
+                importlib.import_module(name)
+            import_simulation()
+
+
+def run_simulation(
+    imports: Imports, config: Mapping[str, Scalar], supernodes: int, workers: int, gpu_fraction: float, gpus: int
+) -> None:
     """Run a configuration to completion, and end this process.
 
     Parameters
     ----------
+    imports : Imports
+        The imports, begun.
     config : mapping
         Every key with its value.
     supernodes : int
@@ -62,10 +82,11 @@ def run_simulation(config: Mapping[str, Scalar], supernodes: int, workers: int, 
     if CLUSTER not in os.environ:
         # On a cluster Flower connects, because workers on other machines need this process's search path.
         _start_ray(workers, gpus)
+    imports.join()
     from flwr.serverapp import ServerApp
 
-    from fedkace_flwr import client_app, server_app
-    from fedkace_flwr.flower_internals import simulate
+    from fedkace_flwr import apps, server_app
+    from fedkace_flwr.flower.internals import simulate
 
     app = ServerApp()
 
@@ -79,7 +100,7 @@ def run_simulation(config: Mapping[str, Scalar], supernodes: int, workers: int, 
         "client_resources": {"num_cpus": 1, "num_gpus": gpu_fraction},
         "init_args": {"logging_level": logging.WARNING},
     }
-    simulate(app, client_app.app, secrets.randbits(62), config, supernodes, backend)
+    simulate(app, apps.client, secrets.randbits(62), config, supernodes, backend)
 
 
 def _start_ray(workers: int, gpus: int) -> None:
@@ -102,11 +123,8 @@ def _leave(status: int) -> NoReturn:
 
 
 def _main() -> NoReturn:
-    from fedkace_flwr.flower_internals import import_simulation
-
-    for name in _NEEDED:
-        importlib.import_module(name)
-    import_simulation()
+    imports = Imports()
+    importlib.import_module("ray")
     line = sys.stdin.readline()
     if not line:
         _leave(0)
@@ -116,7 +134,7 @@ def _main() -> NoReturn:
         os.dup2(log.fileno(), sys.stdout.fileno())
         os.dup2(log.fileno(), sys.stderr.fileno())
     try:
-        run_simulation(**what["run"])
+        run_simulation(imports, **what["run"])
     except Exception as error:
         traceback.print_exc()
         print(f"{type(error).__name__}: {error}")

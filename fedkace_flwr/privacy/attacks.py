@@ -12,7 +12,7 @@ from flwr.app import Context, Message
 from torch import Tensor
 
 from fedkace_flwr.config import Config
-from fedkace_flwr.flower_internals import ClientAppCallable
+from fedkace_flwr.flower.internals import ClientAppCallable
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.messaging.records import NumpyArray, Weights
 from fedkace_flwr.samples import Samples

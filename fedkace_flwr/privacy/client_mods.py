@@ -11,7 +11,7 @@ from flwr.common import Code, FitRes, Status, ndarrays_to_parameters
 
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import MessageError
-from fedkace_flwr.flower_internals import KEY_CLIPPING_NORM, ClientAppCallable, Mod, fitres_to_recorddict
+from fedkace_flwr.flower.internals import KEY_CLIPPING_NORM, ClientAppCallable, Mod, fitres_to_recorddict
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.messaging.records import NumpyArray, Weights
 from fedkace_flwr.privacy import noise

@@ -1,6 +1,8 @@
 """The plot of a run: accuracy over rounds, switch rounds, and chance."""
 
+import importlib
 import io
+import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +13,11 @@ from fedkace_flwr.storage.names import printable
 
 _LONGEST = 200
 _INK, _ACCENT, _MUTED = "#1b3a57", "#d1495b", "#8a8f98"
+
+
+def import_ahead() -> None:
+    """Import Matplotlib in the background, so that the end of a run need not wait for it."""
+    threading.Thread(target=importlib.import_module, args=("matplotlib.figure",), daemon=True).start()
 
 
 def draw_accuracy(rounds: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> None:

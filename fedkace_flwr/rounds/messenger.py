@@ -7,7 +7,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedkace_flwr.errors import RunError
-from fedkace_flwr.flower_internals import is_simulation
+from fedkace_flwr.flower.internals import is_simulation
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.rounds.exchange import by_client, exchange
 from fedkace_flwr.rounds.roster import Roster

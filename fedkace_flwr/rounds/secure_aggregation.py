@@ -19,7 +19,7 @@ from flwr.common import FitIns, NDArrays, Parameters, parameters_to_ndarrays
 from flwr.server.workflow import SecAggPlusWorkflow
 
 from fedkace_flwr.errors import FedkaceError, MessageError
-from fedkace_flwr.flower_internals import (
+from fedkace_flwr.flower.internals import (
     MAIN_CONFIGS_RECORD,
     MAIN_PARAMS_RECORD,
     RECORD_KEY_CONFIGS,

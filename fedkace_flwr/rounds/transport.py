@@ -13,7 +13,7 @@ from typing import TypeVar
 from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 
-from fedkace_flwr.flower_internals import is_simulation
+from fedkace_flwr.flower.internals import is_simulation
 from fedkace_flwr.messaging import packing as folding
 from fedkace_flwr.messaging import records as keys
 

@@ -11,7 +11,7 @@ from support.common import FakeTime
 from support.doubles.grids import LONG, FlakyGrid, MeddlingGrid, RecordingGrid, client_said, echo, questions
 
 from fedkace_flwr import client_app
-from fedkace_flwr.flower_internals import is_simulation
+from fedkace_flwr.flower.internals import is_simulation
 from fedkace_flwr.rounds.exchange import exchange
 from fedkace_flwr.rounds.roster import Roster
 

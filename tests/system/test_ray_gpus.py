@@ -11,7 +11,8 @@ import ray
 from experiments.running.engines import FlowerEngine
 from experiments.running.machine import VISIBLE, Gpu
 from experiments.running.workers import packed
-from fedkace_flwr import client_app, lean_ray
+from fedkace_flwr import client_app
+from fedkace_flwr.flower import lean_ray
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray-gpus")]
 

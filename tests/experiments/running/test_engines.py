@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.running.engines import last_error
+from experiments.running.waiting import last_error
 
 FRAMED = """
 Loading project configuration...

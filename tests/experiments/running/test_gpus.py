@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from experiments.running import need
-from experiments.running.engines import FlowerEngine, InlineEngine, Simulation
+from experiments.running.engines import FlowerEngine, InlineEngine
 from experiments.running.machine import Gpu, Machine, measured_gpus, named
 from experiments.running.need import Need
 from experiments.running.runner import check_study
+from experiments.running.waiting import Simulation
 from experiments.running.workers import Workers, packed, plan_workers, spread
 from experiments.studies.study import Study, load_study
 from fedkace_flwr.config import Config
@@ -247,7 +248,7 @@ def test_rays_clients_see_the_gpus_of_the_plan(
     """A process that already waits for its run is told so as well; Ray itself is not started."""
     program = (
         "import json, os; from experiments.running import simulation\n"
-        "simulation.run_simulation = lambda gpus, **rest: print('seen', gpus, os.environ['CUDA_VISIBLE_DEVICES'], '.')\n"
+        "simulation.run_simulation = lambda imports, gpus, **_: print('seen', gpus, os.environ['CUDA_VISIBLE_DEVICES'], '.')\n"
         "simulation._NEEDED = ()\n"
         "simulation._main()"
     )

@@ -1,7 +1,7 @@
 """Every part of Flower that this project uses although Flower does not declare it public, in one place.
 
 Other modules import only Flower's public packages (``flwr.app``, ``flwr.clientapp``, ``flwr.serverapp`` and so on);
-``tests/test_flower_internals.py`` holds the list and checks it. Because any minor release of Flower may change what
+``tests/flower/test_internals.py`` holds the list and checks it. Because any minor release of Flower may change what
 is used here, ``pyproject.toml`` admits only those that the tests pass with.
 
 ``clientapp.typing``
@@ -18,6 +18,8 @@ is used here, ``pyproject.toml`` admits only those that the tests pass with.
     What the inline engine's grid must tell Flower; the read-only id of a message.
 ``simulation.run_simulation``, ``supercore.constant``, ``supercore.telemetry``
     A run on Ray without a SuperLink.
+``simulation.ray_transport.ray_actor``
+    The class of the workers, imported without the rest of its package.
 ``simulation.app``, and the class name ``InMemoryGrid``
     Telling whether a process or a grid belongs to a simulation.
 
@@ -26,6 +28,7 @@ docstring what it changes. ``deploy/sign-app.py`` says what it uses.
 """
 
 import importlib
+import importlib.util
 import json
 import sys
 import tempfile
@@ -66,6 +69,7 @@ __all__ = [
     "compute_stdv",
     "fitres_to_recorddict",
     "identify_process",
+    "import_actor",
     "import_simulation",
     "is_simulation",
     "is_simulation_process",
@@ -81,8 +85,8 @@ version = "0"
 [tool.flwr.app]
 publisher = "fedkace"
 [tool.flwr.app.components]
-serverapp = "fedkace_flwr.server_app:app"
-clientapp = "fedkace_flwr.client_app:app"
+serverapp = "fedkace_flwr.apps:server"
+clientapp = "fedkace_flwr.apps:client"
 """
 
 
@@ -104,6 +108,23 @@ def identify_process(run: int, task: int) -> None:
 def number_message(message: Any, number: str) -> None:
     """Give a message the id that Flower's own grids give it, which is read-only."""
     message.metadata.__dict__["_message_id"] = number
+
+
+def import_actor() -> None:
+    """Import the class of Flower's Ray workers ahead of its use, without the simulation engine around it.
+
+    Its package imports the engine, and with it the SuperLink's database and web server, which take most of a second and
+    have no use in a worker.
+    """
+    name = "flwr.simulation"
+    spec = importlib.util.find_spec(name)
+    if name in sys.modules or spec is None:
+        return
+    sys.modules[name] = importlib.util.module_from_spec(spec)  # not executed
+    try:
+        importlib.import_module("flwr.simulation.ray_transport.ray_actor")
+    finally:
+        del sys.modules[name]
 
 
 def import_simulation() -> None:

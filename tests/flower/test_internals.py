@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
-INTERNALS = "fedkace_flwr/flower_internals.py"
+ROOT = Path(__file__).resolve().parents[2]
+INTERNALS = "fedkace_flwr/flower/internals.py"
 PUBLIC = {
     "flwr",
     "flwr.app",

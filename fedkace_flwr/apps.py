@@ -1,0 +1,51 @@
+"""The two Flower apps as Flower loads them; what does their work is imported when they are first called.
+
+In a simulation, Flower loads both apps in the process that then starts Ray. The client's app is only called in Ray's
+workers, so Ray starts while the server's app imports PyTorch. On devices Flower calls an app as soon as it has loaded
+it.
+"""
+
+from functools import cache
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from fedkace_flwr.flower.imports import without_collection
+from fedkace_flwr.flower.internals import is_simulation_process
+from fedkace_flwr.flower.lean_ray import make_ray_lean
+from fedkace_flwr.flower.logs import join_flower_log
+
+
+class _Client(ClientApp):
+    """Passes messages on to the complete app, which its pickled copies need not contain."""
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        return _client()(message, context)
+
+
+client = _Client()
+server = ServerApp()
+join_flower_log()
+if is_simulation_process():
+    make_ray_lean(prestart=False)
+
+
+@server.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the complete app."""
+    _server()(grid, context)
+
+
+@cache
+def _client() -> ClientApp:
+    with without_collection():
+        from fedkace_flwr import client_app
+    return client_app.app
+
+
+@cache
+def _server() -> ServerApp:
+    with without_collection():
+        from fedkace_flwr import server_app
+    return server_app.app
