@@ -93,7 +93,7 @@ def test_a_step_stays_on_its_device_and_reads_nothing_back(
     name: str, precision: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if precision is torch.bfloat16 and GPU != CUDA:
-        pytest.skip("without CUDA, PyTorch has no autocast for a device that can stand for a GPU")
+        pytest.skip("without a GPU, PyTorch has no autocast for the device that stands for one")
     monkeypatch.setattr(ResNet18, "precision", precision)
     with fake_tensors():
         assert step(name).device == GPU

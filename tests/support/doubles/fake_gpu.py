@@ -1,8 +1,8 @@
 """Fake tensors on a GPU: shapes, dtypes and devices without values, as PyTorch computes them.
 
-An operation over tensors of two devices raises, and so does reading a value back. A build of PyTorch without CUDA can
-neither index nor differentiate fake tensors on the device ``cuda``; there the device ``meta`` stands for the GPU, to
-which the same rules apply. It has no autocast.
+An operation over tensors of two devices raises, and so does reading a value back. Without a GPU, PyTorch cannot
+differentiate fake tensors on the device ``cuda``, whether it was built with CUDA or not; there the device ``meta``
+stands for the GPU, to which the same rules apply. It has no autocast.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 CUDA = torch.device("cuda:0")
-GPU = CUDA if torch.backends.cuda.is_built() else torch.device("meta")
+GPU = CUDA if torch.cuda.is_available() else torch.device("meta")
 """The device that stands for a GPU."""
 
 
