@@ -85,7 +85,7 @@ def main(arguments: list[str] | None = None) -> int:
         elif options.command == "keep":
             from experiments.results.keep import keep
 
-            keep(options.run, options.target)
+            keep(options.run, options.target, resumable=options.resumable)
         elif options.command == "export":
             from experiments.export import export
 

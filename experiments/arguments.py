@@ -172,6 +172,11 @@ def make_parser(program: str) -> Parser:
     )
     keep.add_argument("run", type=Path, help="folder of a finished run or of a study")
     keep.add_argument("target", type=Path, help="folder to copy to")
+    keep.add_argument(
+        "--resumable",
+        action="store_true",
+        help="also copy what `run` needs to continue unfinished runs on another machine, see docs/long-runs.md",
+    )
     export = commands.add_parser(
         "export", help="write a model for others to use, with a card and on request as ONNX, see docs/models.md"
     )

@@ -1,41 +1,60 @@
 """Archive the record of a run or of a study for the documentation, without the folder names of the original machine."""
 
 import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from fedkace_flwr import registry as registry  # declares the methods' keys
 from fedkace_flwr.config import folder_keys, path_keys
 from fedkace_flwr.errors import RunError
+from fedkace_flwr.storage import atomic
+from fedkace_flwr.storage.checkpoint import LARGEST_CHECKPOINT, Checkpoints
 from fedkace_flwr.storage.files import LARGEST_LOG, read_bytes, read_text, write_bytes, write_text
+from fedkace_flwr.storage.folders import make_folder
 from fedkace_flwr.storage.names import closest_path
 
 _REQUIRED = ("config.json", "environment.json", "rounds.jsonl")
 _SUMMARY, _PICTURE = "summary.json", "accuracy.png"
+_SERVER, _CLIENTS = "server", "clients"
 
 
-def keep(source: Path, target: Path) -> None:
+def keep(source: Path, target: Path, *, resumable: bool = False) -> None:
     """Copy the record of a run, or of every run of a study that has a round, to ``target``.
 
     Of an unfinished run the completed rounds are copied. A single run's plot is copied too. The copy of a study is
-    itself a results folder: the report can read it, and the runner skips the finished runs in it. An unfinished run
-    is resumed from its own folder, which has the checkpoints.
+    itself a results folder: the report can read it, and the runner skips the finished runs in it.
+
+    Parameters
+    ----------
+    source : Path
+        A run's folder or a study's.
+    target : Path
+        The folder to copy to.
+    resumable : bool
+        Also copy the last checkpoint and the clients' states of unfinished runs, so that the runner can resume them
+        in a copy of ``target``.
 
     Raises
     ------
     RunError
-        No run has completed a round, or a file cannot be read or written.
+        No run has completed a round, a file cannot be read or written, or a run that should be resumable is running
+        or has no checkpoint.
     """
     try:
-        _keep(source, target)
+        _keep(source, target, resumable)
     except (OSError, RecursionError, ValueError) as error:
         raise RunError(f"{source}: cannot be copied to {target} ({error})") from error
 
 
-def _keep(source: Path, target: Path) -> None:
+def _keep(source: Path, target: Path, resumable: bool) -> None:
     if not source.is_dir():
         raise RunError(f"{source}: is not a folder; must be that of a run or of a study{closest_path(source)}")
     if not (source / "study.json").exists():
-        _keep_run(source, target)
+        _keep_run(source, target, resumable)
         if (source / _PICTURE).exists():
             _copy(source / _PICTURE, target / _PICTURE)
         return
@@ -43,27 +62,61 @@ def _keep(source: Path, target: Path) -> None:
     if not runs:
         raise RunError(f"{source}: no run has completed a round; keep it later")
     for run in runs:
-        _keep_run(run, target / run.name)
+        _keep_run(run, target / run.name, resumable)
     _copy(source / "study.json", target / "study.json")
 
 
-def _keep_run(run: Path, target: Path) -> None:
+def _keep_run(run: Path, target: Path, resumable: bool) -> None:
     missing = [name for name in _REQUIRED if not (run / name).exists()]
     if missing:
         raise RunError(f"{run}: has no {missing[0]}; must be the folder of a run that has completed a round")
-    target.mkdir(parents=True, exist_ok=True)
-    config = json.loads(read_text(run / "config.json"))
-    files = path_keys() - folder_keys()  # of which the name tells enough
-    kept = {key: value for key, value in config.items() if key not in folder_keys()}
-    kept |= {key: Path(kept[key]).name for key in files & kept.keys()}
-    write_text(target / "config.json", json.dumps(kept, indent=2) + "\n")
-    _copy(run / "environment.json", target / "environment.json")
-    # Only whole lines: the run may be writing one.
-    lines = read_text(run / "rounds.jsonl", LARGEST_LOG).splitlines(keepends=True)
-    rounds = "".join(line for line in lines if line.endswith("\n"))
-    write_text(target / "rounds.jsonl", rounds)
-    if (run / _SUMMARY).exists():
-        _copy(run / _SUMMARY, target / _SUMMARY)
+    is_finished = (run / _SUMMARY).exists()
+    with _state_to_resume(run, wanted=resumable and not is_finished) as state:
+        target.mkdir(parents=True, exist_ok=True)
+        config = json.loads(read_text(run / "config.json"))
+        files = path_keys() - folder_keys()  # of which the name tells enough
+        kept = {key: value for key, value in config.items() if key not in folder_keys()}
+        kept |= {key: Path(kept[key]).name for key in files & kept.keys()}
+        write_text(target / "config.json", json.dumps(kept, indent=2) + "\n")
+        _copy(run / "environment.json", target / "environment.json")
+        # Only whole lines: the run may be writing one.
+        lines = read_text(run / "rounds.jsonl", LARGEST_LOG).splitlines(keepends=True)
+        rounds = "".join(line for line in lines if line.endswith("\n"))
+        write_text(target / "rounds.jsonl", rounds)
+        if is_finished:
+            _copy(run / _SUMMARY, target / _SUMMARY)
+        for name in (_SERVER, _CLIENTS):  # of an earlier copy
+            shutil.rmtree(target / name, ignore_errors=True)
+        for path in state:
+            make_folder((target / path).parent)
+            write_bytes(target / path, read_bytes(run / path, LARGEST_CHECKPOINT), mode=0o600)
+
+
+@contextmanager
+def _state_to_resume(run: Path, *, wanted: bool) -> Iterator[list[Path]]:
+    """Keep a run from going on, and name the files in its folder that it would go on from; none if not wanted."""
+    if not wanted:
+        yield []
+        return
+    lock = FileLock(run / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise RunError(f"{run}: is running; interrupt it first, or leave out --resumable") from None
+    try:
+        newest = Checkpoints(run / _SERVER).newest()
+        if newest is None:
+            raise RunError(f"{run}: has no checkpoint, so it cannot be resumed; leave out --resumable")
+        checkpoint = atomic.path_of(Path(_SERVER), "checkpoint", newest.round)
+        states = [path.relative_to(run) for path in (run / _CLIENTS).glob("client-*/*") if _is_state(path)]
+        yield [checkpoint, *states]
+    finally:
+        lock.release()
+
+
+def _is_state(path: Path) -> bool:
+    """Whether a client's file is needed to resume a run; answers serve repeated messages, and models predictions."""
+    return path.is_file() and (path.match("state-*.npz") or path.name.startswith("ledger"))
 
 
 def _copy(source: Path, target: Path) -> None:

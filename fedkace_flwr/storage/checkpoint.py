@@ -18,7 +18,7 @@ from fedkace_flwr.storage.npz import Array
 logger = logging.getLogger(__name__)
 
 _GENERATIONS = 2
-_LARGEST = 2**34
+LARGEST_CHECKPOINT = 2**34
 """Most bytes of a checkpoint; methods whose server keeps a model for each client have large ones."""
 
 
@@ -62,7 +62,7 @@ class Checkpoints:
         weights = {f"weights.{name}": array for name, array in checkpoint.weights.items()}
         arrays = {f"strategy.{name}": array for name, array in checkpoint.arrays.items()}
         record = {"round": checkpoint.round, "run": checkpoint.run, "strategy": dict(checkpoint.record)}
-        atomic.write(self._path(checkpoint.round), {**weights, **arrays}, record, most=_LARGEST)
+        atomic.write(self._path(checkpoint.round), {**weights, **arrays}, record, most=LARGEST_CHECKPOINT)
         self.thin(_GENERATIONS)
 
     def newest(self) -> Checkpoint | None:
@@ -79,7 +79,7 @@ class Checkpoints:
         for number in numbers:
             path = self._path(number)
             try:
-                content = atomic.read(path, most=_LARGEST)
+                content = atomic.read(path, most=LARGEST_CHECKPOINT)
                 if content is None:  # it was removed since it was listed, by a server that goes on
                     return self.newest()
                 return _parse(number, *content)

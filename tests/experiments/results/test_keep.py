@@ -1,13 +1,19 @@
 """Archiving the records of runs and studies."""
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.common import rounds_of
+from support.systems.cut_off import cut_after_round
 
 from experiments.results.keep import keep
+from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import RunError
+from fedkace_flwr.results.run_folder import RunFolder
 
 
 def made_run(folder: Path, *, finished: bool, rounds: int = 2, half: str = "") -> Path:
@@ -69,3 +75,48 @@ def test_where_no_round_is_done_there_is_nothing_to_keep(tmp_path: Path) -> None
     with pytest.raises(RunError, match=r"has no config.json; must be the folder of a run"):
         keep(study, tmp_path / "kept")
     assert not (tmp_path / "kept").exists()
+
+
+@pytest.mark.parametrize("method", ["fedkace", "refed", "dcfcl"])
+def test_a_resumable_copy_goes_on_elsewhere_as_the_run_would_have(
+    small: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Each round is done by another machine: the copy of a copy is resumed, the third round follows from it."""
+    run_inline(small(method=method, run_name="whole"))
+    run = cut_after_round(small(method=method), 1, monkeypatch)
+    for number in (2, 3):
+        moved = tmp_path / f"machine-{number}" / "run"
+        keep(run, tmp_path / "kept", resumable=True)
+        assert {path.name for path in (tmp_path / "kept" / "server").iterdir()} == {f"checkpoint-{number - 1:06d}.npz"}
+        assert not list((tmp_path / "kept").rglob("answer-*"))
+        shutil.copytree(tmp_path / "kept", moved)
+        shutil.rmtree(run)
+        again = small(method=method, results_dir=str(moved.parent), resume=True)
+        if number == 2:
+            cut_after_round(again, number, monkeypatch)
+        else:
+            run_inline(again)
+        run = moved
+    assert rounds_of(run) == rounds_of(tmp_path / "whole")
+    keep(run, tmp_path / "kept", resumable=True)  # finished by now: nothing is left to resume
+    assert {path.name for path in (tmp_path / "kept").iterdir()} == {
+        *("config.json", "environment.json", "rounds.jsonl", "summary.json", "accuracy.png")
+    }
+
+
+def test_a_run_in_progress_is_not_kept_for_resuming(
+    small: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = cut_after_round(small(), 1, monkeypatch)
+    keep(folder, tmp_path / "kept", resumable=True)
+    before = {path: path.read_bytes() for path in (tmp_path / "kept").rglob("*") if path.is_file()}
+    with (folder / "rounds.jsonl").open("a") as rounds:
+        rounds.write('{"round": 2}\n')
+    running = RunFolder(folder, resume=True)
+    with pytest.raises(RunError, match="is running; interrupt it first"):
+        keep(folder, tmp_path / "kept", resumable=True)
+    running.close()
+    shutil.rmtree(folder / "server")
+    with pytest.raises(RunError, match="has no checkpoint"):
+        keep(folder, tmp_path / "kept", resumable=True)
+    assert {path: path.read_bytes() for path in before} == before
