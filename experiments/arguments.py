@@ -226,7 +226,7 @@ def make_parser(program: str) -> Parser:
     app = commands.add_parser("app", help="write the Flower app to a folder, for `flwr run FOLDER` and `flwr build`")
     app.add_argument("folder", type=Path, help="the folder; must be new or empty")
     predict = commands.add_parser("predict", help="classify pictures with the model that a client predicts with")
-    serve = commands.add_parser("serve", help="answer such questions over HTTP")
+    serve = commands.add_parser("serve", help="serve a client's predictions over HTTP")
     for parts in (predict, serve):  # parsed by fedkace_flwr.inference.predict
         parts.add_argument("arguments", nargs="*", help=f"see {program} {parts.prog.split()[-1]} --help")
     return parser

@@ -111,7 +111,9 @@ class Experiment:
         return samples
 
     def test_set(self, client: int, seen: Tensor) -> Samples:
-        """The client's test images of the classes it has seen, bool (C,)."""
+        """The client's test images of the classes it has seen, bool (C,); none before it has seen any."""
+        if not seen.any():
+            return Samples.none()
         sets = self._test_sets(client)
         ids = np.concatenate([sets[int(label)] for label in seen.nonzero()])
         return Samples.arrived(torch.from_numpy(ids), self.labels_of(ids), 0)

@@ -152,7 +152,8 @@ def checked(name: str, value: object, of: Key, default: Scalar) -> Scalar:
     assert isinstance(value, bool | int | float | str)
     if not of.allows(value):
         wanted = ["finite"] if isinstance(value, float) and not math.isfinite(value) else []
-        wanted += [of.range_text().replace("`", "")] if of.range_text() else []
+        if of.range_text():
+            wanted.append(("one of " if of.choices else "") + of.range_text().replace("`", ""))
         hint = closest(value, of.choices) if isinstance(value, str) else ""
         raise ConfigError(f"{name} = {value!r:.200}: must be {' and '.join(wanted)}{hint}")
     return value

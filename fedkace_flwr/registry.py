@@ -328,7 +328,7 @@ def check_network(method: Method, config: Config) -> None:
     if method.splits and half is None:
         raise ConfigError(
             f"network = {model.network!r} with method = {config.method!r}, which trains the halves of a network apart: "
-            "must be one that can be split, as resnet18, mobilenet-v3-small, efficientnet-b0 or cnn"
+            f"must be one that can be split, as {', '.join(NETWORKS)}"
         )
     if method.splits and model.weights_file:
         raise ConfigError(

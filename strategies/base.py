@@ -126,4 +126,4 @@ class ServerRule:
 
     def summary(self) -> str:
         """One line for the log at the start of a run."""
-        return f"{type(self).__name__} over {self.config.stream.clients} clients"
+        return f"{self.config.method} over {self.config.stream.clients} clients"

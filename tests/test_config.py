@@ -240,8 +240,8 @@ def test_a_choice_takes_its_names_and_no_other(name: str) -> None:
         assert Config.parse({name: choice, **beside}).flat()[name] == choice
     text = refusal({name: choices[0].upper()})
     hint = f"; did you mean {choices[0]}?"
-    assert text == f"{name} = {choices[0].upper()!r}: must be {', '.join(choices)}{hint}"
-    assert refusal({name: "?"}) == f"{name} = '?': must be {', '.join(choices)}"
+    assert text == f"{name} = {choices[0].upper()!r}: must be one of {', '.join(choices)}{hint}"
+    assert refusal({name: "?"}) == f"{name} = '?': must be one of {', '.join(choices)}"
 
 
 def test_overlap_lies_between_0_and_the_window() -> None:

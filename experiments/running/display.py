@@ -10,12 +10,15 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import TimeRemainingColumn as Remaining
+from rich.table import Column
 
 from experiments.results.summary_table import percent
 from experiments.running.cells import Cell
 from fedkace_flwr.storage.files import LARGEST_LOG, read_text
 
 _ROUNDS_LISTED = 200  # rounds of a study that are listed above the live bars
+_SHORTEST_BAR, _LONGEST_BAR = 4, 40
+_TEXT = 75  # columns of a line that are neither the run's name nor its bar
 _FRAME = '<pre style="white-space:pre;overflow-x:auto;line-height:normal">{code}</pre>'
 
 
@@ -159,6 +162,11 @@ def in_notebook(shown: RenderableType, width: int) -> dict[str, str]:
     return {"text/html": html, "text/plain": page.export_text()}
 
 
+def _time() -> Column:
+    """A column that no narrow terminal cuts."""
+    return Column(min_width=len("0:00:00"), no_wrap=True)
+
+
 @contextmanager
 def display(console: Console, cells: list[Cell]) -> Iterator[Display]:
     """Show the progress of a study's runs until the block ends."""
@@ -166,14 +174,15 @@ def display(console: Console, cells: list[Cell]) -> Iterator[Display]:
     if console.quiet or not (console.is_terminal or console.is_jupyter):
         yield Display(console, len(cells), rounds, None)
         return
+    room = console.width - max(len(cell.name) for cell in cells) - _TEXT
+    elapsed = (TimeElapsedColumn(table_column=_time()), TextColumn("elapsed,"))
     columns = (
         TextColumn("{task.description}"),
-        BarColumn(),
+        BarColumn(bar_width=max(_SHORTEST_BAR, min(_LONGEST_BAR, room))),
         MofNCompleteColumn(),
         TextColumn("{task.fields[note]}"),
-        TimeElapsedColumn(),
-        TextColumn("elapsed,"),
-        Remaining(),
+        *(elapsed if room >= _SHORTEST_BAR else ()),
+        Remaining(table_column=_time()),
         TextColumn("left"),
     )
     with (_NotebookBars if console.is_jupyter else Progress)(*columns, console=console) as progress:

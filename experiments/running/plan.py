@@ -6,7 +6,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from experiments.durations import span
+from experiments.durations import about, span
 from experiments.running.cells import Cell
 from experiments.running.runner import check_study, show_missing, show_workers
 from experiments.running.workers import Workers
@@ -61,7 +61,7 @@ def show_plan(study: Study, console: Console) -> None:
     if study.engine == "inline":  # whole runs share the workers
         seconds = max([seconds / at_once(workers), *estimates])
     console.print(
-        f"{len(study.runs)} runs, about {span(seconds)} of training and testing on {workers.count} workers, if the "
+        f"{len(study.runs)} {'run' if len(study.runs) == 1 else 'runs'}, {about(seconds)} of training and testing on {workers.count} workers, if the "
         "machine is otherwise idle. Not included: selection, transport and method-specific messages.",
         highlight=False,
     )

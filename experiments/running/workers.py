@@ -70,7 +70,8 @@ class Workers:
         found = []
         if self.count * self.threads > self.machine.cores:
             found.append(
-                f"{self.count} workers of {self.threads} threads share {self.machine.cores} cores: they wait for each other"
+                f"{self.count} workers of {_several(self.threads, 'thread')} share "
+                f"{_several(self.machine.cores, 'core')}, so they wait for each other"
             )
         if self.count * self.need.memory > self.machine.memory:
             most = fitting(_SHARE * self.machine.memory, self.need.memory) or 1

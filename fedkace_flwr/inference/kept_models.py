@@ -39,7 +39,7 @@ GLOBAL, LOCAL, AVERAGE = "global", "local", "average"
 _KIND, _FORMAT, _GENERATIONS, _ATTEMPTS = "models", 4, 2, 20
 _READABLE = (1, 2, 3, 4)  # format 3 has no `network`, formats 1 and 2 no `mirrored` either, format 1 no `combined`
 
-_WRITTEN_WHEN = "clients keep one after each round on nodes with a state-dir, with data-source = 'inbox' and with keep-models = 'always'"
+_WRITTEN_WHEN = "clients keep one after each round if their node has a state-dir, if data-source = 'inbox', or if keep-models = 'always'"
 
 _Triple = tuple[float, float, float]
 
@@ -360,7 +360,13 @@ def load_newest(folder: Path) -> Predictor:
             break
     for damaged, fault in faults.items():
         raise StateError(f"{damaged}: {fault}")
-    inside = sorted({path.parent.name for path in folder.glob(f"*/{_KIND}-*.npz")})
+    inside = sorted(
+        {
+            path.parent.relative_to(folder).as_posix()
+            for below in ("*", "clients/*")  # of a node's folder, and of a run's
+            for path in folder.glob(f"{below}/{_KIND}-*.npz")
+        }
+    )
     advice = f"name one of the folders in it: {', '.join(inside)}" if inside else _WRITTEN_WHEN
     raise StateError(f"{folder}: there is no model yet; {advice}")
 

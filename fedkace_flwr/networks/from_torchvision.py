@@ -5,8 +5,9 @@ Shapes: B batch, H and W image height and width, C classes, F features.
 
 from functools import partial
 from itertools import islice
-from typing import ClassVar, cast
+from typing import Any, ClassVar, Self, cast
 
+import torch
 from torch import Tensor, nn
 
 from fedkace_flwr.compute.torchvision_compat import import_torchvision
@@ -111,7 +112,8 @@ class VisionTransformer(Network):
     """A small vision transformer (Dosovitskiy et al., 2021) of six layers, without batch normalisation; F = 8 x ``width``.
 
     The layers have 8 x ``width`` channels, 32 x ``width`` hidden units, and heads of 32 channels where ``width`` is a
-    multiple of 4.
+    multiple of 4. The lower half makes the tokens and passes them through half of the layers; between the halves they
+    are a map of one column, (B, F, tokens, 1).
 
     Parameters
     ----------
@@ -124,6 +126,8 @@ class VisionTransformer(Network):
     ConfigError
         The image's side is not a multiple of the patches'.
     """
+
+    splits: ClassVar[bool] = True
 
     def __init__(self, blueprint: Blueprint) -> None:
         super().__init__()
@@ -146,12 +150,54 @@ class VisionTransformer(Network):
         """Map float images (B, 3, H, W) to features (B, F), those of the class token."""
         return cast(Tensor, self.body(x))
 
+    def lower_half(self) -> nn.Module:
+        """Patches, positions and the first layers, which share the network's weights: images to (B, F, tokens, 1)."""
+        return _LowerTransformer(self.body)
+
+    def upper_half(self) -> Self:
+        """Remove the first layers, in place; the network then maps (B, F, tokens, 1) to logits (B, C)."""
+        self.body = _UpperTransformer(self.body)
+        return self
+
     @classmethod
     def own_name(cls, name: str) -> str | None:
         """The network's name for a tensor of torchvision's; None for its output layer."""
         return _renamed(
             name, {prefix: f"body.{prefix}" for prefix in ("class_token", "conv_proj.", "encoder.")}, "heads."
         )
+
+
+class _LowerTransformer(nn.Module):
+    """The first half of a transformer of torchvision's."""
+
+    def __init__(self, whole: nn.Module) -> None:
+        super().__init__()
+        self.whole = whole
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map float images (B, 3, H, W) to tokens (B, F, tokens, 1)."""
+        whole = cast(Any, self.whole)
+        patches = whole._process_input(x)
+        tokens = torch.cat([whole.class_token.expand(len(x), -1, -1), patches], dim=1) + whole.encoder.pos_embedding
+        return cast(Tensor, _half_of(whole.encoder.layers, lower=True)(tokens).transpose(1, 2).unsqueeze(3))
+
+
+class _UpperTransformer(nn.Module):
+    """The second half of a transformer of torchvision's."""
+
+    def __init__(self, whole: nn.Module) -> None:
+        super().__init__()
+        encoder = cast(Any, whole).encoder
+        self.layers, self.norm = _half_of(encoder.layers, lower=False), encoder.ln
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map tokens (B, F, tokens, 1) to the features (B, F) of the class token."""
+        return cast(Tensor, self.norm(self.layers(x.squeeze(3).transpose(1, 2)))[:, 0])
+
+
+def _half_of(layers: nn.Sequential, *, lower: bool) -> nn.Sequential:
+    middle = len(layers) // 2
+    return nn.Sequential(*islice(layers, middle) if lower else islice(layers, middle, None))
 
 
 def _renamed(name: str, own: dict[str, str], output: str) -> str | None:

@@ -179,6 +179,9 @@ def test_folders_without_a_model_are_named(tmp_path: Path) -> None:
     serving.write(tmp_path / "client-007", constant(1, 1))
     with pytest.raises(StateError, match="name one of the folders in it: client-007"):
         load_newest(tmp_path)
+    serving.write(tmp_path / "run" / "clients" / "client-003", constant(1, 1))
+    with pytest.raises(StateError, match="name one of the folders in it: clients/client-003"):
+        load_newest(tmp_path / "run")
 
 
 def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:

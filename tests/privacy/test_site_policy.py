@@ -194,7 +194,7 @@ def _accepts(check: Callable[[], None]) -> bool:
         ("[keys]\nepochs = {}", "epochs = {}: must be a value or a list of values, or min and max"),
         ("[keys]\nepochs = []", "epochs = []: must name at least one value"),
         ("[keys]\nepochs = {min = 3, max = 2}", "epochs: min = 3 is larger than max = 2"),
-        ("[keys]\ndp = 'lokal'", "dp = 'lokal': must be none, local, central; did you mean local?"),
+        ("[keys]\ndp = 'lokal'", "dp = 'lokal': must be one of none, local, central; did you mean local?"),
         ("[keys]\ndp = {min = 'local'}", "dp = {'min': 'local'}: must be a value or a list of values"),
         ("[keys]\nsecagg = {min = true}", "secagg = {'min': True}: must be a value or a list of values"),
         ("[keys]\ndp-noise = nan", "dp-noise = nan: must be finite"),

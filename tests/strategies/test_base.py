@@ -73,4 +73,4 @@ def test_by_default_every_client_weighs_the_same_and_gets_the_global_model(small
     assert rule.merge(now, replies)["w"].tolist() == [3.0]  # type: ignore[arg-type]
     assert rule.model_for(2, arrays) is rule.between(None, arrays) is arrays  # type: ignore[arg-type]
     assert rule.extras_for(0) == {} and rule.state() == ({}, {}) and rule.train_action == MessageType.TRAIN
-    assert rule.summary() == "ServerRule over 3 clients"
+    assert rule.summary() == f"{rule.config.method} over 3 clients"

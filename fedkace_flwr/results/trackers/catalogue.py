@@ -37,7 +37,7 @@ def check_tracker(config: Config) -> None:
         import_module(_TRACKERS[name][1])
     except ImportError as fault:
         raise ConfigError(
-            f"tracker = {name!r}: the package {name} cannot be imported ({fault}); pip install 'fedkace_flwr[{name}]'"
+            f"tracker = {name!r}: the package {name} cannot be imported ({fault}); pip install 'fedkace-flwr[{name}]'"
         ) from fault
 
 

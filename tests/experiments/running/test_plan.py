@@ -100,6 +100,19 @@ def test_a_plan_never_says_zero_seconds(tmp_path: Path, capsys: pytest.CaptureFi
     assert not re.search(r"\b0 seconds", out) and "about" in out
 
 
+def test_clients_that_have_not_trained_yet_are_planned_without_test_images(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a fraction of the clients in each round, some have met no class in the first rounds."""
+    options = ["--results", str(tmp_path), "--only", "fedkace", "--set", "rounds=2", "epochs=1", "width=2"]
+    tested = []
+    for fraction in (1.0, 0.1):
+        assert main(["run", "quickstart", "--dry-run", *options, f"fraction-train={fraction}"]) == 0
+        (row,) = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("fedkace_")]
+        tested.append(int(row[6].replace(",", "")))
+    assert 0 < tested[1] < tested[0] / 3  # one client of ten in the first round, at most two in the second
+
+
 def test_an_earlier_run_of_the_same_name_is_kept_and_it_says_where(
     tmp_path: Path, in_process: None, capsys: pytest.CaptureFixture[str]
 ) -> None:

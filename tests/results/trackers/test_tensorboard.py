@@ -182,7 +182,7 @@ def test_without_the_package_a_run_that_asks_for_events_ends_before_it_begins(
         run_inline(small(tracker="tensorboard"))
     message = str(caught.value)
     assert message.startswith("tracker = 'tensorboard': ")
-    assert message.endswith("pip install 'fedkace_flwr[tensorboard]'")
+    assert message.endswith("pip install 'fedkace-flwr[tensorboard]'")
     assert len(message.splitlines()) == 1
     assert not (tmp_path / "run").exists()
 

@@ -1,4 +1,4 @@
-"""Every network with methods that use it in different ways, and a network without batch normalisation with every method."""
+"""Every network with every method, and what speaks of batch normalisation with a network that has none."""
 
 import json
 from collections.abc import Callable
@@ -12,17 +12,19 @@ from support.systems.contract import SHAPE, is_preset
 
 from experiments.running.inline import run_inline
 from experiments.running.need import Need
+from fedkace_flwr import registry
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.inference.kept_models import load_newest
-from fedkace_flwr.networks.catalogue import NETWORKS
+from fedkace_flwr.networks.catalogue import NETWORKS, Facts
 from fedkace_flwr.registry import METHODS, configured
 
 Make = Callable[..., Config]
 OTHERS = sorted(set(NETWORKS) - {"resnet18"})
 TINY = {**SHAPE, "clients": 2, "rounds": 2, "width": 2, "samples_per_class": 4, "epochs": 1}
 _QUICK = {("cnn", "fedkace"), ("vit", "fedkace")}
+_CLOSELY = ("fedkace", "refed", "tfcl")  # methods that ask different things of a network
 
 
 def run(config: Config) -> list[dict[str, object]]:
@@ -38,8 +40,7 @@ def run(config: Config) -> list[dict[str, object]]:
     [
         pytest.param(network, method, marks=[] if (network, method) in _QUICK else [pytest.mark.slow])
         for network in OTHERS
-        for method in ("fedkace", "refed", "tfcl")
-        if (network, method) != ("vit", "tfcl")
+        for method in _CLOSELY
     ],
 )
 def test_a_network_with_what_methods_ask_of_it(small: Make, network: str, method: str) -> None:
@@ -61,12 +62,16 @@ def test_a_network_with_what_methods_ask_of_it(small: Make, network: str, method
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", sorted(name for name in METHODS if not is_preset(name) and name != "tfcl"))
-def test_every_method_without_batch_normalisation(small: Make, method: str) -> None:
-    run(small(method=method, network="cnn", dcfcl_batch_norm="local", **TINY))
+@pytest.mark.parametrize("network", OTHERS)
+@pytest.mark.parametrize("method", sorted(name for name in METHODS if not is_preset(name) and name not in _CLOSELY))
+def test_every_network_with_every_method(small: Make, network: str, method: str) -> None:
+    run(small(method=method, network=network, dcfcl_batch_norm="local", **TINY))
 
 
-def test_a_method_that_splits_networks_refuses_one_that_cannot_be_split(small: Make) -> None:
+def test_a_method_that_splits_networks_refuses_one_that_cannot_be_split(
+    small: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "facts_of", lambda name, blueprint: Facts(features=8, has_running_means=False, half=None))
     with pytest.raises(ConfigError, match=r"network = 'vit' with method = 'tfcl', .*must be one that can be split"):
         run_inline(small(method="tfcl", network="vit", **TINY))
 
