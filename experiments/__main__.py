@@ -86,6 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
             from experiments.results.keep import keep
 
             keep(options.run, options.target, resumable=options.resumable)
+            console.print(f"written: {options.target}", highlight=False, soft_wrap=True)
         elif options.command == "export":
             from experiments.export import export
 

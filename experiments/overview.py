@@ -8,10 +8,9 @@ from fedkace_flwr.errors import ConfigError, closest
 _COMMANDS = (
     ("run quickstart", "ten clients learn handwritten digits; one to two minutes"),
     ("run STUDY --dry-run", "what a study would run, and for how long"),
-    ("table results/STUDY", "the figures of finished runs"),
     ("report results/STUDY", "tables, figures and a page with charts"),
-    ("keep results/STUDY FOLDER", "copy the records for publication"),
-    ("feed FOLDER", "play a data set into the inboxes of devices"),
+    ("export results/STUDY/RUN FOLDER", "a run's model, with a card"),
+    ("predict --state FOLDER IMAGE...", "the answers of a client's model"),
 )
 _OPTIONS_WITH_ONE_VALUE = ("--engine", "--workers", "--gpu-fraction", "--scale", "--results", "--output")
 
@@ -27,7 +26,7 @@ def overview(program: str) -> str:
             *lines,
             "",
             f"Studies: {', '.join(study_names())}; or a YAML file of your own.",
-            "Further commands: stream, export, predict, serve, app, background, robustness, bench, gradient-cost. "
+            "Further commands: table, keep, stream, feed, serve, app, background, robustness, bench, gradient-cost. "
             "COMMAND --help explains a command, docs/running.md all of them.",
         ]
     )

@@ -21,6 +21,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from experiments.arguments import make_parser
+from fedkace_flwr.inference.predict import prediction_parser, service_parser
 
 ROOT = Path(__file__).parents[2]
 
@@ -149,7 +150,11 @@ def _commands() -> str:
         "`fedkace COMMAND` and `python -m experiments COMMAND` are the same. In a checkout, `make help` lists what "
         "`make` can do.",
     ]
-    for name, parser in _subcommands(make_parser("fedkace")):
+    elsewhere = {
+        "predict": prediction_parser("fedkace predict", "fedkace serve"),
+        "serve": service_parser("fedkace serve"),
+    }
+    for name, parser in {**dict(_subcommands(make_parser("fedkace"))), **elsewhere}.items():
         lines += ["", f"## {name}", "", f"```text\n{_help(parser)}```"]
     return "\n".join(lines) + "\n"
 

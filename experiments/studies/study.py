@@ -43,10 +43,10 @@ from typing import Any
 from experiments.studies.grid import Axis, combinations, parse_grid, run_name
 from experiments.studies.inheritance import FULL, StudyFile, at_scale, read_study_file
 from experiments.studies.names import ENGINES, TABLES
-from fedkace_flwr import registry as registry  # declares the methods' keys
 from fedkace_flwr.config import Config, check_value, path_keys
 from fedkace_flwr.errors import ConfigError, closest
 from fedkace_flwr.keys import Scalar
+from fedkace_flwr.registry import find_method
 
 _RUNNERS_OWN = ("results-dir", "run-name")
 
@@ -198,6 +198,8 @@ def _expand(
     for point in combinations(axes):
         values = _with_absolute_paths({"data-dir": "data", **config, **point.values, **overrides})
         parsed = Config.parse(values)
+        if "method" not in overrides:  # a name in the file
+            find_method(parsed.method)
         name = run_name(parsed, axes, point.labels)
         if name in runs:
             raise ConfigError(f"grid: two runs would share the folder {name}; give values whose names differ")

@@ -23,8 +23,15 @@ is used here, ``pyproject.toml`` admits only those that the tests pass with.
 ``simulation.app``, and the class name ``InMemoryGrid``
     Telling whether a process or a grid belongs to a simulation.
 
-Some programs in ``deploy/`` are started instead of Flower's own and change it before it starts; each says in its
-docstring what it changes. ``deploy/sign-app.py`` says what it uses.
+Programs in ``deploy/``, which are no part of the package, use more of it. Two are started instead of Flower's own and
+change it before it starts; each program says in its docstring what it changes or uses:
+
+``deploy/superlink.py``
+    ``supercore``, ``supercore.sql_mixin``, ``superlink.cli``, ``superlink.servicer.control``
+``deploy/supernode.py``
+    ``supernode.cli``, ``supernode.fleet_http_client``
+``deploy/sign-app.py``
+    ``cli.build``, ``supercore.primitives.asymmetric_ed25519``
 """
 
 import importlib

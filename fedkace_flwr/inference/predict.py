@@ -35,7 +35,8 @@ def main(arguments: Sequence[str], program: str = "") -> int:
     warnings.filterwarnings("ignore", module=r"PIL\b")  # about odd metadata; unreadable pictures are reported anyway
     serves = arguments[:1] == ["serve"]
     names = (f"{program} predict", f"{program} serve") if program else (_MODULE, f"{_MODULE} serve")
-    options = _serving_options(arguments[1:], names[1]) if serves else _options(arguments, *names)
+    parser = service_parser(names[1]) if serves else prediction_parser(*names)
+    options = parser.parse_args(arguments[1:] if serves else arguments)
     torch.set_num_threads(options.threads)
     try:
         return _serve(options) if serves else _predict(options)
@@ -86,16 +87,18 @@ def _failed(message: str) -> int:
     return _FAILED
 
 
-def _options(arguments: Sequence[str], name: str, service: str) -> argparse.Namespace:
+def prediction_parser(name: str, service: str) -> argparse.ArgumentParser:
+    """Return the parser of the command ``name``, which points to the command ``service``."""
     parser = argparse.ArgumentParser(prog=name, description=_DESCRIPTION, epilog=f"As a service: {service} --help")
     _add_common(parser)
     parser.add_argument("images", type=Path, nargs="+", metavar="IMAGE", help="a picture of any size")
     parser.add_argument("--top", type=_positive, default=3, help="number of likeliest classes to print (default 3)")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    return parser.parse_args(arguments)
+    return parser
 
 
-def _serving_options(arguments: Sequence[str], name: str) -> argparse.Namespace:
+def service_parser(name: str) -> argparse.ArgumentParser:
+    """Return the parser of the command ``name`` that starts the service."""
     parser = argparse.ArgumentParser(prog=name, description=_SERVES)
     _add_common(parser)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
@@ -109,7 +112,7 @@ def _serving_options(arguments: Sequence[str], name: str) -> argparse.Namespace:
         help="host name under which the service is known, besides localhost and its address; may be repeated",
     )
     parser.add_argument("--token-file", type=Path, metavar="FILE", help="file with a token that requests must bear")
-    return parser.parse_args(arguments)
+    return parser
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:

@@ -50,7 +50,7 @@ def test_without_arguments_it_shows_the_five_commands_that_people_need(capsys: p
     assert main([]) == 0
     out = capsys.readouterr().out
     shown = [line.split()[3] for line in out.splitlines() if line.startswith("  python -m experiments ")]
-    assert list(dict.fromkeys(shown)) == ["run", "table", "report", "keep", "feed"]
+    assert shown == ["run", "run", "report", "export", "predict"]
     assert "quickstart" in out and "--help" in out
     further = next(line for line in out.splitlines() if line.startswith("Further commands: "))
     named = set(re.findall(r"[a-z-]+", further.partition(". ")[0].removeprefix("Further commands: ")))

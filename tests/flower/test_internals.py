@@ -73,8 +73,12 @@ def test_the_list_names_every_module_that_is_used() -> None:
         assert f"``{module}``" in listed, f"{name} is not listed"
 
 
-def test_programs_that_change_flower_before_it_starts_say_what_they_change() -> None:
+def test_the_list_names_what_the_programs_of_deploy_use_and_they_say_what_they_change() -> None:
+    listed = ast.get_docstring(ast.parse((ROOT / INTERNALS).read_text())) or ""
     for path in (ROOT / "deploy").glob("*.py"):
         source = path.read_text()
-        if internal(source):
+        used = sorted(name.removeprefix("flwr.") for name in internal(source))
+        if used:
             assert "Flower" in (ast.get_docstring(ast.parse(source)) or ""), path
+        expected = f"``deploy/{path.name}``\n    {', '.join(f'``{name}``' for name in used)}"
+        assert (expected + "\n" in listed + "\n") == bool(used), expected

@@ -143,6 +143,7 @@ def test_engine_workers_and_gpu_come_from_options_before_the_file_before_default
         ("1: 2", ["unknown key 1"]),
         ("config: {overlp: 1}", ["unknown key overlp = 1", "did you mean overlap?"]),
         ("config: {overlap: 3}", ["overlap = 3", "window = 2"]),
+        ("grid: {method: [fedkace, fedkase]}", ["method = 'fedkase'", "did you mean fedkace?"]),
         ("config: {overlap: two}", ["overlap = 'two'", "a whole number"]),
         ("config: {learning-rate: .nan}", ["learning-rate = nan", "finite"]),
         ("config: {seed: 2024-01-01}", ["seed = ", "a whole number"]),

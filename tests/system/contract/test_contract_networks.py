@@ -71,7 +71,9 @@ def test_every_network_with_every_method(small: Make, network: str, method: str)
 def test_a_method_that_splits_networks_refuses_one_that_cannot_be_split(
     small: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "facts_of", lambda name, blueprint: Facts(features=8, has_running_means=False, half=None))
+    monkeypatch.setattr(
+        registry, "facts_of", lambda name, blueprint: Facts(features=8, has_running_means=False, half=None)
+    )
     with pytest.raises(ConfigError, match=r"network = 'vit' with method = 'tfcl', .*must be one that can be split"):
         run_inline(small(method="tfcl", network="vit", **TINY))
 
