@@ -67,7 +67,7 @@ def test_a_grid_is_the_product_of_its_lists_with_telling_names(tmp_path: Path) -
 
 
 def test_a_grid_over_methods_names_each_run_by_its_method(tmp_path: Path) -> None:
-    assert list(load(tmp_path, "grid: {method: [one, two]}").runs) == ["one_seed-0", "two_seed-0"]
+    assert list(load(tmp_path, "grid: {method: [er, fedavg]}").runs) == ["er_seed-0", "fedavg_seed-0"]
 
 
 def test_the_grid_goes_before_the_config_and_overrides_before_both(tmp_path: Path) -> None:
