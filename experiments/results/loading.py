@@ -14,12 +14,12 @@ from typing import Any
 import pandas as pd
 
 from experiments.results.averages import average_over_clients, condition_numbers, mean
+from experiments.results.axes import axes_of
 from experiments.results.folders import runs_of_study
 from experiments.results.reading import SCHEMA, Record, check_schema, read_object, read_rounds, read_study
 from experiments.results.regret import is_reference, regret, regrets, stream_of
-from fedkace_flwr.config import Config, keys_affecting
+from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError, ResultsError
-from fedkace_flwr.keys import kebab, keys_of
 from fedkace_flwr.messaging.metrics import COMMON, known_metrics
 from fedkace_flwr.registry import METHODS
 from fedkace_flwr.results.record import totals
@@ -27,8 +27,6 @@ from fedkace_flwr.storage.files import write_bytes, write_text
 from fedkace_flwr.storage.folders import make_folder
 from fedkace_flwr.storage.names import closest_path
 
-# These keys affect numbers only through rounding, a run that stops, or values that are not recorded; none is an axis.
-_NOT_AXES = frozenset({"device", "quorum", "diagnostics", "report-classes"})
 _CONDITIONS = ("condition", "condition_singular", "class_condition", "class_condition_singular")
 _TRANSFER = ("forgetting", "backward_transfer", "forward_transfer")
 _RUN_NUMBERS = ("aa", "early", "late", "ar", "final", "chance", *_TRANSFER, *_CONDITIONS)
@@ -52,6 +50,12 @@ class StudyInfo:
         The keys in which its runs differ; ``seed`` is last.
     labels : mapping
         Maps the folder name of each listed run to its values on the axes.
+    note : str
+        What its author says about its results; may be empty.
+    remarks : tuple of str
+        What the reader must know of how the runs were put together.
+    repeats : frozenset of str
+        Runs with the configuration and the seed of another listed run, which means must not count twice.
     """
 
     name: str
@@ -61,6 +65,9 @@ class StudyInfo:
     scale: str | None
     axes: tuple[str, ...]
     labels: Mapping[str, Mapping[str, Any]]
+    note: str = ""
+    remarks: tuple[str, ...] = ()
+    repeats: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -85,6 +92,10 @@ class Results:
     studies: tuple[StudyInfo, ...]
     runs: pd.DataFrame
     rounds: pd.DataFrame
+
+    def counted(self, study: StudyInfo) -> pd.DataFrame:
+        """Return the runs of a study, those with the same configuration and seed once."""
+        return self.runs[(self.runs["study"] == study.name) & ~self.runs["run"].isin(study.repeats)]
 
     def records(self, folder: str) -> list[Record]:
         """Return the full records of a run, given the ``folder`` of its row."""
@@ -151,23 +162,23 @@ def _load_study(folder: Path) -> tuple[StudyInfo, list[tuple[Path, Record, Mappi
             raise ResultsError(f"{folder}: has a run named {path.name!r}; give the folder a name of printable letters")
     if not paths:
         raise ResultsError(f"{folder}: has no run (a folder with config.json); must be a results folder")
-    configs = {path: _read_config(path / "config.json") for path in paths}
-    if told is None:
-        axes = _differing(list(configs.values()))
-        labels = {path.name: {axis: configs[path][_key(axis)] for axis in axes} for path in paths}
-        study = StudyInfo(folder.name, folder.name, folder, None, None, axes, labels)
-    else:
-        axes = tuple(sorted(told["axes"], key=lambda axis: axis == "seed"))
-        study = StudyInfo(
-            told["study"],
-            told.get("title") or told["study"],
-            folder,
-            told.get("paper"),
-            told.get("scale"),
-            axes,
-            told["runs"],
-        )
-    return study, [(path, configs[path], study.labels[path.name]) for path in paths]
+    configs = {path.name: _read_config(path / "config.json") for path in paths}
+    finished = [path.name for path in paths if (path / "summary.json").exists()]
+    axes = axes_of(configs, told, finished)
+    about = told or {}
+    study = StudyInfo(
+        about.get("study") or folder.name,
+        about.get("title") or about.get("study") or folder.name,
+        folder,
+        about.get("paper"),
+        about.get("scale"),
+        axes.names,
+        axes.labels,
+        about.get("note") or "",
+        axes.notes,
+        axes.repeats,
+    )
+    return study, [(path, configs[path.name], study.labels[path.name]) for path in paths]
 
 
 def _read_config(path: Path) -> Record:
@@ -179,33 +190,6 @@ def _read_config(path: Path) -> Record:
     except ConfigError as error:
         raise ResultsError(f"{path}: {error}") from error
     return {**Config().flat(), **told}
-
-
-def _differing(configs: Sequence[Record]) -> tuple[str, ...]:
-    """Return the axes of a study that does not name them; keys that are determined by the method are not axes."""
-    presets = {key for method in METHODS.values() for key in method.preset}
-    own = {
-        kebab(name)
-        for method in METHODS.values()
-        if method.role == "reference"
-        for each in method.keys
-        for name in keys_of(each)
-    }
-    affecting = keys_affecting("numbers") - _NOT_AXES - own
-    axes = []
-    for key in configs[0]:
-        if key not in affecting or len({repr(config[key]) for config in configs}) == 1:
-            continue
-        pairs = {(config["method"], repr(config[key])) for config in configs}
-        if key in presets and len(pairs) == len({method for method, _ in pairs}):
-            continue
-        axes.append("data" if key == "dataset" else key)
-    order = {"data": 0, "seed": 9, "method": 8}
-    return tuple(sorted(axes, key=lambda axis: order.get(axis, 5)))
-
-
-def _key(axis: str) -> str:
-    return "dataset" if axis == "data" else axis
 
 
 def _load_run(study: StudyInfo, path: Path, config: Record, labels: Mapping[str, Any]) -> tuple[Record, list[Record]]:

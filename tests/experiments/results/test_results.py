@@ -188,7 +188,9 @@ def test_a_folder_without_a_run_is_refused_by_name(tmp_path: Path) -> None:
         ("rounds.jsonl", "\xff", "cannot be read"),
         ("../study.json", "{}", "must have study, axes"),
         ("../study.json", '{"schema": 2}', "schema = 2"),
-        ("../study.json", '{"study": "x", "axes": ["seed"], "runs": {"a": {}}}', "the value of each run on every axis"),
+        ("../study.json", '{"study": "x", "axes": ["seed"], "runs": {"a": []}}', "the values of each run on the axes"),
+        ("../study.json", '{"study": "x", "axes": [], "runs": {"a": {}}, "keys": {"seed": "seed"}}', "must have study"),
+        ("../study.json", '{"study": "x", "note": 3, "axes": [], "runs": {"a": {}}}', "must have study"),
     ],
 )
 def test_a_damaged_or_newer_file_is_refused_in_one_line_that_names_it(
