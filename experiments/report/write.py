@@ -9,6 +9,7 @@ from experiments.report.markup import latex_notes, latex_table, markdown_notes, 
 from experiments.report.page.document import write_page
 from experiments.report.paired import Difference, difference_frame, difference_table, paired_differences
 from experiments.report.tables import latex, long_frame, markdown, study_notes, study_tables
+from experiments.results.classes import write_classes
 from experiments.results.loading import load_results
 from fedkace_flwr.errors import ResultsError
 from fedkace_flwr.keys import LONGEST_NAME, is_plain_name
@@ -46,7 +47,7 @@ def write_report(folders: Sequence[Path], output: Path | None = None, data_dir: 
     differences: list[Difference] = []
     every = [table for study in results.studies for table in tables[study.name]]
     try:
-        written = results.write(target)
+        written = [*results.write(target), *write_classes(results, target)]
         for study in results.studies:
             own = target if len(results.studies) == 1 else target / _file_name(study.name)
             make_folder(own)

@@ -13,9 +13,9 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.results.averages import average_over_clients, condition_numbers, mean
+from experiments.results.averages import average_over_clients, condition_numbers, mean, switched
 from experiments.results.axes import axes_of
-from experiments.results.folders import runs_of_study
+from experiments.results.folders import check_folders, runs_of_study, studies_in
 from experiments.results.reading import SCHEMA, Record, check_schema, read_object, read_rounds, read_study
 from experiments.results.regret import is_reference, regret, regrets, stream_of
 from fedkace_flwr.config import Config
@@ -25,11 +25,10 @@ from fedkace_flwr.registry import METHODS
 from fedkace_flwr.results.record import totals
 from fedkace_flwr.storage.files import write_bytes, write_text
 from fedkace_flwr.storage.folders import make_folder
-from fedkace_flwr.storage.names import closest_path
 
 _CONDITIONS = ("condition", "condition_singular", "class_condition", "class_condition_singular")
 _TRANSFER = ("forgetting", "backward_transfer", "forward_transfer")
-_RUN_NUMBERS = ("aa", "early", "late", "ar", "final", "chance", *_TRANSFER, *_CONDITIONS)
+_RUN_NUMBERS = ("aa", "early", "late", "ar", "final", "chance", *_TRANSFER, *_CONDITIONS, "switched")
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ class Results:
         ``early`` and ``late`` (mean accuracy over the first quarter and the second half of the rounds), ``final``,
         ``ar``, ``chance``, ``forgetting``, ``backward_transfer``, ``forward_transfer``; ``condition``, ``class_condition`` (medians over clients and the final three quarters of
         the rounds) and the shares ``condition_singular`` and ``class_condition_singular``;
-        ``switched``, ``failures``, bytes, seconds; ``axis.*``, every configuration key, ``env.*``. For an unfinished
+        ``switched`` (missing if the method has no switch), ``failures``, bytes, seconds; ``axis.*``, every configuration key, ``env.*``. For an unfinished
         run, the numbers cover the rounds so far, and ``ar`` is missing.
     rounds : DataFrame
         One row per run and round: means over clients of the values in ``rounds.jsonl``, and ``regret``.
@@ -129,6 +128,7 @@ def load_results(*folders: Path) -> Results:
     studies: list[StudyInfo] = []
     rows: list[Record] = []
     rounds: list[Record] = []
+    check_folders(folders)
     for folder in dict.fromkeys(path.resolve() for path in folders):
         study, runs = _load_study(folder)
         alike = sum(other.name.partition(" (")[0] == study.name for other in studies)
@@ -140,7 +140,7 @@ def load_results(*folders: Path) -> Results:
             rounds += lines
     _add_regret(rows, rounds)
     averaged = [metric.average for metric in known_metrics().values() if metric.average]
-    numbers = ("accuracy", "regret", "chance", "client_drift", *averaged)
+    numbers = ("accuracy", "regret", "chance", "client_drift", "switched", *averaged)
     return Results(tuple(studies), _frame(rows, _RUN_NUMBERS), _frame(rounds, numbers))
 
 
@@ -150,8 +150,6 @@ def rows_of(frame: pd.DataFrame) -> list[Record]:
 
 
 def _load_study(folder: Path) -> tuple[StudyInfo, list[tuple[Path, Record, Mapping[str, Any]]]]:
-    if not folder.is_dir():
-        raise ResultsError(f"{folder}: is not a folder; must be a results folder{closest_path(folder)}")
     single = (folder / "config.json").exists()
     paths = [folder] if single else runs_of_study(folder)
     told = None if single else read_study(folder / "study.json")
@@ -161,7 +159,9 @@ def _load_study(folder: Path) -> tuple[StudyInfo, list[tuple[Path, Record, Mappi
         if not path.name.isprintable():
             raise ResultsError(f"{folder}: has a run named {path.name!r}; give the folder a name of printable letters")
     if not paths:
-        raise ResultsError(f"{folder}: has no run (a folder with config.json); must be a results folder")
+        studies = [path.name for path in studies_in(folder)]
+        hint = f"; name the studies in it, such as {folder / studies[0]}" if studies else "; must be a results folder"
+        raise ResultsError(f"{folder}: has no run (a folder with config.json){hint}")
     configs = {path.name: _read_config(path / "config.json") for path in paths}
     finished = [path.name for path in paths if (path / "summary.json").exists()]
     axes = axes_of(configs, told, finished)
@@ -201,10 +201,10 @@ def _load_run(study: StudyInfo, path: Path, config: Record, labels: Mapping[str,
             f"{path / 'rounds.jsonl'}: is damaged; it has {len(records)} rounds, summary.json says {summary.get('rounds')}"
         )
     try:
-        lines = [_round_row(study, path, config["method"], labels, record) for record in records]
+        lines = [_round_row(study, path, config, labels, record) for record in records]
         row = _run_row(study, path, config, labels, records)
-    except (KeyError, TypeError, IndexError, AttributeError) as error:
-        raise ResultsError(f"{path / 'rounds.jsonl'}: is damaged; a round lacks a required field ({error})") from error
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise ResultsError(f"{path / 'rounds.jsonl'}: is damaged; a round lacks a required field, or has a wrong value ({error})") from error
     row["finished"] = summary is not None
     row.update({f"axis.{axis}": labels[axis] for axis in study.axes})
     row.update(config)
@@ -231,7 +231,7 @@ def _run_row(
         "chance": total["average_chance"],
         **{name: total[name] for name in _TRANSFER},
         **condition_numbers(records),
-        "switched": sum(number is not None for number in total["switched_at"]),
+        "switched": switched(config, total["switched_at"]),
         "failures": total["failures"],
         "bytes_down": total["bytes"]["down"],
         "bytes_up": total["bytes"]["up"],
@@ -239,7 +239,8 @@ def _run_row(
     }
 
 
-def _round_row(study: StudyInfo, path: Path, method: str, labels: Mapping[str, Any], record: Record) -> Record:
+def _round_row(study: StudyInfo, path: Path, config: Record, labels: Mapping[str, Any], record: Record) -> Record:
+    method = config["method"]
     own = METHODS[method].metrics if method in METHODS else ()
     return {
         "schema": SCHEMA,
@@ -262,7 +263,7 @@ def _round_row(study: StudyInfo, path: Path, method: str, labels: Mapping[str, A
             if metric.average
         },
         "client_drift": record["client_drift"],
-        "switched": sum(number is not None for number in record["switched_at"]),
+        "switched": switched(config, record["switched_at"]),
         "interpolated": bool(record.get("interpolated", False)),
         "failures": len(record["failures"]),
         "bytes_down": record["bytes"]["down"],

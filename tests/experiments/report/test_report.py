@@ -334,7 +334,7 @@ def test_the_command_writes_everything_and_names_it(tmp_path: Path, capsys: pyte
     printed = capsys.readouterr().out
     names = {path.name for path in (study / "report").iterdir()}
     assert names == {
-        *("index.html", "runs.csv", "runs.parquet", "rounds.csv", "rounds.parquet"),
+        *("index.html", "runs.csv", "runs.parquet", "rounds.csv", "rounds.parquet", "classes.csv", "classes.parquet"),
         *(
             "tables.md",
             "tables.tex",
