@@ -204,7 +204,9 @@ def _load_run(study: StudyInfo, path: Path, config: Record, labels: Mapping[str,
         lines = [_round_row(study, path, config, labels, record) for record in records]
         row = _run_row(study, path, config, labels, records)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise ResultsError(f"{path / 'rounds.jsonl'}: is damaged; a round lacks a required field, or has a wrong value ({error})") from error
+        raise ResultsError(
+            f"{path / 'rounds.jsonl'}: is damaged; a round lacks a required field, or has a wrong value ({error})"
+        ) from error
     row["finished"] = summary is not None
     row.update({f"axis.{axis}": labels[axis] for axis in study.axes})
     row.update(config)

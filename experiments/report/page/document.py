@@ -19,6 +19,7 @@ from fedkace_flwr.config import Config, folder_keys
 from fedkace_flwr.storage.files import write_text
 
 _HERE = Path(__file__).parent
+_SCRIPTS = ("base", "charts")
 _RUNS_LISTED = 200
 _MOST_ENVIRONMENTS = 10
 _DASH = "-"
@@ -69,7 +70,7 @@ def write_page(
         configurations=[_configuration(results, study) for study in results.studies],
         environments=_environments(results),
         style=(_HERE / "page.css").read_text(encoding="utf-8"),
-        script=(_HERE / "page.js").read_text(encoding="utf-8"),
+        scripts=[(_HERE / f"page.{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS],
         plotly=get_plotlyjs(),
         # escape "<" so that no text of a run can close the element that holds the data
         data=json.dumps(content, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),

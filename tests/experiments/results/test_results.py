@@ -197,7 +197,11 @@ def test_a_folder_without_a_run_is_refused_by_name(tmp_path: Path) -> None:
         ("summary.json", '{"rounds": ', "not valid JSON"),
         ("summary.json", '{"rounds": 9}', "has 2 rounds, summary.json says 9"),
         ("rounds.jsonl", '{"round": 1\n{"round": 2}\n', "line 1: is damaged"),
-        ("rounds.jsonl", '{"round": 1}\n{"round": 2}\n', "a round lacks a required field, or has a wrong value ('accuracy')"),
+        (
+            "rounds.jsonl",
+            '{"round": 1}\n{"round": 2}\n',
+            "a round lacks a required field, or has a wrong value ('accuracy')",
+        ),
         ("rounds.jsonl", '{"schema": 7}\n', "schema = 7"),
         ("rounds.jsonl", "\xff", "cannot be read"),
         ("../study.json", "{}", "must have study, axes"),
