@@ -88,8 +88,8 @@ def axes_of(configs: Mapping[str, Record], told: Record | None, finished: Iterab
 
 
 def _differing(configs: Sequence[Record]) -> list[str]:
-    """Return the keys in which runs differ whose numbers they affect, but for those that follow from the method."""
-    presets = {key for method in METHODS.values() for key in method.preset}
+    """Return the keys in which runs differ whose numbers they affect, but for what the methods themselves set."""
+    presets = {(name, key) for name, method in METHODS.items() for key in method.preset}
     own = {
         kebab(name)
         for method in METHODS.values()
@@ -102,11 +102,9 @@ def _differing(configs: Sequence[Record]) -> list[str]:
     found = []
     for key in affecting.intersection(*configs):
         pairs = {(config["method"], repr(config[key])) for config in configs if key not in unread[config["method"]]}
-        if len({value for _, value in pairs}) < 2:
-            continue
-        if key in presets and len(pairs) == len({method for method, _ in pairs}):
-            continue
-        found.append(key)
+        chosen = {value for method, value in pairs if (method, key) not in presets}
+        if len(chosen) > 1 or len(pairs) > len({method for method, _ in pairs}):
+            found.append(key)
     return sorted(found, key=list(Config().flat()).index)
 
 

@@ -143,6 +143,18 @@ def test_keys_that_the_method_does_not_read_are_no_reason_for_a_note(tmp_path: P
     assert not study.remarks
 
 
+def test_keys_that_a_method_itself_sets_are_no_reason_for_a_note_but_other_values_of_them_are(tmp_path: Path) -> None:
+    text = STUDY.replace("[fedkace, er]", "[fedkace, as1, as2]")
+    folder = made(tmp_path, text=text, only="*")
+    config = json.loads((folder / "as1_seed-0" / "config.json").read_text())
+    assert config["patience"] == 2  # as it was asked for
+    (folder / "as1_seed-0" / "config.json").write_text(json.dumps(config | {"patience": 1}))  # as the program sets it
+    assert not read(folder)[0].remarks
+    config = json.loads((folder / "fedkace_seed-0" / "config.json").read_text())
+    (folder / "fedkace_seed-0" / "config.json").write_text(json.dumps(config | {"patience": 3}))
+    assert "different values of patience, which" in read(folder)[0].remarks[0]
+
+
 def test_runs_that_were_set_aside_are_not_listed(tmp_path: Path) -> None:
     made(tmp_path, 0.5)
     folder = made(tmp_path, 0.6, epochs=1)
