@@ -176,10 +176,14 @@ def _table(options: argparse.Namespace, console: Console) -> None:
 
 
 def _print_summaries(runs: "list[FinishedRun]", columns: list[str], console: Console) -> None:
-    from experiments.results.summary_table import legend, shown_columns, summary_table
+    from experiments.results.summary_table import COLUMNS, hidden_columns, legend, shown_columns, summary_table
 
     console.print(summary_table(runs, console.width, columns))
-    for line in legend(shown_columns(runs, console.width, columns)):
+    lines = legend(shown_columns(runs, console.width, columns))
+    if hidden := hidden_columns(runs, console.width, columns):
+        how = "table --columns shows them" if len(columns) == len(COLUMNS) else "the terminal is too narrow"
+        lines.append(f"not shown: {', '.join(hidden)}; {how}")
+    for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -288,6 +292,9 @@ def _stream(options: argparse.Namespace, console: Console) -> None:
 
 
 def _report(options: argparse.Namespace, console: Console) -> None:
+    from experiments.results.folders import check_folders
+
+    check_folders(options.folders)
     try:
         from experiments.report.write import write_report
     except ModuleNotFoundError as error:

@@ -156,7 +156,12 @@ def make_parser(program: str) -> Parser:
     cost.add_argument("--buffer", type=int, default=1000, help="buffered samples in the timed epoch (default: 1000)")
     cost.add_argument("--output", type=Path, help="also write counts and figures to this JSON file")
     table = commands.add_parser("table", help="print the summaries of finished runs")
-    table.add_argument("runs", type=Path, nargs="+", help="folders of studies or of runs; unfinished runs are left out")
+    table.add_argument(
+        "runs",
+        type=Path,
+        nargs="+",
+        help="folders of runs, of studies or of several studies; unfinished runs are left out",
+    )
     table.add_argument(
         "--columns", action="extend", nargs="+", default=[], metavar="NAME", help="print only these columns, such as aa"
     )

@@ -52,11 +52,11 @@ def draw_figures(results: Results, study: StudyInfo, folder: Path) -> list[Path]
 
 def _curves(results: Results, study: StudyInfo) -> tuple[Curves, dict[str, str]]:
     """Return the rounds of the finished runs by column and line, and the method of each line."""
-    frame = results.runs[(results.runs["study"] == study.name) & results.runs["finished"]]
+    frame = results.counted(study)
     rounds = results.rounds[results.rounds["study"] == study.name] if len(results.rounds) else results.rounds
     curves: Curves = {}
     methods: dict[str, str] = {}
-    runs = sorted(rows_of(frame), key=lambda run: (str(run["dataset"]), -run["overlap"], run["run"]))
+    runs = sorted(rows_of(frame[frame["finished"]]), key=lambda run: (str(run["dataset"]), -run["overlap"], run["run"]))
     for run in runs:
         line, column = place(study, run)
         own = rounds[rounds["run"] == run["run"]]

@@ -6,23 +6,39 @@ from experiments.report.escaping import in_markdown, in_tex
 from fedkace_flwr.storage.names import printable
 
 
-def markdown_table(title: str, head: Sequence[str], body: Sequence[Sequence[str]], notes: Sequence[str]) -> str:
-    """Return a table in GitHub's Markdown, with its title above and its notes below; the first column is on the left."""
+def markdown_notes(notes: Sequence[str]) -> str:
+    """Return notes as paragraphs of GitHub's Markdown."""
+    return "".join(f"*{in_markdown(note)}*\n\n" for note in notes)
+
+
+def markdown_table(
+    title: str, head: Sequence[str], body: Sequence[Sequence[str]], notes: Sequence[str], left: int = 1
+) -> str:
+    """Return a table in GitHub's Markdown, with its title above and its notes below.
+
+    The first ``left`` columns hold words, which are aligned on the left.
+    """
     rows = [[in_markdown(cell) for cell in cells] for cells in [head, *body]]
-    rows.insert(1, ["---", *("---:" for _ in head[1:])])
+    rows.insert(1, ["---" if column < left else "---:" for column in range(len(head))])
     lines = [f"| {' | '.join(cells)} |" for cells in rows]
-    told = [f"*{in_markdown(note)}*" for note in notes]
-    return "\n\n".join([f"### {in_markdown(title)}", "\n".join(lines), *told]) + "\n"
+    text = f"### {in_markdown(title)}\n\n" + "\n".join(lines) + "\n\n" + markdown_notes(notes)
+    return text.rstrip("\n") + "\n"
 
 
-def latex_table(title: str, head: Sequence[str], body: Sequence[Sequence[str]], notes: Sequence[str]) -> str:
-    """Return a table in LaTeX, with its notes as comments; needs no package."""
-    columns = "l" + "r" * (len(head) - 1)
+def latex_notes(notes: Sequence[str]) -> str:
+    """Return notes as comments of LaTeX."""
+    return "".join(f"% {printable(note)}\n" for note in notes)
+
+
+def latex_table(
+    title: str, head: Sequence[str], body: Sequence[Sequence[str]], notes: Sequence[str], left: int = 1
+) -> str:
+    """Return a table in LaTeX, with its notes as comments; needs no package. The first ``left`` columns hold words."""
+    columns = "l" * left + "r" * (len(head) - left)
     lines = [" & ".join(in_tex(cell) for cell in cells) + r" \\" for cells in [head, *body]]
     lines.insert(1, r"\hline")
     rows = "\n".join(lines)
-    told = "".join(f"% {printable(note)}\n" for note in notes)
     return (
-        f"{told}\\begin{{table}}\n\\centering\n\\caption{{{in_tex(title)}}}\n\\begin{{tabular}}{{{columns}}}\n"
+        f"{latex_notes(notes)}\\begin{{table}}\n\\centering\n\\caption{{{in_tex(title)}}}\n\\begin{{tabular}}{{{columns}}}\n"
         f"\\hline\n{rows}\n\\hline\n\\end{{tabular}}\n\\end{{table}}\n"
     )

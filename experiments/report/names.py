@@ -1,12 +1,13 @@
 """The names of methods, cells and configuration keys in a report."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedkace_flwr.registry import METHODS, Role
 
 _ROLES: tuple[Role, ...] = ("method", "rival", "ablation", "reference")
-_SYMBOLS = {"overlap": "O", "capacity": "M", "clients": "K", "rounds": "T", "epochs": "J", "window": "W"}
+_SYMBOLS = {"overlap": "O", "epochs": "J", "clients": "K", "capacity": "M", "rounds": "T", "window": "W"}
+_MEANINGS = {symbol: axis for axis, symbol in _SYMBOLS.items()}
 _DATA = {
     "cifar10": "CIFAR-10",
     "cifar100": "CIFAR-100",
@@ -45,6 +46,13 @@ def axis_label(axis: str, value: Any) -> str:
     if axis == "method":
         return method_name(str(value))
     return f"{_SYMBOLS.get(axis, axis)}={value}"
+
+
+def symbols_note(texts: Iterable[str]) -> str:
+    """Return what the letters in labels stand for, such as ``O: overlap, J: epochs``; empty if there are none."""
+    words = {word.partition("=")[0] for text in texts for word in text.split(", ") if "=" in word}
+    known = ", ".join(f"{symbol}: {meaning}" for symbol, meaning in _MEANINGS.items() if symbol in words)
+    return f"{known}." if known else ""
 
 
 def labelled(values: Mapping[str, Any]) -> str:

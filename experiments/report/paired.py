@@ -89,10 +89,10 @@ def paired_differences(results: Results, study: StudyInfo) -> list[Difference]:
     The first line is FedKACE's where it takes part. Lines with fewer than two common seeds are left out, and so is
     Centralized, which AR compares with.
     """
-    frame = results.runs[(results.runs["study"] == study.name) & results.runs["finished"]]
+    frame = results.counted(study)
     known: dict[str, dict[str, dict[int, float]]] = {}
     methods: dict[str, str] = {}
-    for run in rows_of(frame):
+    for run in rows_of(frame[frame["finished"]]):
         line, column = place(study, run)
         if role(run["method"]) != "reference" and not pd.isna(run["aa"]):
             methods[line] = run["method"]
@@ -109,8 +109,8 @@ def paired_differences(results: Results, study: StudyInfo) -> list[Difference]:
     return found
 
 
-def difference_table(differences: Sequence[Difference]) -> tuple[str, list[str], list[list[str]], list[str]]:
-    """Return title, headings, rows and notes of a table of differences, as text.
+def difference_table(differences: Sequence[Difference]) -> tuple[str, list[str], list[list[str]], list[str], int]:
+    """Return title, headings, rows and notes of a table of differences, as text, and how many columns hold words.
 
     The notes tell how to read it, and what so few seeds cannot show.
     """
@@ -129,7 +129,8 @@ def difference_table(differences: Sequence[Difference]) -> tuple[str, list[str],
     ]
     if len({each.column for each in differences}) == 1:  # then there is no need to name it
         head, rows = [head[0], *head[2:]], [[row[0], *row[2:]] for row in rows]
-    return "Differences in AA over the same seeds, % points", head, rows, _notes(differences)
+    words = head.index("difference in AA")
+    return "Differences in AA over the same seeds, % points", head, rows, _notes(differences), words
 
 
 def _notes(differences: Sequence[Difference]) -> list[str]:

@@ -89,14 +89,20 @@ def _computed(folder: Path) -> pd.DataFrame:
     results = load_results(folder)
     if not {f"axis.{axis}" for axis in AXES} <= set(results.runs.columns):
         raise ResultsError(f"{folder}: has no runs of the study poisoning; must be its results folder, or a CSV file")
+    (study,) = results.studies
     lines = []
-    for row in rows_of(results.runs[results.runs["finished"]]):
+    runs = results.counted(study)
+    for row in rows_of(runs[runs["finished"]]):
         honest = range(row["clients"] - row["hostile-clients"])
         records = results.records(row["folder"])
         each = [mean(record["client_accuracy"][client] for client in honest) for record in records]
         known = [100 * value for value in each if value is not None]
         lines.append([*(str(row[f"axis.{axis}"]) for axis in AXES), row["seed"], fmean(known), known[-1]])
-    return pd.DataFrame(lines, columns=COLUMNS).round(_DIGITS)
+    frame = pd.DataFrame(lines, columns=COLUMNS).round(_DIGITS)
+    if frame.duplicated(_RUN).any():
+        others = [axis for axis in study.axes if axis not in (*_RUN, "method")]
+        raise ResultsError(f"{folder}: its runs also differ in {', '.join(others)}; move those with other values away")
+    return frame
 
 
 def _read(path: Path) -> pd.DataFrame:

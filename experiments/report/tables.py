@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.report.markup import latex_table, markdown_table
-from experiments.report.names import axis_label, data_name, labelled, method_name, method_rank, role
+from experiments.report.names import axis_label, data_name, labelled, method_name, method_rank, role, symbols_note
 from experiments.report.paper import CONDITION, load_paper, paper_row
 from experiments.results.loading import Results, StudyInfo, rows_of
 from experiments.studies.names import TABLES
@@ -99,8 +99,7 @@ def study_tables(results: Results, study: StudyInfo) -> list[ResultTable]:
     Forgetting, transfer and condition numbers follow if they were recorded. There is no AR table if no run has a
     Centralized run to compare with.
     """
-    frame = results.runs[results.runs["study"] == study.name]
-    runs = rows_of(frame)
+    runs = rows_of(results.counted(study))
     for run in runs:
         run["_row"], run["_column"] = place(study, run)
     rows = [row for row, _ in _ordered((run["_row"], _rank(run)) for run in runs)]
@@ -118,6 +117,12 @@ def study_tables(results: Results, study: StudyInfo) -> list[ResultTable]:
         table = ResultTable(study.name, key, title, _head(study), every, columns, cells)
         tables.append(_noted(table, study, runs, _interpolated(results, runs)))
     return tables
+
+
+def study_notes(study: StudyInfo, tables: Sequence[ResultTable]) -> list[str]:
+    """Return what the reader must know of all tables of a study: its note, how its runs were put together, symbols."""
+    texts = [text for table in tables for text in (*table.rows, *table.columns)]
+    return [note for note in (study.note, *study.remarks, symbols_note(texts)) if note]
 
 
 def place(study: StudyInfo, run: Mapping[str, Any]) -> tuple[str, str]:
@@ -265,7 +270,7 @@ def _interpolated(results: Results, runs: Sequence[Mapping[str, Any]]) -> bool:
 
 def _noted(table: ResultTable, study: StudyInfo, runs: Sequence[Mapping[str, Any]], interpolated: bool) -> ResultTable:
     notes = []
-    listed = len(study.labels)
+    listed = len(study.labels) - len(study.repeats)
     finished = sum(bool(run["finished"]) for run in runs)
     if finished < listed:
         notes.append(f"{finished} of {listed} runs are finished; means leave out the others.")

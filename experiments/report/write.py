@@ -5,10 +5,11 @@ from pathlib import Path
 
 from experiments.report.escaping import in_markdown
 from experiments.report.figures import draw_figures
-from experiments.report.markup import latex_table, markdown_table
+from experiments.report.markup import latex_notes, latex_table, markdown_notes, markdown_table
 from experiments.report.page.document import write_page
 from experiments.report.paired import Difference, difference_frame, difference_table, paired_differences
-from experiments.report.tables import latex, long_frame, markdown, study_tables
+from experiments.report.tables import latex, long_frame, markdown, study_notes, study_tables
+from experiments.results.classes import write_classes
 from experiments.results.loading import load_results
 from fedkace_flwr.errors import ResultsError
 from fedkace_flwr.keys import LONGEST_NAME, is_plain_name
@@ -46,17 +47,17 @@ def write_report(folders: Sequence[Path], output: Path | None = None, data_dir: 
     differences: list[Difference] = []
     every = [table for study in results.studies for table in tables[study.name]]
     try:
-        written = results.write(target)
+        written = [*results.write(target), *write_classes(results, target)]
         for study in results.studies:
             own = target if len(results.studies) == 1 else target / _file_name(study.name)
             make_folder(own)
             compared = paired_differences(results, study)
             differences += compared
             in_words, in_tex = map(markdown, tables[study.name]), map(latex, tables[study.name])
-            write_text(
-                own / "tables.md", f"## {in_markdown(study.title)}\n\n{_joined(markdown_table, in_words, compared)}"
-            )
-            write_text(own / "tables.tex", _joined(latex_table, in_tex, compared))
+            notes = study_notes(study, tables[study.name])
+            top = f"## {in_markdown(study.title)}\n\n{markdown_notes(notes)}"
+            write_text(own / "tables.md", top + _joined(markdown_table, in_words, compared))
+            write_text(own / "tables.tex", latex_notes(notes) + _joined(latex_table, in_tex, compared))
             written += [own / "tables.md", own / "tables.tex", *draw_figures(results, study, own)]
         write_text(target / "tables.csv", long_frame(every).to_csv(index=False))
         write_text(target / "paired.csv", difference_frame(differences).to_csv(index=False))

@@ -7,6 +7,7 @@ from typing import Any
 
 from fedkace_flwr.methods.fedkace import SINGULAR
 from fedkace_flwr.methods.metric import Metric
+from fedkace_flwr.registry import METHODS
 
 
 def mean(values: Iterable[float | None]) -> float | None:
@@ -24,6 +25,14 @@ def median(values: Iterable[float | None]) -> float | None:
 def conditions(values: Iterable[float | None]) -> list[float]:
     """Return the condition numbers of a record that are not None; those of singular matrices are infinite."""
     return [math.inf if value >= SINGULAR else value for value in values if value is not None]
+
+
+def switched(config: Mapping[str, Any], switched_at: Sequence[int | None]) -> int | None:
+    """Return how many clients have switched to the global model, or None if the method has no switch."""
+    method = METHODS.get(config["method"])
+    if method is None or not method.switches or config["inference"] != "auto":
+        return None
+    return sum(number is not None for number in switched_at)
 
 
 def final_part(records: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:

@@ -1,7 +1,11 @@
 """Folders of results: which are runs, and which were set aside by a later run of the same name."""
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
+
+from fedkace_flwr.errors import ResultsError
+from fedkace_flwr.storage.names import closest_path
 
 _SET_ASIDE = re.compile(r"\.\d{8}-\d{6}(-\d+)?$")
 
@@ -9,6 +13,25 @@ _SET_ASIDE = re.compile(r"\.\d{8}-\d{6}(-\d+)?$")
 def is_set_aside(folder: Path) -> bool:
     """Return whether the folder is that of an earlier run, renamed when another one took its name."""
     return _SET_ASIDE.search(folder.name) is not None
+
+
+def check_folders(folders: Iterable[Path]) -> None:
+    """Check that there are such folders; this needs nothing that an extra installs.
+
+    Raises
+    ------
+    ResultsError
+        One of them is no folder.
+    """
+    for folder in folders:
+        if not folder.is_dir():
+            raise ResultsError(f"{folder}: is not a folder; must be a results folder{closest_path(folder)}")
+
+
+def studies_in(folder: Path) -> list[Path]:
+    """Return the folders of studies in a folder of results by name."""
+    others = [path for path in sorted(folder.glob("*/")) if not (path / "config.json").exists()]  # than runs
+    return [path for path in others if runs_of_study(path)]
 
 
 def runs_of_study(folder: Path) -> list[Path]:

@@ -13,25 +13,22 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.results.averages import average_over_clients, condition_numbers, mean
-from experiments.results.folders import runs_of_study
+from experiments.results.averages import average_over_clients, condition_numbers, mean, switched
+from experiments.results.axes import axes_of
+from experiments.results.folders import check_folders, runs_of_study, studies_in
 from experiments.results.reading import SCHEMA, Record, check_schema, read_object, read_rounds, read_study
 from experiments.results.regret import is_reference, regret, regrets, stream_of
-from fedkace_flwr.config import Config, keys_affecting
+from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError, ResultsError
-from fedkace_flwr.keys import kebab, keys_of
 from fedkace_flwr.messaging.metrics import COMMON, known_metrics
 from fedkace_flwr.registry import METHODS
 from fedkace_flwr.results.record import totals
 from fedkace_flwr.storage.files import write_bytes, write_text
 from fedkace_flwr.storage.folders import make_folder
-from fedkace_flwr.storage.names import closest_path
 
-# These keys affect numbers only through rounding, a run that stops, or values that are not recorded; none is an axis.
-_NOT_AXES = frozenset({"device", "quorum", "diagnostics", "report-classes"})
 _CONDITIONS = ("condition", "condition_singular", "class_condition", "class_condition_singular")
 _TRANSFER = ("forgetting", "backward_transfer", "forward_transfer")
-_RUN_NUMBERS = ("aa", "early", "late", "ar", "final", "chance", *_TRANSFER, *_CONDITIONS)
+_RUN_NUMBERS = ("aa", "early", "late", "ar", "final", "chance", *_TRANSFER, *_CONDITIONS, "switched")
 
 
 @dataclass(frozen=True)
@@ -52,6 +49,12 @@ class StudyInfo:
         The keys in which its runs differ; ``seed`` is last.
     labels : mapping
         Maps the folder name of each listed run to its values on the axes.
+    note : str
+        What its author says about its results; may be empty.
+    remarks : tuple of str
+        What the reader must know of how the runs were put together.
+    repeats : frozenset of str
+        Runs with the configuration and the seed of another listed run, which means must not count twice.
     """
 
     name: str
@@ -61,6 +64,9 @@ class StudyInfo:
     scale: str | None
     axes: tuple[str, ...]
     labels: Mapping[str, Mapping[str, Any]]
+    note: str = ""
+    remarks: tuple[str, ...] = ()
+    repeats: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,7 @@ class Results:
         ``early`` and ``late`` (mean accuracy over the first quarter and the second half of the rounds), ``final``,
         ``ar``, ``chance``, ``forgetting``, ``backward_transfer``, ``forward_transfer``; ``condition``, ``class_condition`` (medians over clients and the final three quarters of
         the rounds) and the shares ``condition_singular`` and ``class_condition_singular``;
-        ``switched``, ``failures``, bytes, seconds; ``axis.*``, every configuration key, ``env.*``. For an unfinished
+        ``switched`` (missing if the method has no switch), ``failures``, bytes, seconds; ``axis.*``, every configuration key, ``env.*``. For an unfinished
         run, the numbers cover the rounds so far, and ``ar`` is missing.
     rounds : DataFrame
         One row per run and round: means over clients of the values in ``rounds.jsonl``, and ``regret``.
@@ -85,6 +91,10 @@ class Results:
     studies: tuple[StudyInfo, ...]
     runs: pd.DataFrame
     rounds: pd.DataFrame
+
+    def counted(self, study: StudyInfo) -> pd.DataFrame:
+        """Return the runs of a study, those with the same configuration and seed once."""
+        return self.runs[(self.runs["study"] == study.name) & ~self.runs["run"].isin(study.repeats)]
 
     def records(self, folder: str) -> list[Record]:
         """Return the full records of a run, given the ``folder`` of its row."""
@@ -118,6 +128,7 @@ def load_results(*folders: Path) -> Results:
     studies: list[StudyInfo] = []
     rows: list[Record] = []
     rounds: list[Record] = []
+    check_folders(folders)
     for folder in dict.fromkeys(path.resolve() for path in folders):
         study, runs = _load_study(folder)
         alike = sum(other.name.partition(" (")[0] == study.name for other in studies)
@@ -129,7 +140,7 @@ def load_results(*folders: Path) -> Results:
             rounds += lines
     _add_regret(rows, rounds)
     averaged = [metric.average for metric in known_metrics().values() if metric.average]
-    numbers = ("accuracy", "regret", "chance", "client_drift", *averaged)
+    numbers = ("accuracy", "regret", "chance", "client_drift", "switched", *averaged)
     return Results(tuple(studies), _frame(rows, _RUN_NUMBERS), _frame(rounds, numbers))
 
 
@@ -139,8 +150,6 @@ def rows_of(frame: pd.DataFrame) -> list[Record]:
 
 
 def _load_study(folder: Path) -> tuple[StudyInfo, list[tuple[Path, Record, Mapping[str, Any]]]]:
-    if not folder.is_dir():
-        raise ResultsError(f"{folder}: is not a folder; must be a results folder{closest_path(folder)}")
     single = (folder / "config.json").exists()
     paths = [folder] if single else runs_of_study(folder)
     told = None if single else read_study(folder / "study.json")
@@ -150,24 +159,26 @@ def _load_study(folder: Path) -> tuple[StudyInfo, list[tuple[Path, Record, Mappi
         if not path.name.isprintable():
             raise ResultsError(f"{folder}: has a run named {path.name!r}; give the folder a name of printable letters")
     if not paths:
-        raise ResultsError(f"{folder}: has no run (a folder with config.json); must be a results folder")
-    configs = {path: _read_config(path / "config.json") for path in paths}
-    if told is None:
-        axes = _differing(list(configs.values()))
-        labels = {path.name: {axis: configs[path][_key(axis)] for axis in axes} for path in paths}
-        study = StudyInfo(folder.name, folder.name, folder, None, None, axes, labels)
-    else:
-        axes = tuple(sorted(told["axes"], key=lambda axis: axis == "seed"))
-        study = StudyInfo(
-            told["study"],
-            told.get("title") or told["study"],
-            folder,
-            told.get("paper"),
-            told.get("scale"),
-            axes,
-            told["runs"],
-        )
-    return study, [(path, configs[path], study.labels[path.name]) for path in paths]
+        studies = [path.name for path in studies_in(folder)]
+        hint = f"; name the studies in it, such as {folder / studies[0]}" if studies else "; must be a results folder"
+        raise ResultsError(f"{folder}: has no run (a folder with config.json){hint}")
+    configs = {path.name: _read_config(path / "config.json") for path in paths}
+    finished = [path.name for path in paths if (path / "summary.json").exists()]
+    axes = axes_of(configs, told, finished)
+    about = told or {}
+    study = StudyInfo(
+        about.get("study") or folder.name,
+        about.get("title") or about.get("study") or folder.name,
+        folder,
+        about.get("paper"),
+        about.get("scale"),
+        axes.names,
+        axes.labels,
+        about.get("note") or "",
+        axes.notes,
+        axes.repeats,
+    )
+    return study, [(path, configs[path.name], study.labels[path.name]) for path in paths]
 
 
 def _read_config(path: Path) -> Record:
@@ -181,33 +192,6 @@ def _read_config(path: Path) -> Record:
     return {**Config().flat(), **told}
 
 
-def _differing(configs: Sequence[Record]) -> tuple[str, ...]:
-    """Return the axes of a study that does not name them; keys that are determined by the method are not axes."""
-    presets = {key for method in METHODS.values() for key in method.preset}
-    own = {
-        kebab(name)
-        for method in METHODS.values()
-        if method.role == "reference"
-        for each in method.keys
-        for name in keys_of(each)
-    }
-    affecting = keys_affecting("numbers") - _NOT_AXES - own
-    axes = []
-    for key in configs[0]:
-        if key not in affecting or len({repr(config[key]) for config in configs}) == 1:
-            continue
-        pairs = {(config["method"], repr(config[key])) for config in configs}
-        if key in presets and len(pairs) == len({method for method, _ in pairs}):
-            continue
-        axes.append("data" if key == "dataset" else key)
-    order = {"data": 0, "seed": 9, "method": 8}
-    return tuple(sorted(axes, key=lambda axis: order.get(axis, 5)))
-
-
-def _key(axis: str) -> str:
-    return "dataset" if axis == "data" else axis
-
-
 def _load_run(study: StudyInfo, path: Path, config: Record, labels: Mapping[str, Any]) -> tuple[Record, list[Record]]:
     records = read_rounds(path)
     summary = read_object(path / "summary.json") if (path / "summary.json").exists() else None
@@ -217,10 +201,12 @@ def _load_run(study: StudyInfo, path: Path, config: Record, labels: Mapping[str,
             f"{path / 'rounds.jsonl'}: is damaged; it has {len(records)} rounds, summary.json says {summary.get('rounds')}"
         )
     try:
-        lines = [_round_row(study, path, config["method"], labels, record) for record in records]
+        lines = [_round_row(study, path, config, labels, record) for record in records]
         row = _run_row(study, path, config, labels, records)
-    except (KeyError, TypeError, IndexError, AttributeError) as error:
-        raise ResultsError(f"{path / 'rounds.jsonl'}: is damaged; a round lacks a required field ({error})") from error
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise ResultsError(
+            f"{path / 'rounds.jsonl'}: is damaged; a round lacks a required field, or has a wrong value ({error})"
+        ) from error
     row["finished"] = summary is not None
     row.update({f"axis.{axis}": labels[axis] for axis in study.axes})
     row.update(config)
@@ -247,7 +233,7 @@ def _run_row(
         "chance": total["average_chance"],
         **{name: total[name] for name in _TRANSFER},
         **condition_numbers(records),
-        "switched": sum(number is not None for number in total["switched_at"]),
+        "switched": switched(config, total["switched_at"]),
         "failures": total["failures"],
         "bytes_down": total["bytes"]["down"],
         "bytes_up": total["bytes"]["up"],
@@ -255,7 +241,8 @@ def _run_row(
     }
 
 
-def _round_row(study: StudyInfo, path: Path, method: str, labels: Mapping[str, Any], record: Record) -> Record:
+def _round_row(study: StudyInfo, path: Path, config: Record, labels: Mapping[str, Any], record: Record) -> Record:
+    method = config["method"]
     own = METHODS[method].metrics if method in METHODS else ()
     return {
         "schema": SCHEMA,
@@ -278,7 +265,7 @@ def _round_row(study: StudyInfo, path: Path, method: str, labels: Mapping[str, A
             if metric.average
         },
         "client_drift": record["client_drift"],
-        "switched": sum(number is not None for number in record["switched_at"]),
+        "switched": switched(config, record["switched_at"]),
         "interpolated": bool(record.get("interpolated", False)),
         "failures": len(record["failures"]),
         "bytes_down": record["bytes"]["down"],

@@ -28,14 +28,15 @@ def read_study(path: Path) -> Record | None:
     told = read_object(path)
     check_schema(path, told)
     if not _is_study(told):
-        raise ResultsError(f"{path}: is damaged; must have study, axes, and the value of each run on every axis")
+        raise ResultsError(f"{path}: is damaged; must have study, axes, and the values of each run on the axes")
     return {
-        **{name: _shown(told.get(name)) for name in ("study", "title", "paper", "scale")},
+        **{name: _shown(told.get(name)) for name in ("study", "title", "note", "paper", "scale")},
         "axes": [printable(axis) for axis in told["axes"]],
         "runs": {
             run: {printable(axis): _shown(value) for axis, value in labels.items()}
             for run, labels in told["runs"].items()
         },
+        "keys": {printable(axis): [printable(key) for key in keys] for axis, keys in told.get("keys", {}).items()},
     }
 
 
@@ -100,15 +101,17 @@ def _parse(path: Path, text: str, where: str) -> Record:
 
 
 def _is_study(told: Record) -> bool:
-    runs, axes = told.get("runs"), told.get("axes")
+    runs, axes, keys = told.get("runs"), told.get("axes"), told.get("keys", {})
     return (
         isinstance(told.get("study"), str)
-        and all(isinstance(told.get(name), str | None) for name in ("title", "paper", "scale"))
+        and all(isinstance(told.get(name), str | None) for name in ("title", "note", "paper", "scale"))
         and isinstance(axes, list)
         and all(isinstance(axis, str) for axis in axes)
         and isinstance(runs, dict)
-        and all(isinstance(labels, dict) and set(axes) <= set(labels) for labels in runs.values())
+        and all(isinstance(labels, dict) for labels in runs.values())
         and all(isinstance(value, Scalar | None) for labels in runs.values() for value in labels.values())
+        and isinstance(keys, dict)
+        and all(isinstance(own, list) and all(isinstance(key, str) for key in own) for own in keys.values())
     )
 
 

@@ -9,12 +9,12 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from experiments.results.folders import is_set_aside, runs_of_study
+from experiments.results.averages import switched
+from experiments.results.folders import is_set_aside, runs_of_study, studies_in
 from experiments.results.reading import read_object, read_rounds
 from experiments.results.regret import is_reference, regret, stream_of
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError, RunError, closest
-from fedkace_flwr.registry import METHODS
 from fedkace_flwr.storage.names import closest_path, printable
 
 _GAP = 2  # spaces between columns
@@ -45,10 +45,8 @@ class FinishedRun:
     @property
     def switched(self) -> str:
         """How many clients have switched to the global model; a dash if the method has no switch."""
-        method = METHODS.get(self.summary["method"])
-        if method is None or not method.switches or self.config["inference"] != "auto":
-            return "-"
-        return f"{sum(number is not None for number in self.summary['switched_at'])} of {self.summary['clients']}"
+        count = switched({**self.config, "method": self.summary["method"]}, self.summary["switched_at"])
+        return "-" if count is None else f"{count} of {self.summary['clients']}"
 
 
 @dataclass(frozen=True)
@@ -88,19 +86,8 @@ COLUMNS: dict[str, Column] = {
 }
 """The columns that ``table --columns`` knows, in the order in which they are printed."""
 
-_DROPPED = (
-    "fwt",
-    "bwt",
-    "down",
-    "up",
-    "failures",
-    "seconds",
-    "chance",
-    "switched",
-    "forgetting",
-    "ar",
-    "final",
-)  # in this order, in a narrow terminal
+# In this order, in a narrow terminal; failures stay if there are any.
+_DROPPED = ("down", "up", "failures", "seconds", "fwt", "bwt", "chance", "switched", "forgetting", "ar", "final")
 _EXPLAINED = ("aa", "ar", "final", "forgetting", "bwt", "fwt", "chance", "switched")
 
 
@@ -124,7 +111,7 @@ def find_runs(folders: Sequence[Path]) -> tuple[list[FinishedRun], list[str]]:
     Parameters
     ----------
     folders : sequence of Path
-        Folders of runs, or of studies with a subfolder for each run.
+        Folders of runs, of studies with a subfolder for each run, or of several studies.
 
     Returns
     -------
@@ -185,16 +172,28 @@ def summary_table(runs: Sequence[FinishedRun], width: int, columns: Sequence[str
 
 
 def shown_columns(runs: Sequence[FinishedRun], width: int, columns: Sequence[str] = tuple(COLUMNS)) -> list[str]:
-    """Return the columns that have a value in some run and fit into ``width`` characters."""
+    """Return the columns that have a value in some run and fit into ``width`` characters; failures always do."""
     texts = {name: [COLUMNS[name].text(run) for run in runs] for name in columns}
-    shown = [name for name in columns if set(texts[name]) - {"-"}]
+    shown = _with_values(texts)
     sizes = {name: _GAP + max(map(len, [COLUMNS[name].heading, *texts[name]])) for name in shown}
     first = max((len(run.name) for run in runs), default=0)
     for name in _DROPPED:
         if first + sum(sizes[each] for each in shown) <= width:
             break
-        shown = [each for each in shown if each != name]
+        if name != "failures" or not set(texts.get(name, ())) - {"0"}:
+            shown = [each for each in shown if each != name]
     return shown
+
+
+def hidden_columns(runs: Sequence[FinishedRun], width: int, columns: Sequence[str] = tuple(COLUMNS)) -> list[str]:
+    """Return the columns that have a value in some run and do not fit."""
+    shown = shown_columns(runs, width, columns)
+    every = _with_values({name: [COLUMNS[name].text(run) for run in runs] for name in columns})
+    return [name for name in every if name not in shown]
+
+
+def _with_values(texts: Mapping[str, Sequence[str]]) -> list[str]:
+    return [name for name, each in texts.items() if set(each) - {"-"}]
 
 
 def legend(columns: Sequence[str]) -> list[str]:
@@ -209,10 +208,10 @@ def percent(value: float | None) -> str:
 
 
 def _runs_in(folder: Path) -> list[Path]:
-    """Return the folder itself if it is a run's, or else the runs of a study."""
+    """Return the folder itself if it is a run's, or else the runs of a study, or those of all studies in it."""
     if any((folder / name).exists() for name in ("config.json", "summary.json")):
         return [folder]
-    return runs_of_study(folder)
+    return [run for each in (folder, *studies_in(folder)) for run in runs_of_study(each)]
 
 
 def _finished(folders: Sequence[Path]) -> list[FinishedRun]:

@@ -16,6 +16,8 @@ from typing import Any
 
 from rich.console import Console
 
+from experiments.results.folders import is_set_aside
+from experiments.results.reading import read_study
 from experiments.running.cells import Cell, naming
 from experiments.running.display import Display, display
 from experiments.running.engines import Engine, FlowerEngine, InlineEngine, Job
@@ -28,12 +30,12 @@ from experiments.running.workers import Workers, plan_workers
 from experiments.studies.study import Study
 from fedkace_flwr.compute.devices import index_of
 from fedkace_flwr.config import Config
-from fedkace_flwr.errors import ConfigError, FedkaceError, MissingDataError, RunError
+from fedkace_flwr.errors import ConfigError, FedkaceError, MissingDataError, ResultsError, RunError
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.registry import check_network, configured
 from fedkace_flwr.results.run_folder import SCHEMA, RunFolder
 from fedkace_flwr.results.trackers.catalogue import check_tracker
-from fedkace_flwr.storage.files import read_text, write_text
+from fedkace_flwr.storage.files import write_text
 
 _POLL_SECONDS = 0.25
 _NAMED = 4  # runs without data that are named
@@ -215,19 +217,21 @@ def show_workers(study: Study, workers: Workers, console: Console) -> None:
 def describe(study: Study) -> None:
     """Add the study's runs and axes to ``study.json`` in its folder."""
     path = study.folder / "study.json"
-    runs: dict[str, Any] = {}
-    if path.exists():
-        try:
-            runs = json.loads(read_text(path))["runs"]
-        except (OSError, RecursionError, ValueError, KeyError, TypeError):
-            runs = {}
+    try:
+        before = read_study(path) or {}
+    except ResultsError:
+        before = {}
+    runs = {name: labels for name, labels in before.get("runs", {}).items() if not is_set_aside(Path(name))}
+    keys: dict[str, list[str]] = before.get("keys", {})
     content = {
         "schema": SCHEMA,
         "study": study.name,
         "scale": study.scale,
         "title": study.title,
+        "note": study.note,
         "paper": study.paper,
-        "axes": study.axes,
+        "axes": list(dict.fromkeys([*before.get("axes", ()), *study.axes])),
+        "keys": {**keys, **{axis: sorted({*keys.get(axis, ()), *own}) for axis, own in study.keys.items()}},
         "runs": {**runs, **study.cells},
     }
     write_text(path, json.dumps(content, indent=1) + "\n")

@@ -35,7 +35,7 @@ among its runs:
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,8 @@ class Study:
         Share of a GPU for each client, if it is given.
     mps : bool
         Whether clients share GPUs by NVIDIA's Multi-Process Service.
+    keys : dict of str to list of str
+        The configuration keys that each axis of the grid sets.
     """
 
     name: str
@@ -98,6 +100,7 @@ class Study:
     workers: int | None
     gpu_fraction: float | None
     mps: bool = False
+    keys: dict[str, list[str]] = field(default_factory=dict)
 
 
 def load_study(
@@ -186,6 +189,7 @@ def load_study(
         workers=None if count is None else int(count),
         gpu_fraction=fraction,
         mps=mps,
+        keys={axis.name: sorted(axis.keys) for axis in axes},
     )
 
 

@@ -90,6 +90,24 @@ def test_keys_override_a_study_by_name_and_progress_can_be_silent(
     assert result.folder == tmp_path / "quickstart" and capsys.readouterr() == ("", "")
 
 
+@pytest.mark.slow
+def test_a_sweep_of_a_study_that_has_been_run_has_frames_and_a_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last cell of docs/notebooks/first_stream.ipynb suggests it."""
+    monkeypatch.setattr(runner, "InlineEngine", InProcessEngine)
+    keys = {key.replace("-", "_"): value for key, value in TINY.items()} | {"capacity": 40}
+    options: dict[str, Any] = {"results": tmp_path, "engine": "inline", "only": "fedkace", "progress": False}
+    run("quickstart", **options, **keys)
+    found = run("quickstart", **options, **{**keys, "capacity": [20, 40, 80]})
+    names = [f"fedkace_capacity-{capacity}_seed-0" for capacity in (20, 40, 80)]
+    assert list(found.summaries) == names and set(found.rounds["run"]) == set(names)
+    assert set(found.runs["capacity"]) == {20, 40, 80}
+    table = (found.report().parent / "tables.md").read_text()
+    assert "| method | digits, O=1, M=20 | digits, O=1, M=40 | digits, O=1, M=80 |" in table
+    assert "fedkace_capacity-40_seed-0 repeats fedkace_seed-0." in table and "(n=2)" not in table
+
+
 @pytest.mark.parametrize(
     ("arguments", "keys", "message"),
     [

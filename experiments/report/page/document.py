@@ -13,12 +13,13 @@ from experiments.report.names import data_name
 from experiments.report.page.payload import payload
 from experiments.report.paired import difference_table, paired_differences
 from experiments.report.palette import DARK, LIGHT, ranked
-from experiments.report.tables import ResultTable, shown
+from experiments.report.tables import ResultTable, shown, study_notes
 from experiments.results.loading import Results, StudyInfo, rows_of
 from fedkace_flwr.config import Config, folder_keys
 from fedkace_flwr.storage.files import write_text
 
 _HERE = Path(__file__).parent
+_SCRIPTS = ("base", "charts")
 _RUNS_LISTED = 200
 _MOST_ENVIRONMENTS = 10
 _DASH = "-"
@@ -69,7 +70,7 @@ def write_page(
         configurations=[_configuration(results, study) for study in results.studies],
         environments=_environments(results),
         style=(_HERE / "page.css").read_text(encoding="utf-8"),
-        script=(_HERE / "page.js").read_text(encoding="utf-8"),
+        scripts=[(_HERE / f"page.{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS],
         plotly=get_plotlyjs(),
         # escape "<" so that no text of a run can close the element that holds the data
         data=json.dumps(content, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
@@ -91,12 +92,15 @@ def _tables(results: Results, study: StudyInfo, tables: Sequence[ResultTable]) -
     told = list(dict.fromkeys(note for table in tables for note in table.notes))
     shown_tables = [_table(table) for table in tables]
     if differences := paired_differences(results, study):
-        title, head, rows, notes = difference_table(differences)
-        cells = [[{"text": text, "paper": None, "best": False} for text in row[1:]] for row in rows]
+        title, head, rows, notes, words = difference_table(differences)
+        cells = [
+            [{"text": text, "paper": None, "best": False, "word": at < words} for at, text in enumerate(row[1:], 1)]
+            for row in rows
+        ]
         lines = [{"name": row[0], "cells": each} for row, each in zip(rows, cells, strict=True)]
-        shown_tables.append({"title": title, "headings": head, "rows": lines})
+        shown_tables.append({"title": title, "headings": head, "words": words, "rows": lines})
         told += notes
-    return {"title": study.title, "tables": shown_tables, "notes": told}
+    return {"title": study.title, "about": study_notes(study, tables), "tables": shown_tables, "notes": told}
 
 
 def _table(table: ResultTable) -> dict[str, Any]:
@@ -109,9 +113,9 @@ def _table(table: ResultTable) -> dict[str, Any]:
             paper = None
             if cell and cell.paper is not None:
                 paper = f"paper {cell.paper:,.2f}, difference {cell.difference:+,.2f}"
-            cells.append({"text": shown(cell), "paper": paper, "best": row == best[column]})
+            cells.append({"text": shown(cell), "paper": paper, "best": row == best[column], "word": False})
         rows.append({"name": row, "cells": cells})
-    return {"title": table.title, "headings": [table.head, *table.columns], "rows": rows}
+    return {"title": table.title, "headings": [table.head, *table.columns], "words": 1, "rows": rows}
 
 
 def _best(table: ResultTable, column: str) -> str | None:

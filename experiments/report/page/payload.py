@@ -38,7 +38,8 @@ def payload(results: Results, data_dir: Path | None = None) -> dict[str, Any]:
         Ready for JSON, with a bounded size for any number of runs; ``notes`` lists omissions.
     """
     studies = {study.name: study for study in results.studies}
-    chosen = sorted(rows_of(results.runs), key=_importance(results.runs))
+    every = sorted(rows_of(results.runs), key=_importance(results.runs))
+    chosen = [row for row in every if row["run"] not in studies[row["study"]].repeats]
     notes: list[str] = []
     runs: list[dict[str, Any]] = []
     details: list[dict[str, Any]] = []

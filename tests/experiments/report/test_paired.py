@@ -76,6 +76,7 @@ def test_every_part_of_the_report_has_them(tmp_path: Path) -> None:
     folder = study(tmp_path / "s", er=[0.5, 0.7], fedkace=[0.6, 0.75])
     assert main(["report", str(folder)]) == 0
     report = folder / "report"
+    assert "| --- | --- | ---: | ---: | ---: | ---: |" in (report / "tables.md").read_text()  # words on the left
     assert "| ER | FedKACE | -7.50 | -10.00 to -5.00 | 0.500 | 2 |" in (report / "tables.md").read_text()
     assert "ER & FedKACE & -7.50" in (report / "tables.tex").read_text()
     line = pd.read_csv(report / "paired.csv").iloc[0]

@@ -85,7 +85,9 @@ def test_mean_deviation_and_the_papers_difference_worked_by_hand(tmp_path: Path)
     write_run(tmp_path, "er_0", [0.2] * 2, method="er", dataset="cifar100", overlap=0, window=5)
     runs["er_0"] = {"data": "cifar100", "overlap": 0, "method": "er", "seed": 0}
     runs["ofcl_0"] = {"data": "cifar100", "overlap": 4, "method": "ofcl", "seed": 0}
-    write_run(tmp_path, "ofcl_0", [0.9], method="ofcl", dataset="cifar100", overlap=4, window=5, finished=False)
+    write_run(
+        tmp_path, "ofcl_0", [0.9], method="ofcl", rounds=2, dataset="cifar100", overlap=4, window=5, finished=False
+    )
     write_study(tmp_path, runs)
     tables = tables_of(tmp_path)
     accuracy = tables["aa"]
@@ -97,7 +99,7 @@ def test_mean_deviation_and_the_papers_difference_worked_by_hand(tmp_path: Path)
     regret = tables["ar"].cells[("FedKACE", "CIFAR-100, O=4")]
     assert (regret.n, regret.sd, regret.paper) == (1, None, 21.73)  # only seed 0 has its Centralized
     assert regret.mean == pytest.approx(25.0)
-    assert ("OFCL", "CIFAR-100, O=4") not in accuracy.cells  # unfinished counts in no mean
+    assert ("OFCL", "CIFAR-100, O=4") not in accuracy.cells  # means leave out unfinished runs
     chance = accuracy.cells[("chance", "CIFAR-100, O=4")]
     assert chance.mean == pytest.approx(100 * (1 / 2 + 1 / 3) / 2) and chance.n == 3
     text = markdown(accuracy)
@@ -332,7 +334,7 @@ def test_the_command_writes_everything_and_names_it(tmp_path: Path, capsys: pyte
     printed = capsys.readouterr().out
     names = {path.name for path in (study / "report").iterdir()}
     assert names == {
-        *("index.html", "runs.csv", "runs.parquet", "rounds.csv", "rounds.parquet"),
+        *("index.html", "runs.csv", "runs.parquet", "rounds.csv", "rounds.parquet", "classes.csv", "classes.parquet"),
         *(
             "tables.md",
             "tables.tex",

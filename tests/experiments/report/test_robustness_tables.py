@@ -75,6 +75,16 @@ def test_sources_that_disagree_are_refused_in_one_line(study: Path, tmp_path: Pa
         honest_accuracies(study, tmp_path / "other.csv")
 
 
+def test_runs_that_a_sweep_has_added_are_refused_in_one_line(study: Path) -> None:
+    write_run(study, "default_none_epochs-9_0", [0.5, 0.5], epochs=9)
+    told = json.loads((study / "study.json").read_text())
+    label = {"federation": "1-of-2", "aggregation": "default", "attack": "none", "epochs": 9, "seed": 0}
+    told["runs"]["default_none_epochs-9_0"] = label
+    (study / "study.json").write_text(json.dumps(told))
+    with pytest.raises(ResultsError, match="poisoning: its runs also differ in epochs; move those with other values"):
+        honest_accuracies(study)
+
+
 @pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "federation,aggregation,attack,seed,aa,final\na,b,c,x,1,2\n"])
 def test_another_file_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "runs.csv").write_text(text)

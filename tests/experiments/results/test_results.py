@@ -41,6 +41,7 @@ def test_a_run_is_summed_up_as_worked_by_hand(tmp_path: Path) -> None:
     assert (run["condition"], run["condition_singular"]) == (300, 0)  # rounds 2 to 4 of 4: 200, 300, 400
     # One client's are 20, 30 and 40, the other's infinite.
     assert (run["class_condition"], run["class_condition_singular"]) == (math.inf, 0.5)
+    assert set(results.rounds["switched"]) == {0, 1}
     assert (run["switched"], run["failures"], run["bytes_down"], run["bytes_up"]) == (1, 0, 4000, 2000)
     assert (run["seconds_round"], run["seed"], run["window"], run["method"]) == (8.0, 3, 2, "fedkace")
     assert run["env.python"] == "3.11.7"
@@ -51,6 +52,17 @@ def test_a_run_is_summed_up_as_worked_by_hand(tmp_path: Path) -> None:
     assert third["gap"] == pytest.approx(0.3)
     assert third["replay_weight"] == pytest.approx(5.0)  # of 2 and 8; the first epoch's 1 is none
     assert third["condition_number"] == 300.0
+
+
+def test_a_method_without_a_switch_has_no_number_of_switched_clients(tmp_path: Path) -> None:
+    write_run(tmp_path, "er", [0.2] * 4, method="er")
+    write_run(tmp_path, "centralized", [0.2] * 4, method="centralized")
+    write_run(tmp_path, "fedkace", [0.2] * 4)
+    write_run(tmp_path, "as3", [0.2] * 4, method="as3", inference="local")
+    results = load_results(tmp_path)
+    told = results.runs.set_index("run")["switched"]
+    assert told["fedkace"] == 1 and told.drop("fedkace").isna().all()
+    assert results.rounds.loc[results.rounds["run"] == "er", "switched"].isna().all()
 
 
 def test_regret_is_against_centralized_of_the_same_stream_and_seed(tmp_path: Path) -> None:
@@ -169,6 +181,8 @@ def test_what_is_written_can_be_read_as_csv_and_as_parquet(tmp_path: Path) -> No
 def test_a_folder_without_a_run_is_refused_by_name(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "none"):
         assert refusal(folder).startswith(f"{folder}: ")
+    write_run(tmp_path / "results" / "mine", "fedkace", [0.5])
+    assert refusal(tmp_path / "results").endswith(f"name the studies in it, such as {tmp_path / 'results' / 'mine'}")
 
 
 @pytest.mark.parametrize(
@@ -183,12 +197,18 @@ def test_a_folder_without_a_run_is_refused_by_name(tmp_path: Path) -> None:
         ("summary.json", '{"rounds": ', "not valid JSON"),
         ("summary.json", '{"rounds": 9}', "has 2 rounds, summary.json says 9"),
         ("rounds.jsonl", '{"round": 1\n{"round": 2}\n', "line 1: is damaged"),
-        ("rounds.jsonl", '{"round": 1}\n{"round": 2}\n', "a round lacks a required field ('accuracy')"),
+        (
+            "rounds.jsonl",
+            '{"round": 1}\n{"round": 2}\n',
+            "a round lacks a required field, or has a wrong value ('accuracy')",
+        ),
         ("rounds.jsonl", '{"schema": 7}\n', "schema = 7"),
         ("rounds.jsonl", "\xff", "cannot be read"),
         ("../study.json", "{}", "must have study, axes"),
         ("../study.json", '{"schema": 2}', "schema = 2"),
-        ("../study.json", '{"study": "x", "axes": ["seed"], "runs": {"a": {}}}', "the value of each run on every axis"),
+        ("../study.json", '{"study": "x", "axes": ["seed"], "runs": {"a": []}}', "the values of each run on the axes"),
+        ("../study.json", '{"study": "x", "axes": [], "runs": {"a": {}}, "keys": {"seed": "seed"}}', "must have study"),
+        ("../study.json", '{"study": "x", "note": 3, "axes": [], "runs": {"a": {}}}', "must have study"),
     ],
 )
 def test_a_damaged_or_newer_file_is_refused_in_one_line_that_names_it(

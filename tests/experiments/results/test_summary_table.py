@@ -8,7 +8,7 @@ import pytest
 from support.made.results import write_run
 
 from experiments.__main__ import main
-from experiments.results.summary_table import COLUMNS, find_runs, shown_columns, summary_table
+from experiments.results.summary_table import COLUMNS, find_runs, hidden_columns, shown_columns, summary_table
 from fedkace_flwr.results.record import totals
 
 
@@ -94,7 +94,48 @@ def test_a_narrow_terminal_loses_columns_of_bytes_and_no_letter_of_a_name(tmp_pa
         lines = capture.get().splitlines()
         assert len(lines) == 2 and name in lines[1] and "…" not in capture.get(), width
         assert "aa" in shown and "down" not in shown
+        assert set(hidden_columns(runs, width)) == set(COLUMNS) - {"ar", "fwt"} - set(shown)
     assert set(shown_columns(runs, 200)) == set(COLUMNS) - {"ar", "fwt"}  # without a value
+
+
+def test_columns_of_bytes_are_dropped_first_and_those_that_are_missing_are_named(
+    study: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs, _ = find_runs([study])
+    whole = shown_columns(runs, 200)
+    sizes = [len(hidden_columns(runs, width)) for width in range(200, 20, -1)]
+    assert sizes == sorted(sizes) and "bwt" in whole
+    width = next(width for width in range(200, 20, -1) if len(hidden_columns(runs, width)) == 2)
+    assert hidden_columns(runs, width) == ["down", "up"]
+    monkeypatch.setattr("experiments.__main__._PLAIN_WIDTH", width)
+    assert main(["table", str(study)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "not shown: down, up; table --columns shows them"
+    assert main(["table", str(study), "--columns", "down", "up"]) == 0
+    assert "not shown" not in capsys.readouterr().out
+
+
+def test_failures_are_shown_in_any_terminal_if_there_are_some(study: Path) -> None:
+    for width in (20, 60):
+        assert "failures" not in shown_columns(find_runs([study])[0], width)
+    finish(study / "fedavg_seed-0", failures=3)
+    for width in (20, 60, 200):
+        assert "failures" in shown_columns(find_runs([study])[0], width)
+
+
+def test_a_folder_of_studies_may_be_named(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    finish(write_run(study.parent / "other", "fedkace_seed-0", [0.2, 0.2]))
+    finish(write_run(study.parent, "alone", [0.2, 0.2]))
+    for run in ("study/fedkace_seed-0", "alone"):
+        (study.parent / run / "model").mkdir()
+        (study.parent / run / "model" / "config.json").write_text("{}")
+    assert main(["table", str(study.parent)]) == 0
+    told = capsys.readouterr()
+    names = {line.split()[0] for line in told.out.splitlines() if "." in line}
+    assert names == {"alone", "study/fedkace_seed-0", "other/fedkace_seed-0", "fedavg_seed-0", "centralized_seed-0"}
+    assert told.err.count("left out") == 1  # the unfinished run
+    assert main(["report", str(study.parent / "other" / "..")]) == 0  # whose only run lies in it
+    assert main(["report", str(study), str(study.parent / "stdy")]) == 2
+    assert "stdy: is not a folder; must be a results folder" in capsys.readouterr().err
 
 
 def test_columns_may_be_chosen_and_a_misspelt_one_is_answered_with_the_nearest(

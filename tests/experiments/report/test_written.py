@@ -1,0 +1,119 @@
+"""What a report says about its runs beside their means: files, notes, and the page's list of runs."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from support.made.results import write_run, write_study
+
+from experiments.report.write import write_report
+from experiments.results.loading import load_results
+from fedkace_flwr.errors import ResultsError
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """FedKACE and ER, and FedKACE with another number of rounds."""
+    folder = tmp_path_factory.mktemp("results") / "study"
+    runs = {}
+    for method, rounds, capacity in (("fedkace", 3, 20), ("er", 3, 20), ("fedkace", 4, 30)):
+        name = f"{method}_capacity-{capacity}_seed-0"
+        write_run(folder, name, [0.5, 0.6, 0.7, 0.8][:rounds], method=method, capacity=capacity)
+        runs[name] = {"method": method, "capacity": capacity, "seed": 0}
+    note = "One seed & *no* <ranking>."
+    write_study(
+        folder, runs, paper=None, axes=["method", "capacity", "seed"], keys={"capacity": ["capacity"]}, note=note
+    )
+    write_report([folder])
+    return folder
+
+
+# Notes
+
+TOLD = ("different values of rounds, which", "O: overlap, M: capacity, T: rounds.")
+
+
+def test_the_notes_of_a_study_stand_above_its_tables(study: Path) -> None:
+    text = (study / "report" / "tables.md").read_text().partition("###")[0]
+    assert text.splitlines()[2] == r"*One seed & \*no\* \<ranking\>.*".replace("&", r"\&")
+    assert all(words in text for words in TOLD)
+    assert (
+        (study / "report" / "tables.tex").read_text().startswith("% One seed & *no* <ranking>.\n% The runs were made")
+    )
+    page = (study / "report" / "index.html").read_text().partition("<div class=tables>")[0]
+    assert "One seed &amp; *no* &lt;ranking&gt;." in page and all(words in page for words in TOLD)
+
+
+# The page's runs
+
+
+def test_the_page_counts_switched_clients_of_methods_that_switch(study: Path) -> None:
+    page = (study / "report" / "index.html").read_text()
+    table = page[page.index("<h3>Runs</h3>") :].partition("</table>")[0]
+    headings = re.findall(r"<th scope=col>(.*?)</th>", table)
+    cells = {
+        name: dict(zip(headings[1:], re.findall(r"<td>(.*?)</td>", row), strict=True))
+        for name, row in re.findall(r"<tr><th scope=row>(.*?)</th>(.*?)</tr>", table)
+    }
+    assert {name: row["switched"] for name, row in cells.items()} == {
+        "fedkace_capacity-20_seed-0": "1",
+        "fedkace_capacity-30_seed-0": "1",
+        "er_capacity-20_seed-0": "-",
+    }
+
+
+# Accuracy by class
+
+
+def test_the_accuracy_of_each_class_is_a_table(study: Path) -> None:
+    frame = pd.read_csv(study / "report" / "classes.csv")
+    assert list(frame) == ["study", "run", "round", "client", "class", "accuracy"]
+    own = frame[(frame["run"] == "er_capacity-20_seed-0") & (frame["client"] == 1)]
+    # the made client knows class c from round c on
+    assert own[["round", "class", "accuracy"]].to_numpy().tolist() == [
+        [number, label, accuracy] for number, accuracy in ((1, 0.5), (2, 0.6), (3, 0.7)) for label in range(number + 1)
+    ]
+    again = pd.read_parquet(study / "report" / "classes.parquet")
+    assert again.astype(str).equals(frame.astype(str))
+
+
+def test_many_rows_are_written_as_parquet_alone_and_none_as_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_run(tmp_path, "fedkace", [0.5, 0.6])
+    monkeypatch.setattr("experiments.results.classes.MOST_ROWS", 3)
+    target = tmp_path / "out"
+    assert target / "classes.parquet" in write_report([tmp_path], target)
+    assert not (target / "classes.csv").exists() and len(pd.read_parquet(target / "classes.parquet")) == 10
+    lines = (folder / "rounds.jsonl").read_text()
+    (folder / "rounds.jsonl").write_text(lines.replace("class_accuracy", "not_of_this_version"))
+    write_report([tmp_path], target)
+    assert not list(target.glob("classes.*"))
+
+
+def test_a_damaged_record_of_classes_is_named(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "fedkace", [0.5])
+    for damaged in ('[["much"]]', "[3]", "5"):
+        lines = (folder / "rounds.jsonl").read_text()
+        (folder / "rounds.jsonl").write_text(
+            re.sub(r'"class_accuracy": .*?\]\],', f'"class_accuracy": {damaged},', lines)
+        )
+        with pytest.raises(ResultsError, match=r"rounds\.jsonl: is damaged"):
+            load_results(tmp_path)
+        (folder / "rounds.jsonl").write_text(lines)
+
+
+# Without the extra
+
+
+@pytest.mark.slow
+def test_a_misspelt_folder_is_named_before_what_is_not_installed(tmp_path: Path) -> None:
+    (tmp_path / "quickstart").mkdir()
+    program = "import sys; sys.modules['pandas'] = None; from experiments.__main__ import main; sys.exit(main())"
+    command = [sys.executable, "-c", program, "report", str(tmp_path / "quikstart")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert f"{tmp_path / 'quikstart'}: is not a folder" in done.stderr and "quickstart?" in done.stderr
