@@ -26,6 +26,9 @@ from fedkace_flwr.results.record import totals
 from fedkace_flwr.storage.files import write_bytes, write_text
 from fedkace_flwr.storage.folders import make_folder
 
+_FORMER_DEFAULTS = {"clients-together": 1, "inbox-bound": 0}
+"""Defaults, in earlier versions, of keys that are gone or have another range; they stand in all records of that time."""
+
 _CONDITIONS = ("condition", "condition_singular", "class_condition", "class_condition_singular")
 _TRANSFER = ("forgetting", "backward_transfer", "forward_transfer")
 _RUN_NUMBERS = ("aa", "early", "late", "ar", "final", "chance", *_TRANSFER, *_CONDITIONS, "switched")
@@ -185,6 +188,9 @@ def _read_config(path: Path) -> Record:
     told = read_object(path)
     check_schema(path, told)
     told.pop("schema", None)
+    for key, former in _FORMER_DEFAULTS.items():
+        if told.get(key) == former:
+            del told[key]
     try:
         Config.parse(told)
     except ConfigError as error:

@@ -13,6 +13,8 @@ from experiments.results.loading import Results, load_results
 from experiments.results.reading import SCHEMA
 from fedkace_flwr.errors import ResultsError
 
+KEPT = Path(__file__).resolve().parents[3] / "docs" / "results"
+
 
 def row(results: Results, run: str) -> dict[str, Any]:
     return dict(results.runs.set_index("run").loc[run])
@@ -192,6 +194,7 @@ def test_a_folder_without_a_run_is_refused_by_name(tmp_path: Path) -> None:
         ("config.json", "[]", "must be a JSON object"),
         ("config.json", '{"window": 0}', "window = 0"),
         ("config.json", '{"newkey": 0}', "unknown key newkey"),
+        ("config.json", '{"clients-together": 2}', "unknown key clients-together"),
         ("config.json", '{"schema": 2}', "schema = 2: this program reads up to 1"),
         ("environment.json", "", "not valid JSON"),
         ("summary.json", '{"rounds": ', "not valid JSON"),
@@ -220,3 +223,10 @@ def test_a_damaged_or_newer_file_is_refused_in_one_line_that_names_it(
     message = refusal(tmp_path)
     named = path if "has 2 rounds" not in words else folder / "rounds.jsonl"
     assert message.startswith(str(named)) and words in message
+
+
+@pytest.mark.parametrize("kept", ["privacy", "cifar100_full", "reduced"])
+def test_records_kept_by_earlier_versions_are_read(kept: str) -> None:
+    """Since then one of their keys was removed, and another has a narrower range."""
+    results = load_results(KEPT / kept)
+    assert len(results.runs) == len(list((KEPT / kept).glob("*/rounds.jsonl"))) and (results.rounds["accuracy"] > 0).all()
