@@ -8,6 +8,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any
 
 import pandas as pd
@@ -102,7 +103,7 @@ def study_tables(results: Results, study: StudyInfo) -> list[ResultTable]:
     runs = rows_of(results.counted(study))
     for run in runs:
         run["_row"], run["_column"] = place(study, run)
-    rows = [row for row, _ in _ordered((run["_row"], _rank(run)) for run in runs)]
+    rows = [row for row, _ in _ordered((run["_row"], _rank(study, run)) for run in runs)]
     columns = [column for column, _ in _ordered((run["_column"], _column_rank(study, run)) for run in runs)]
     tables = []
     for key, (metric, title) in _METRICS.items():
@@ -333,13 +334,18 @@ def _slips(study: StudyInfo, table: ResultTable) -> list[str]:
     return notes
 
 
-def _rank(run: Mapping[str, Any]) -> tuple[Any, ...]:
-    return method_rank(run["method"])[:2], run["clients"], run["capacity"], run["_row"]
+def _rank(study: StudyInfo, run: Mapping[str, Any]) -> tuple[Any, ...]:
+    return method_rank(run["method"])[:2], run["clients"], run["capacity"], _sizes(study, run), run["_row"]
 
 
 def _column_rank(study: StudyInfo, run: Mapping[str, Any]) -> tuple[Any, ...]:
-    others = [str(run[f"axis.{axis}"]) for axis in study.axes if axis not in ("seed", "method")]
-    return str(axis_value(study, run, "data")), -int(run["overlap"]), others
+    return str(axis_value(study, run, "data")), -int(run["overlap"]), _sizes(study, run)
+
+
+def _sizes(study: StudyInfo, run: Mapping[str, Any]) -> list[tuple[bool, float, str]]:
+    """Return a run's values on the other axes for sorting: numbers by size, before words by letter."""
+    values = [run[f"axis.{axis}"] for axis in study.axes if axis not in ("seed", "method")]
+    return [(False, float(value), "") if isinstance(value, Real) else (True, 0.0, str(value)) for value in values]
 
 
 def _ordered(pairs: Any) -> list[tuple[str, Any]]:

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from support.made.results import write_run, write_study
 
+from experiments.report.tables import study_tables
 from experiments.report.write import write_report
 from experiments.results.loading import load_results
 from fedkace_flwr.errors import ResultsError
@@ -117,3 +118,21 @@ def test_a_misspelt_folder_is_named_before_what_is_not_installed(tmp_path: Path)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert f"{tmp_path / 'quikstart'}: is not a folder" in done.stderr and "quickstart?" in done.stderr
+
+
+# The order of rows and columns
+
+
+@pytest.mark.parametrize("methods", [["fedkace"], ["fedkace", "er"]])
+def test_the_values_of_an_axis_stand_in_the_order_of_their_sizes(tmp_path: Path, methods: list[str]) -> None:
+    """As rows, where there is one method, and as columns beside several methods."""
+    runs = {}
+    for method in methods:
+        for epochs in (2, 10, 5):
+            runs[f"{method}_epochs-{epochs}_seed-0"] = {"method": method, "epochs": epochs, "seed": 0}
+            write_run(tmp_path, f"{method}_epochs-{epochs}_seed-0", [0.5], method=method, epochs=epochs)
+    write_study(tmp_path, runs, paper=None, axes=[*(["method"] if len(methods) > 1 else []), "epochs", "seed"])
+    results = load_results(tmp_path)
+    table = study_tables(results, results.studies[0])[0]
+    shown = [name for name in (*table.rows, *table.columns) if "J=" in name]
+    assert [re.sub(".*J=", "", name) for name in shown] == ["2", "5", "10"]

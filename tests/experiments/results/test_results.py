@@ -229,4 +229,6 @@ def test_a_damaged_or_newer_file_is_refused_in_one_line_that_names_it(
 def test_records_kept_by_earlier_versions_are_read(kept: str) -> None:
     """Since then one of their keys was removed, and another has a narrower range."""
     results = load_results(KEPT / kept)
-    assert len(results.runs) == len(list((KEPT / kept).glob("*/rounds.jsonl"))) and (results.rounds["accuracy"] > 0).all()
+    assert (
+        len(results.runs) == len(list((KEPT / kept).glob("*/rounds.jsonl"))) and (results.rounds["accuracy"] > 0).all()
+    )
