@@ -280,8 +280,8 @@ class Experiment:
             raise ConfigError(
                 f"width = {model.width}: with output-layer = 'simplex' and {classes} classes, must be {least}"
             )
-        if attack == "flipped-means" and not self._facts.has_running_means:
-            raise ConfigError(f"attack = 'flipped-means': network = {model.network!r} has no running means")
+        if attack in ("flipped-means", "inflated-variances") and not self._facts.has_running_means:
+            raise ConfigError(f"attack = {attack!r}: network = {model.network!r} has no running means")
 
 
 @lru_cache(maxsize=1)

@@ -20,6 +20,9 @@ from fedkace_flwr.messaging.records import NumpyArray, Weights
 from fedkace_flwr.methods.metric import Limits as Limits
 from fedkace_flwr.methods.metric import Metric
 
+MOST_FOR_SAMPLES = 4.0
+"""Most multiples of the usual distance that a client is granted for having trained on more samples than others."""
+
 FEWEST_COMPARED = 3
 """Smallest number of replies whose median is used; with only two replies, either could be the outlier."""
 
@@ -150,9 +153,10 @@ class Yardstick:
 
         The bound is ``factor`` times the larger of two values: the median distance, and the number of samples times
         the median distance per sample. A step of AdamW moves a weight by about the learning rate whatever the size
-        of the gradient, so a client with more batches moves farther, but at most in proportion.
+        of the gradient, so a client with more batches moves farther, but at most in proportion. The number is what
+        the client says, so it is granted at most :data:`MOST_FOR_SAMPLES` times the median distance.
         """
-        usual = max(self.distance, samples * self.per_sample)
+        usual = max(self.distance, min(samples * self.per_sample, MOST_FOR_SAMPLES * self.distance))
         return factor * usual if usual > 0 else unmoved
 
 

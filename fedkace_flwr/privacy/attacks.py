@@ -19,7 +19,7 @@ from fedkace_flwr.samples import Samples
 from fedkace_flwr.seeding import seed_for
 from fedkace_flwr.sources import Source
 
-_MEAN = ".running_mean"
+_MEAN, _VARIANCE = ".running_mean", ".running_var"
 _OUTPUT = ("output.weight", "output.bias")
 
 
@@ -78,6 +78,8 @@ class Attack:
         client, number : int
             The client and the round.
         """
+        if self._kind == "inflated-variances":
+            return {**learned, **self._inflated(sent, learned)}
         target = self._target(sent, learned, client, number)
         moved = {
             name: (sent[name] + self._scale * (array.astype(np.float64) - sent[name])).astype(learned[name].dtype)
@@ -98,6 +100,8 @@ class Attack:
         if self._kind == "replacement":
             draws = self._draws("replacement")
             return {name: draws.permutation(learned[name].ravel()).reshape(learned[name].shape) for name in trained}
+        if self._kind == "label-flip":  # the data are wrong already
+            return {name: learned[name] for name in trained} if self._scale != 1 else {}
         if self._kind == "stale-model":
             return self._initial() if number > 1 else {}
         if self._kind in ("noise", "collusion"):  # in collusion, all clients push into the same direction in all rounds
@@ -106,6 +110,14 @@ class Attack:
             length = _length({name: learned[name].astype(np.float64) - sent[name] for name in trained}) / _length(drawn)
             return {name: sent[name] + length * drawn[name] for name in trained}
         return {}
+
+    def _inflated(self, sent: Weights, learned: Weights) -> dict[str, NumpyArray]:
+        """Batch norm's standard deviations, moved upwards by a multiple of how far training moved them."""
+        found = {}
+        for name in (name for name in learned if name.endswith(_VARIANCE)):
+            before, after = (np.sqrt(np.maximum(each[name].astype(np.float64), 0)) for each in (sent, learned))
+            found[name] = np.square(before + self._scale * np.abs(after - before)).astype(learned[name].dtype)
+        return found
 
     def _draws(self, *labels: str | int) -> np.random.Generator:
         return np.random.default_rng(seed_for(self._config.run.seed, "attack", *labels))

@@ -206,6 +206,7 @@ class AttackConfig:
         "replacement",
         "rolled-outputs",
         "flipped-means",
+        "inflated-variances",
         "stale-model",
         "label-flip",
         "false-count",

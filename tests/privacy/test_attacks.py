@@ -61,6 +61,19 @@ def test_flipped_means_change_means_alone() -> None:
     assert all((forged[name] == learned()[name]).all() for name in forged)
 
 
+def test_inflated_variances_move_standard_deviations_upwards_alone() -> None:
+    """From 2 to the root of 5 in training, three times as far in the attack."""
+    forged = altered("inflated-variances", 3.0)
+    assert forged.pop("n.running_var").tolist() == pytest.approx([(2 + 3 * (5**0.5 - 2)) ** 2])
+    assert all((forged[name] == learned()[name]).all() for name in forged)
+
+
+def test_an_update_of_flipped_labels_can_be_enlarged() -> None:
+    assert altered("label-flip", 3.0)["a.weight"].tolist() == (learned()["a.weight"] + 2).tolist()
+    once = altered("label-flip")
+    assert all((once[name] == array).all() for name, array in learned().items())
+
+
 def test_rolled_outputs_give_each_class_the_weights_of_another() -> None:
     forged = altered("rolled-outputs")
     assert forged["output.weight"].tolist() == [[4.0, 4.0], [2.0, 2.0], [3.0, 3.0]]
@@ -169,6 +182,15 @@ def make_off() -> Callable[[], dict[str, Any]]:
         "retention_bound": 0.0,
         "statistics_bound": -1.0,
     }
+
+
+@pytest.mark.slow
+def test_inflated_variances_are_set_to_the_middle_in_a_real_run(tmp_path: Path) -> None:
+    """By their updates' length alone they passed, and grew from round to round: the others shrink them in training."""
+    records = outcome(tmp_path, attack="inflated-variances", attack_scale=10.0)
+    assert all(set(record["clipped_layers"]) and record["clipped_layers"][3] > 0 for record in records[1:])
+    assert all(not any(record["clipped_layers"][:3]) for record in records[1:])
+    assert records[-1]["failures"] == []
 
 
 @pytest.mark.slow

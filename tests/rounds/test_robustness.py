@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from fedkace_flwr.config import Config
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.messaging.records import Reply
-from fedkace_flwr.messaging.validation import Limits
+from fedkace_flwr.messaging.validation import Limits, Yardstick
 from fedkace_flwr.privacy.central import CentralNoise
-from fedkace_flwr.rounds.robustness.clipping import Clipping
+from fedkace_flwr.rounds.robustness.clipping import Clipping, set_to_middle
 from fedkace_flwr.rounds.robustness.comparison import Comparison
 from fedkace_flwr.rounds.robustness.directions import Directions
 from fedkace_flwr.rounds.robustness.earlier_models import EarlierModels
@@ -102,11 +102,35 @@ def test_clipping_worked_by_hand() -> None:
         assert all(clipped[client].weights[name] is array for name, array in held[client].items())
 
 
-def test_who_trained_on_more_samples_may_move_farther() -> None:
+@pytest.mark.parametrize("claimed", [10, 30, 10_000])
+def test_a_number_of_samples_buys_no_influence(claimed: int) -> None:
+    """It is what the client says; a device's inbox allows it to say ten thousand."""
     origin = {"w": np.zeros(1)}
-    held = [Reply(k, {"w": np.array([1.0])}, 10, {}) for k in (0, 1)] + [Reply(2, {"w": np.array([6.0])}, 30, {})]
+    held = [Reply(k, {"w": np.array([1.0])}, 10, {}) for k in (0, 1)] + [Reply(2, {"w": np.array([6.0])}, claimed, {})]
     clipped, counts = Clipping(2.0)(held, dict.fromkeys(range(3), origin))
-    assert counts == {} and clipped[2].weights["w"] == 6.0
+    assert counts == {2: 1} and clipped[2].weights["w"] == 2.0
+
+
+def test_with_more_samples_a_model_may_be_farther_before_it_is_rejected_but_not_as_far_as_one_says() -> None:
+    usual = Yardstick.of([1.0, 1.0, 3.0], [10, 10, 30])
+    assert usual == Yardstick(1.0, 0.1)
+    assert [usual.bound(count, 10.0) for count in (5, 10, 30, 40, 10_000)] == [10.0, 10.0, 30.0, 40.0, 40.0]
+
+
+def test_statistics_far_from_the_others_give_way_to_their_middle() -> None:
+    """Standard deviations 2, 3, 4 and 9: the middle is 3.5, the median distance 1 (of 1.5, 0.5, 0.5 and 5.5)."""
+    deviations = [2.0, 3.0, 4.0, 9.0]
+    held = replies({k: {"n.running_var": np.array([each**2])} for k, each in enumerate(deviations)})
+    settled, counts = set_to_middle(held, 3.0)
+    assert counts == {3: 1}
+    assert [float(reply.weights["n.running_var"][0]) for reply in settled] == [4.0, 9.0, 16.0, 3.5**2]
+    for bound, group in ((6.0, held), (0.0, held), (3.0, held[:2])):  # near enough, switched off, no middle of two
+        assert set_to_middle(group, bound) == (group, {})
+
+
+def test_no_weight_is_set_to_the_middle() -> None:
+    held = replies({k: {"w": np.array([value])} for k, value in enumerate([1.0, 1.0, 1.0, 99.0])})
+    assert set_to_middle(held, 1.0) == (held, {})
 
 
 def test_an_array_that_others_did_not_move_is_set_back() -> None:

@@ -23,8 +23,9 @@ Floats = npt.NDArray[np.float64]
 class Clipping:
     """Clips updates at a multiple of the usual length of each layer's update.
 
-    The usual length is that of :class:`fedkace_flwr.messaging.validation.Yardstick`. Variances are compared and scaled
-    as standard deviations, and integer counters are left alone. A layer that most clients did not move is set back.
+    The usual length is the median over the replies, whatever the number of samples that a client says it trained on.
+    Variances are compared and scaled as standard deviations, and integer counters are left alone. A layer that most
+    clients did not move is set back.
 
     Parameters
     ----------
@@ -70,12 +71,52 @@ class Clipping:
                 continue
             self.usual[layer] = usual
             for reply, length in zip(replies, lengths, strict=True):
-                largest = usual.bound(reply.examples, self._bound, unmoved=0.0)
+                largest = self._bound * usual.distance
                 if length > largest:
                     shorter = _shortened(reply.weights, origins[reply.client], names, largest / length)
                     models.setdefault(reply.client, {}).update(shorter)
                     counts[reply.client] = counts.get(reply.client, 0) + 1
         return [replace(each, weights={**each.weights, **models.get(each.client, {})}) for each in replies], counts
+
+
+def set_to_middle(replies: Sequence[Reply], bound: float) -> tuple[list[Reply], dict[int, int]]:
+    """Replace batch statistics that lie far from the others' by their middle.
+
+    Between two rounds honest clients take their statistics back to what their images give, however far the global
+    model's have been moved. Their updates then are long, and so is what counts as usual: bounded by the length of its
+    updates alone, one client could move the statistics farther in each round. Where honest statistics lie does not
+    depend on that. Their middle is the median of each number over the replies, of standard deviations for variances.
+
+    Parameters
+    ----------
+    replies : sequence of Reply
+        Replies of clients that were sent the same model; with fewer than three there is no middle.
+    bound : float
+        Multiple of the median distance from the middle, for each layer; 0: nothing is replaced.
+
+    Returns
+    -------
+    replies, replaced
+        As :meth:`Clipping.__call__`.
+    """
+    models: dict[int, dict[str, NumpyArray]] = {}
+    counts: dict[int, int] = {}
+    if not bound or len(replies) < plausibility.FEWEST_COMPARED:
+        return list(replies), counts
+    for names in (names for names in layers(replies[0].weights).values() if names[0].endswith((MEAN, VARIANCE))):
+        places = {name: np.stack([_place(name, reply.weights[name]) for reply in replies]) for name in names}
+        middle = {name: np.median(each, axis=0) for name, each in places.items()}
+        away = [
+            plausibility.length([places[name][index] - middle[name] for name in names]) for index in range(len(replies))
+        ]
+        largest = bound * float(np.median(away))
+        for reply, distance in zip(replies, away, strict=True):
+            if distance > largest:
+                for name in names:
+                    value = np.square(middle[name]) if name.endswith(VARIANCE) else middle[name]
+                    models.setdefault(reply.client, {})[name] = value.astype(reply.weights[name].dtype)
+                counts[reply.client] = counts.get(reply.client, 0) + 1
+    return [replace(each, weights={**each.weights, **models.get(each.client, {})}) for each in replies], counts
 
 
 def layers(model: Weights) -> dict[str, list[str]]:
@@ -93,8 +134,13 @@ def _length(model: Weights, origin: Weights, names: Sequence[str]) -> float:
 
 
 def _update(name: str, array: NumpyArray, origin: NumpyArray) -> Floats:
-    new, old = array.astype(np.float64), origin.astype(np.float64)
-    return np.sqrt(new) - np.sqrt(np.maximum(old, 0)) if name.endswith(VARIANCE) else new - old
+    return _place(name, array) - _place(name, origin)
+
+
+def _place(name: str, array: NumpyArray) -> Floats:
+    """An array's numbers; standard deviations for variances."""
+    numbers = array.astype(np.float64)
+    return np.sqrt(np.maximum(numbers, 0)) if name.endswith(VARIANCE) else numbers
 
 
 def _shortened(model: Weights, origin: Weights, names: Sequence[str], factor: float) -> dict[str, NumpyArray]:

@@ -31,7 +31,7 @@ from fedkace_flwr.messaging.records import NumpyArray, Reply, Weights
 from fedkace_flwr.messaging.validation import Yardstick
 from fedkace_flwr.privacy.central import CentralNoise
 from fedkace_flwr.privacy.noise import MEAN
-from fedkace_flwr.rounds.robustness.clipping import Clipping
+from fedkace_flwr.rounds.robustness.clipping import Clipping, set_to_middle
 from fedkace_flwr.rounds.robustness.directions import FEWEST, Directions, equal_starts
 from fedkace_flwr.rounds.robustness.earlier_models import EarlierModels, Sketch
 from fedkace_flwr.rounds.robustness.retention import retentions, undoing
@@ -66,6 +66,7 @@ class Comparison:
         self._parameters = parameters
         self._noise = noise
         self._retention_bound = settings.retention_bound
+        self._clip_bound = settings.clip_bound
         self._clipping = Clipping(settings.clip_bound)
         self._earlier = EarlierModels(parameters, config.run.seed)
         self._directions = {
@@ -115,11 +116,17 @@ class Comparison:
         rejects |= self._undoing(new, origins, report)
         new = [reply for reply in new if reply.client not in rejects]
         clipped, layers = self._clipping(new, origins)
-        for client, count in layers.items():
-            report.updates[client]["clipped_layers"] = count
         for group in equal_starts([id(sent[reply.client]) for reply in clipped]):
             rejects |= self._opposed([clipped[position] for position in group], origins, report)
-        return [reply for reply in clipped if reply.client not in rejects], rejects
+        left = [reply for reply in clipped if reply.client not in rejects]
+        for group in equal_starts([id(sent[reply.client]) for reply in left]):
+            settled, more = set_to_middle([left[position] for position in group], self._clip_bound)
+            for position, reply in zip(group, settled, strict=True):
+                left[position] = reply
+            layers |= {client: layers.get(client, 0) + count for client, count in more.items()}
+        for client, count in layers.items():
+            report.updates[client]["clipped_layers"] = count
+        return left, rejects
 
     def remember(self, replies: Sequence[Reply], number: int) -> None:
         """Remember the models of a round that have been aggregated, and those that were sent."""
