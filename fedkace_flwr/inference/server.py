@@ -143,7 +143,7 @@ def _return_memory() -> None:
 
 
 def listening(address: Address) -> tuple[socket.socket, str]:
-    """Return a bound socket, and the address to show."""
+    """Return a listening socket, and the address to show: who is told of it may connect at once."""
     if address.socket is not None:
         return _unix_socket(address.socket), f"unix:{address.socket}"
     try:
@@ -157,13 +157,14 @@ def listening(address: Address) -> tuple[socket.socket, str]:
 
 
 def _unix_socket(path: Path) -> socket.socket:
-    """Bind a Unix socket that owner and group may connect to, in place of one that nobody listens on any more."""
+    """Listen on a Unix socket that owner and group may connect to, in place of one that nobody listens on any more."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if path.is_socket() and not _answers(path):
             path.unlink()
         listener.bind(str(path))
         path.chmod(0o660)
+        listener.listen()
     except OSError as error:
         listener.close()
         raise OSError(f"--socket {path}: cannot listen there ({error.strerror or error})") from error
