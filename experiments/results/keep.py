@@ -41,8 +41,8 @@ def keep(source: Path, target: Path, *, resumable: bool = False) -> None:
     Raises
     ------
     RunError
-        No run has completed a round, a file cannot be read or written, or a run that should be resumable is running
-        or has no checkpoint.
+        No run has completed a round, a file cannot be read or written, the target is the folder of a run and not a
+        copy, or a run that should be resumable is running or has no checkpoint.
     """
     try:
         _keep(source, target, resumable)
@@ -54,6 +54,7 @@ def _keep(source: Path, target: Path, resumable: bool) -> None:
     if not source.is_dir():
         raise RunError(f"{source}: is not a folder; must be that of a run or of a study{closest_path(source)}")
     if not (source / "study.json").exists():
+        _check_is_copy(target)
         _keep_run(source, target, resumable)
         if (source / _PICTURE).exists():
             _copy(source / _PICTURE, target / _PICTURE)
@@ -62,8 +63,16 @@ def _keep(source: Path, target: Path, resumable: bool) -> None:
     if not runs:
         raise RunError(f"{source}: no run has completed a round; keep it later")
     for run in runs:
+        _check_is_copy(target / run.name)
+    for run in runs:
         _keep_run(run, target / run.name, resumable)
     _copy(source / "study.json", target / "study.json")
+
+
+def _check_is_copy(target: Path) -> None:
+    """Check that a folder to copy to is not a run's own, whose state would be lost; a copy has no lock."""
+    if (target / ".lock").exists():
+        raise RunError(f"{target}: is the folder of a run and not a copy; choose another target")
 
 
 def _keep_run(run: Path, target: Path, resumable: bool) -> None:

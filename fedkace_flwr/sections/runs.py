@@ -166,7 +166,7 @@ class AggregationConfig:
     )
     clip_bound: float = key(
         3.0,
-        "Scales down each layer of a local model that moved more than this many times the round's median distance from the model sent. At least 1; 0 switches clipping off.",
+        "Scales down each layer of a local model that moved more than this many times the round's median distance from the model sent, and replaces batch-norm statistics of a layer that lie more than this many times the median distance from the middle of all. At least 1; 0 switches both off.",
         low=0,
     )
     direction_bound: float = key(

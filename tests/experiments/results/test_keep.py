@@ -120,3 +120,17 @@ def test_a_run_in_progress_is_not_kept_for_resuming(
     with pytest.raises(RunError, match="has no checkpoint"):
         keep(folder, tmp_path / "kept", resumable=True)
     assert {path: path.read_bytes() for path in before} == before
+
+
+@pytest.mark.parametrize("resumable", [False, True])
+def test_a_run_is_never_kept_in_place_of_one(
+    small: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resumable: bool
+) -> None:
+    """Neither of itself nor of another; nothing of it is touched."""
+    run, other = (cut_after_round(small(run_name=name), 1, monkeypatch) for name in ("one", "two"))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    (tmp_path / "study.json").write_text("{}")
+    for source, target in ((run, run), (run, other), (tmp_path, tmp_path)):
+        with pytest.raises(RunError, match="is the folder of a run and not a copy; choose another target"):
+            keep(source, target, resumable=resumable)
+    assert {path: path.read_bytes() for path in before} == before
