@@ -20,7 +20,18 @@ import atheris
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 
-with atheris.instrument_imports(include=["fedkace_flwr", "experiments.studies", "zipfile", "gzip", "yaml", "json"]):
+INSTRUMENTED = [
+    "fedkace_flwr",
+    "experiments.studies",
+    "zipfile",
+    "gzip",
+    "yaml",
+    "json",
+    "tomllib",
+    "python_multipart",
+]
+
+with atheris.instrument_imports(include=INSTRUMENTED):
     from support.made.parsers import Parsers
     from support.made.pristine import (
         CORPUS,

@@ -50,7 +50,15 @@ def test_one_mean_by_those_weights_is_the_mean_of_the_classes_means(
 
 @pytest.mark.slow
 def test_the_global_model_is_half_the_classes_mean_and_half_the_one_before(small: Make) -> None:
-    config = small(method="ofcl", rounds=2, clients=4, window=3, ofcl_aggregation="class-mean", report_classes=False)
+    config = small(
+        method="ofcl",
+        rounds=2,
+        clients=4,
+        window=3,
+        ofcl_aggregation="class-mean",
+        report_classes=False,
+        clip_bound=0,  # with four clients of three classes each, an honest one's statistics may lie far from the others'
+    )
     grid = run(config)
     experiment = Experiment(config)
     before = as_arrays(experiment.initial_weights())
