@@ -69,6 +69,8 @@ def _array(path: Path, file: IO[bytes] | gzip.GzipFile, dimensions: int) -> NDAr
         )
     shape = tuple(int(length) for length in np.frombuffer(header, ">u4", offset=4))
     size = math.prod(shape)
+    if not size:
+        raise DataError(f"{path}: its header names an array of {' x '.join(map(str, shape))}, which holds nothing")
     if size > LARGEST:
         raise DataError(f"{path}: its header names {size} values; at most {LARGEST} are read")
     values = bytearray()

@@ -88,7 +88,7 @@ class _Files:
     def _split(self, images_path: Path, labels_path: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         images, labels = read_idx(images_path, 3), read_idx(labels_path, 1)
         count, height, width = images.shape
-        if height != width or images.size == 0:
+        if height != width:
             raise DataError(f"{images_path}: holds {count} images of {height} x {width} pixels; must hold square ones")
         if len(labels) != count:
             raise DataError(f"{labels_path}: holds {len(labels)} labels for {count} images; must hold as many")

@@ -149,7 +149,12 @@ DAMAGES: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
         lambda content: HEADER + struct.pack(">III", 2**32 - 1, 2**32 - 1, 1),
         r"names 18446744065119617025 values; at most 1073741824 are read$",
     ),
-    "no images": ("train images", lambda content: HEADER + struct.pack(">III", 0, 28, 28), "0 images of 28 x 28"),
+    "no images": ("train images", lambda content: HEADER + struct.pack(">III", 0, 28, 28), "0 x 28 x 28, which holds n"),
+    "huge, but no pixels": (
+        "train images",
+        lambda content: HEADER + struct.pack(">III", 2**32 - 1, 2**32 - 1, 0),
+        "an array of 4294967295 x 4294967295 x 0, which holds nothing$",
+    ),
     "not square": ("train images", lambda content: idx(np.zeros((30, 28, 27))), "30 images of 28 x 27 pixels"),
     "fewer labels": ("train labels", lambda content: idx(np.zeros(29)), "holds 29 labels for 30 images"),
     "other labels": ("test labels", lambda content: idx(np.full(10, 10)), r"labels 10 to 10; must be 0 to 9$"),
