@@ -24,6 +24,7 @@ VARIABLE = "FEDKACE_POLICY"
 """Environment variable that names the file if the node config does not."""
 
 _LARGEST = 2**20  # bytes of a file
+_SERVERS = frozenset({"run-name", "resume", "tracker"})  # of the keys of places, those that no client obeys
 _ANY, _DEFAULT = "any", "default"
 
 
@@ -62,15 +63,18 @@ class SitePolicy:
     labels : bool
         Whether methods that send labels of samples are accepted.
     only_defaults : bool
-        Whether keys that affect numbers and have no rule must have their default.
+        Whether keys that a client obeys and have no rule must have their default.
     rules : mapping
         Rules by key.
+    own_state : bool
+        Whether the node names a folder for the client's state itself, so that it does not follow ``results-dir``.
     """
 
     path: Path
     labels: bool
     only_defaults: bool
     rules: Mapping[str, _Rule]
+    own_state: bool = False
 
     def check(self, asked: Config, config: Config, *, sends_labels: bool, round_number: int | None = None) -> None:
         """Refuse a run that the site does not accept.
@@ -100,10 +104,17 @@ class SitePolicy:
         if self.only_defaults:
             defaults, sent = replace(Config(), method=asked.method).flat() | {"method": Config().method}, asked.flat()
             for _, name, declared in all_keys():
-                if name not in self.rules and declared.affects == "numbers" and sent.get(name) != defaults.get(name):
+                obeyed = name not in self.rules and self._is_obeyed(name, declared)
+                if obeyed and sent.get(name) != defaults.get(name):
                     self._refuse(name, sent[name], f"only its default, {defaults[name]!r} (unlisted = 'default')")
         if round_number is not None and not 1 <= round_number <= config.stream.rounds:
             self._refuse("round", round_number, f"only rounds up to the run's rounds = {config.stream.rounds}")
+
+    def _is_obeyed(self, name: str, declared: Key) -> bool:
+        """Whether a client does what a key says, and not the server alone."""
+        if declared.affects == "waiting" or name in _SERVERS:
+            return False
+        return not (self.own_state and name in ("results-dir", "state-dir"))
 
     def _refuse(self, name: str, value: Scalar, accepted: str) -> None:
         raise PolicyError(f"{self.path}: {name} = {value!r:.200}: this site accepts {accepted}")
@@ -127,7 +138,10 @@ def policy_of_site(
         The file that the machine names cannot be read, so no run is accepted.
     """
     path = node_config.get(POLICY) or os.environ.get(VARIABLE, "")
-    return read_policy(Path(str(path)).expanduser(), names) if path else None
+    if not path:
+        return None
+    policy = read_policy(Path(str(path)).expanduser(), names)
+    return replace(policy, own_state=bool(node_config.get("state-dir")))
 
 
 def read_policy(path: Path, names: Mapping[str, Collection[str]] | None = None) -> SitePolicy:

@@ -4,6 +4,7 @@ import json
 import logging
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from flwr.app import MessageType
 from hypothesis import given
 from hypothesis import strategies as st
-from support.common import rounds_of
+from support.common import SMALL, rounds_of
 from support.made.parsers import Parsers
 from support.systems.federation import ROOT
 from support.systems.in_process import Federation
@@ -67,7 +68,8 @@ def test_a_run_that_every_site_accepts_gives_the_same_numbers_as_without_policie
     small: Make, policy: Callable[[str], Path]
 ) -> None:
     path = policy(STRICT)
-    for name, node in (("with", {"policy": str(path)}), ("without", {})):
+    own = {"policy": str(path), "state-dir": str(path.parent / "state")}
+    for name, node in (("with", own), ("without", {})):
         run_inline(small(run_name=name, **ACCEPTED), node_config=lambda _, node=node: node)  # type: ignore[misc]
     folder = path.parent
     assert rounds_of(folder / "with") == rounds_of(folder / "without")
@@ -88,17 +90,35 @@ def test_a_run_that_every_site_accepts_gives_the_same_numbers_as_without_policie
         ({"inbox_after": "delete"}, "inbox-after = 'delete': this site accepts only 'keep'"),
         ({"statistics": "local"}, "statistics = 'local': this site accepts only its default, 'shared'"),
         ({"batch_size": 2}, "batch-size = 2: this site accepts only its default, 32 (unlisted = 'default')"),
+        ({"threads": 64}, "threads = 64: this site accepts only its default, 1 (unlisted = 'default')"),
+        ({"keep_models": "always"}, "keep-models = 'always': this site accepts only its default, 'auto'"),
     ],
 )
 def test_a_refused_run_fails_in_one_line_before_anything_is_trained(
     changes: dict[str, Any], words: str, small: Make, policy: Callable[[str], Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     path, config = policy(STRICT), small(**{**ACCEPTED, **changes})
+    own = {"policy": str(path), "state-dir": str(path.parent / "state")}
     with caplog.at_level(logging.ERROR), pytest.raises(RunError) as caught:
-        run_inline(config, node_config=lambda _: {"policy": str(path)})
+        run_inline(config, node_config=lambda _: own)
     assert f"PolicyError: {path}: {words}" in str(caught.value) and len(str(caught.value).splitlines()) == 1
     assert f"refused: {path}: {words}" in caplog.text, "the site's own log says it, too"
-    assert stored(config) == []
+    assert stored(config) == [] and not list(path.parent.glob("state/**/*.npz"))
+
+
+def test_a_server_names_no_folder_on_a_machine_with_keys_at_their_defaults(
+    small: Make, policy: Callable[[str], Path]
+) -> None:
+    path = policy(
+        'unlisted = "default"\n[keys]\n' + "".join(f"{key} = {json.dumps(value)}\n" for key, value in SMALL.items())
+    )
+    config = small()
+    with pytest.raises(RunError, match=f"results-dir = '{config.run.results_dir}': this site accepts only its default"):
+        run_inline(config, node_config=lambda _: {"policy": str(path)})
+    own = {"policy": str(path), "state-dir": str(path.parent / "state")}
+    run_inline(small(run_name="other", resume=True, deadline=50), node_config=lambda _: own)
+    with pytest.raises(RunError, match="cache-dir = '/tmp': this site accepts only its default, ''"):
+        run_inline(small(cache_dir="/tmp"), node_config=lambda _: own)
 
 
 @pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.sends_labels])
@@ -221,13 +241,24 @@ def test_the_example_of_the_page_accepts_what_it_says(policy: Callable[[str], Pa
     (text,) = re.findall(r"```toml\n# /etc/fedkace/policy.toml\n(.*?)```", page, re.DOTALL)
     read = read_policy(policy(text))
     good = {"method": "er", "data-source": "inbox", "class-names": "cat,dog,sea lion", "image-size": 32, "clients": 5}
-    good |= {"dp": "local", "dp-noise": 2.0, "deadline": 600.0, "run-name": "a", "state-dir": "/b"}
+    good |= {"dp": "local", "dp-noise": 2.0, "deadline": 600.0, "run-name": "a"}
     _check(read, good)
+    _check(replace(read, own_state=True), {**good, "state-dir": "/b", "results-dir": "c"})
     with pytest.raises(PolicyError) as caught:
         _check(read, {**good, "dp-noise": 0.1})
     refusal = f"PolicyError: {str(caught.value).replace(str(read.path), '/etc/fedkace/policy.toml')}\n"
     assert refusal in page
-    others = {"dp": "none", "method": "fedavg", "norm-bound": 0.0, "epochs": 6, "width": 17, "image-size": 64}
+    others: dict[str, Any] = {
+        "state-dir": "/b",
+        "results-dir": "c",
+        "threads": 9,
+        "dp": "none",
+        "method": "fedavg",
+        "norm-bound": 0.0,
+        "epochs": 6,
+        "width": 17,
+        "image-size": 64,
+    }
     for key, value in others.items():
         with pytest.raises(PolicyError, match=f"{key} = "):
             _check(read, {**good, key: value})
