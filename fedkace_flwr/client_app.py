@@ -39,6 +39,11 @@ def _configured(context: Context, round_number: int | None = None) -> tuple[Meth
     values = context.run_config
     # With the types, since 1 == 1.0 == True.
     asked, method, config = _parsed(tuple((name, type(values[name]).__name__, values[name]) for name in sorted(values)))
+    if config.attack.attack != "none" and has_own_folder(context.node_config):
+        raise ConfigError(
+            f"attack = {config.attack.attack!r}: for simulations alone; on a node with a folder of its own "
+            "(--node-config state-dir, models-dir), must be 'none'"
+        )
     try:
         policy = policy_of_site(context.node_config, known_names())
         if policy is not None:

@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar
 from fedkace_flwr.errors import ConfigError, closest
 from fedkace_flwr.keys import Affects, Key, Scalar, checked, default_of, kebab, key, keys_of
 from fedkace_flwr.sections import (
+    BOUNDS_OFF,
     AggregationConfig,
     AnswerConfig,
     AttackConfig,
@@ -323,6 +324,7 @@ class Config:
             raise ConfigError(
                 f"aggregation-rule = {rule!r} with dp = 'central': the noise is calibrated for a mean; must be 'mean'"
             )
+        self._check_bounds_have_effect()
         if self.aggregation.byzantine_clients > (most := (trained - 1) // 2):
             raise ConfigError(
                 f"byzantine-clients = {self.aggregation.byzantine_clients} with {self._trained_in_words}: must be less "
@@ -334,6 +336,22 @@ class Config:
             raise ConfigError(
                 f"attack = {self.attack.attack!r}: for simulations alone; with data-source = 'inbox', must be 'none'"
             )
+
+    def _check_bounds_have_effect(self) -> None:
+        if self.privacy.secagg:
+            reason = "secagg = true: the server sees no single update"
+        elif self.privacy.dp == "central":
+            reason = "dp = 'central': the server scales updates down to dp-clip and does not compare them"
+        else:
+            return
+        default, given = AggregationConfig(), self.aggregation
+        for name, off in BOUNDS_OFF.items():
+            value, usual = getattr(given, name), getattr(default, name)
+            if value not in (usual, off):
+                raise ConfigError(
+                    f"{kebab(name)} = {value:g} with {reason}, so it would have no effect; must be {off:g} or the "
+                    f"default, {usual:g}"
+                )
 
     def _check_inbox(self) -> None:
         names = self.data.classes()

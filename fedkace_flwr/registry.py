@@ -289,11 +289,12 @@ def configured(config: Config) -> tuple[Method, Config]:
     Raises
     ------
     ConfigError
-        There is no such method, or it does not support the privacy keys that are set.
+        There is no such method, or it does not support the keys of privacy or aggregation that are set.
     """
     method = find_method(config.method)
     config = Config.parse({**config.flat(), **method.preset})
     _check_privacy(method, config)
+    _check_aggregation(method, config)
     if method.needs_stream and config.data.data_source != "stream":
         raise ConfigError(f"method = {config.method!r}: keeps all data; works with data-source = 'stream' only")
     mirrors = config.data.data_source == "stream" and source_of(config.data.dataset).mirrors
@@ -345,3 +346,12 @@ def _check_privacy(method: Method, config: Config) -> None:
     raise ConfigError(
         f"{key} with method = {config.method!r}: its server needs more than the mean of the models; must be one of {means}"
     )
+
+
+def _check_aggregation(method: Method, config: Config) -> None:
+    rule = config.aggregation.aggregation_rule
+    if rule != "mean" and (method.splits or method.strategy.train_action is None):
+        raise ConfigError(
+            f"aggregation-rule = {rule!r} with method = {config.method!r}, whose server aggregates no models; must be "
+            "'mean'"
+        )

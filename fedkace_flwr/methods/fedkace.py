@@ -71,17 +71,23 @@ class FedKaceKeys:
     )
 
     def check(self, config: Config) -> None:
-        """Refuse privacy keys if the server keeps each client's model.
+        """Refuse keys of privacy and of aggregation if the server keeps each client's model.
 
         Raises
         ------
         ConfigError
-            ``aggregation = none`` together with ``dp`` or ``secagg``.
+            ``aggregation = none`` together with ``dp``, ``secagg`` or an ``aggregation-rule``.
         """
         if config.privacy.hides and self.aggregation != "mean":
             raise ConfigError(
                 f"aggregation = {self.aggregation!r}: the server keeps each client's model, so dp and secagg "
                 "protect nothing; must be 'mean'"
+            )
+        rule = config.aggregation.aggregation_rule
+        if rule != "mean" and self.aggregation != "mean":
+            raise ConfigError(
+                f"aggregation-rule = {rule!r} with aggregation = {self.aggregation!r}: the server aggregates nothing; "
+                "must be 'mean'"
             )
 
 

@@ -194,6 +194,16 @@ class AggregationConfig:
     )
 
 
+BOUNDS_OFF = {
+    "clip_bound": 0.0,
+    "direction_bound": -1.0,
+    "statistics_bound": -1.0,
+    "retention_bound": 0.0,
+    "norm_bound": 0.0,
+}
+"""The keys that bound single updates, with the value that switches each off."""
+
+
 @dataclass(frozen=True)
 class AttackConfig:
     """Attacks."""

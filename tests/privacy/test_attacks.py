@@ -12,8 +12,11 @@ from support.common import SMALL, rounds_of
 from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError
+from fedkace_flwr.keys import kebab
 from fedkace_flwr.privacy.attacks import Attack, FlippedLabels, is_hostile
+from fedkace_flwr.registry import configured
 from fedkace_flwr.samples import Samples
+from fedkace_flwr.sections import BOUNDS_OFF
 
 Model = dict[str, np.ndarray]
 TRAINED = frozenset({"a.weight", "output.weight", "output.bias"})
@@ -125,11 +128,28 @@ def test_flipped_labels_exchange_the_classes_of_a_chunk_in_a_ring() -> None:
         ({"aggregation-rule": "median", "dp": "central"}, "calibrated for a mean; must be 'mean'"),
         ({"byzantine-clients": 5, "clients": 10}, "must be less than half of the clients, at most 4"),
         ({"clip-bound": 0.5}, "clip-bound = 0.5: must be at least 1, or 0 for no bound"),
+        (
+            {"clip-bound": 1.5, "secagg": True},
+            "clip-bound = 1.5 with secagg = true: the server sees no single update, so it would have no effect; must "
+            "be 0 or the default, 3",
+        ),
+        ({"direction-bound": -0.5, "dp": "central"}, "does not compare them, so it would have no effect; must be -1"),
+        ({"norm-bound": 4.0, "dp": "central"}, "must be 0 or the default, 10"),
+        ({"aggregation-rule": "median", "method": "lkc"}, "with aggregation = 'none': the server aggregates nothing"),
+        ({"aggregation-rule": "median", "aggregation": "none"}, "aggregates nothing; must be 'mean'"),
+        ({"aggregation-rule": "median", "method": "tfcl"}, "with method = 'tfcl', whose server aggregates no models"),
+        ({"aggregation-rule": "median", "method": "centralized"}, "whose server aggregates no models; must be 'mean'"),
     ],
 )
 def test_what_cannot_be_combined_is_refused(values: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words.replace("(", r"\(")):
-        Config.parse(values)
+        configured(Config.parse(values))
+
+
+@pytest.mark.parametrize("hiding", [{"secagg": True}, {"dp": "central"}])
+def test_checks_may_be_off_where_they_have_no_effect(hiding: dict[str, Any]) -> None:
+    assert Config.parse({**hiding, **{kebab(name): off for name, off in BOUNDS_OFF.items()}})
+    assert Config.parse({"dp": "local", "clip-bound": 1.5, "aggregation-rule": "median"})
 
 
 def outcome(folder: Path, **changes: Any) -> list[dict[str, Any]]:
@@ -162,26 +182,26 @@ def test_a_hostile_client_is_found_in_a_real_run_and_nobody_else_is(
     assert len(records[-1]["update_cosine"]) == 4
 
 
+@pytest.mark.parametrize("attack", ["noise", "label-flip"])
+def test_no_server_makes_a_device_hostile(attack: str, small: Callable[..., Config], tmp_path: Path) -> None:
+    """A node with a folder of its own is a device; only it refuses, so that the others' quorum decides on the run."""
+    config = small(clients=4, attack=attack, hostile_clients=2)
+    run_inline(config, node_config=lambda place: {"state-dir": str(tmp_path / "own")} if place == 3 else {})
+    failures = [failure for record in rounds_of(tmp_path / "run") for failure in record["failures"]]
+    words = f"attack = '{attack}': for simulations alone; on a node with a folder of its own"
+    assert {failure["client"] for failure in failures} == {3} and all(words in each["reason"] for each in failures)
+    assert not list(tmp_path.glob("own/**/*.npz"))
+
+
 @pytest.mark.slow
-def test_an_honest_run_is_that_without_any_check(tmp_path: Path, make_off: Callable[[], dict[str, Any]]) -> None:
+def test_an_honest_run_is_that_without_any_check(tmp_path: Path) -> None:
     checked = outcome(tmp_path / "checked")
-    free = outcome(tmp_path / "free", **make_off())
+    free = outcome(tmp_path / "free", **BOUNDS_OFF)
     for record in [*checked, *free]:
         for name in ("update_length", "update_cosine", "running_means_cosine", "retention"):
             record.pop(name, None)
     assert all("clipped_layers" not in record for record in checked)
     assert checked == free
-
-
-@pytest.fixture
-def make_off() -> Callable[[], dict[str, Any]]:
-    return lambda: {
-        "clip_bound": 0.0,
-        "direction_bound": -1.0,
-        "norm_bound": 0.0,
-        "retention_bound": 0.0,
-        "statistics_bound": -1.0,
-    }
 
 
 @pytest.mark.slow
