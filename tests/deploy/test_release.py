@@ -89,6 +89,17 @@ def test_the_image_installs_nothing_without_a_hash_and_starts_from_a_digest() ->
     assert bases and set(bases) == {"${BASE}"}
     (base,) = [line for line in lines if line.startswith("ARG BASE=")]
     assert base.endswith("@${DIGEST}")
+    (digest,) = [line.removeprefix("ARG DIGEST=") for line in lines if line.startswith("ARG DIGEST=")]
+    assert re.fullmatch(r"sha256:[0-9a-f]{64}", digest)
+
+
+def test_the_workflow_names_foreign_actions_by_commit() -> None:
+    workflows = [path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yaml")]
+    uses = [line for text in workflows for line in re.findall(r"uses: (.*)", text)]
+    assert uses and all(re.fullmatch(r"\S+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", each) for each in uses)
+
+
+def test_the_deployment_page_installs_with_hashes_alone() -> None:
     page = (ROOT / "docs" / "deployment.md").read_text()
     assert "pip install --require-hashes -r /opt/fedkace/app/deploy/requirements.txt" in page
     assert not re.search(r"pip install (?!--require-hashes|--no-index)", page), "nowhere else on the page"
