@@ -17,7 +17,7 @@ import pytest
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from support.common import SMALL
 from support.systems.federation import CONNECTION, DEPLOY, Federation, assert_same_numbers, script
-from support.systems.proxy import Door, Line, disguises, node_context, request
+from support.systems.proxy import Door, Line, disguises, most_memory, node_context, request
 from support.tools import need_tools
 
 from experiments.running.inline import run_inline
@@ -28,6 +28,7 @@ NUMBERS = {**SMALL, "clients": 2, "rounds": 1, "samples-per-class": 6}
 UNNAMED = {"join-deadline": 20}  # of a run in which no node answers; the others wait for nodes on a busy machine
 PUSH = "/v1/fleet/push-object"
 MEGABYTE = 2**20
+NGINX_UNIT = DEPLOY / "systemd" / "nginx.service.d" / "fedkace.conf"
 
 pytestmark = [
     pytest.mark.slow,
@@ -177,6 +178,7 @@ def test_bodies_without_a_nodes_signature_cost_the_superlink_little_memory(hub: 
     for thread in threads:
         thread.join()
     assert len(statuses) == 2 * len(threads) and set(statuses) <= {400, 401, 502, 503}
-    peak = int(re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text())[0]) * 1024
+    peak = most_memory(process.pid)
     assert peak < allowed * 2**30 / 2, f"{before} bytes before, {peak} at most"
+    assert hub.door.most_memory() < int(re.findall(r"MemoryMax=(\d+)M", NGINX_UNIT.read_text())[0]) * 2**20 / 2
     assert psutil.pid_exists(process.pid) and hub.federation.nodes() == ["online"] * len(NODES)

@@ -149,7 +149,11 @@ DAMAGES: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
         lambda content: HEADER + struct.pack(">III", 2**32 - 1, 2**32 - 1, 1),
         r"names 18446744065119617025 values; at most 1073741824 are read$",
     ),
-    "no images": ("train images", lambda content: HEADER + struct.pack(">III", 0, 28, 28), "0 x 28 x 28, which holds n"),
+    "no images": (
+        "train images",
+        lambda content: HEADER + struct.pack(">III", 0, 28, 28),
+        "0 x 28 x 28, which holds n",
+    ),
     "huge, but no pixels": (
         "train images",
         lambda content: HEADER + struct.pack(">III", 2**32 - 1, 2**32 - 1, 0),

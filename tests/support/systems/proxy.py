@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import importlib.util
+import re
 import socket
 import ssl
 import subprocess
@@ -14,9 +15,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
+
 from experiments.running.ports import free_ports
 from support.systems.federation import DEPLOY, environment, script, until
 from support.tools import need_tools
+
+
+def most_memory(process: int) -> int:
+    """Return the most bytes that a process has had so far."""
+    status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
+    return int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) * 1024
 
 
 def deployed(name: str) -> ModuleType:
@@ -227,6 +236,11 @@ class Door:
     def __exit__(self, *exception: object) -> None:
         self._process.terminate()
         self._process.communicate()
+
+    def most_memory(self) -> int:
+        """Return the most bytes that nginx's processes have had so far, together."""
+        main = psutil.Process(self._process.pid)
+        return sum(most_memory(process.pid) for process in (main, *main.children(recursive=True)))
 
     def log(self) -> str:
         """Return nginx's own messages."""
