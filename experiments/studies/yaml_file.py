@@ -28,13 +28,20 @@ _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 class _Loader(yaml.SafeLoader):
     """A safe loader that reads 1e-3 as a number, as YAML 1.2 does; PyYAML follows YAML 1.1, where it is a string."""
 
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._flat: set[yaml.MappingNode] = set()
+
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
         if kind is yaml.ScalarNode and len(value) > _LONGEST_NUMBER:
             implicit = (False, implicit[1])
         return super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Resolve merge keys (``<<``), which can multiply a mapping's entries."""
+        """Resolve merge keys (``<<``), which can multiply a mapping's entries; of each mapping once."""
+        if node in self._flat:
+            return
+        self._flat.add(node)
         for key, value in node.value:
             if key.tag == _MERGE:
                 parts = value.value if isinstance(value, yaml.SequenceNode) else [value]

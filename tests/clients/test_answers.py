@@ -45,6 +45,7 @@ def test_recalibration_repairs_the_mean_of_the_first_rounds(small: Make) -> None
     assert sum(line["accuracy"] for line in repaired[:3]) > sum(line["accuracy"] for line in plain[:3])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("decay", "classifier", "views"),
     [

@@ -25,6 +25,7 @@ def ran(config: Config) -> list[dict[str, Any]]:
     return rounds_of(Path(config.run.results_dir) / config.run.run_name)
 
 
+@pytest.mark.slow
 def test_the_method_is_balanced_replay_with_its_parts_and_no_more_bytes(small: Make, tmp_path: Path) -> None:
     method = ran(small(method="fedframe", run_name="method", **SHAPE))
     parts = {name.replace("-", "_"): value for name, value in METHODS["fedframe"].preset.items()}

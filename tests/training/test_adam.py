@@ -86,7 +86,8 @@ print(sorted({"torch._dynamo", "sympy"} & set(sys.modules)))
 """
 
 
-@pytest.mark.parametrize("method", ["fedkace", pytest.param("tfcl", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedkace", "tfcl"])
 def test_a_process_that_trains_does_not_load_the_compiler(method: str) -> None:
     done = subprocess.run([sys.executable, "-c", ROUND, method], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]", done.stdout

@@ -152,6 +152,7 @@ def test_folder_without_images_or_splits(folder: DataConfig, tmp_path: Path) -> 
         load_dataset(replace(folder, dataset="imagenet100", data_dir=str(tmp_path / "nowhere")))
 
 
+@pytest.mark.slow
 @needs("tiny-imagenet-100.tar.xz")
 def test_real_image_folder(tmp_path: Path) -> None:
     with tarfile.open(DATA_DIR / "tiny-imagenet-100.tar.xz") as archive:

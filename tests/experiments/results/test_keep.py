@@ -77,6 +77,7 @@ def test_where_no_round_is_done_there_is_nothing_to_keep(tmp_path: Path) -> None
     assert not (tmp_path / "kept").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedkace", "refed", "dcfcl"])
 def test_a_resumable_copy_goes_on_elsewhere_as_the_run_would_have(
     small: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str

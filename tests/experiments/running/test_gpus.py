@@ -241,6 +241,7 @@ def test_inline_runs_take_a_place_each_and_give_it_back(tmp_path: Path, monkeypa
     assert seen(InlineEngine(None, outside), 1) == [(None, None)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("visible", "seen", "gpus"), [(["1", "3"], "1,3", 2), ([], "", 0), (None, "5", 0)])
 def test_rays_clients_see_the_gpus_of_the_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: list[str] | None, seen: str, gpus: int

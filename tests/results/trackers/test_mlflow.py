@@ -71,6 +71,7 @@ def test_a_resumed_run_goes_on_in_the_same_one_and_shows_each_round_once(
     assert set(steps(client, run, "accuracy/mean")) == {1, 2, 3}
 
 
+@pytest.mark.slow
 def test_mlflow_s_own_variables_name_store_and_experiment(
     small: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,6 +118,7 @@ def test_a_tracker_that_fails_costs_the_run_nothing(
     assert said.startswith("tracker = 'mlflow' fails (") and said.endswith("rounds.jsonl has every round")
 
 
+@pytest.mark.slow
 def test_a_damaged_name_of_the_run_is_answered_with_the_file(small: Make, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "tracker.json").write_text("{")
