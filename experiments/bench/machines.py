@@ -36,8 +36,10 @@ _NAMES = {
 def machines(repeats: int) -> Figures:
     """Measure four rounds of a ResNet-18 of width 16; like the scripts of ``deploy/``, needs OpenSSL and ssh-keygen."""
     federation = [str(CHECKOUT / "deploy" / "federation.sh")]
-    if not Path(*federation).exists() or not all(map(shutil.which, ("openssl", "ssh-keygen"))):
-        return {name: unmeasured() for name in _NAMES.values()}
+    missing = [tool for tool in ("openssl", "ssh-keygen") if shutil.which(tool) is None]
+    if missing or not Path(*federation).exists():
+        reason = f"needs {' and '.join(missing)}" if missing else "needs a checkout of the project, for deploy/"
+        return {name: unmeasured(reason=reason) for name in _NAMES.values()}
     with tempfile.TemporaryDirectory(prefix="fedkace-bench-") as folder:
         place = Path(folder)
         environment = _environment(place)

@@ -19,7 +19,7 @@ from fedkace_flwr.storage.files import read_text
 _HEADINGS = ("figure", "median", "low", "high", "aim")
 
 Figures = dict[str, dict[str, Any]]
-"""By name: ``median``, or None if it was not measured; optionally ``low``, ``high`` and ``aim``."""
+"""By name: ``median``, or None if it was not measured; optionally ``low``, ``high``, ``aim`` and ``reason``."""
 
 
 def interleaved(
@@ -50,9 +50,9 @@ def ratio(above: list[float], below: list[float], aim: str = "") -> dict[str, An
     return {"median": median, "low": min(pairs), "high": max(pairs)} | ({"aim": aim} if aim else {})
 
 
-def unmeasured(aim: str = "") -> dict[str, Any]:
-    """Return the entry of a figure that this machine cannot measure."""
-    return {"median": None} | ({"aim": aim} if aim else {})
+def unmeasured(aim: str = "", *, reason: str = "") -> dict[str, Any]:
+    """Return the entry of a figure that this machine cannot measure, for example because something is missing."""
+    return {"median": None} | ({"aim": aim} if aim else {}) | ({"reason": reason} if reason else {})
 
 
 def peak_memory(task: Callable[..., object], *arguments: Any) -> float:
@@ -165,5 +165,6 @@ def _table(figures: Figures) -> Table:
 
 def _cells(name: str, figure: dict[str, Any]) -> tuple[str, ...]:
     low, high = (f"{figure[key]:.4g}" if key in figure else "" for key in ("low", "high"))
-    median = "not measured" if figure["median"] is None else f"{figure['median']:.4g}"
+    reason = f" ({figure['reason']})" if "reason" in figure else ""
+    median = f"not measured{reason}" if figure["median"] is None else f"{figure['median']:.4g}"
     return name, median, low, high, figure.get("aim", "")

@@ -92,17 +92,16 @@ def _computed(folder: Path) -> pd.DataFrame:
     (study,) = results.studies
     lines = []
     runs = results.counted(study)
+    others = [axis for axis in study.axes if axis not in _RUN and runs[f"axis.{axis}"].nunique() > 1]
+    if others:
+        raise ResultsError(f"{folder}: its runs also differ in {', '.join(others)}; move those with other values away")
     for row in rows_of(runs[runs["finished"]]):
         honest = range(row["clients"] - row["hostile-clients"])
         records = results.records(row["folder"])
         each = [mean(record["client_accuracy"][client] for client in honest) for record in records]
         known = [100 * value for value in each if value is not None]
         lines.append([*(str(row[f"axis.{axis}"]) for axis in AXES), row["seed"], fmean(known), known[-1]])
-    frame = pd.DataFrame(lines, columns=COLUMNS).round(_DIGITS)
-    if frame.duplicated(_RUN).any():
-        others = [axis for axis in study.axes if axis not in (*_RUN, "method")]
-        raise ResultsError(f"{folder}: its runs also differ in {', '.join(others)}; move those with other values away")
-    return frame
+    return pd.DataFrame(lines, columns=COLUMNS).round(_DIGITS)
 
 
 def _read(path: Path) -> pd.DataFrame:

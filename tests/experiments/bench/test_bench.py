@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from rich.console import Console
 
 from experiments.__main__ import main
 from experiments.bench import gpu as gpu_part
+from experiments.bench import machines as machines_part
+from experiments.bench.machines import machines
 from experiments.bench.measure import Figures, report, spread, unmeasured, verdict
 from experiments.bench.suite import bench
 
@@ -64,7 +67,21 @@ def test_the_outcome_of_each_test_on_the_gpu_is_a_row() -> None:
 
 def test_an_unmeasured_figure_beside_a_measured_one() -> None:
     assert unmeasured() == {"median": None}
+    assert unmeasured("< 3", reason="needs openssl") == {"median": None, "aim": "< 3", "reason": "needs openssl"}
     assert spread([1.0, 3.0, 2.0], ">= 1") == {"median": 2.0, "low": 1.0, "high": 3.0, "aim": ">= 1"}
+
+
+def test_a_figure_that_was_not_measured_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None if name == "openssl" else name)
+    figures = machines(1)
+    assert {figure["reason"] for figure in figures.values()} == {"needs openssl"}
+    text = io.StringIO()
+    report(Console(file=text, width=200), figures, repeats=1, output=None)
+    assert text.getvalue().count("not measured (needs openssl)") == len(figures)
+    monkeypatch.undo()
+    monkeypatch.setattr(machines_part, "CHECKOUT", Path("/nowhere"))
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    assert {figure["reason"] for figure in machines(1).values()} == {"needs a checkout of the project, for deploy/"}
 
 
 @pytest.mark.slow

@@ -75,10 +75,12 @@ def test_sources_that_disagree_are_refused_in_one_line(study: Path, tmp_path: Pa
         honest_accuracies(study, tmp_path / "other.csv")
 
 
-def test_runs_that_a_sweep_has_added_are_refused_in_one_line(study: Path) -> None:
-    write_run(study, "default_none_epochs-9_0", [0.5, 0.5], epochs=9)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_runs_that_a_sweep_has_added_are_refused_in_one_line(seed: int, study: Path) -> None:
+    """Also those of another seed, over which a mean would be taken."""
+    write_run(study, "default_none_epochs-9_0", [0.5, 0.5], epochs=9, seed=seed)
     told = json.loads((study / "study.json").read_text())
-    label = {"federation": "1-of-2", "aggregation": "default", "attack": "none", "epochs": 9, "seed": 0}
+    label = {"federation": "1-of-2", "aggregation": "default", "attack": "none", "epochs": 9, "seed": seed}
     told["runs"]["default_none_epochs-9_0"] = label
     (study / "study.json").write_text(json.dumps(told))
     with pytest.raises(ResultsError, match="poisoning: its runs also differ in epochs; move those with other values"):
