@@ -54,4 +54,4 @@ def drop(experiment: Experiment, samples: Samples, path: Path) -> None:
     images = samples.images(experiment.dataset.fetch).permute(0, 2, 3, 1).contiguous()
     content = io.BytesIO()
     np.savez_compressed(content, images=images.numpy(), labels=samples.labels.numpy())
-    write_bytes(path, content.getbuffer(), mode=0o600)
+    write_bytes(path, content.getvalue(), mode=0o600)

@@ -51,7 +51,7 @@ def _draw(curves: Mapping[str, list[dict[str, Any]]], path: Path, *, title: str)
     draw_curves(figure, named, {method_name(method): method for method in curves}, title=title)
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=130)
-    write_bytes(path, picture.getbuffer())
+    write_bytes(path, picture.getvalue())
 
 
 def draw_curves(

@@ -174,9 +174,9 @@ def _save(figure: Figure, stem: Path) -> list[Path]:
     png, svg = stem.with_suffix(".png"), stem.with_suffix(".svg")
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png", dpi=_PIXELS_PER_INCH)
-    write_bytes(png, drawn.getbuffer())
+    write_bytes(png, drawn.getvalue())
     drawn = io.BytesIO()
     with mpl.rc_context({"svg.hashsalt": stem.name, "svg.fonttype": "none"}):
         figure.savefig(drawn, format="svg", metadata={"Date": None})
-    write_bytes(svg, drawn.getbuffer())
+    write_bytes(svg, drawn.getvalue())
     return [png, svg]

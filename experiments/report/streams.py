@@ -116,4 +116,4 @@ def draw_streams(streams: Sequence[DrawnStream], path: Path) -> None:
         bar.set_label("samples", fontsize=8)
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=_PIXELS_PER_INCH)
-    write_bytes(path, content.getbuffer())
+    write_bytes(path, content.getvalue())

@@ -70,7 +70,7 @@ def draw_accuracy(rounds: Sequence[Mapping[str, Any]], path: Path, *, title: str
     axes.legend(loc="best", fontsize=8, framealpha=0.9)
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=130)
-    write_bytes(path, picture.getbuffer())
+    write_bytes(path, picture.getvalue())
 
 
 def in_plot(text: str) -> str:

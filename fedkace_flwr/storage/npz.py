@@ -18,12 +18,12 @@ from fedkace_flwr.npy import HeaderError, read_content, read_header
 Array = npt.NDArray[Any]
 
 
-def pack(arrays: Mapping[str, Array]) -> memoryview:
+def pack(arrays: Mapping[str, Array]) -> bytes:
     """Return an archive's bytes."""
     payload = io.BytesIO()
     columns: dict[str, Any] = dict(arrays)
     np.savez(payload, **columns)
-    return payload.getbuffer()
+    return payload.getvalue()  # a view of it, left in a cycle by an error, crashes Python 3.12.1 when it is collected
 
 
 def unpack(file: IO[bytes], size: int, only: str | None = None) -> dict[str, Array]:

@@ -1,5 +1,6 @@
 """Killed processes, full disks and failing calls: a round has happened or it has not."""
 
+import gc
 import os
 import resource
 from dataclasses import replace
@@ -99,6 +100,7 @@ def test_a_write_that_is_cut_short_leaves_the_old_state_whole(tmp_path: Path) ->
                 action()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    gc.collect()  # what the errors left, views of a buffer among it, made Python 3.12.1 crash here
     assert_same(store.before(4), learned(2))
     assert_bit_identical(store.answer(2), reply(2))
     train(store, 3)
