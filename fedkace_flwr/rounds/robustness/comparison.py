@@ -194,7 +194,7 @@ class Comparison:
                 report.updates[client][f"{what.replace(' ', '_')}_cosine"] = cosine
             opposed = self._directions[what].opposed(clients, gram) if len(group) >= FEWEST else {}
             for client, cosine in opposed.items():
-                reason = f"{what}: its cosine to the others' mean is {cosine:.3f}; it and its mean over rounds are below the bound"
+                reason = f"{what}: its cosine to the others' mean, {cosine:.3f}, is below the bound, also over rounds"
                 rejects.setdefault(client, (reason, "direction"))
         return rejects
 
