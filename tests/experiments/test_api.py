@@ -234,7 +234,9 @@ def test_a_notebook_shows_bars_is_interrupted_and_goes_on_exactly(notebook: Note
     (first, *later) = [message for message in bars if message["content"].get("transient", {}).get("display_id")]
     shown = {message["content"]["transient"]["display_id"] for message in later}
     assert shown == {first["content"]["transient"]["display_id"]}
-    assert "all runs" in later[-1]["content"]["data"]["text/html"] and f"{done}/12" in str(later[-1]["content"])
+    assert "all runs" in later[-1]["content"]["data"]["text/html"]
+    (counted,) = set(re.findall(r"(\d+)/12", str(later[-1]["content"])))
+    assert 1 <= int(counted) <= done, "another round may end between the last bar and the interruption"
 
     reply, outputs = notebook.execute(cell)
     assert reply["status"] == "ok" and rounds_of(folder) == rounds_of(tmp_path / "whole")
