@@ -235,8 +235,8 @@ def test_a_notebook_shows_bars_is_interrupted_and_goes_on_exactly(notebook: Note
     shown = {message["content"]["transient"]["display_id"] for message in later}
     assert shown == {first["content"]["transient"]["display_id"]}
     assert "all runs" in later[-1]["content"]["data"]["text/html"]
-    (counted,) = set(re.findall(r"(\d+)/12", str(later[-1]["content"])))
-    assert 1 <= int(counted) <= done, "another round may end between the last bar and the interruption"
+    counted = {int(number) for number in re.findall(r"(\d+)/12", str(later[-1]["content"]))}
+    assert 1 <= max(counted) <= done, "another round may end between the last bar and the interruption"
 
     reply, outputs = notebook.execute(cell)
     assert reply["status"] == "ok" and rounds_of(folder) == rounds_of(tmp_path / "whole")
