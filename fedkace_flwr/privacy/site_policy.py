@@ -24,7 +24,7 @@ VARIABLE = "FEDKACE_POLICY"
 """Environment variable that names the file if the node config does not."""
 
 _LARGEST = 2**20  # bytes of a file
-_SERVERS = frozenset({"run-name", "resume", "tracker"})  # of the keys of places, those that no client obeys
+_FOR_THE_SERVER_ALONE = frozenset({"run-name", "resume", "tracker"})
 _ANY, _DEFAULT = "any", "default"
 
 
@@ -112,7 +112,7 @@ class SitePolicy:
 
     def _is_obeyed(self, name: str, declared: Key) -> bool:
         """Whether a client does what a key says, and not the server alone."""
-        if declared.affects == "waiting" or name in _SERVERS:
+        if declared.affects == "waiting" or name in _FOR_THE_SERVER_ALONE:
             return False
         return not (self.own_state and name in ("results-dir", "state-dir"))
 

@@ -11,9 +11,11 @@ In this order:
    (:mod:`fedkace_flwr.rounds.robustness.clipping`).
 5. An update that points against the others' is rejected, by its trained parameters (``direction-bound``) or by its
    running means (``statistics-bound``; :mod:`fedkace_flwr.rounds.robustness.directions`).
+6. Batch-norm statistics of a layer that lie more than ``clip-bound`` times the usual distance from the middle are
+   replaced by it (:func:`fedkace_flwr.rounds.robustness.clipping.set_to_middle`).
 
 What is usual is a median over the round's replies, so the checks hold while more than half of the replies are honest.
-The last step compares clients that were sent the same model.
+The last two steps compare clients that were sent the same model.
 """
 
 from collections.abc import Mapping, Sequence
