@@ -109,6 +109,33 @@ def test_the_tables_of_the_reduced_studies_are_those_of_their_kept_runs(name: st
             assert markdown(table).strip() in page, table.title
 
 
+FEDFRAME_ROWS = {
+    "FedFrame": "fedframe_folder_overlap-{}_fedframe",
+    "FedKACE": "fedkace_folder_overlap-{}_fedkace",
+    "FedCBDR": "fedcbdr_folder_overlap-{}_fedcbdr",
+    "ER": "er_folder_overlap-{}_er",
+    "DER++": "derpp_folder_overlap-{}_derpp",
+    "OFCL, 18 epochs": "ofcl_folder_overlap-{}_ofcl",
+    "Re-Fed": "refed_folder_overlap-{}_refed",
+    "FedCBDR-parts": "fedcbdr_folder_overlap-{}_fedcbdr-parts",
+    "balanced ER-parts": "er-balanced_folder_overlap-{}_balanced-parts",
+    "FedKACE-parts": "fedkace_folder_overlap-{}_fedkace-parts",
+    "ER-parts": "er_folder_overlap-{}_er-parts",
+}
+"""The rows of FedFrame's table of unseen images, with the runs that they show."""
+
+
+@pytest.mark.parametrize("row", FEDFRAME_ROWS)
+def test_fedframes_comparison_on_unseen_images_is_of_the_kept_runs(row: str) -> None:
+    shares = []
+    for overlap in (4, 0):
+        run = ROOT / "docs" / "results" / "fedframe-pictures" / f"{FEDFRAME_ROWS[row].format(overlap)}_seed-0"
+        found = [json.loads(line)["accuracy"] for line in (run / "rounds.jsonl").read_text().splitlines()]
+        assert len(found) == 20
+        shares += [f"{100 * sum(part) / len(part):.2f}" for part in (found, found[:5], found[10:])]
+    assert f"| {row} | {' | '.join(shares)} |" in (ROOT / "docs" / "fedframe.md").read_text()
+
+
 @pytest.mark.parametrize(("name", "method"), [("FedKACE", "fedkace"), ("AS8", "as8")])
 def test_the_runs_in_both_precisions_are_the_kept_ones(name: str, method: str) -> None:
     run = f"{method}_overlap-4_seed-0"
