@@ -215,16 +215,13 @@ def hub() -> Iterator[tuple[str, list[tuple[str, Mapping[str, str], bytes]]]]:
     server.server_close()
 
 
-@pytest.mark.parametrize("where", ["checkout", "wheel"])
 def test_flowers_checks_for_publishing_pass(
-    where: str, installed: Installed, tmp_path: Path, hub: tuple[str, list[tuple[str, Mapping[str, str], bytes]]]
+    installed: Installed, tmp_path: Path, hub: tuple[str, list[tuple[str, Mapping[str, str], bytes]]]
 ) -> None:
     """Flower checks names, description, licence, and the number, size and encoding of files; then it uploads."""
     address, uploads = hub
-    app = ROOT
-    if where == "wheel":
-        app = tmp_path / "fedkace-flwr"
-        installed.fedkace("app", app)
+    app = tmp_path / "fedkace-flwr"
+    installed.fedkace("app", app)
     home = tmp_path / "flwr"
     home.mkdir()
     kept = {"authn-type": "oidc", "oidc-access-token": TOKEN, "oidc-refresh-token": TOKEN}
@@ -245,3 +242,4 @@ def test_flowers_checks_for_publishing_pass(
     assert path == "/v1/hub/apps/publish" and headers["Authorization"] == f"Bearer {TOKEN}"
     for name in ("pyproject.toml", "LICENSE", "fedkace_flwr/server_app.py", "clients/fedkace.py"):
         assert f'filename="{name}"'.encode() in body
+    assert b'filename="docs/' not in body and b'filename="tests/' not in body
