@@ -19,7 +19,7 @@ from clients.refed import RefedClient
 from clients.tfcl import TfclClient
 from fedkace_flwr import plugins
 from fedkace_flwr.config import Config, check_section, on_parsing, register_section
-from fedkace_flwr.data.readers.catalogue import DATASETS, image_size_of, source_of
+from fedkace_flwr.data.readers.catalogue import DATASETS, image_size_of, may_be_mirrored
 from fedkace_flwr.errors import ConfigError, closest
 from fedkace_flwr.keys import Scalar, kebab, keys_of
 from fedkace_flwr.messaging.metrics import check_metrics, register_metrics
@@ -297,7 +297,7 @@ def configured(config: Config) -> tuple[Method, Config]:
     _check_aggregation(method, config)
     if method.needs_stream and config.data.data_source != "stream":
         raise ConfigError(f"method = {config.method!r}: keeps all data; works with data-source = 'stream' only")
-    mirrors = config.data.data_source == "stream" and source_of(config.data.dataset).mirrors
+    mirrors = may_be_mirrored(config.data)
     if config.training.augment == "auto":
         config = Config.parse({**config.flat(), "augment": "flip-shift" if mirrors else "none"})
     if config.answers.views == "auto":

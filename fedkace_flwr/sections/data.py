@@ -53,6 +53,10 @@ class DataConfig:
     normalise: bool = key(
         True, "Reading: subtract the data set's mean and divide by its standard deviation, per channel."
     )
+    mirroring: Literal["auto", "allowed", "never"] = key(
+        "auto",
+        "Whether an image mirrored left to right still shows its class, so that `augment = auto` and `views = auto` may mirror it: `auto` says yes for cifar10, cifar100, imagenet100 and data sets of packages that declare it, and otherwise no. Set `allowed` for photographs of your own (folder, hub or inbox) unless left and right tell classes apart, as in letters and road signs.",
+    )
     test_per_class: int = key(
         0,
         "Number of test images per class that each client draws once for its test set; 0 uses the whole test split (the paper draws 100 of 300 on ImageNet100).",

@@ -49,7 +49,7 @@ class TrainingConfig:
     )
     augment: Literal["none", "flip-shift", "auto"] = key(
         "none",
-        "Random changes of training images, drawn anew for each epoch: `flip-shift` mirrors half of the images and shifts each by up to an eighth of its side, repeating its edge; `auto` does so for cifar10, cifar100 and imagenet100, whose images may be mirrored, and not for other data.",
+        "Random changes of training images, drawn anew for each epoch: `flip-shift` mirrors half of the images and shifts each by up to an eighth of its side, repeating its edge; `auto` does so if images may be mirrored (`mirroring`).",
     )
     logit_adjustment: float = key(
         0.0,
@@ -105,7 +105,7 @@ class AnswerConfig:
     )
     views: Literal["one", "mirrored", "auto"] = key(
         "one",
-        "Views of an image by which a received model predicts: the image alone, or as one more model in the mean of probabilities also its `mirrored` image; `auto` does so for the data sets that `augment = auto` mirrors. The local model sees the image alone.",
+        "Views of an image by which a received model predicts: the image alone, or as one more model in the mean of probabilities also its `mirrored` image; `auto` does so if images may be mirrored (`mirroring`). The local model sees the image alone.",
     )
 
 

@@ -53,16 +53,27 @@ def test_all_models_keep_the_frame_that_the_seed_draws(small: Make, tmp_path: Pa
             assert not np.array_equal(weights["stem.0.weight"], frame["stem.0.weight"])
 
 
-def test_only_images_that_may_be_mirrored_are() -> None:
-    for dataset, expected in (
-        ("digits", ("none", "one")),
-        ("cifar100", ("flip-shift", "mirrored")),
-        ("folder", ("none", "one")),
-    ):
-        _, config = configured(Config.parse({"method": "fedframe", "dataset": dataset, "data-dir": "anywhere"}))
-        assert (config.training.augment, config.answers.views) == expected
-    inbox = {"data-source": "inbox", "class-names": "a,b", "image-size": 8, "method": "fedframe"}
-    assert configured(Config.parse(inbox))[1].answers.views == "one"
+@pytest.mark.parametrize(
+    ("data", "mirrored"),
+    [
+        ({"dataset": "digits"}, False),
+        ({"dataset": "cifar100"}, True),
+        ({"dataset": "folder"}, False),
+        ({"dataset": "folder", "mirroring": "allowed"}, True),
+        ({"dataset": "cifar100", "mirroring": "never"}, False),
+        ({"data-source": "inbox", "class-names": "a,b", "image-size": 8}, False),
+        ({"data-source": "inbox", "class-names": "a,b", "image-size": 8, "mirroring": "allowed"}, True),
+    ],
+)
+def test_only_images_that_may_be_mirrored_are(data: dict[str, Any], mirrored: bool) -> None:
+    config = configured(Config.parse({"method": "fedframe", "data-dir": "anywhere", **data}))[1]
+    expected = ("flip-shift", "mirrored") if mirrored else ("none", "one")
+    assert (config.training.augment, config.answers.views) == expected
+
+
+def test_mirroring_alone_changes_nothing() -> None:
+    config = configured(Config.parse({"dataset": "digits", "mirroring": "allowed"}))[1]
+    assert (config.training.augment, config.answers.views) == ("none", "one")
 
 
 def test_what_has_no_room_for_a_frame_is_refused(small: Make) -> None:

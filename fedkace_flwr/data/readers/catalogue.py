@@ -78,3 +78,16 @@ def image_size_of(config: DataConfig) -> int:
         There is no data set of that name.
     """
     return config.image_size or source_of(config.dataset).image_size
+
+
+def may_be_mirrored(config: DataConfig) -> bool:
+    """Whether a mirrored image still shows its class, by the key ``mirroring`` or else by the data set.
+
+    Raises
+    ------
+    ConfigError
+        There is no data set of that name.
+    """
+    if config.mirroring == "auto":
+        return config.data_source == "stream" and source_of(config.dataset).mirrors
+    return config.mirroring == "allowed"
