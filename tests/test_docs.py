@@ -118,7 +118,7 @@ FEDFRAME_ROWS = {
     "OFCL, 18 epochs": "ofcl_folder_overlap-{}_ofcl",
     "Re-Fed": "refed_folder_overlap-{}_refed",
     "FedCBDR-parts": "fedcbdr_folder_overlap-{}_fedcbdr-parts",
-    "balanced ER-parts": "er-balanced_folder_overlap-{}_balanced-parts",
+    "balanced ER-parts": "er-balanced_folder_overlap-{}_er-balanced-parts",
     "FedKACE-parts": "fedkace_folder_overlap-{}_fedkace-parts",
     "ER-parts": "er_folder_overlap-{}_er-parts",
 }

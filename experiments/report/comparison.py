@@ -2,12 +2,13 @@
 
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.report.names import method_name, role
+from experiments.report.names import role, variant_name
 from experiments.report.palette import MUTED, colours, ranked
+from experiments.results.axes import variant_axes
 from experiments.studies.study import Study
 from fedkace_flwr.results.plot import in_plot
 from fedkace_flwr.storage.files import LARGEST_LOG, read_text, write_bytes
@@ -17,23 +18,34 @@ if TYPE_CHECKING:
 
 
 def draw_comparisons(study: Study) -> list[Path]:
-    """Plot accuracy over rounds by method for each cell of the study with several methods; return the paths."""
-    cells: dict[str, list[str]] = {}
+    """Plot accuracy over rounds by method for each cell of the study with several lines; return the paths.
+
+    A line is a method or, if an axis names variants of methods, a variant.
+    """
+    variants = variant_axes(study.cells.values())
+    cells: dict[str, dict[str, str]] = {}
     for name in study.runs:
-        cells.setdefault(_cell(study, name), []).append(name)
+        cells.setdefault(_cell(study, name, variants), {})[_line(study, name, variants)] = name
     pictures = []
-    for cell, names in cells.items():
-        curves = {study.runs[name].method: rounds for name in names if (rounds := _rounds(study, name))}
+    for cell, lines in cells.items():
+        curves = {line: rounds for line, name in lines.items() if (rounds := _rounds(study, name))}
         if len(curves) > 1:
             path = study.folder / f"accuracy{cell}.png"
-            _draw(curves, path, title=study.name + cell)
+            _draw(curves, {line: study.runs[lines[line]].method for line in curves}, path, title=study.name + cell)
             pictures.append(path)
     return pictures
 
 
-def _cell(study: Study, name: str) -> str:
-    """Return the part of a run's name after its method."""
-    return name.removeprefix(study.runs[name].method)
+def _cell(study: Study, name: str, variants: Sequence[str]) -> str:
+    """Return the name of a run's cell: the run's own without method and variant."""
+    values = study.cells[name]
+    axes = [axis for axis in study.keys if axis not in ("method", "seed", *variants)]
+    words = [f"{axis}-{values[axis]}" if study.keys[axis] == [axis] else str(values[axis]) for axis in axes]
+    return "".join(f"_{word}" for word in [*words, f"seed-{values['seed']}"]).replace("/", "-")
+
+
+def _line(study: Study, name: str, variants: Sequence[str]) -> str:
+    return variant_name(study.runs[name].method, [study.cells[name][axis] for axis in variants])
 
 
 def _rounds(study: Study, name: str) -> list[dict[str, Any]]:
@@ -43,12 +55,11 @@ def _rounds(study: Study, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in read_text(path, LARGEST_LOG).splitlines()]
 
 
-def _draw(curves: Mapping[str, list[dict[str, Any]]], path: Path, *, title: str) -> None:
+def _draw(curves: Mapping[str, list[dict[str, Any]]], methods: Mapping[str, str], path: Path, *, title: str) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 5), layout="constrained")
-    named = {method_name(method): records for method, records in curves.items()}
-    draw_curves(figure, named, {method_name(method): method for method in curves}, title=title)
+    draw_curves(figure, curves, methods, title=title)
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=130)
     write_bytes(path, picture.getvalue())

@@ -23,6 +23,20 @@ def method_name(method: str) -> str:
     return (METHODS[method].label if method in METHODS else "") or method
 
 
+def variant_name(method: str, values: Iterable[Any]) -> str:
+    """Return the name of a method's variant: ``FedKACE-parts`` for ``fedkace-parts``, ``FedKACE`` for ``fedkace``.
+
+    A value that does not begin with the method's own name follows in brackets: ``FedKACE (wide)``.
+    """
+    name = method_name(method)
+    for value in map(str, values):
+        if value.startswith(f"{method}-"):
+            name += value.removeprefix(method)
+        elif value != method:
+            name += f" ({value})"
+    return name
+
+
 def role(method: str) -> Role:
     """Return a method's role in a comparison; an unregistered method is a rival."""
     return METHODS[method].role if method in METHODS else "rival"

@@ -1,4 +1,4 @@
-"""Results as tables: methods as rows, the other axes as columns, and the paper's numbers for comparison.
+"""Results as tables: methods and their variants as rows, the other axes as columns, and the paper's numbers for comparison.
 
 A cell is the mean over its finished runs, which differ only in their seed. A cell without a finished run is a dash,
 even if the paper has a number for it.
@@ -14,7 +14,16 @@ from typing import Any
 import pandas as pd
 
 from experiments.report.markup import latex_table, markdown_table
-from experiments.report.names import axis_label, data_name, labelled, method_name, method_rank, role, symbols_note
+from experiments.report.names import (
+    axis_label,
+    data_name,
+    labelled,
+    method_name,
+    method_rank,
+    role,
+    symbols_note,
+    variant_name,
+)
 from experiments.report.paper import CONDITION, load_paper, paper_row
 from experiments.results.loading import Results, StudyInfo, rows_of
 from experiments.studies.names import TABLES
@@ -127,7 +136,10 @@ def study_notes(study: StudyInfo, tables: Sequence[ResultTable]) -> list[str]:
 
 
 def place(study: StudyInfo, run: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the row and column of a run. Rows are methods or, if the method is fixed, axes other than data and overlap."""
+    """Return the row and column of a run.
+
+    Rows are methods and their variants or, if the method is fixed, axes other than data and overlap.
+    """
     cell = {axis: axis_value(study, run, axis) for axis in ("data", "overlap")}
     if run["stream"] == "dirichlet" and "overlap" not in study.axes:
         del cell["overlap"]  # that stream has no windows
@@ -135,8 +147,8 @@ def place(study: StudyInfo, run: Mapping[str, Any]) -> tuple[str, str]:
         cell["stream"] = run["stream"]
     others = {axis: run[f"axis.{axis}"] for axis in study.axes if axis not in (*cell, "seed")}
     if study.paper != "table4" and ("method" in others or not others):
-        rest = {axis: value for axis, value in others.items() if axis != "method"}
-        return method_name(run["method"]), labelled({**cell, **rest})
+        rest = {axis: value for axis, value in others.items() if axis not in ("method", *study.variants)}
+        return variant_name(run["method"], [others[axis] for axis in study.variants]), labelled({**cell, **rest})
     if role(run["method"]) == "reference" or not others:
         return method_name(run["method"]), labelled(cell)
     return labelled(others), labelled(cell)

@@ -87,6 +87,26 @@ def axes_of(configs: Mapping[str, Record], told: Record | None, finished: Iterab
     return Axes(tuple(names), labels, tuple(notes), frozenset(repeats))
 
 
+def variant_axes(cells: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the axes that name variants of methods: groups of keys, each of which is of one method.
+
+    Parameters
+    ----------
+    cells : iterable of mapping
+        The values of each run on the axes, ``method`` among them; without it there are no variants.
+    """
+    every = [cell for cell in cells if "method" in cell]
+    if len({cell["method"] for cell in every}) < 2:
+        return ()
+    keys = Config().flat()
+    found = []
+    for axis in dict.fromkeys(axis for cell in every for axis in cell if _key(axis) not in keys):
+        pairs = {(cell.get(axis), cell["method"]) for cell in every}
+        if len(pairs) == len({value for value, _ in pairs}):
+            found.append(axis)
+    return tuple(found)
+
+
 def _differing(configs: Sequence[Record]) -> list[str]:
     """Return the keys in which runs differ whose numbers they affect, but for what the methods themselves set."""
     presets = {(name, key) for name, method in METHODS.items() for key in method.preset}

@@ -8,13 +8,14 @@ runs differ.
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from experiments.results.averages import average_over_clients, condition_numbers, mean, switched
-from experiments.results.axes import axes_of
+from experiments.results.axes import axes_of, variant_axes
 from experiments.results.folders import check_folders, runs_of_study, studies_in
 from experiments.results.reading import SCHEMA, Record, check_schema, read_object, read_rounds, read_study
 from experiments.results.regret import is_reference, regret, regrets, stream_of
@@ -70,6 +71,11 @@ class StudyInfo:
     note: str = ""
     remarks: tuple[str, ...] = ()
     repeats: frozenset[str] = frozenset()
+
+    @cached_property
+    def variants(self) -> tuple[str, ...]:
+        """The axes that name variants of methods."""
+        return variant_axes(self.labels.values())
 
 
 @dataclass(frozen=True)

@@ -58,5 +58,17 @@ def test_a_method_has_the_same_colour_everywhere(tmp_path: Path, monkeypatch: py
     assert on_page.items() <= comparison.items()
 
 
+def test_variants_of_methods_share_a_picture_of_the_running_study(tmp_path: Path) -> None:
+    (tmp_path / "parts.yaml").write_text(
+        "config: {dataset: digits, rounds: 2}\n"
+        "grid: {overlap: [1, 0], variant: {er: {method: er}, er-wide: {method: er, width: 8}, fedkace: {method: fedkace}}}\n"
+    )
+    study = load_study(tmp_path / "parts.yaml", {}, results=tmp_path / "results")
+    for name, config in study.runs.items():
+        write_run(study.folder, name, [0.5, 0.6], method=config.method, overlap=config.stream.overlap)
+    pictures = draw_comparisons(study)
+    assert [path.name for path in pictures] == ["accuracy_overlap-1_seed-0.png", "accuracy_overlap-0_seed-0.png"]
+
+
 def _text(folder: Path) -> str:
     return (folder / "report" / "index.html").read_text()

@@ -134,6 +134,40 @@ def test_table_4_has_clients_and_capacity_as_rows_and_its_slip_is_named(tmp_path
     assert "ar" not in tables  # the study does not list the Centralized runs
 
 
+def test_variants_of_methods_are_rows(tmp_path: Path) -> None:
+    runs = {}
+    for variant, method, level in (
+        ("fedkace", "fedkace", 0.3),
+        ("fedkace-parts", "fedkace", 0.4),
+        ("wide", "er", 0.2),
+        ("fedavg", "fedavg", 0.1),
+    ):
+        for overlap in (1, 0):
+            name = f"{variant}_{overlap}"
+            write_run(tmp_path, name, [level] * 2, method=method, overlap=overlap, window=5)
+            runs[name] = {"overlap": overlap, "variant": variant, "method": method, "seed": 0}
+    write_study(tmp_path, runs, paper=None, axes=["overlap", "variant", "method", "seed"])
+    table = tables_of(tmp_path)["aa"]
+    assert table.rows == ["FedKACE", "FedKACE-parts", "FedAVG", "ER (wide)", "chance"]
+    assert table.columns == ["digits, O=1", "digits, O=0"]
+    assert table.cells[("FedKACE-parts", "digits, O=0")].mean == pytest.approx(40)
+    assert len(table.cells) == 10
+
+
+def test_an_axis_that_all_methods_share_makes_columns(tmp_path: Path) -> None:
+    runs = {}
+    for method, size in (("fedkace", "small"), ("er", "small"), ("fedkace", "large")):
+        name = f"{method}_{size}"
+        write_run(tmp_path, name, [0.3] * 2, method=method, overlap=1)
+        runs[name] = {"size": size, "method": method, "seed": 0}
+    write_study(tmp_path, runs, paper=None, axes=["size", "method", "seed"])
+    table = tables_of(tmp_path)["aa"]
+    assert (table.rows, table.columns) == (
+        ["FedKACE", "ER", "chance"],
+        ["digits, O=1, size=large", "digits, O=1, size=small"],
+    )
+
+
 def test_an_interpolated_reference_is_said_to_be_one(tmp_path: Path) -> None:
     write_run(tmp_path, "fedkace", [0.2, 0.3])
     assert not tables_of(tmp_path)["aa"].notes
