@@ -113,7 +113,7 @@ class Method:
     samples : callable
         Computes the samples in one epoch of a client's training, for estimates.
     tests : int
-        Largest number of models that a client tests in a round, for estimates.
+        Largest number of models that a client tests in a round if no key asks for more, for estimates.
     traffic : Traffic
         Bytes that a client receives and sends in a round.
     """
@@ -189,7 +189,7 @@ METHODS: dict[str, Method] = {
     "dcfcl": Method(Dcfcl, DcfclClient, "DCFCL", keys=(DcfclKeys,), samples=chunk_alone),
     "er": Method(ServerRule, ReplayClient, "ER", is_mean=True),
     "er-balanced": Method(ServerRule, BalancedReplayClient, "balanced ER", is_mean=True),
-    "fedframe": Method(ServerRule, BalancedReplayClient, "FedFrame", "method", preset=FEDFRAME, is_mean=True, tests=3),
+    "fedframe": Method(ServerRule, BalancedReplayClient, "FedFrame", "method", preset=FEDFRAME, is_mean=True),
     "derpp": Method(ServerRule, DerppClient, "DER++", keys=(DerppKeys,), is_mean=True),
     "fedprox": Method(ServerRule, FedProxClient, "FedProx", keys=(FedProxKeys,), is_mean=True, samples=chunk_alone),
     "flwf": Method(ServerRule, FlwfClient, "FLwF", keys=(FlwfKeys,), is_mean=True, samples=chunk_alone),

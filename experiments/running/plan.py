@@ -85,7 +85,7 @@ def training_samples(config: Config) -> int:
 def test_images(config: Config) -> int:
     """Return the largest number of test images that a run can evaluate, each counted once per model tested."""
     experiment = Experiment(config)
-    models = METHODS[config.method].tests
+    models = _models_tested(config)
     total = 0
     for client in range(config.stream.clients):
         seen = torch.zeros(experiment.num_classes, dtype=torch.bool)
@@ -94,6 +94,16 @@ def test_images(config: Config) -> int:
                 seen |= experiment.chunk(client, number).class_counts(experiment.num_classes) > 0
             total += models * len(experiment.test_set(client, seen))
     return total
+
+
+def _models_tested(config: Config) -> int:
+    """Return the largest number of models that a client tests in a round; a mirrored view counts as one."""
+    method, config = configured(config)
+    answers = config.answers
+    mirrored = answers.views == "mirrored"
+    if answers.inference == "mean":
+        return 2 + mirrored + (answers.model_average > 0)
+    return max(method.tests, 2 if answers.evaluate == "both" else 1) + mirrored
 
 
 def _network(config: Config) -> tuple[object, ...]:

@@ -113,6 +113,18 @@ def test_clients_that_have_not_trained_yet_are_planned_without_test_images(
     assert 0 < tested[1] < tested[0] / 3  # one client of ten in the first round, at most two in the second
 
 
+def test_a_plan_counts_every_model_and_view_that_a_client_tests(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--results", str(tmp_path), "--only", "er", "--set", "method=er", "rounds=1", "epochs=1", "width=2"]
+    tested = []
+    for keys in ([], ["evaluate=both"], ["inference=mean"], ["inference=mean", "views=mirrored", "model-average=0.5"]):
+        assert main(["run", "quickstart", "--dry-run", *options, *keys]) == 0
+        (row,) = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("er_")]
+        tested.append(int(row[6].replace(",", "")))
+    assert [each / tested[0] for each in tested] == [1, 2, 2, 4]
+
+
 def test_an_earlier_run_of_the_same_name_is_kept_and_it_says_where(
     tmp_path: Path, in_process: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
