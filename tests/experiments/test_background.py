@@ -180,5 +180,8 @@ def test_durations_are_in_the_unit_that_suits(seconds: float, text: str) -> None
 
 def test_a_process_can_lower_its_own_priority() -> None:
     code = f"import os; from {lower_own_priority.__module__} import *; lower_own_priority(); print(os.nice(0))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    # A session of its own, or that of the tests would stay lowered, with the terminal that they were started from.
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, start_new_session=True
+    )
     assert done.stdout.strip() == "19"
