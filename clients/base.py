@@ -89,7 +89,7 @@ class ClientRule(ClientTools):
     def needs_local_test(self, state: ClientState) -> bool:
         """Whether to test the local model after its training, given the state before the round."""
         answers = self.config.answers
-        return answers.evaluate == "both" or (state.global_since is None and answers.inference != "mean")
+        return answers.evaluate == "both" or (state.global_since is None and not answers.averages)
 
     def report(self, now: ClientRound, training: Training, kept: Kept) -> Metrics:
         """Metrics of training and buffer for the server, beside times."""
@@ -111,7 +111,7 @@ class ClientRule(ClientTools):
         report : dict
             Metrics for the server.
         """
-        if self.config.answers.inference in ("local", "mean"):
+        if self.config.answers.inference == "local" or self.config.answers.averages:
             return state, {}
         return replace(state, global_since=state.global_since or round_number), {}
 
@@ -136,8 +136,10 @@ class ClientRule(ClientTools):
                 metric = keys.LOCAL_ACCURACY if name == serving.LOCAL else keys.GLOBAL_ACCURACY
                 found[metric] = accuracy(logits[name][0], samples.labels, state.seen)
         if predicting != (serving.LOCAL,):
-            views = [view for name in predicting for view in logits.get(name, [])]
-            scores = combined_scores(views, state.seen)
+            known = {name: logits[name] for name in predicting if name in logits}
+            shares = self.shares(known, state)
+            each = [shares[name] for name, views in known.items() for _ in views] if shares else []
+            scores = combined_scores([view for views in known.values() for view in views], state.seen, each)
             answers = accuracy(scores, samples.labels, state.seen)
             classes = self.class_accuracies(scores, samples, state.seen)
         report = {name: value for name, value in found.items() if value is not None}
@@ -160,7 +162,8 @@ class ClientRule(ClientTools):
             logger.warning("client %d: no model of round %d to keep; the last one stays", self.number, state.evaluated)
             return None
         mirrored = tuple(name for name in known if name in self.mirrored(state))
-        return Answering(weights, dict.fromkeys(known, state.seen), combined="mean", mirrored=mirrored)
+        shares = self.shares(known, state)
+        return Answering(weights, dict.fromkeys(known, state.seen), combined="mean", mirrored=mirrored, shares=shares)
 
     def act(self, action: str, content: RecordDict, round_number: int) -> Acted:
         """Answer a message of the method's own, such as ``query.features``, within a round.

@@ -185,6 +185,7 @@ class StreamingClient(NumPyClient):
             weights=answering.weights,
             combined=answering.combined,
             mirrored=answering.mirrored,
+            shares=answering.shares,
         )
         folder, group = self._models
         serving.write(folder, kept, group)

@@ -1,6 +1,6 @@
 """What the client half of a method may use in a round: training, testing, and the models that a client predicts with."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -12,7 +12,7 @@ from fedkace_flwr.errors import RunError
 from fedkace_flwr.experiment import Experiment, as_arrays
 from fedkace_flwr.inference import kept_models as serving
 from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.metrics import accuracy, class_accuracies
+from fedkace_flwr.metrics import accuracy, class_accuracies, fading
 from fedkace_flwr.networks.network import Network
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.seeding import generator_for
@@ -67,7 +67,7 @@ class ClientTools:
         """Names of the models that the client predicts with; the probabilities of several are averaged."""
         settings = self.config.answers
         received = (serving.GLOBAL, serving.AVERAGE) if settings.model_average else (serving.GLOBAL,)
-        if settings.inference == "mean":
+        if settings.averages:
             return (serving.LOCAL, *received)
         return received[-1:] if state.global_since is not None else (serving.LOCAL,)
 
@@ -75,6 +75,17 @@ class ClientTools:
         """Names of the models that predict by the mirrored image as well (``views``): the last received one, if any."""
         received = [name for name in self.predicting(state) if name != serving.LOCAL]
         return tuple(received[-1:]) if self.config.answers.views == "mirrored" else ()
+
+    def shares(self, names: Collection[str], state: ClientState) -> dict[str, float]:
+        """Weight of each view of some predicting models in the mean of their probabilities; empty if all are equal.
+
+        With ``inference = fading`` the local model's weight begins at twice an equal one. All views have 1 together.
+        """
+        views = sum(1 + (name in self.mirrored(state)) for name in names)
+        if self.config.answers.inference != "fading" or serving.LOCAL not in names or views == 1:
+            return {}
+        local = (1 + fading(state.evaluated)) / views
+        return {name: local if name == serving.LOCAL else (1 - local) / (views - 1) for name in names}
 
     def received(self, sent: Mapping[str, Array], state: ClientState, round_number: int) -> Network:
         """The process's network, holding a received model as this client predicts with it.

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+_LEAST_WEIGHT = 0.01
+
 
 def accuracy(logits: Tensor, labels: Tensor, mask: Tensor) -> float:
     """Return the share of samples whose largest logit among the allowed classes is that of the label.
@@ -46,7 +48,13 @@ def true_class_probability(logits: Tensor, labels: Tensor, mask: Tensor) -> floa
     return float(probability.gather(1, labels.unsqueeze(1)).mean())
 
 
-def combined_scores(logits: Sequence[Tensor], mask: Tensor) -> Tensor:
+def fading(round_number: int) -> float:
+    """Weight of what helps in the first rounds: 1 in round 1, halved with each further one, 0 once below one percent."""
+    weight = 2.0 ** (1 - round_number)
+    return weight if weight >= _LEAST_WEIGHT else 0.0
+
+
+def combined_scores(logits: Sequence[Tensor], mask: Tensor, shares: Sequence[float] = ()) -> Tensor:
     """Return the scores by which several models answer together: the mean of their probabilities.
 
     Parameters
@@ -55,10 +63,15 @@ def combined_scores(logits: Sequence[Tensor], mask: Tensor) -> Tensor:
         Float (N, C), at least one; a single model's are returned as they are.
     mask : Tensor
         bool (C,): the allowed classes; the others have probability 0.
+    shares : sequence of float
+        The models' weights in the mean, which sum to 1; by default all have the same.
     """
     if len(logits) == 1:
         return logits[0]
-    return torch.stack([each.masked_fill(~mask, -float("inf")).softmax(dim=1) for each in logits]).mean(dim=0)
+    each = torch.stack([one.masked_fill(~mask, -float("inf")).softmax(dim=1) for one in logits])
+    if not shares:
+        return each.mean(dim=0)
+    return (each * torch.tensor(shares, dtype=each.dtype, device=each.device)[:, None, None]).sum(dim=0)
 
 
 def average_accuracy(accuracies: Sequence[float]) -> float:

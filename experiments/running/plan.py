@@ -101,7 +101,7 @@ def _models_tested(config: Config) -> int:
     method, config = configured(config)
     answers = config.answers
     mirrored = answers.views == "mirrored"
-    if answers.inference == "mean":
+    if answers.averages:
         return 2 + mirrored + (answers.model_average > 0)
     return max(method.tests, 2 if answers.evaluate == "both" else 1) + mirrored
 

@@ -165,9 +165,14 @@ def _model(kept: KeptModels) -> str:
         "input": f"RGB images of {size} x {size} pixels",
         "output": f"probabilities of {len(kept.class_names)} classes, of which {met} have been met",
         **({"views": "also the mirror image of each image"} if kept.mirrored else {}),
+        **({"weights in the mean, for each view": _shares(kept)} if kept.shares else {}),
         **({"switched to the global model in round": str(kept.switched_at)} if kept.switched_at else {}),
     }
     return f"## Model\n\n{_table(('', ''), rows.items())}"
+
+
+def _shares(kept: KeptModels) -> str:
+    return ", ".join(f"{in_markdown(name)} {share:.3f}" for name, share in kept.shares.items())
 
 
 def _data(kept: KeptModels, training: Training) -> str:
@@ -243,7 +248,7 @@ def _changes(config: Config) -> str:
         "classifier": answers.classifier if answers.classifier != "trained" else "",
         "model-average": f"{answers.model_average:g}" if answers.model_average else "",
         "views": "mirrored" if answers.views == "mirrored" else "",
-        "inference": "mean" if answers.inference == "mean" else "",
+        "inference": answers.inference if answers.averages else "",
     }
     return ", ".join(f"`{key} = {value}`" for key, value in asked.items() if value)
 

@@ -12,7 +12,7 @@ from typing import Any
 import fedkace_flwr
 from fedkace_flwr.errors import ModelError
 from fedkace_flwr.export.card import Training, card, with_onnx
-from fedkace_flwr.export.tensor_file import FORMAT, TENSORS, described, pack
+from fedkace_flwr.export.tensor_file import TENSORS, described, format_of, pack
 from fedkace_flwr.inference.kept_models import KeptModels
 from fedkace_flwr.storage import files
 from fedkace_flwr.storage.folders import make_folder
@@ -80,7 +80,7 @@ def _description(kept: KeptModels) -> dict[str, Any]:
     return {
         "library_name": "fedkace-flwr",
         "version": fedkace_flwr.__version__,
-        "format": int(FORMAT),
+        "format": int(format_of(kept)),
         **told,
         "id2label": {str(label): name for label, name in enumerate(names)},
     }

@@ -23,6 +23,7 @@ class PixelsToProbabilities(nn.Module):
         self.networks = nn.ModuleList(net for net, _, _ in predictor.networks)
         self._scale, self._shift = predictor.preprocess.scale, predictor.preprocess.shift
         self._seen, self._averages = predictor.seen, predictor.kept.combined == "mean"
+        self._shares = predictor.shares
         self._mirrored = [mirrored for _, _, mirrored in predictor.networks]
         alone = len(predictor.networks) + sum(self._mirrored) == 1
         self._masks = [self._mask(own, alone=alone) for _, own, _ in predictor.networks]
@@ -42,6 +43,9 @@ class PixelsToProbabilities(nn.Module):
             found += [net(view).masked_fill(~mask, -torch.inf).softmax(dim=1) for view in views]
         if len(found) == 1:
             return found[0]
+        if self._averages and self._shares:
+            weighted = [share * each for share, each in zip(self._shares, found, strict=True)]
+            return torch.stack(weighted).sum(dim=0)
         if self._averages:
             return torch.stack(found).mean(dim=0)
         most = torch.stack(found).amax(dim=0).masked_fill(~self._seen, 0.0)

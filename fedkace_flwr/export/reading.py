@@ -5,7 +5,7 @@ No memory is taken for a network before its tensors are known to be there.
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 
 from fedkace_flwr.data.images import Framing
 from fedkace_flwr.errors import FedkaceError, ModelError
-from fedkace_flwr.export.tensor_file import FORMAT, MARK, METADATA, TEXTS, header_of
+from fedkace_flwr.export.tensor_file import FORMATS, MARK, METADATA, TEXTS, header_of
 from fedkace_flwr.inference.kept_models import KeptModels
 from fedkace_flwr.networks.catalogue import NETWORKS, built
 from fedkace_flwr.networks.network import Blueprint
@@ -44,8 +44,8 @@ def unpack(content: bytes) -> KeptModels:
     strings = header.get(METADATA)
     if not isinstance(strings, dict) or MARK not in strings:
         raise ModelError("it is no model of fedkace_flwr: its metadata does not say how to use it")
-    if strings[MARK] != FORMAT:
-        raise ModelError(f"it has format {strings[MARK]!r:.40}, and this program reads format {FORMAT}")
+    if strings[MARK] not in FORMATS:
+        raise ModelError(f"it has format {strings[MARK]!r:.40}, and this program reads formats {' and '.join(FORMATS)}")
     try:
         arrays = safetensors.numpy.load(content)
     except Exception as fault:  # its parser's errors have no common class
@@ -67,6 +67,10 @@ def _parsed(strings: Mapping[str, Any]) -> KeptModels:
         raise _wrong("answers", answers, "networks with the classes that they predict")
     if not _is_list(mirrored, str) or not set(mirrored) <= set(answers):
         raise _wrong("mirrored", mirrored, "a list of networks that predict")
+    weighted = strings[MARK] != FORMATS[0]
+    shares = _value(strings, "shares") if weighted else {}
+    if weighted and not _are_shares(shares, answers, mirrored):
+        raise _wrong("shares", shares, "a weight of each network that predicts; all views have 1 together")
     switched = _value(strings, "switched_at")
     if switched is not None and not _is_number(switched, 0):
         raise _wrong("switched_at", switched, "a round, or null")
@@ -88,6 +92,7 @@ def _parsed(strings: Mapping[str, Any]) -> KeptModels:
         weights={},
         combined=told["combined"],
         mirrored=tuple(mirrored),
+        shares=shares,
         network=told["network"],
     )
 
@@ -128,6 +133,14 @@ def _triple(strings: Mapping[str, Any], name: str, above: float) -> tuple[float,
         raise _wrong(name, found, "three numbers")
     red, green, blue = map(float, found)
     return red, green, blue
+
+
+def _are_shares(found: object, answers: Mapping[str, object], mirrored: Sequence[str]) -> bool:
+    if not isinstance(found, dict) or set(found) != set(answers):
+        return False
+    if not all(type(each) in (int, float) and 0 <= each <= 1 for each in found.values()):
+        return False
+    return math.isclose(sum(each * (1 + (name in mirrored)) for name, each in found.items()), 1, abs_tol=1e-6)
 
 
 def _is_number(value: object, least: int, most: int = _MOST) -> bool:

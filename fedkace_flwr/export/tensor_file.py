@@ -16,8 +16,8 @@ from fedkace_flwr.inference.kept_models import KeptModels
 TENSORS = "model.safetensors"
 """Name of the file in a model's folder."""
 
-FORMAT = "1"
-"""Version of what the file says about its tensors."""
+FORMATS = ("1", "2")
+"""Versions of what a file says about its tensors: the second has ``shares``, and is written for models that have them."""
 
 MARK, METADATA = "fedkace_flwr", "__metadata__"
 """Names in the file's header: of the format's version, and of all strings."""
@@ -49,10 +49,16 @@ def described(kept: KeptModels) -> dict[str, Any]:
         "answers": {name: list(classes) for name, classes in kept.answers.items()},
         "combined": kept.combined,
         "mirrored": list(kept.mirrored),
+        **({"shares": dict(kept.shares)} if kept.shares else {}),
         "round": kept.round,
         "trained": kept.trained,
         "switched_at": kept.switched_at,
     }
+
+
+def format_of(kept: KeptModels) -> str:
+    """The oldest format that can describe a model."""
+    return FORMATS[bool(kept.shares)]
 
 
 def pack(kept: KeptModels) -> bytes:
@@ -66,7 +72,7 @@ def pack(kept: KeptModels) -> bytes:
     strings = {name: value if name in TEXTS else json.dumps(value) for name, value in described(kept).items()}
     content = safetensors.numpy.save(arrays)
     header, start = header_of(content)
-    header = {METADATA: {"format": "pt", MARK: FORMAT, **strings}, **header}
+    header = {METADATA: {"format": "pt", MARK: format_of(kept), **strings}, **header}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNED)
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text + content[start:]

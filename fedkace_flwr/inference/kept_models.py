@@ -11,7 +11,7 @@ Shapes: n images, S their height and width, C classes.
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,8 +36,9 @@ logger = logging.getLogger(__name__)
 GLOBAL, LOCAL, AVERAGE = "global", "local", "average"
 """Names of the models that can predict; a method may have others."""
 
-_KIND, _FORMAT, _GENERATIONS, _ATTEMPTS = "models", 4, 2, 20
-_READABLE = (1, 2, 3, 4)  # format 3 has no `network`, formats 1 and 2 no `mirrored` either, format 1 no `combined`
+_KIND, _FORMAT, _GENERATIONS, _ATTEMPTS = "models", 5, 2, 20
+# Format 4 has no `shares`, format 3 no `network` either, formats 1 and 2 no `mirrored`, format 1 no `combined`.
+_READABLE = (1, 2, 3, 4, 5)
 
 _WRITTEN_WHEN = "clients keep one after each round if their node has a state-dir, if data-source = 'inbox', or if keep-models = 'always'"
 
@@ -58,12 +59,15 @@ class Answering:
         How several networks predict: by the most confident one for each image, or by the mean of their probabilities.
     mirrored : tuple of str
         With ``mean``: networks that predict each image's mirror image as well, as one more network would.
+    shares : dict of str to float
+        With ``mean``: weight of each network that predicts, for each of its views; empty if all have the same.
     """
 
     weights: Mapping[str, Mapping[str, Array]]
     answers: Mapping[str, Tensor]
     combined: Literal["most-confident", "mean"] = "most-confident"
     mirrored: tuple[str, ...] = ()
+    shares: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,8 @@ class KeptModels:
         As in :class:`Answering`.
     mirrored : tuple of str
         As in :class:`Answering`.
+    shares : dict of str to float
+        As in :class:`Answering`.
     network : str
         Name of the networks' kind.
     """
@@ -121,6 +127,7 @@ class KeptModels:
     weights: Mapping[str, Mapping[str, Array]]
     combined: str = "most-confident"
     mirrored: tuple[str, ...] = ()
+    shares: Mapping[str, float] = field(default_factory=dict)
     network: str = "resnet18"
 
     @property
@@ -160,7 +167,7 @@ class KeptModels:
         """
         content = dict(record)
         if (found := content.pop("format", None)) not in _READABLE:
-            raise StateError(f"its models have format {found}; this program reads formats 1 to 4")
+            raise StateError(f"its models have format {found}; this program reads formats 1 to 5")
         try:
             content["framing"] = Framing(**content["framing"])
             for name in ("seen", "class_names", "mean", "std", "mirrored"):
@@ -175,6 +182,8 @@ class KeptModels:
             raise StateError(f"its record does not fit ({error})") from error
         if not kept.seen or not kept.answers or not set(kept.answers) <= set(weights):
             raise StateError("it names no class, or no model to predict with")
+        if kept.shares and set(kept.shares) != set(kept.answers):
+            raise StateError("it has weights of other models than those that predict")
         return kept
 
 
@@ -258,6 +267,8 @@ class Predictor:
         Normalisation of the networks' input.
     networks : list of (Network, Tensor, bool)
         Each network that predicts, the classes it predicts, bool (C,), and whether it sees mirror images as well.
+    shares : list of float
+        Weight of each view, in the order of the networks, in the mean of their probabilities; empty if all are equal.
     seen : Tensor
         The classes met, bool (C,).
 
@@ -272,6 +283,9 @@ class Predictor:
         self.preprocess = Preprocess.by_statistics(kept.mean, kept.std, torch.device("cpu"))
         self.networks = [
             (self._network(name), self._mask(classes), name in kept.mirrored) for name, classes in kept.answers.items()
+        ]
+        self.shares = [
+            kept.shares[name] for name in kept.answers for _ in range(1 + (name in kept.mirrored)) if kept.shares
         ]
         self.seen = self._mask(kept.seen)
 
@@ -298,7 +312,7 @@ class Predictor:
             return logits.double().masked_fill(~(mask & self.seen), -torch.inf).softmax(dim=1)
         # In single precision, as clients evaluate, so that ties are decided alike.
         if self.kept.combined == "mean":
-            return combined_scores([logits for logits, _ in found], self.seen).double()
+            return combined_scores([logits for logits, _ in found], self.seen, self.shares).double()
         scores = torch.zeros(len(images), len(self.kept.class_names))
         for logits, mask in found:
             scores = torch.maximum(scores, logits.masked_fill(~mask, -torch.inf).softmax(dim=1))

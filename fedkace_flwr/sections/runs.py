@@ -75,9 +75,9 @@ class BufferConfig:
 class AnswerConfig:
     """Answers."""
 
-    inference: Literal["auto", "global", "local", "mean"] = key(
+    inference: Literal["auto", "global", "local", "mean", "fading"] = key(
         "auto",
-        "Which model a client predicts with: `auto` follows the method (FedKACE switches; most others use the global model); `global` and `local` always use that model (ablations AS2, AS3); `mean` averages the probabilities of all models that the client has: the local, the global and, with `model-average`, the averaged one.",
+        "Which model a client predicts with: `auto` follows the method (FedKACE switches; most others use the global model); `global` and `local` always use that model (ablations AS2, AS3); `mean` averages the probabilities of all models that the client has: the local, the global and, with `model-average`, the averaged one; `fading` does so too, but the local model has twice its weight in the first round, and what it has too much halves with each further one.",
     )
     evaluate: Literal["inference", "both"] = key(
         "inference",
@@ -107,6 +107,11 @@ class AnswerConfig:
         "one",
         "Views of an image by which a received model predicts: the image alone, or as one more model in the mean of probabilities also its `mirrored` image; `auto` does so if images may be mirrored (`mirroring`). The local model sees the image alone.",
     )
+
+    @property
+    def averages(self) -> bool:
+        """Whether a client predicts by a mean of the probabilities of all its models."""
+        return self.inference in ("mean", "fading")
 
 
 @dataclass(frozen=True)

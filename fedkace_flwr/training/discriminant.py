@@ -9,10 +9,9 @@ pass over some labelled samples, treats all classes alike whatever their number 
 import torch
 from torch import Tensor
 
+from fedkace_flwr.metrics import fading
 from fedkace_flwr.networks.network import Network
 from fedkace_flwr.training.loop import Preprocess, features_of
-
-_LEAST_SHARE = 0.01
 
 
 def discriminant_share(classifier: str, round_number: int) -> float:
@@ -21,13 +20,12 @@ def discriminant_share(classifier: str, round_number: int) -> float:
     Parameters
     ----------
     classifier : {"trained", "discriminant", "both", "fading"}
-        The key. With ``fading`` the weight halves with each round, and is 0 once it would be below one percent.
+        The key. With ``fading`` the weight is :func:`fedkace_flwr.metrics.fading`.
     round_number : int
         t.
     """
     if classifier == "fading":
-        share = 2.0 ** (1 - round_number)
-        return share if share >= _LEAST_SHARE else 0.0
+        return fading(round_number)
     return {"trained": 0.0, "discriminant": 1.0, "both": 0.5}[classifier]
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,33 @@ def test_the_mean_of_probabilities_by_hand() -> None:
     scores = combined_scores([first, second], mask)
     assert scores.tolist() == [pytest.approx([sum(own) / 2, 1 - sum(own) / 2, 0])]
     assert combined_scores([first], mask) is first
+    scores = combined_scores([first, second], mask, [0.75, 0.25])
+    share = 0.75 * own[0] + 0.25 * own[1]
+    assert scores.tolist() == [pytest.approx([share, 1 - share, 0])]
+
+
+@pytest.mark.parametrize(
+    ("views", "average", "locals_"),
+    [
+        ("one", 0.0, [1, 3 / 4, 5 / 8, 1 / 2]),
+        ("mirrored", 0.0, [2 / 3, 1 / 2, 5 / 12, 1 / 3]),
+        ("one", 0.5, [2 / 3, 1 / 2, 5 / 12, 1 / 3]),
+    ],
+)
+def test_the_local_model_begins_with_twice_its_weight(
+    small: Make, views: str, average: float, locals_: list[float]
+) -> None:
+    federation = Federation(small(method="er", inference="fading", views=views, model_average=average, **SHAPE))
+    store = federation.store(0)
+    rule = ClientRule(0, federation.experiment, StreamSource(federation.experiment, 0), store)
+    for number, expected in zip((1, 2, 3, 8), locals_, strict=True):  # from round 8 on, nothing is left of the excess
+        state = replace(store.before(1), evaluated=number)
+        names = rule.predicting(state)
+        shares = rule.shares(names, state)
+        assert shares["local"] == pytest.approx(expected)
+        assert len({round(share, 9) for name, share in shares.items() if name != "local"}) == 1
+        assert sum(share * (1 + (name in rule.mirrored(state))) for name, share in shares.items()) == pytest.approx(1)
+        assert rule.shares(names[1:], state) == {}, "without the local model the others have equal weights"
 
 
 def test_recalibration_repairs_the_mean_of_the_first_rounds(small: Make) -> None:
@@ -47,20 +75,26 @@ def test_recalibration_repairs_the_mean_of_the_first_rounds(small: Make) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("decay", "classifier", "views"),
+    ("inference", "decay", "classifier", "views"),
     [
-        (0.0, "trained", "one"),
-        (0.5, "discriminant", "one"),
-        (0.0, "fading", "mirrored"),
-        (0.5, "trained", "mirrored"),
+        ("mean", 0.0, "trained", "one"),
+        ("mean", 0.5, "discriminant", "one"),
+        ("fading", 0.0, "fading", "mirrored"),
+        ("mean", 0.5, "trained", "mirrored"),
+        ("fading", 0.5, "trained", "one"),
     ],
 )
 def test_a_client_predicts_by_the_mean_of_its_models_and_predict_answers_alike(
-    small: Make, tmp_path: Path, decay: float, classifier: str, views: str
+    small: Make, tmp_path: Path, inference: str, decay: float, classifier: str, views: str
 ) -> None:
-    changes = {"inference": "mean", "model_average": decay, "recalibrate": True, "keep_models": "always"}
+    changes: dict[str, Any] = {
+        "inference": inference,
+        "model_average": decay,
+        "recalibrate": True,
+        "keep_models": "always",
+    }
     changes |= {"classifier": classifier, "views": views}
-    config = small(method="er", **changes, **SHAPE)
+    config = small(method="er", **changes, **SHAPE | {"rounds": 3})
     last = ran(config)[-1]
     experiment = Experiment(config)
     names = ["local", "global"] + (["average"] if decay else [])
@@ -114,6 +148,7 @@ def test_every_part_makes_a_difference_to_every_method_that_it_touches(small: Ma
         "usual": {},
         "recalibrate": {"recalibrate": True},
         "mean": {"inference": "mean"},
+        "mean, fading": {"inference": "fading"},
         "discriminant": {"classifier": "discriminant"},
         "both": {"classifier": "both"},
         "fading": {"classifier": "fading"},

@@ -23,6 +23,7 @@ from fedkace_flwr.config import Config
 from fedkace_flwr.errors import DataError, ModelError
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.export.folder import write_folder
+from fedkace_flwr.export.reading import unpack
 from fedkace_flwr.export.tensor_file import header_of, pack
 from fedkace_flwr.inference.kept_models import KeptModels, Predictor
 from fedkace_flwr.storage import atomic
@@ -79,16 +80,26 @@ def test_the_left_model_predicts_as_the_runs_global_model(tmp_path: Path) -> Non
         constant(3, 4, seen=(4, 7)),
         several(),
         several(mirrored=("global",)),
+        several(mirrored=("global",), shares={"local": 0.5, "global": 0.25}),
         several(combined="most-confident", answers={"local": (0, 2), "global": (5, 7)}),
         constant(3, 4, precision="bfloat16"),
     ],
-    ids=["one", "mean", "mirrored", "most-confident", "bf16"],
+    ids=["one", "mean", "mirrored", "weighted", "most-confident", "bf16"],
 )
 def test_networks_predict_together_as_the_client_does(tmp_path: Path, kept: KeptModels) -> None:
     write_folder(tmp_path / "model", kept)
     for path in (tmp_path / "model", tmp_path / "model" / "model.safetensors"):
         found = load_model(path).predict(IMAGES).probabilities
         assert np.array_equal(found, Predictor(kept).probabilities(IMAGES).numpy())
+
+
+def test_weights_count_in_the_answer_and_only_files_with_weights_have_the_new_format() -> None:
+    equal, weighted = several(), several(shares={"local": 1.0, "global": 0.0})
+    first = replace(equal, answers={"local": equal.seen})
+    assert np.allclose(Predictor(weighted).probabilities(IMAGES), Predictor(first).probabilities(IMAGES))
+    assert not np.allclose(Predictor(weighted).probabilities(IMAGES), Predictor(equal).probabilities(IMAGES))
+    versions = [header_of(pack(kept))[0]["__metadata__"]["fedkace_flwr"] for kept in (equal, weighted)]
+    assert versions == ["1", "2"] and unpack(pack(weighted)).shares == weighted.shares
 
 
 def test_what_is_not_needed_is_not_written(tmp_path: Path) -> None:
@@ -190,7 +201,12 @@ def _not_finite() -> bytes:
         (lambda: with_header([], b""), "is damaged, or no file of safetensors"),
         (lambda: with_header({"__metadata__": {"format": "pt"}}, b""), "is no model of fedkace_flwr"),
         (lambda: pack(constant(1, 3))[:-1], "is damaged .*"),
-        (_described(fedkace_flwr="2"), "it has format '2', and this program reads format 1"),
+        (_described(fedkace_flwr="3"), "it has format '3', and this program reads formats 1 and 2"),
+        (_described(fedkace_flwr="2"), "its metadata lacks shares"),
+        (_described(fedkace_flwr="2", shares='{"local": 1}'), "says shares = .*a weight of each network"),
+        (_described(fedkace_flwr="2", shares='{"global": 0.5}'), "says shares = .*all views have 1 together"),
+        (_described(fedkace_flwr="2", shares='{"global": NaN}'), "says shares = .*a weight of each network"),
+        (_described(fedkace_flwr="2", shares="[]"), "says shares = .*a weight of each network"),
         (_described(mean=None), "its metadata lacks mean"),
         (_described(mean="[0, 0, NaN]"), "says mean = .* must be three numbers"),
         (_described(std="[1, 1, 0]"), "says std = .* must be three numbers"),

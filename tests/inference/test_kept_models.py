@@ -186,8 +186,8 @@ def test_folders_without_a_model_are_named(tmp_path: Path) -> None:
 
 def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
     arrays, record = constant(1, 1).to_record()
-    durable.write(tmp_path / "models-000001.npz", arrays, {**record, "format": 5})
-    with pytest.raises(StateError, match=r"have format 5; this program reads formats 1 to 4"):
+    durable.write(tmp_path / "models-000001.npz", arrays, {**record, "format": 6})
+    with pytest.raises(StateError, match=r"have format 6; this program reads formats 1 to 5"):
         load_newest(tmp_path)
 
 
