@@ -110,29 +110,37 @@ def test_the_tables_of_the_reduced_studies_are_those_of_their_kept_runs(name: st
 
 
 FEDFRAME_ROWS = {
-    "FedFrame": "fedframe_folder_overlap-{}_fedframe",
-    "FedKACE": "fedkace_folder_overlap-{}_fedkace",
-    "FedCBDR": "fedcbdr_folder_overlap-{}_fedcbdr",
-    "ER": "er_folder_overlap-{}_er",
-    "DER++": "derpp_folder_overlap-{}_derpp",
-    "OFCL, 18 epochs": "ofcl_folder_overlap-{}_ofcl",
-    "Re-Fed": "refed_folder_overlap-{}_refed",
-    "FedCBDR-parts": "fedcbdr_folder_overlap-{}_fedcbdr-parts",
-    "balanced ER-parts": "er-balanced_folder_overlap-{}_er-balanced-parts",
-    "FedKACE-parts": "fedkace_folder_overlap-{}_fedkace-parts",
-    "ER-parts": "er_folder_overlap-{}_er-parts",
+    "FedFrame": "fedframe_{}_overlap-{}_fedframe",
+    "FedKACE": "fedkace_{}_overlap-{}_fedkace",
+    "FedCBDR": "fedcbdr_{}_overlap-{}_fedcbdr",
+    "ER": "er_{}_overlap-{}_er",
+    "DER++": "derpp_{}_overlap-{}_derpp",
+    "OFCL, 18 epochs": "ofcl_{}_overlap-{}_ofcl",
+    "Re-Fed": "refed_{}_overlap-{}_refed",
+    "FedCBDR-parts": "fedcbdr_{}_overlap-{}_fedcbdr-parts",
+    "balanced ER-parts": "er-balanced_{}_overlap-{}_er-balanced-parts",
+    "FedKACE-parts": "fedkace_{}_overlap-{}_fedkace-parts",
+    "ER-parts": "er_{}_overlap-{}_er-parts",
 }
-"""The rows of FedFrame's table of unseen images, with the runs that they show."""
+"""The rows of FedFrame's tables, with the runs that they show."""
+
+FEDFRAME_TABLES = {"fedframe-reduced": ("cifar100", (4,), (3,)), "fedframe-pictures": ("folder", (4, 0), (0,))}
+"""The folders of their records, with the data set, the overlaps and the seeds."""
 
 
+@pytest.mark.parametrize("folder", FEDFRAME_TABLES)
 @pytest.mark.parametrize("row", FEDFRAME_ROWS)
-def test_fedframes_comparison_on_unseen_images_is_of_the_kept_runs(row: str) -> None:
+def test_fedframes_comparisons_are_those_of_the_kept_runs(folder: str, row: str) -> None:
+    data, overlaps, seeds = FEDFRAME_TABLES[folder]
     shares = []
-    for overlap in (4, 0):
-        run = ROOT / "docs" / "results" / "fedframe-pictures" / f"{FEDFRAME_ROWS[row].format(overlap)}_seed-0"
-        found = [json.loads(line)["accuracy"] for line in (run / "rounds.jsonl").read_text().splitlines()]
-        assert len(found) == 20
-        shares += [f"{100 * sum(part) / len(part):.2f}" for part in (found, found[:5], found[10:])]
+    for overlap in overlaps:
+        found = []
+        for seed in seeds:
+            run = ROOT / "docs" / "results" / folder / f"{FEDFRAME_ROWS[row].format(data, overlap)}_seed-{seed}"
+            rounds = [json.loads(line)["accuracy"] for line in (run / "rounds.jsonl").read_text().splitlines()]
+            assert len(rounds) == 20
+            found.append([100 * sum(part) / len(part) for part in (rounds, rounds[:5], rounds[10:])])
+        shares += [f"{sum(each) / len(each):.2f}" for each in zip(*found, strict=True)]
     assert f"| {row} | {' | '.join(shares)} |" in (ROOT / "docs" / "fedframe.md").read_text()
 
 

@@ -59,13 +59,14 @@ def reference_keys() -> tuple[str, ...]:
     """Return the names of the keys that the reference's accuracies depend on, apart from rounding.
 
     These are the seed and the keys of data, stream, model and training that affect numbers. ``batching`` is excluded:
-    it determines how chunk and buffer are batched together, and the reference has no buffer.
+    it determines how chunk and buffer are batched together, and the reference has no buffer. So is ``mirroring``: it
+    acts through ``augment`` alone.
     """
     names = [
         kebab(name)
         for section in (DataConfig, StreamConfig, ModelConfig, TrainingConfig)
         for name, declared in keys_of(section).items()
-        if declared.affects == "numbers" and name != "batching"
+        if declared.affects == "numbers" and name not in ("batching", "mirroring")
     ]
     return (*names, "seed")
 
@@ -88,6 +89,7 @@ def fingerprint(config: Config) -> str:
         del stream["clients"]
     if config.stream.shared_samples and config.stream.stream != "blurred":
         del stream["rounds"]
+    del data["mirroring"]
     data["data_dir"], data["cache_dir"] = str(Path(config.data.data_dir).expanduser().resolve()), None
     model = asdict(config.model)
     if config.model.weights_file:

@@ -13,6 +13,7 @@ from support.common import rounds_of
 from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
 from fedkace_flwr.methods.centralized import CentralizedKeys
+from fedkace_flwr.registry import configured
 from fedkace_flwr.results.reference_cache import cached_accuracy, fingerprint, reference_keys
 
 Make = Callable[..., Config]
@@ -60,6 +61,15 @@ def test_the_fingerprint_holds_clients_and_rounds_if_samples_depend_on_them(
     assert asked != fingerprint(Config())
     for name, value in (("clients", 3), ("rounds", 99)):
         assert (fingerprint(Config.parse({**change, name: value})) == asked) == (name in leaves_out)
+
+
+def test_mirroring_counts_where_it_changes_the_training() -> None:
+    def of(**keys: object) -> str:
+        method = {"method": "centralized", "dataset": "folder", "data-dir": "anywhere"}
+        return fingerprint(configured(Config.parse({**method, **keys}))[1])
+
+    assert of(mirroring="allowed") == of()
+    assert of(mirroring="allowed", augment="auto") == of(augment="flip-shift") != of(augment="auto") == of()
 
 
 def test_the_fingerprint_changes_with_the_file_of_weights(tmp_path: Path) -> None:
