@@ -77,7 +77,7 @@ class AnswerConfig:
 
     inference: Literal["auto", "global", "local", "mean", "fading"] = key(
         "auto",
-        "Which model a client predicts with: `auto` follows the method (FedKACE switches; most others use the global model); `global` and `local` always use that model (ablations AS2, AS3); `mean` averages the probabilities of all models that the client has: the local, the global and, with `model-average`, the averaged one; `fading` does so too, but the local model has twice its weight in the first round, and what it has too much halves with each further one.",
+        "Which model a client predicts with: `auto` follows the method (FedKACE switches; most others use the global model); `global` and `local` always use that model (ablations AS2, AS3); `mean` averages the probabilities of all models that the client has: the local, the global and, with `model-average`, the averaged one; `fading` does so too, but gives the local model twice its weight in the first round; the extra weight halves with each further round.",
     )
     evaluate: Literal["inference", "both"] = key(
         "inference",
