@@ -81,6 +81,7 @@ class CentralizedClient(ClientRule):
             TaskLoss(mask, mask),
             self.config.training,
             self.generator("centralized batches", number),
+            augmentation=self.generator("centralized augmentation", number),
             captured=self.experiment.captured,
         )
         self.train(training, self.experiment.learned(self.number, number), Samples.none())

@@ -300,6 +300,7 @@ class TfclClient(ClientRule):
             optimiser=adam,
             epochs=epochs,
             after_step=lambda epoch, share: claim.after_step(share if epoch == last else None),
+            augmentation=self.generator(f"augmentation-{epochs.start}", now.number),
             task=task,
             claim=claim,
             adam=adam,

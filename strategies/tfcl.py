@@ -230,7 +230,7 @@ def teach(lessons: Mapping[int, Reply], classes: int, config: Config, number: in
         (features, labels),
         (features[:0], labels[:0]),
         objective,
-        replace(config.training, epochs=config.of(TfclKeys).tfcl_server_epochs),
+        replace(config.training, epochs=config.of(TfclKeys).tfcl_server_epochs, augment="none"),  # features, not images
         identity,
         generator_for(config.run.seed, "server-batches", number),
     )

@@ -167,3 +167,19 @@ def test_every_part_makes_a_difference_to_every_method_that_it_touches(small: Ma
         for name, part in parts.items()
     }
     assert len(set(found.values())) == len(parts), found
+
+
+@pytest.mark.parametrize("method", ["tfcl", "centralized"])
+def test_the_parts_of_training_make_a_difference_to_the_methods_without_a_global_model(small: Make, method: str) -> None:
+    parts: dict[str, dict[str, Any]] = {
+        "usual": {},
+        "augment": {"augment": "flip-shift"},
+        "adjusted": {"logit_adjustment": 1.0},
+    }
+    found = {
+        name: json.dumps(
+            [line["client_accuracy"] for line in ran(small(method=method, run_name=name, **part, **SHAPE))]
+        )
+        for name, part in parts.items()
+    }
+    assert len(set(found.values())) == len(parts), found
