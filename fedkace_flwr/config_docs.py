@@ -58,10 +58,10 @@ def metrics_page() -> str:
         "A metric is a number, or a list of numbers, that a client reports to the server. A reply with a metric that "
         "is out of range is rejected. *Phase* is the reply that carries the metric: the reply to the `training` or "
         "the `evaluation` message, to `either` of them (the later value is used), or to a message of the method's own "
-        "(`own`). *Record* is its field in `rounds.jsonl`, a list with one entry per client; times are summed over "
-        "clients. *TensorBoard* is its tag, which is followed by the client's number. *Tables* is its column in "
-        "`rounds.csv`, an average over clients. [method.md](method.md) describes the other fields of a record, which the "
-        "server computes.",
+        "(`own`). *Record* is its field in `rounds.jsonl`, a list with one entry per client (`interpolated`: one "
+        "value for all); times are summed over clients. *TensorBoard* is its tag, which is followed by the client's "
+        "number. *Tables* is its column in `rounds.csv`, the mean over clients, or the median for condition numbers. "
+        "[method.md](method.md) describes the other fields of a record, which the server computes.",
         "",
         "## In every record",
         "",

@@ -61,8 +61,8 @@ class MessageError(FedkaceError):
     ----------
     kind : str
         One word for the reason, by which a run counts its failures: ``error`` (reported by the client), ``size``,
-        ``records``, ``arrays`` (names, shapes, types), ``values``, ``count``, ``norm``, ``metrics``, or ``content``
-        (rejected by the method).
+        ``records``, ``arrays`` (names, shapes, types), ``values``, ``count``, ``metrics``, or ``content`` (rejected by
+        the method). Comparisons of replies have further kinds (docs/method.md, "Which replies count").
     """
 
     def __init__(self, text: str = "", kind: str = "content") -> None:

@@ -170,7 +170,9 @@ def test_every_part_makes_a_difference_to_every_method_that_it_touches(small: Ma
 
 
 @pytest.mark.parametrize("method", ["tfcl", "centralized"])
-def test_the_parts_of_training_make_a_difference_to_the_methods_without_a_global_model(small: Make, method: str) -> None:
+def test_the_parts_of_training_make_a_difference_to_the_methods_without_a_global_model(
+    small: Make, method: str
+) -> None:
     parts: dict[str, dict[str, Any]] = {
         "usual": {},
         "augment": {"augment": "flip-shift"},
