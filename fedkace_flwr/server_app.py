@@ -73,12 +73,14 @@ def _run(grid: Grid, config: Config, run_id: int, method: Method, experiment: Ex
         logger.info("%s is finished; nothing to do", folder.path)
         return
     found = folder.go_on(config) if config.run.resume else None
+    # Clients may have trained before the first checkpoint, and they recognise what they did by the token.
+    begun = folder.token() if config.run.resume else ""
+    token = found.run if found else begun or f"{run_id:020d}"  # fixed length, so that byte counts do not depend on it
     if found is None:
-        folder.begin(config, experiment.device)
+        folder.begin(config, experiment.device, token)
     logger.info("results go to %s", folder.path)
     initial = as_arrays(experiment.initial_weights())
     weights = found.weights if found else initial
-    token = found.run if found else f"{run_id:020d}"  # fixed length, so that byte counts do not depend on it
 
     def keep(report: RoundReport, arrays: ArrayRecord) -> None:
         record = round_record(

@@ -95,8 +95,20 @@ class RunFolder:
         """Whether the run has finished."""
         return (self.path / "summary.json").exists()
 
-    def begin(self, config: Config, device: torch.device) -> None:
-        """Write the configuration and the environment.
+    def token(self) -> str:
+        """The token of the run that an earlier process began here; empty if there is none.
+
+        Raises
+        ------
+        RunError
+            ``environment.json`` is missing or cannot be read.
+        """
+        if not (self.path / "config.json").exists():
+            return ""
+        return str(read_json(self.path / "environment.json").get("run", ""))
+
+    def begin(self, config: Config, device: torch.device, token: str) -> None:
+        """Write the configuration and the environment, with the token by which clients recognise state of this run.
 
         Raises
         ------
@@ -107,7 +119,7 @@ class RunFolder:
         """
         self._tracking = Tracking(self.path, config, first_round=1)
         files.remove_partials(self.path)
-        self._write("environment.json", {"schema": SCHEMA, **environment(device)})
+        self._write("environment.json", {"schema": SCHEMA, "run": token, **environment(device)})
         self._write("config.json", config.flat())
 
     def go_on(self, config: Config) -> Checkpoint | None:

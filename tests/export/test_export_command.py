@@ -151,11 +151,11 @@ def test_what_holds_no_model_is_refused_in_one_line(
     assert "is the folder of a study; name that of a run in it, such as run" in refused(capsys, run.parent, target)
     assert "there is no model yet" in refused(capsys, tmp_path, target)
     config = small(method="tfcl")
-    RunFolder(tmp_path / "run").begin(config, torch.device("cpu"))
+    RunFolder(tmp_path / "run").begin(config, torch.device("cpu"), "token")
     assert "method = 'tfcl' has no global model, since its clients send no weights" in refused(
         capsys, tmp_path / "run", target
     )
-    RunFolder(tmp_path / "new").begin(small(), torch.device("cpu"))
+    RunFolder(tmp_path / "new").begin(small(), torch.device("cpu"), "token")
     assert "has no checkpoint in server/; no round has been finished" in refused(capsys, tmp_path / "new", target)
     (tmp_path / "new" / "config.json").write_text('{"epochs": "many"}')
     assert "new/config.json: epochs = 'many'" in refused(capsys, tmp_path / "new", target)
@@ -178,7 +178,7 @@ def test_data_that_are_needed_and_gone_are_asked_for(
 ) -> None:
     config = small(dataset="cifar100", data_dir=str(tmp_path / "gone"), capacity=100)
     folder = RunFolder(tmp_path / "run")
-    folder.begin(config, torch.device("cpu"))
+    folder.begin(config, torch.device("cpu"), "token")
     weights = constant(1, 2).weights["global"]
     folder.save(Checkpoint(1, "1", weights))
     folder.close()

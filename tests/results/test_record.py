@@ -191,14 +191,14 @@ def test_the_rounds_of_another_run_are_not_touched(tmp_path: Path) -> None:
 
 
 def test_a_run_that_ended_before_its_first_round_may_be_started_again(tmp_path: Path) -> None:
-    RunFolder(tmp_path / "run").begin(Config(), torch.device("cpu"))
-    RunFolder(tmp_path / "run").begin(Config.parse({"seed": 3}), torch.device("cpu"))
+    RunFolder(tmp_path / "run").begin(Config(), torch.device("cpu"), "token")
+    RunFolder(tmp_path / "run").begin(Config.parse({"seed": 3}), torch.device("cpu"), "token")
     assert strictly((tmp_path / "run" / "config.json").read_text())["seed"] == 3
 
 
 def test_config_and_environment_are_there_before_the_first_round(tmp_path: Path) -> None:
     config = Config.parse({"overlap": 0, "learning-rate": 1})
-    RunFolder(tmp_path / "run").begin(config, torch.device("cpu"))
+    RunFolder(tmp_path / "run").begin(config, torch.device("cpu"), "token")
     assert Config.parse(strictly((tmp_path / "run" / "config.json").read_text())) == config
     environment = strictly((tmp_path / "run" / "environment.json").read_text())
     assert environment["torch"].startswith(torch.__version__.partition("+")[0])

@@ -185,7 +185,7 @@ def test_what_killed_processes_left_of_a_run_goes_when_it_begins_again(tmp_path:
     for name in ("config.json.0a1b2c3d.partial", "summary.json.partial"):
         (tmp_path / "run" / name).write_text("half")
     (tmp_path / "run" / "theirs.partial").mkdir()
-    folder.begin(small(), torch.device("cpu"))
+    folder.begin(small(), torch.device("cpu"), "token")
     folder.close()
     assert sorted(path.name for path in (tmp_path / "run").glob("*.partial")) == ["theirs.partial"]
 

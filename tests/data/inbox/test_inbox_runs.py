@@ -17,7 +17,7 @@ from experiments.feed import feed
 from experiments.running.inline import InlineGrid, run_inline
 from fedkace_flwr import client_app
 from fedkace_flwr.config import Config
-from fedkace_flwr.errors import ConfigError
+from fedkace_flwr.errors import ConfigError, RunError
 from fedkace_flwr.experiment import Experiment, as_arrays
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.registry import configured
@@ -57,6 +57,24 @@ def test_a_run_over_inboxes_is_the_run_over_the_stream(method: str, small: Make,
     ours, theirs = (Checkpoints(tmp_path / name / "server").newest() for name in ("inbox", "stream"))
     assert ours is not None and theirs is not None
     assert all(np.array_equal(ours.weights[name], theirs.weights[name]) for name in theirs.weights)
+
+
+@pytest.mark.parametrize("after", ["keep", "delete"])
+def test_a_run_that_ended_in_its_first_round_goes_on_with_what_its_clients_have_learned(
+    small: Make, tmp_path: Path, after: str
+) -> None:
+    feed(small(), tmp_path / "data")
+    shutil.copytree(tmp_path / "data", tmp_path / "whole")
+    config = over_inbox(small, run_name="cut", quorum=1.0, inbox_after=after, resume=True)
+
+    def without_the_last(client: int) -> dict[str, str]:
+        return at(tmp_path / "data")(client) if client < 2 else {}
+
+    with pytest.raises(RunError, match="quorum"):
+        run_inline(config, node_config=without_the_last)
+    run_inline(config, node_config=at(tmp_path / "data"))
+    run_inline(over_inbox(small, run_name="uncut"), node_config=at(tmp_path / "whole"))
+    assert rounds_of(tmp_path / "cut") == rounds_of(tmp_path / "uncut")
 
 
 @pytest.fixture

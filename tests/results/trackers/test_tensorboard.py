@@ -142,7 +142,7 @@ def test_a_run_leaves_events_that_say_what_its_record_says(small: Make, tmp_path
 def test_a_round_can_be_read_while_the_run_goes_on(small: Make, tmp_path: Path) -> None:
     config = small(tracker="tensorboard")
     folder = RunFolder(tmp_path / "run")
-    folder.begin(config, torch.device("cpu"))
+    folder.begin(config, torch.device("cpu"), "token")
     for number, accuracy in ((1, 1.0), (2, 0.5)):
         folder.add_round(made(number, accuracy))
     assert points(read(tmp_path / "run"), "accuracy/average_so_far") == {1: 0.75, 2: 0.5625}
