@@ -121,6 +121,7 @@ class ClientRule(ClientTools):
         if not len(samples):
             return Evaluation(None, 0)
         answers, classes = state.local_accuracy, state.local_class_accuracy
+        metrics = {serving.GLOBAL: keys.GLOBAL_ACCURACY, serving.LOCAL: keys.LOCAL_ACCURACY}
         found = {keys.LOCAL_ACCURACY: state.local_accuracy}
         wanted = {*predicting, *([serving.GLOBAL] if self.config.answers.evaluate == "both" else [])}
         if predicting == (serving.LOCAL,):
@@ -133,8 +134,8 @@ class ClientRule(ClientTools):
                 logits[name] = [self.test_logits(tested, samples)]
                 if name in self.mirrored(state):
                     logits[name].append(self.logits(tested, samples, mirrored=True))
-                metric = keys.LOCAL_ACCURACY if name == serving.LOCAL else keys.GLOBAL_ACCURACY
-                found[metric] = accuracy(logits[name][0], samples.labels, state.seen)
+                if name in metrics:
+                    found[metrics[name]] = accuracy(logits[name][0], samples.labels, state.seen)
         if predicting != (serving.LOCAL,):
             known = {name: logits[name] for name in predicting if name in logits}
             shares = self.shares(known, state)

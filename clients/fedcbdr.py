@@ -63,10 +63,7 @@ class FedCbdrClient(ClientRule):
 
     def maintain(self, now: ClientRound, training: Training) -> Kept:
         """All samples while they fit; then a class-balanced random choice, until the server's choice arrives."""
-        pool = now.state.buffer.followed_by(now.chunk)
-        alike = torch.ones(len(pool), dtype=torch.float64)
-        draws = self.generator("fedcbdr-draw", now.number)
-        return Kept(pool.take(cbdr.draw(alike, pool.labels, self.config.buffer.capacity, draws)))
+        return Kept(self._drawn(now.state.buffer.followed_by(now.chunk), now.number))
 
     def report(self, now: ClientRound, training: Training, kept: Kept) -> Metrics:
         """Also the number of samples to choose from."""
@@ -91,7 +88,9 @@ class FedCbdrClient(ClientRule):
 
         if action == names.FEATURES_QUERY:
             sent = {name: received[name] for name in self.experiment.weight_names}
-            net = self.received(sent, self.store.before(round_number + 1), round_number)
+            # In a resumed run the stored buffer may be the server's choice already.
+            state = replace(self.store.before(round_number + 1), buffer=self._drawn(pool, round_number))
+            net = self.received(sent, state, round_number)
             features = self._features(net, pool)
             shared = generator_for(self.config.run.seed, "fedcbdr-q", round_number)
             right = cbdr.random_orthogonal(features.shape[1], shared)
@@ -130,6 +129,12 @@ class FedCbdrClient(ClientRule):
         """M_{t-1} followed by D_t; the same for all messages of the round."""
         before = self.store.before(round_number)
         return before.buffer.followed_by(self.source.chunk(round_number, before.round))
+
+    def _drawn(self, pool: Samples, round_number: int) -> Samples:
+        """The buffer until the server's choice arrives; the same for all messages of the round."""
+        alike = torch.ones(len(pool), dtype=torch.float64)
+        draws = self.generator("fedcbdr-draw", round_number)
+        return pool.take(cbdr.draw(alike, pool.labels, self.config.buffer.capacity, draws))
 
     def _features(self, net: Network, samples: Samples) -> Tensor:
         """Features in evaluation mode, float64 (n, F) on the CPU."""

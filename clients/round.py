@@ -70,9 +70,9 @@ class StreamingClient(NumPyClient):
             state = self._caught_up(state, round_number)
             if not bool(state.seen.any()):
                 return 1.0, 0, {}
-            state = self._evaluate_round(sent, state, round_number)
+            state, received = self._evaluate_round(sent, state, round_number)
             if self._keeps_models:  # before the state is stored: if this fails, the evaluation is repeated
-                self._keep_models(sent, state)
+                self._keep_models(received, state)
             rule.store.save(state)
         metrics = dict(state.evaluation)
         return 1.0 - metrics.get(keys.ACCURACY, 0.0), metrics.pop(keys.EXAMPLES), metrics
@@ -134,11 +134,16 @@ class StreamingClient(NumPyClient):
         rule.source.learned(round_number)  # the chunk is put away only when its outcome is on disk
         return answer
 
-    def _evaluate_round(self, sent: Mapping[str, Array], state: ClientState, round_number: int) -> ClientState:
+    def _evaluate_round(
+        self, sent: Mapping[str, Array], state: ClientState, round_number: int
+    ) -> tuple[ClientState, Mapping[str, Array]]:
+        """The state after the evaluation, and, if models are kept, the received one as it was tested."""
         rule, watch = self.rule, Stopwatch()
         state = rule.averaged(sent, replace(state, evaluated=round_number), round_number)
         with watch(keys.EVALUATION_SECONDS):
             net = rule.received(sent, state, round_number)
+            # Now: the method may choose another buffer, and the network holds other models later.
+            received = as_arrays(net.state_dict()) if sent and self._keeps_models else {}
             state, report = rule.receive(net, state, round_number, self.content)
             tested = rule.evaluate(net, state)
         report |= tested.report
@@ -150,7 +155,7 @@ class StreamingClient(NumPyClient):
             report[keys.SWITCHED_AT] = state.global_since
         report |= {keys.SEEN_CLASSES: int(state.seen.sum()), keys.EXAMPLES: tested.examples}
         report |= watch.times(rule.evaluation_times)
-        return replace(state, evaluation=report)
+        return replace(state, evaluation=report), received
 
     def _caught_up(self, state: ClientState, round_number: int) -> ClientState:
         finished = self.rule.catch_up(state, round_number)
@@ -158,9 +163,8 @@ class StreamingClient(NumPyClient):
             self.rule.store.save(finished)
         return finished
 
-    def _keep_models(self, sent: Mapping[str, Array], state: ClientState) -> None:
+    def _keep_models(self, received: Mapping[str, Array], state: ClientState) -> None:
         rule, experiment = self.rule, self.rule.experiment
-        received = as_arrays(rule.received(sent, state, state.evaluated).state_dict()) if sent else {}
         answering = rule.answering(received, state)
         if answering is None:
             return

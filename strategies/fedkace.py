@@ -31,6 +31,12 @@ class FedKace(ServerRule):
         self._aggregates = config.of(FedKaceKeys).aggregation != "none"
         self._own: dict[int, ArrayRecord] = {}
 
+    def begin_round(self, now: ServerRound, arrays: ArrayRecord) -> None:
+        """Without aggregation, start every client from the initial model, whenever it first trains."""
+        if not self._aggregates:
+            for client in range(now.clients):
+                self._own.setdefault(client, arrays)
+
     def model_for(self, client: int, arrays: ArrayRecord) -> ArrayRecord:
         """Global model, or the client's own."""
         return self._own.get(client, arrays)

@@ -9,7 +9,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from fedkace_flwr import registry as registry  # declares the methods' keys
-from fedkace_flwr.config import folder_keys, path_keys
+from fedkace_flwr.config import Config, folder_keys, path_keys
 from fedkace_flwr.errors import RunError
 from fedkace_flwr.storage import atomic
 from fedkace_flwr.storage.checkpoint import LARGEST_CHECKPOINT, Checkpoints
@@ -117,15 +117,23 @@ def _state_to_resume(run: Path, *, wanted: bool) -> Iterator[list[Path]]:
         if newest is None:
             raise RunError(f"{run}: has no checkpoint, so it cannot be resumed; leave out --resumable")
         checkpoint = atomic.path_of(Path(_SERVER), "checkpoint", newest.round)
-        states = [path.relative_to(run) for path in (run / _CLIENTS).glob("client-*/*") if _is_state(path)]
-        yield [checkpoint, *states]
+        patterns = ["state-*.npz", "ledger*"] + (["answer-*.npz"] if _reads_answers(run) else [])
+        files = (run / _CLIENTS).glob("client-*/*")
+        states = [path for path in files if path.is_file() and any(path.match(pattern) for pattern in patterns)]
+        yield [checkpoint, *(path.relative_to(run) for path in states)]
     finally:
         lock.release()
 
 
-def _is_state(path: Path) -> bool:
-    """Whether a client's file is needed to resume a run; answers serve repeated messages, and models predictions."""
-    return path.is_file() and (path.match("state-*.npz") or path.name.startswith("ledger"))
+def _reads_answers(run: Path) -> bool:
+    """Whether clients need their last answers, which hold their local models, in the next round.
+
+    They do if they may sit it out and then predict with the local model, or if each keeps its own batch-norm
+    statistics. Otherwise answers only serve repeated messages. Each has the size of the model.
+    """
+    config = Config.parse(json.loads(read_text(run / "config.json")))
+    everyone = config.stream.participants_per_round == config.stream.clients
+    return not everyone or config.data.data_source == "inbox" or config.privacy.statistics == "local"
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -185,3 +185,34 @@ def test_the_parts_of_training_make_a_difference_to_the_methods_without_a_global
         for name, part in parts.items()
     }
     assert len(set(found.values())) == len(parts), found
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method": "refed", "recalibrate": True},
+        {"method": "fedcbdr", "classifier": "both"},
+        {"method": "fedcbdr", "recalibrate": True, "inference": "mean"},
+    ],
+)
+def test_a_client_keeps_the_model_that_it_tested_though_its_buffer_changes_with_the_evaluation(
+    small: Make, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    config = small(keep_models="always", **changes, **SHAPE)
+    last = ran(config)[-1]
+    experiment = Experiment(config)
+    for client in range(config.stream.clients):
+        predictor = load_newest(tmp_path / "run" / "clients" / f"client-{client:03d}")
+        seen = torch.zeros(10, dtype=torch.bool)
+        seen[list(predictor.kept.seen)] = True
+        test = experiment.test_set(client, seen)
+        scores = predictor.probabilities(experiment.dataset.fetch(test.content))
+        assert accuracy(scores, test.labels, seen) == last["client_accuracy"][client]
+
+
+def test_the_global_models_accuracy_is_its_own_where_clients_answer_by_an_average(small: Make) -> None:
+    changes = {"method": "er", "evaluate": "both", **SHAPE}
+    plain = ran(small(run_name="plain", **changes))
+    averaged = ran(small(run_name="averaged", model_average=0.9, **changes))
+    assert [line["global_accuracy"] for line in averaged] == [line["global_accuracy"] for line in plain]
+    assert averaged[-1]["client_accuracy"] != plain[-1]["client_accuracy"]

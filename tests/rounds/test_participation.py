@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support.systems.contract import DISTINCT_METHODS, SHAPE, assert_a_run_in_pieces_equals
-from support.systems.runs import EVALUATE, TRAINING_KINDS, failing, folder_of, last, records, run, same
+from support.systems.runs import EVALUATE, TRAIN, TRAINING_KINDS, failing, folder_of, last, records, run, same
 
 from experiments.running.inline import run_inline
 from experiments.running.plan import training_samples
@@ -15,6 +15,7 @@ from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError, RunError
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.export.loading import load_model
+from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.privacy.accounting import epsilon
 from fedkace_flwr.results.reference_cache import fingerprint
 from fedkace_flwr.samples import Samples
@@ -202,3 +203,16 @@ def test_too_few_are_refused(made: Make, changes: dict[str, Any], words: str) ->
     with pytest.raises(ConfigError) as refused:
         made(**changes)
     assert words in str(refused.value)
+
+
+@pytest.mark.usefixtures("quick")
+def test_without_aggregation_a_client_that_first_trains_later_starts_from_the_initial_model(made: Make) -> None:
+    config = made(method="lkc", fraction_train=0.34)
+    wire = run(config)
+    initial = Experiment(config).initial_weights()
+    late = {client for number in (1, 2, 3) for client in drawn(config, number)} - set(drawn(config, 1))
+    assert late
+    for client in late:
+        number = min(each for each in (2, 3) if client in drawn(config, each))
+        sent = keys.unpack(wire.of(TRAIN, number)[client].down.array_records[keys.ARRAYS])
+        assert all(sent[name].tobytes() == weights.numpy().tobytes() for name, weights in initial.items())

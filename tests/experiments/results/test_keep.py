@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.common import rounds_of
@@ -103,6 +104,26 @@ def test_a_resumable_copy_goes_on_elsewhere_as_the_run_would_have(
     assert {path.name for path in (tmp_path / "kept").iterdir()} == {
         *("config.json", "environment.json", "rounds.jsonl", "summary.json", "accuracy.png")
     }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method": "fedkace", "statistics": "local"},
+        {"method": "fedframe", "fraction_train": 0.34},
+        {"method": "fedkace", "fraction_train": 0.34, "inference": "local"},
+    ],
+)
+def test_a_resumable_copy_holds_local_models_where_the_next_round_needs_them(
+    small: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    run_inline(small(run_name="whole", **changes))
+    run = cut_after_round(small(**changes), 2, monkeypatch)
+    keep(run, tmp_path / "kept", resumable=True)
+    shutil.copytree(tmp_path / "kept", tmp_path / "machine" / "run")
+    run_inline(small(results_dir=str(tmp_path / "machine"), resume=True, **changes))
+    assert rounds_of(tmp_path / "machine" / "run") == rounds_of(tmp_path / "whole")
 
 
 def test_a_run_in_progress_is_not_kept_for_resuming(
