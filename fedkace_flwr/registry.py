@@ -1,6 +1,6 @@
 """The registry of methods: everything that the rest of the program needs to know about each of them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -289,22 +289,55 @@ def configured(config: Config) -> tuple[Method, Config]:
     Raises
     ------
     ConfigError
-        There is no such method, or it does not support the keys of privacy or aggregation that are set.
+        There is no such method, it sets another value for a key that is set, or it does not support the keys of
+        privacy or aggregation that are set.
     """
-    method = find_method(config.method)
-    config = Config.parse({**config.flat(), **method.preset})
+    method, defaults, given = find_method(config.method), Config().flat(), config.flat()
+    check_preset(config, [key for key in method.preset if given[key] != defaults[key]])
+    config = _with_preset(method, config)
     _check_privacy(method, config)
     _check_aggregation(method, config)
     if method.needs_stream and config.data.data_source != "stream":
         raise ConfigError(f"method = {config.method!r}: keeps all data; works with data-source = 'stream' only")
+    if config.privacy.hides:
+        config = Config.parse({**config.flat(), "report-classes": False})
+    return method, config
+
+
+def check_preset(config: Config, chosen: Iterable[str]) -> None:
+    """Check that the method's preset does not replace values that somebody has chosen.
+
+    Parameters
+    ----------
+    config : Config
+        As it was given.
+    chosen : iterable of str
+        Keys.
+
+    Raises
+    ------
+    ConfigError
+        The method sets another value for one of the keys, or there is no such method.
+    """
+    method = find_method(config.method)
+    given, used = config.flat(), _with_preset(method, config).flat()
+    for key in chosen:
+        if key in method.preset and given[key] not in (method.preset[key], used[key]):
+            raise ConfigError(
+                f"{key} = {given[key]!r}: method = {config.method!r} sets it to {method.preset[key]!r}, so it would "
+                "have no effect; leave it out or choose another method"
+            )
+
+
+def _with_preset(method: Method, config: Config) -> Config:
+    """The configuration with the method's preset, and with ``auto`` resolved."""
+    config = Config.parse({**config.flat(), **method.preset})
     mirrors = may_be_mirrored(config.data)
     if config.training.augment == "auto":
         config = Config.parse({**config.flat(), "augment": "flip-shift" if mirrors else "none"})
     if config.answers.views == "auto":
         config = Config.parse({**config.flat(), "views": "mirrored" if mirrors else "one"})
-    if config.privacy.hides:
-        config = Config.parse({**config.flat(), "report-classes": False})
-    return method, config
+    return config
 
 
 def warn_of_replacements(config: Config) -> None:

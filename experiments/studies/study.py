@@ -46,7 +46,7 @@ from experiments.studies.names import ENGINES, TABLES
 from fedkace_flwr.config import Config, check_value, path_keys
 from fedkace_flwr.errors import ConfigError, closest
 from fedkace_flwr.keys import Scalar
-from fedkace_flwr.registry import find_method
+from fedkace_flwr.registry import METHODS, check_preset, find_method
 
 _RUNNERS_OWN = ("results-dir", "run-name")
 
@@ -204,6 +204,8 @@ def _expand(
         parsed = Config.parse(values)
         if "method" not in overrides:  # a name in the file
             find_method(parsed.method)
+        if parsed.method in METHODS:
+            check_preset(parsed, {*point.values, *overrides})
         name = run_name(parsed, axes, point.labels)
         if name in runs:
             raise ConfigError(f"grid: two runs would share the folder {name}; give values whose names differ")

@@ -1,6 +1,7 @@
 """FedFrame: its preset of parts, and the fixed output layer that all clients share."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,3 +84,25 @@ def test_what_has_no_room_for_a_frame_is_refused(small: Make) -> None:
         Experiment(small(output_layer="simplex", width=1))
     with pytest.raises(ConfigError, match=r"TFCL's sub-models .* must be 'learned'"):
         small(method="tfcl", output_layer="simplex")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"logit_adjustment": 0.5}, "logit-adjustment = 0.5: method = 'fedframe' sets it to 1.0, so it would have no"),
+        ({"inference": "local"}, "inference = 'local': method = 'fedframe' sets it to 'fading'"),
+        ({"augment": "flip-shift"}, "augment = 'flip-shift': method = 'fedframe' sets it to 'auto'"),  # not of digits
+    ],
+)
+def test_values_that_the_method_would_replace_are_refused(small: Make, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        configured(small(method="fedframe", **changes))
+
+
+def test_values_that_the_method_itself_sets_may_be_given(small: Make) -> None:
+    parts = {name.replace("-", "_"): value for name, value in METHODS["fedframe"].preset.items()}
+    _, plain = configured(small(method="fedframe"))
+    assert configured(small(method="fedframe", **parts))[1] == plain
+    for data in ("digits", "cifar100"):
+        _, once = configured(small(method="fedframe", dataset=data))
+        assert configured(once)[1] == once, "as a stored configuration has them"

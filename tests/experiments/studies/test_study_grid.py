@@ -1,8 +1,12 @@
 """A study's grid by itself: axes, their product, and the names of runs."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from experiments.studies.grid import Axis, combinations, parse_grid, run_name
+from experiments.studies.study import load_study
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError
 
@@ -55,3 +59,20 @@ def test_a_run_is_named_by_method_labels_and_seed() -> None:
     axes = parse_grid({"method": ["er"], "data": {"a/b": {}}, "overlap": [1], "seed": [4]}, [])
     (point,) = combinations(axes)
     assert run_name(Config.parse(point.values), axes, point.labels) == "er_a-b_overlap-1_seed-4"
+
+
+@pytest.mark.parametrize(
+    ("grid", "overrides"),
+    [
+        ("{method: [er-balanced, fedframe], recalibrate: [false, true]}", {}),
+        ("{method: [er-balanced, fedframe]}", {"recalibrate": False}),
+        ("{variant: {plain: {method: fedframe, recalibrate: false}}}", {}),
+    ],
+)
+def test_a_choice_that_a_method_would_replace_is_refused(tmp_path: Path, grid: str, overrides: dict[str, Any]) -> None:
+    """Even that of a default: its runs would be shown under a value that they do not have."""
+    path = tmp_path / "trial.yaml"
+    path.write_text(f"grid: {grid}\n")
+    message = "recalibrate = False: method = 'fedframe' sets it to True, so it would have no effect"
+    with pytest.raises(ConfigError, match=message):
+        load_study(path, overrides, tmp_path / "results")
