@@ -201,9 +201,9 @@ def _expand(
     cells: dict[str, dict[str, Scalar]] = {}
     for point in combinations(axes):
         values = _with_absolute_paths({"data-dir": "data", **config, **point.values, **overrides})
+        if "method" not in overrides and isinstance(method := values.get("method"), str):
+            find_method(method)  # a name in the file; before its keys, which are unknown if its package is missing
         parsed = Config.parse(values)
-        if "method" not in overrides:  # a name in the file
-            find_method(parsed.method)
         if parsed.method in METHODS:
             check_preset(parsed, {*point.values, *overrides})
         name = run_name(parsed, axes, point.labels)

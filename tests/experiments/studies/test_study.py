@@ -161,6 +161,7 @@ def test_engine_workers_and_gpu_come_from_options_before_the_file_before_default
         ("grid: {overlap: [0, 3]}", ["overlap = 3", "window = 2"]),
         ("grid: {overlp: [0]}", ["overlp", "did you mean overlap?"]),
         ("grid: {seed: [[0], 1]}", ["seed = [0]", "a whole number"]),
+        ("config: {method: latest, latest-share: 0.8}", ["method = 'latest'", "must be one of"]),
         ("engine: ray", ["engine = 'ray'", "flower or inline"]),
         ("engine: [inline]", ["engine = ['inline']", "flower or inline"]),
         ("workers: 0", ["workers = 0", ">= 1"]),
