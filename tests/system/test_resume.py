@@ -46,7 +46,7 @@ def test_lines_after_the_checkpoint_are_done_again(small: Make, whole: Path, mon
 @pytest.mark.slow
 def test_a_run_that_had_no_checkpoint_yet_starts_anew(small: Make, whole: Path) -> None:
     folder = folder_of(small())
-    RunFolder(folder).begin(small(), torch.device("cpu"))
+    RunFolder(folder).begin(small(), torch.device("cpu"), f"{7:020d}")
     (folder / "rounds.jsonl").write_text('{"round": 1')
     run_inline(small(resume=True))
     assert rounds_of(folder) == rounds_of(whole)
