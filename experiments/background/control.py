@@ -52,6 +52,8 @@ def start(
     RunError
         The study runs already, the folder belongs to another one, or something cannot be prepared.
     """
+    if not folder.locked and folder.command() is None:  # checked again below; here, before anything is written
+        _commit_of_first(folder, arguments, commit)
     lock = folder.lock()
     if lock is None:
         raise RunError(f"{folder.path}: is running already{_since(folder)}; see background status")
@@ -73,9 +75,10 @@ def pause(folder: Folder) -> bool:
     Raises
     ------
     RunError
-        The study is being prepared and not running yet.
+        The folder holds no study, or one that is being prepared and not running yet.
     """
     if not folder.locked and not folder.processes():
+        folder.known_command()
         return False
     told = folder.read("running.json") or {}
     supervisor = next((process for process in folder.processes() if process.pid == told.get("pid")), None)
@@ -105,14 +108,19 @@ def _command(folder: Folder, arguments: Sequence[str], commit: str | None, pytho
         if commit is not None and commit_of(commit) != known.commit:
             raise RunError(f"{folder.path}: is pinned at commit {known.commit}; choose another folder for {commit}")
         return known
-    if not arguments:
-        raise RunError(f"{folder.path}: has no command yet; name a study, for example: start {folder.path} -- table1")
-    number = commit_of(commit or "HEAD")
+    number = _commit_of_first(folder, arguments, commit)
     prepare_source(folder, number)
     interpreter = prepare_environment(folder) if python is None else python
     command = Command(number, os.path.abspath(interpreter), list(arguments), str(Path.cwd()))  # noqa: PTH100
     folder.keep(command)
     return command
+
+
+def _commit_of_first(folder: Folder, arguments: Sequence[str], commit: str | None) -> str:
+    """The full number of the commit that the first start of a folder would pin."""
+    if not arguments:
+        raise RunError(f"{folder.path}: has no command yet; name a study, for example: start {folder.path} -- table1")
+    return commit_of(commit or "HEAD")
 
 
 def _launch(folder: Folder, command: Command, lock: int) -> int:

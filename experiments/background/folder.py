@@ -111,6 +111,19 @@ class Folder:
         except TypeError as error:
             raise RunError(f"{self.path / 'command.json'}: is damaged ({error}); start in another folder") from error
 
+    def known_command(self) -> Command:
+        """What runs here.
+
+        Raises
+        ------
+        RunError
+            Nothing was ever started here, or the record is damaged.
+        """
+        command = self.command()
+        if command is None:
+            raise RunError(f"{self.path}: holds no study; start one with: start {self.path} -- STUDY")
+        return command
+
     def keep(self, command: Command) -> None:
         """Record what runs here."""
         self.write("command.json", asdict(command))

@@ -13,7 +13,6 @@ from rich.table import Table
 from experiments.background.folder import Command, Folder
 from experiments.durations import span
 from experiments.studies.study import Study
-from fedkace_flwr.errors import RunError
 from fedkace_flwr.storage.files import LARGEST_LOG, read_text
 
 _FEW = 20  # runs that fit on a screen
@@ -99,9 +98,7 @@ def show_status(folder: Folder, study_of: Callable[[Command, Folder], Study], co
     RunError
         Nothing was ever started there.
     """
-    command = folder.command()
-    if command is None:
-        raise RunError(f"{folder.path}: holds no study; start one with: start {folder.path} -- STUDY")
+    command = folder.known_command()
     study = study_of(command, folder)
     runs = progress_of(study)
     table = Table(box=None, header_style="bold", pad_edge=False)

@@ -125,8 +125,32 @@ def test_what_cannot_be_started_is_refused_in_one_line(tmp_path: Path) -> None:
     assert "has no command yet" in refused("start", tmp_path / "a")
     assert "did you mean table1?" in refused("start", tmp_path / "b", "--", "tabel1")
     assert "--results and --dry-run" in refused("start", tmp_path / "c", "--", "table1", "--dry-run")
-    assert "holds no study" in refused("status", tmp_path / "d")
+    for action in ("status", "pause"):
+        line = refused(action, tmp_path / "d")
+        assert line == f"error: {tmp_path}/d: holds no study; start one with: start {tmp_path}/d -- STUDY\n"
     assert "commit no-such" in refused("start", tmp_path / "e", "--commit", "no-such", "--", "quickstart")
+    assert "unexpected argument quickstart" in refused("start", tmp_path / "f", "quickstart")
+    assert not list(tmp_path.iterdir())  # nothing is left that looks like a study's folder
+
+
+def test_a_folder_with_other_files_holds_no_study(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    for action in ("status", "pause"):
+        assert "holds no study" in refused(action, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_study_that_does_not_run_may_be_paused(tmp_path: Path) -> None:
+    Folder(tmp_path).keep(Command("0" * 40, sys.executable, ["quickstart"], str(tmp_path)))
+    assert good("pause", tmp_path) == "nothing is running\n"
+
+
+def test_a_start_that_is_still_preparing_is_not_taken_for_an_empty_folder(tmp_path: Path) -> None:
+    held = Folder(tmp_path).lock()
+    assert held is not None
+    assert "is still being prepared" in refused("pause", tmp_path)
+    assert "is running already" in refused("start", tmp_path)
+    os.close(held)
 
 
 def test_of_many_runs_only_those_in_progress_are_listed(tmp_path: Path) -> None:
