@@ -9,12 +9,15 @@ import numpy as np
 import torch
 
 from fedkace_flwr.config import Config
+from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.storage.files import write_bytes
 from fedkace_flwr.storage.folders import make_folder
 
 logger = logging.getLogger(__name__)
+
+_LONGEST_PAUSE = 10**9  # seconds
 
 
 def feed(config: Config, folder: Path, *, every: float = 0.0) -> None:
@@ -32,8 +35,10 @@ def feed(config: Config, folder: Path, *, every: float = 0.0) -> None:
     Raises
     ------
     FedkaceError
-        The data set cannot be opened, or a stream would run out of samples.
+        The data set cannot be opened, a stream would run out of samples, or ``every`` is no duration.
     """
+    if not 0 <= every <= _LONGEST_PAUSE:
+        raise ConfigError(f"--every {every:g}: must be a number of seconds from 0 to {_LONGEST_PAUSE}")
     experiment = Experiment(config)
     experiment.check_streams()
     everything = torch.ones(experiment.num_classes, dtype=torch.bool)

@@ -50,7 +50,7 @@ def start(
     Raises
     ------
     RunError
-        The study runs already, the folder belongs to another one, or something cannot be prepared.
+        The study runs already, the folder belongs to another one or cannot be written, or something cannot be prepared.
     """
     if not folder.locked and folder.command() is None:  # checked again below; here, before anything is written
         _commit_of_first(folder, arguments, commit)
@@ -65,6 +65,8 @@ def start(
         if not Path(command.directory).is_dir():
             raise RunError(f"{folder.path}: the working directory {command.directory} is gone")
         return _launch(folder, command, lock)
+    except OSError as error:
+        raise folder.unwritable(error) from error
     finally:
         os.close(lock)
 

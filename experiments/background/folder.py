@@ -56,13 +56,19 @@ class Folder:
     Raises
     ------
     RunError
-        The folder lies in a checkout.
+        The folder lies in a checkout, or cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path.expanduser().resolve()
         for parent in (self.path, *self.path.parents):
-            if (parent / ".git").exists():
+            try:
+                in_checkout = (parent / ".git").exists()
+            except OSError as error:
+                raise RunError(
+                    f"{path}: cannot be read ({error.strerror or error}); name one that you may read"
+                ) from error
+            if in_checkout:
                 raise RunError(f"{path}: lies in the checkout {parent}; name a folder outside of it")
         self.source = self.path / "source"
         self.environment = self.path / "venv"
@@ -73,9 +79,24 @@ class Folder:
         """Take the folder's lock and return its file descriptor; None where another process holds it.
 
         Every process that inherits the descriptor holds the lock until it ends.
+
+        Raises
+        ------
+        RunError
+            The folder cannot be written.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            return self._take(os.O_RDWR | os.O_CREAT)
+        except OSError as error:
+            raise self.unwritable(error) from error
+
+    def unwritable(self, error: OSError) -> RunError:
+        """What to raise where the system refuses to write in the folder."""
+        return RunError(f"{self.path}: cannot be written ({error.strerror or error}); choose a writable folder")
+
+    def _take(self, flags: int) -> int | None:
+        descriptor = os.open(self.path / "lock", flags, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -86,9 +107,12 @@ class Folder:
     @property
     def locked(self) -> bool:
         """Whether the study runs, or is being prepared."""
-        if not (self.path / "lock").exists():
+        path = self.path / "lock"
+        if not path.exists():
             return False
-        descriptor = self.lock()
+        descriptor = self._take(
+            os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY
+        )  # NFS locks only what is written
         if descriptor is not None:
             os.close(descriptor)
         return descriptor is None

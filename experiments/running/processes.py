@@ -31,19 +31,24 @@ def staged_app(folder: Path) -> Path:
     Raises
     ------
     ConfigError
-        The folder holds something.
+        The folder holds something, or cannot be written.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder}: must be a new or an empty folder")
     copies = {"pyproject.toml": _APP / "description.toml", "LICENSE": _APP / "LICENSE"}
     description = copies["pyproject.toml"].read_text(encoding="utf-8")
     for pattern in tomllib.loads(description)["tool"]["flwr"]["app"]["fab-include"]:
         if pattern not in copies:
             copies |= {path.relative_to(CHECKOUT).as_posix(): path for path in CHECKOUT.glob(pattern)}
-    for name, path in copies.items():
-        target = folder / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, target)
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ConfigError(f"{folder}: must be a new or an empty folder")
+        for name, path in copies.items():
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+    except OSError as error:
+        raise ConfigError(
+            f"{folder}: cannot be written ({error.strerror or error}); choose a writable folder"
+        ) from error
     return folder
 
 

@@ -133,6 +133,14 @@ def test_what_cannot_be_started_is_refused_in_one_line(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())  # nothing is left that looks like a study's folder
 
 
+def test_a_study_in_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    line = refused("start", tmp_path / "file" / "long", "--", "quickstart")
+    assert line == f"error: {tmp_path}/file/long: cannot be written (Not a directory); choose a writable folder\n"
+    for action in ("status", "pause"):
+        assert "holds no study" in refused(action, tmp_path / "file" / "long")
+
+
 def test_a_folder_with_other_files_holds_no_study(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     for action in ("status", "pause"):

@@ -241,6 +241,21 @@ def test_feed_says_what_it_has_written(tmp_path: Path, capsys: pytest.CaptureFix
     assert len(list(tmp_path.glob("client-*/new/*.npz"))) == 6
 
 
+@pytest.mark.parametrize("every", ["-1", "nan", "inf", "1e10"])
+def test_feed_refuses_a_pause_that_is_none_before_it_writes(
+    every: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refused(capsys, "feed", str(tmp_path / "inboxes"), "--every", every)
+    assert line == f"error: --every {float(every):g}: must be a number of seconds from 0 to 1000000000"
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_app_in_a_folder_that_cannot_be_made_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    line = refused(capsys, "app", str(tmp_path / "file" / "app"))
+    assert line == f"error: {tmp_path}/file/app: cannot be written (Not a directory); choose a writable folder"
+
+
 def test_a_short_study_lists_its_rounds_above_the_live_bars(tmp_path: Path) -> None:
     (name, config), *_ = study(tmp_path).runs.items()
     cell = Cell(name, config)
