@@ -262,8 +262,12 @@ def _background(options: argparse.Namespace, arguments: list[str], console: Cons
     else:
         if arguments:
             _check_background(arguments)
-        process = control.start(folder, arguments, options.commit, options.python, options.priority)
-        console.print(f"process {process}; log: {folder.log}", highlight=False, soft_wrap=True)
+
+        def tell(text: str) -> None:
+            console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+        process = control.start(folder, arguments, options.commit, options.python, options.priority, tell)
+        tell(f"process {process}; log: {folder.log}")
 
 
 def _check_background(arguments: list[str]) -> None:

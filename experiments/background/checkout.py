@@ -3,7 +3,7 @@
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from experiments.background.folder import Folder
@@ -38,10 +38,11 @@ def prepare_source(folder: Folder, commit: str) -> None:
     ready.write_text(commit, encoding="utf-8")
 
 
-def prepare_environment(folder: Folder) -> Path:
-    """Make a virtual environment and install the checkout into it; return its interpreter."""
+def prepare_environment(folder: Folder, tell: Callable[[str], object]) -> Path:
+    """Make a virtual environment and install the checkout into it, which is told first; return its interpreter."""
     python, ready = folder.environment / "bin" / "python", folder.environment / ".ready"
     if not ready.exists():
+        tell(f"installing into {folder.environment}; this takes a minute or two")
         what = f"a virtual environment in {folder.environment}"
         _run([sys.executable, "-m", "venv", "--clear", str(folder.environment)], what)
         _run([str(python), "-m", "pip", "install", "--quiet", "--editable", f"{folder.source}[tensorboard]"], what)

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +26,7 @@ def start(
     commit: str | None = None,
     python: Path | None = None,
     priority: str | None = None,
+    tell: Callable[[str], object] = print,
 ) -> int:
     """Start a study, or continue it.
 
@@ -41,6 +42,8 @@ def start(
         An interpreter that has the dependencies; by default one in a new virtual environment.
     priority : {"lowest", "normal"}, optional
         By default as at the last start; ``lowest`` at the first.
+    tell : callable
+        Gets a line of text before what takes minutes.
 
     Returns
     -------
@@ -58,7 +61,7 @@ def start(
     if lock is None:
         raise RunError(f"{folder.path}: is running already{_since(folder)}; see background status")
     try:
-        command = _command(folder, arguments, commit, python)
+        command = _command(folder, arguments, commit, python, tell)
         if priority not in (None, command.priority):
             command = replace(command, priority=priority or LOWEST)
             folder.keep(command)
@@ -98,7 +101,9 @@ def pause(folder: Folder) -> bool:
     return True
 
 
-def _command(folder: Folder, arguments: Sequence[str], commit: str | None, python: Path | None) -> Command:
+def _command(
+    folder: Folder, arguments: Sequence[str], commit: str | None, python: Path | None, tell: Callable[[str], object]
+) -> Command:
     """The command that the folder knows, or a new one with everything prepared for it."""
     known = folder.command()
     if known is not None:
@@ -112,7 +117,7 @@ def _command(folder: Folder, arguments: Sequence[str], commit: str | None, pytho
         return known
     number = _commit_of_first(folder, arguments, commit)
     prepare_source(folder, number)
-    interpreter = prepare_environment(folder) if python is None else python
+    interpreter = prepare_environment(folder, tell) if python is None else python
     command = Command(number, os.path.abspath(interpreter), list(arguments), str(Path.cwd()))  # noqa: PTH100
     folder.keep(command)
     return command

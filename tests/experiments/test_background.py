@@ -141,6 +141,13 @@ def test_a_study_in_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -
         assert "holds no study" in refused(action, tmp_path / "file" / "long")
 
 
+def test_the_installation_is_announced_since_it_takes_a_minute(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "false")  # it fails at once: installing would need a network
+    status, out, err = background("start", folder.path, "--", "quickstart")
+    assert status == 2 and "a virtual environment in" in err
+    assert out == f"installing into {folder.environment}; this takes a minute or two\n"
+
+
 def test_a_folder_with_other_files_holds_no_study(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     for action in ("status", "pause"):
