@@ -215,7 +215,7 @@ def _run(options: argparse.Namespace, console: Console) -> int:
             from experiments.report.comparison import draw_comparisons
             from experiments.results.summary_table import chosen_columns, find_runs
             from experiments.running.runner import run_study
-            from fedkace_flwr.export.folder import MODEL
+            from fedkace_flwr.inference.kept_models import MODEL
 
         study = _study(options, path, options.results)
         outcome = run_study(study, console, guard, waiting)

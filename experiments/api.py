@@ -25,7 +25,7 @@ from experiments.studies.names import find_study
 from experiments.studies.study import Study, load_study
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError, ResultsError, RunError
-from fedkace_flwr.export.folder import MODEL
+from fedkace_flwr.inference.kept_models import MODEL
 from fedkace_flwr.keys import PLAIN_NAME, Scalar, is_plain_name
 
 if TYPE_CHECKING:

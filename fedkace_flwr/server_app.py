@@ -11,9 +11,10 @@ from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError, FedkaceError
 from fedkace_flwr.experiment import Experiment, as_arrays
 from fedkace_flwr.export.card import Training
-from fedkace_flwr.export.folder import MODEL, write_folder
+from fedkace_flwr.export.folder import write_folder
 from fedkace_flwr.export.global_model import global_model, why_not_left
 from fedkace_flwr.flower.logs import join_flower_log
+from fedkace_flwr.inference.kept_models import MODEL
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.privacy.accounting import spent
 from fedkace_flwr.registry import Method, check_network, configured, warn_of_replacements

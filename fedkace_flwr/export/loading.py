@@ -16,8 +16,7 @@ from torch import Tensor
 from fedkace_flwr.data.images import Framing, read_square
 from fedkace_flwr.errors import DataError, FedkaceError, ModelError
 from fedkace_flwr.export.reading import unpack
-from fedkace_flwr.export.tensor_file import TENSORS
-from fedkace_flwr.inference.kept_models import KeptModels, Predictor
+from fedkace_flwr.inference.kept_models import MODEL, TENSORS, KeptModels, Predictor
 from fedkace_flwr.storage import atomic
 from fedkace_flwr.storage.files import read_bytes
 
@@ -134,7 +133,10 @@ def read_model(path: Path) -> KeptModels:
     try:
         return unpack(read_bytes(file, atomic.limit()))
     except FileNotFoundError as error:
-        raise ModelError(f"{path}: there is no {TENSORS}; must be a folder that holds one, or the file") from error
+        inside = f"; did you mean {path / MODEL}?" if (path / MODEL / TENSORS).exists() else ""
+        raise ModelError(
+            f"{path}: there is no {TENSORS}; must be a folder that holds one, or the file{inside}"
+        ) from error
     except OSError as error:
         raise ModelError(f"{file}: cannot be read ({error.strerror or error})") from error
     except ModelError as error:

@@ -13,9 +13,6 @@ import safetensors.numpy
 from fedkace_flwr.errors import ModelError
 from fedkace_flwr.inference.kept_models import KeptModels
 
-TENSORS = "model.safetensors"
-"""Name of the file in a model's folder."""
-
 FORMATS = ("1", "2")
 """Versions of what a file says about its tensors: the second has ``shares``, and is written for models that have them."""
 

@@ -36,6 +36,9 @@ logger = logging.getLogger(__name__)
 GLOBAL, LOCAL, AVERAGE = "global", "local", "average"
 """Names of the models that can predict; a method may have others."""
 
+MODEL, TENSORS = "model", "model.safetensors"
+"""Where :mod:`fedkace_flwr.export` writes a model: the folder in that of its run, and the file of the tensors in it."""
+
 _KIND, _FORMAT, _GENERATIONS, _ATTEMPTS = "models", 5, 2, 20
 # Format 4 has no `shares`, format 3 no `network` either, formats 1 and 2 no `mirrored`, format 1 no `combined`.
 _READABLE = (1, 2, 3, 4, 5)
@@ -241,7 +244,7 @@ def listing(folder: Path) -> tuple[tuple[int, int, int, int], ...]:
 
 
 def check(folder: Path) -> None:
-    """Raise :class:`StateError` unless this user may read the folder."""
+    """Raise :class:`StateError` unless this user may read the folder, and it is not that of an exported model."""
     try:
         os.scandir(folder).close()
     except PermissionError as error:
@@ -251,6 +254,11 @@ def check(folder: Path) -> None:
         ) from error
     except OSError as error:
         raise StateError(f"{folder}: there is no such folder; must be the state folder of a client") from error
+    if (folder / TENSORS).exists() and not durable.numbered(folder, _KIND):
+        raise StateError(
+            f"{folder}: holds an exported model, which fedkace_flwr.load_model reads (docs/models.md); must be the "
+            "state folder of a client"
+        )
 
 
 class Predictor:
@@ -382,6 +390,8 @@ def load_newest(folder: Path) -> Predictor:
         }
     )
     advice = f"name one of the folders in it: {', '.join(inside)}" if inside else _WRITTEN_WHEN
+    if (folder / MODEL / TENSORS).exists():
+        advice += f"; fedkace_flwr.load_model reads the run's global model, {folder / MODEL}"
     raise StateError(f"{folder}: there is no model yet; {advice}")
 
 

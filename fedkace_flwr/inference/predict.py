@@ -10,20 +10,35 @@ import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from fedkace_flwr.data.images import read_square
-from fedkace_flwr.errors import DataError, FedkaceError
+from fedkace_flwr.errors import ConfigError, DataError, FedkaceError
 from fedkace_flwr.inference.kept_models import Predictor, check, load_newest
 
 _FAILED = 2
 _MODULE = "python -m fedkace_flwr.inference.predict"
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser that answers a mistake in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse the arguments.
+
+        Raises
+        ------
+        ConfigError
+            Always.
+        """
+        command = self.prog.split()[-1].rpartition(".")[2]
+        raise ConfigError(f"{command}: {message}; see {self.prog} --help")
+
+
 def main(arguments: Sequence[str], program: str = "") -> int:
-    """Run the command and return its exit status: 0, or 2 if any prediction failed.
+    """Run the command and return its exit status: 0, or 2 if an argument is wrong or any prediction failed.
 
     Parameters
     ----------
@@ -36,9 +51,9 @@ def main(arguments: Sequence[str], program: str = "") -> int:
     serves = arguments[:1] == ["serve"]
     names = (f"{program} predict", f"{program} serve") if program else (_MODULE, f"{_MODULE} serve")
     parser = service_parser(names[1]) if serves else prediction_parser(*names)
-    options = parser.parse_args(arguments[1:] if serves else arguments)
-    torch.set_num_threads(options.threads)
     try:
+        options = parser.parse_args(arguments[1:] if serves else arguments)
+        torch.set_num_threads(options.threads)
         return _serve(options) if serves else _predict(options)
     except (FedkaceError, OSError) as error:
         return _failed(str(error))
@@ -87,9 +102,9 @@ def _failed(message: str) -> int:
     return _FAILED
 
 
-def prediction_parser(name: str, service: str) -> argparse.ArgumentParser:
+def prediction_parser(name: str, service: str) -> Parser:
     """Return the parser of the command ``name``, which points to the command ``service``."""
-    parser = argparse.ArgumentParser(prog=name, description=_DESCRIPTION, epilog=f"As a service: {service} --help")
+    parser = Parser(prog=name, description=_DESCRIPTION, epilog=f"As a service: {service} --help")
     _add_common(parser)
     parser.add_argument("images", type=Path, nargs="+", metavar="IMAGE", help="a picture of any size")
     parser.add_argument("--top", type=_positive, default=3, help="number of likeliest classes to print (default 3)")
@@ -97,9 +112,9 @@ def prediction_parser(name: str, service: str) -> argparse.ArgumentParser:
     return parser
 
 
-def service_parser(name: str) -> argparse.ArgumentParser:
+def service_parser(name: str) -> Parser:
     """Return the parser of the command ``name`` that starts the service."""
-    parser = argparse.ArgumentParser(prog=name, description=_SERVES)
+    parser = Parser(prog=name, description=_SERVES)
     _add_common(parser)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
     parser.add_argument("--port", type=_port, default=8080, help="port to listen on; 0 picks one (default 8080)")

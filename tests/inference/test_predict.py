@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 from support.common import SMALL
-from support.made.models import picture
+from support.made.models import constant, picture
 from support.systems.service import ENVIRONMENT, ROOT, predict
 
+from experiments.__main__ import main as program
+from fedkace_flwr.export.folder import write_folder
 from fedkace_flwr.inference.predict import main
 
 
@@ -64,6 +66,44 @@ def test_the_command_without_a_model_says_so_in_one_line(
     assert main(["serve", "--state", str(tmp_path / "nowhere")]) == 2
     said = capsys.readouterr()
     assert len(said.err.splitlines()) == 1 and "there is no such folder" in said.err
+
+
+def test_an_exported_model_is_answered_with_what_reads_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run").mkdir()
+    model = tmp_path / "run" / "model"
+    write_folder(model, constant(1, 3))
+    for arguments in (["--state", str(model), "a.png"], ["serve", "--state", str(model)]):
+        assert main(arguments) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line == (
+            f"error: {model}: holds an exported model, which fedkace_flwr.load_model reads (docs/models.md); must be "
+            "the state folder of a client"
+        )
+    assert main(["--state", str(tmp_path / "run"), "a.png"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {tmp_path}/run: there is no model yet; clients keep one after each round if ")
+    assert line.endswith(f"; fedkace_flwr.load_model reads the run's global model, {model}")
+
+
+@pytest.mark.parametrize("command", ["predict", "serve"])
+def test_what_the_parser_refuses_is_one_line_that_names_the_help(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = ["a.png"] if command == "predict" else []
+    for arguments, text in (
+        (["--state", ".", "--threads", "0"], "argument --threads: '0': must be a whole number from 1 to 1000000"),
+        (["--threads", "1"], "the following arguments are required: --state"),
+        (["--state", ".", *images, "--tpo"], "unrecognized arguments: --tpo"),
+    ):
+        assert program([command, *arguments]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"error: {command}: {text}") and line.endswith(f"{command} --help")
+    assert main(["--state", ".", "a.png", "--top", "0"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        "error: predict: argument --top: '0': must be a whole number from 1 to 1000000; see "
+        "python -m fedkace_flwr.inference.predict --help"
+    )
 
 
 def test_a_folder_of_another_user_is_named(
