@@ -5,7 +5,7 @@ their own, which need nothing of the caller: a script needs no ``if __name__ == 
 """
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -181,6 +181,10 @@ def run(
         It was interrupted.
     """
     single, sweeps = _parted({key.replace("_", "-"): value for key, value in keys.items()})
+    if not isinstance(results, str | Path):
+        raise ConfigError(f"results = {results!r:.200}: must be the path of a folder")
+    if not isinstance(scale, str):
+        raise ConfigError(f"scale = {scale!r:.200}: must be a text, such as {FULL}")
     source: Path | StudyFile
     if isinstance(study, str | Path):
         source = find_study(study) if isinstance(study, str) else study
@@ -192,8 +196,8 @@ def run(
         Path(results),
         sweeps=sweeps,
         scale=scale,
-        only=only.split(",") if isinstance(only, str) and only else list(only),
-        seeds=seeds,
+        only=_patterns(only),
+        seeds=_seeds(seeds),
         engine=engine,
         workers=workers,
         gpu_fraction=gpu_fraction,
@@ -210,9 +214,26 @@ def _run(study: Study, console: Console) -> StudyResult:
     return StudyResult(study.folder, outcome.summaries, outcome.failures)
 
 
+def _patterns(only: str | Sequence[str]) -> list[str]:
+    patterns = only.split(",") if isinstance(only, str) and only else list(only) if isinstance(only, Iterable) else None
+    if patterns is None or not all(isinstance(pattern, str) for pattern in patterns):
+        raise ConfigError(f"only = {only!r:.200}: must be a text or a list of texts, such as ['fedkace']")
+    return patterns
+
+
+def _seeds(seeds: Sequence[int]) -> list[int]:
+    if isinstance(seeds, str) or not isinstance(seeds, Iterable):
+        raise ConfigError(f"seeds = {seeds!r:.200}: must be a list of whole numbers >= 0, such as [0, 1]")
+    return list(seeds)
+
+
 def _as_file(study: Mapping[str, Value] | Config, name: str) -> StudyFile:
     """What a study's file with these configuration keys would hold."""
-    if not is_plain_name(name) or Path(name).stem != name:
+    if not isinstance(study, Mapping | Config):
+        raise ConfigError(
+            f"study = {study!r:.200}: must be a study's name, a path, a mapping of configuration keys or a Config"
+        )
+    if not isinstance(name, str) or not is_plain_name(name) or Path(name).stem != name:
         raise ConfigError(f"name = {name!r:.200}: must be {PLAIN_NAME}, and without a suffix")
     if isinstance(study, Config):
         study = {key: value for key, value in study.flat().items() if key not in _RUNNERS_OWN}

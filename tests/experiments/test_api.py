@@ -120,6 +120,18 @@ def test_a_sweep_of_a_study_that_has_been_run_has_frames_and_a_report(
         ({}, {"name": "a.b"}, "name = 'a.b': must be a plain name.*, and without a suffix"),
         ({}, {"engine": "x"}, "engine = 'x': must be flower or inline"),
         ({"dataset": "digits", "window": 20}, {"engine": "inline"}, "window = 20: must be at most"),
+        (None, {}, "study = None: must be a study's name, a path, a mapping of configuration keys or a Config"),
+        (["a"], {}, r"study = \['a'\]: must be a study's name"),
+        ("quickstart", {"seeds": 1}, r"seeds = 1: must be a list of whole numbers >= 0, such as \[0, 1\]"),
+        ("quickstart", {"seeds": "1"}, "seeds = '1': must be a list of whole numbers"),
+        ("quickstart", {"seeds": [0.5]}, "seed = 0.5: must be a whole number"),
+        ("quickstart", {"only": 1}, "only = 1: must be a text or a list of texts"),
+        ("quickstart", {"only": [1]}, r"only = \[1\]: must be a text or a list of texts"),
+        ("quickstart", {"scale": 1}, "scale = 1: must be a text"),
+        ("quickstart", {"engine": 1}, "engine = 1: must be flower or inline"),
+        ("quickstart", {"engine": ["inline"]}, "engine = .*: must be flower or inline"),
+        ("quickstart", {"workers": "many"}, "workers = 'many': must be a whole number"),
+        ({}, {"name": 1}, "name = 1: must be a plain name"),
     ],
 )
 def test_mistakes_are_the_commands_one_line_errors(
@@ -129,6 +141,12 @@ def test_mistakes_are_the_commands_one_line_errors(
         run(arguments, results=tmp_path, **keys)
     assert "\n" not in str(refused.value) and isinstance(refused.value, ConfigError)
     assert not list(tmp_path.rglob("rounds.jsonl"))
+
+
+@pytest.mark.parametrize("results", [None, 1, ["results"]])
+def test_results_that_are_no_path_are_refused(results: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^results = .*: must be the path of a folder$"):
+        run("quickstart", results=results)
 
 
 def test_without_a_finished_run_the_error_is_raised_and_else_it_is_kept(
