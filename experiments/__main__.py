@@ -5,9 +5,10 @@ What imports PyTorch is imported by the command that needs it, so that help and 
 """
 
 import argparse
+import shlex
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -172,16 +173,20 @@ def _table(options: argparse.Namespace, console: Console) -> None:
     runs, notes = find_runs(options.runs)
     for note in notes:
         Console(stderr=True).print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
-    _print_summaries(runs, columns, console)
+    _print_summaries(runs, columns, options.runs, console)
 
 
-def _print_summaries(runs: "list[FinishedRun]", columns: list[str], console: Console) -> None:
+def _print_summaries(runs: "list[FinishedRun]", columns: list[str], folders: Sequence[Path], console: Console) -> None:
+    """Print the table of runs, which are in these folders, and what explains it."""
     from experiments.results.summary_table import COLUMNS, hidden_columns, legend, shown_columns, summary_table
 
     console.print(summary_table(runs, console.width, columns))
     lines = legend(shown_columns(runs, console.width, columns))
     if hidden := hidden_columns(runs, console.width, columns):
-        how = "table --columns shows them" if len(columns) == len(COLUMNS) else "the terminal is too narrow"
+        how, option = "the terminal is too narrow", f"--columns {' '.join(hidden)}"
+        if len(columns) == len(COLUMNS):
+            command = f"{_program()} table {shlex.quote(str(folders[0]))} {option}"
+            how = f"to print them: {command}" if len(folders) == 1 else f"to print them, add {option}"
         lines.append(f"not shown: {', '.join(hidden)}; {how}")
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -221,7 +226,7 @@ def _run(options: argparse.Namespace, console: Console) -> int:
         outcome = run_study(study, console, guard, waiting)
         if outcome.summaries:
             runs, _ = find_runs([study.folder / name for name in outcome.summaries])
-            _print_summaries(runs, chosen_columns([]), console)
+            _print_summaries(runs, chosen_columns([]), [_shown(study.folder)], console)
             if study.note:
                 console.print(study.note, highlight=False, markup=False)
         pictures = [study.folder / name / "accuracy.png" for name in outcome.summaries]

@@ -1,6 +1,7 @@
 """The command `table`: which folders it takes, what it calls the runs, and how it fits into a terminal."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -109,9 +110,16 @@ def test_columns_of_bytes_are_dropped_first_and_those_that_are_missing_are_named
     assert hidden_columns(runs, width) == ["down", "up"]
     monkeypatch.setattr("experiments.__main__._PLAIN_WIDTH", width)
     assert main(["table", str(study)]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "not shown: down, up; table --columns shows them"
-    assert main(["table", str(study), "--columns", "down", "up"]) == 0
-    assert "not shown" not in capsys.readouterr().out
+    head, _, command = capsys.readouterr().out.splitlines()[-1].partition(": python -m experiments ")
+    assert head == "not shown: down, up; to print them"
+    assert shlex.split(command) == ["table", str(study), "--columns", "down", "up"]
+    assert main(shlex.split(command)) == 0
+    out = capsys.readouterr().out
+    assert "MB down" in out and "MB up" in out and "not shown" not in out
+    several = ["table", *map(str, sorted(study.glob("*_seed-0")))]
+    assert main(several) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "not shown: down, up; to print them, add --columns down up"
+    assert main([*several, "--columns", "down", "up"]) == 0
 
 
 def test_failures_are_shown_in_any_terminal_if_there_are_some(study: Path) -> None:
