@@ -33,6 +33,8 @@ Curves = dict[str, dict[str, pd.DataFrame]]
 def draw_figures(results: Results, study: StudyInfo, folder: Path) -> list[Path]:
     """Draw the figures that the study's finished runs allow, and return the files written.
 
+    A figure leaves out the columns in which it has no line to show.
+
     ``figure2`` shows the accuracy of FedKACE and its rivals over the rounds, and below it the measurements on
     FedKACE's buffers. ``figure3`` shows the accuracy of FedKACE and its ablations. ``curves`` shows every line of a
     study that supports neither.
@@ -69,6 +71,7 @@ def _curves(results: Results, study: StudyInfo) -> tuple[Curves, dict[str, str]]
 
 def _figure2(curves: Curves, methods: Mapping[str, str]) -> Figure:
     chosen = [line for line, method in methods.items() if role(method) != "ablation"]
+    curves = _shown(curves, chosen)
     figure, grid = _panels(len(curves), 2)
     own = next(line for line in chosen if role(methods[line]) == "method")
     for index, (column, lines) in enumerate(curves.items()):
@@ -84,12 +87,15 @@ def _figure2(curves: Curves, methods: Mapping[str, str]) -> Figure:
         if index == 0:
             upper.set_ylabel("accuracy")
             lower.set_ylabel("FedKACE's buffers")
-            lower.legend(fontsize=7, frameon=False)
+    explained = (grid(index, 1) for index in range(len(curves)) if grid(index, 1).get_lines())
+    if (first := next(explained, None)) is not None:
+        first.legend(fontsize=7, frameon=False)
     _legend(figure, [grid(index, 0) for index in range(len(curves))], chosen)
     return figure
 
 
 def _figure(curves: Curves, methods: Mapping[str, str], chosen: Sequence[str]) -> Figure:
+    curves = _shown(curves, chosen)
     figure, grid = _panels(len(curves), 1)
     for index, (column, lines) in enumerate(curves.items()):
         axes = grid(index, 0)
@@ -101,6 +107,12 @@ def _figure(curves: Curves, methods: Mapping[str, str], chosen: Sequence[str]) -
             axes.set_ylabel("accuracy")
     _legend(figure, [grid(index, 0) for index in range(len(curves))], chosen)
     return figure
+
+
+def _shown(curves: Curves, chosen: Sequence[str]) -> Curves:
+    """Return the chosen lines of the columns that have any."""
+    kept = {column: {line: lines[line] for line in chosen if line in lines} for column, lines in curves.items()}
+    return {column: lines for column, lines in kept.items() if lines}
 
 
 def _panels(count: int, rows: int) -> tuple[Figure, Callable[[int, int], Axes]]:
@@ -128,13 +140,24 @@ def _accuracy(axes: Axes, lines: Mapping[str, pd.DataFrame], chosen: Sequence[st
             dash = _DASHES[ranked(methods).index(line) // len(LIGHT) % len(_DASHES)]
             style = {"linewidth": 1.5, "linestyle": dash}
         _line(axes, lines[line], "accuracy", label=in_plot(line), color=shades[line], **style)
-    everything = pd.concat([lines[line] for line in chosen if line in lines])
-    _line(axes, everything, "chance", label="chance", color=MUTED, linewidth=1.2, linestyle=":", band=False)
+    _line(
+        axes,
+        pd.concat(list(lines.values())),
+        "chance",
+        label="chance",
+        color=MUTED,
+        linewidth=1.2,
+        linestyle=":",
+        band=False,
+    )
 
 
 def _line(axes: Axes, rounds: pd.DataFrame, key: str, *, band: bool = True, **style: Any) -> None:
-    """Draw the mean over runs by round, and a band from the lowest to the highest value."""
-    groups = rounds.dropna(subset=[key]).groupby("round")[key]
+    """Draw the mean over runs by round, and a band from the lowest to the highest value; nothing without a value."""
+    known = rounds.dropna(subset=[key])
+    if known.empty:
+        return
+    groups = known.groupby("round")[key]
     mean = groups.mean()
     axes.plot(mean.index, mean.to_numpy(), **style)
     if band and groups.size().max() > 1:
