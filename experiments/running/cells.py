@@ -12,7 +12,7 @@ from filelock import FileLock, Timeout
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import FedkaceError, RunError
 from fedkace_flwr.registry import configured
-from fedkace_flwr.results.run_folder import SCHEMA, differences, read_json, schema_of
+from fedkace_flwr.results.run_folder import SCHEMA, differences, read_json, schema_of, stored_digests
 from fedkace_flwr.storage.files import LARGEST_LOG, read_bytes
 from fedkace_flwr.storage.folders import make_folder
 
@@ -106,7 +106,8 @@ class Cell:
     def _matches(self) -> bool:
         try:
             stored = read_json(self.folder / "config.json")
-            return schema_of(self.folder) == SCHEMA and not differences(stored, configured(self.config)[1])
+            config, digests = configured(self.config)[1], stored_digests(self.folder)
+            return schema_of(self.folder) == SCHEMA and not differences(stored, config, digests)
         except RunError:
             return False
 
@@ -114,11 +115,12 @@ class Cell:
         """Return what distinguishes the earlier run from this one, such as ``rounds 4, now 5``."""
         try:
             stored, config = read_json(self.folder / "config.json"), configured(self.config)[1]
-            keys = differences(stored, config)
+            keys = differences(stored, config, stored_digests(self.folder))
         except RunError:
             return ""
         known, values = {**Config().flat(), **stored}, config.flat()
-        words = [f"{key} {known[key]}, now {values[key]}" for key in keys[:_CHANGES]]
+        now = {key: values[key] if values[key] != known[key] else "with another content" for key in keys}
+        words = [f"{key} {known[key]}, now {now[key]}" for key in keys[:_CHANGES]]
         return "; ".join([*words, *(["..."] if len(keys) > _CHANGES else [])])
 
     def _keep_log(self) -> None:

@@ -17,6 +17,7 @@ from filelock import FileLock, Timeout
 
 from fedkace_flwr.config import Config, keys_affecting, keys_of_other_methods
 from fedkace_flwr.errors import ConfigError, RunError
+from fedkace_flwr.results.digests import file_digests
 from fedkace_flwr.results.plot import draw_accuracy
 from fedkace_flwr.results.record import accuracy_so_far, environment, summarise, title
 from fedkace_flwr.results.trackers.catalogue import Tracking
@@ -108,7 +109,9 @@ class RunFolder:
         return str(read_json(self.path / "environment.json").get("run", ""))
 
     def begin(self, config: Config, device: torch.device, token: str) -> None:
-        """Write the configuration and the environment, with the token by which clients recognise state of this run.
+        """Write the configuration and the environment, with the digests of the files that the configuration names.
+
+        ``token`` is that by which clients recognise state of this run.
 
         Raises
         ------
@@ -119,7 +122,8 @@ class RunFolder:
         """
         self._tracking = Tracking(self.path, config, first_round=1)
         files.remove_partials(self.path)
-        self._write("environment.json", {"schema": SCHEMA, "run": token, **environment(device)})
+        own = {"schema": SCHEMA, "run": token}
+        self._write("environment.json", own | environment(device) | {"files": file_digests(config)})
         self._write("config.json", config.flat())
 
     def go_on(self, config: Config) -> Checkpoint | None:
@@ -225,10 +229,12 @@ class RunFolder:
             raise RunError(
                 f"{self.path} is of schema {schema}, this program writes {SCHEMA}; move it away and start anew"
             )
-        for key in differences(before, config):
+        for key in differences(before, config, stored_digests(self.path)):
+            value, former = config.flat()[key], before.get(key)
+            begun = f"{former!r}" if former != value else "another content of that file"
             raise ConfigError(
-                f"{key} = {config.flat()[key]!r}: the run in {self.path} was begun with {before.get(key)!r}; resume "
-                "it with that, or choose another run-name"
+                f"{key} = {value!r}: the run in {self.path} was begun with {begun}; resume it with that, or choose "
+                "another run-name"
             )
 
     def _full(self, error: OSError) -> RunError:
@@ -264,15 +270,32 @@ def _read(path: Path, most: int) -> str:
         raise RunError(f"{path} cannot be read ({error}); move its folder away and start anew") from error
 
 
-def differences(before: Mapping[str, Any], config: Config) -> list[str]:
+def differences(before: Mapping[str, Any], config: Config, digests: Mapping[str, str] | None = None) -> list[str]:
     """Return the keys for which a stored ``config.json`` would give different numbers from ``config``.
 
     A key that is missing from the file was added later; its default is the program's earlier behaviour. Keys that only
-    other methods read give the same numbers whatever their values.
+    other methods read give the same numbers whatever their values. Files are compared by content if the stored
+    ``digests`` have theirs and the present file can be read, else by path.
     """
     known, values = {**replace(Config(), method=config.method).flat(), **before}, config.flat()
     affecting = keys_affecting("numbers") - keys_of_other_methods(config.method)
-    return [key for key, value in values.items() if key in affecting and known[key] != value]
+    present = file_digests(config) if digests else {}
+    same_files = {key for key, digest in (digests or {}).items() if present.get(key) == digest}
+    other_files = (digests or {}).keys() & present.keys() - same_files
+    changed = {key for key, value in values.items() if known[key] != value} - same_files | other_files
+    return [key for key in values if key in changed & affecting]
+
+
+def stored_digests(folder: Path) -> dict[str, str]:
+    """Return the digests of the files that a run was begun with, by key; earlier versions stored none.
+
+    Raises
+    ------
+    RunError
+        Its ``environment.json`` cannot be read.
+    """
+    stored = read_json(folder / "environment.json").get("files")
+    return {str(key): str(digest) for key, digest in stored.items()} if isinstance(stored, dict) else {}
 
 
 def schema_of(folder: Path) -> int:
