@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from experiments.arguments import RESULTS, commands_of, make_parser
+from experiments.outputs import check_output
 from experiments.overview import check_command, overview, study_first
 from experiments.studies.names import find_study
 from experiments.studies.yaml_file import parse_setting, parse_settings
@@ -76,13 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
         elif options.command == "table":
             _table(options, console)
         elif options.command == "robustness":
-            from experiments.report.robustness import honest_accuracies, robustness_tables
-            from fedkace_flwr.storage.files import write_text
-
-            runs = honest_accuracies(*options.sources)
-            if options.output:
-                write_text(options.output, runs.to_csv(index=False))
-            print(robustness_tables(runs))
+            _robustness(options)
         elif options.command == "keep":
             from experiments.results.keep import keep
 
@@ -248,6 +243,20 @@ def _shown(path: Path) -> Path:
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
+def _robustness(options: argparse.Namespace) -> None:
+    from experiments.report.robustness import honest_accuracies, robustness_tables
+    from fedkace_flwr.storage.files import write_text
+
+    check_output(options.output)
+    runs = honest_accuracies(*options.sources)
+    print(robustness_tables(runs))
+    if options.output:
+        try:
+            write_text(options.output, runs.to_csv(index=False))
+        except OSError as fault:
+            raise ResultsError(f"--output {options.output}: cannot be written ({fault.strerror})") from fault
+
+
 def _background(options: argparse.Namespace, arguments: list[str], console: Console) -> None:
     from experiments.background import control
     from experiments.background.folder import Command, Folder
@@ -286,6 +295,7 @@ def _check_background(arguments: list[str]) -> None:
 def _stream(options: argparse.Namespace, console: Console) -> None:
     from experiments.report.streams import MOST, DrawnStream, draw_streams
 
+    check_output(options.output)
     study = _study(options, find_study(options.study), RESULTS)
     streams = list(dict.fromkeys(DrawnStream.of(config) for config in study.runs.values()))
     if len(streams) > MOST:

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from experiments.outputs import make_output
 from fedkace_flwr.config import Config
-from fedkace_flwr.errors import ConfigError
+from fedkace_flwr.errors import ConfigError, ResultsError
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.storage.files import write_bytes
@@ -17,7 +18,7 @@ from fedkace_flwr.storage.folders import make_folder
 
 logger = logging.getLogger(__name__)
 
-_LONGEST_PAUSE = 10**9  # seconds
+_LONGEST = 10**6  # seconds between two rounds; much more would overflow the clock
 
 
 def feed(config: Config, folder: Path, *, every: float = 0.0) -> None:
@@ -35,10 +36,12 @@ def feed(config: Config, folder: Path, *, every: float = 0.0) -> None:
     Raises
     ------
     FedkaceError
-        The data set cannot be opened, a stream would run out of samples, or ``every`` is no duration.
+        ``every`` is no time to wait, the data set cannot be opened, a stream would run out of samples, or the folder
+        cannot be written.
     """
-    if not 0 <= every <= _LONGEST_PAUSE:
-        raise ConfigError(f"--every {every:g}: must be a number of seconds from 0 to {_LONGEST_PAUSE}")
+    if not 0 <= every <= _LONGEST:
+        raise ConfigError(f"--every {every:g}: must be a number of seconds from 0 to {_LONGEST}")
+    make_output(folder)
     experiment = Experiment(config)
     experiment.check_streams()
     everything = torch.ones(experiment.num_classes, dtype=torch.bool)
@@ -54,9 +57,18 @@ def feed(config: Config, folder: Path, *, every: float = 0.0) -> None:
 
 
 def drop(experiment: Experiment, samples: Samples, path: Path) -> None:
-    """Write samples to a file that only this user can read, and that never appears half-written."""
-    make_folder(path.parent)
+    """Write samples to a file that only this user can read, and that never appears half-written.
+
+    Raises
+    ------
+    ResultsError
+        It cannot be written.
+    """
     images = samples.images(experiment.dataset.fetch).permute(0, 2, 3, 1).contiguous()
     content = io.BytesIO()
     np.savez_compressed(content, images=images.numpy(), labels=samples.labels.numpy())
-    write_bytes(path, content.getvalue(), mode=0o600)
+    try:
+        make_folder(path.parent)
+        write_bytes(path, content.getvalue(), mode=0o600)
+    except OSError as error:
+        raise ResultsError(f"{path}: cannot be written ({error.strerror})") from error

@@ -19,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from experiments.bench.measure import interleaved, report, spread
 from experiments.bench.training import Setting
+from experiments.outputs import check_output
 from fedkace_flwr.algorithms.fedkace_loss import BalancedReplayLoss, FullGradientReplayLoss
 from fedkace_flwr.algorithms.fedkace_replay import GradientBalance, output_layer_gradient
 from fedkace_flwr.errors import ConfigError
@@ -78,11 +79,12 @@ def gradient_cost(console: Console, *, repeats: int, output: Path | None, chunk:
     Raises
     ------
     ConfigError
-        A number is out of range.
+        A number is out of range, or the file cannot be written.
     """
     for name, value, low in (("repeats", repeats, 1), ("chunk", chunk, 2), ("buffer", buffer, 2)):
         if value < low:
             raise ConfigError(f"--{name} {value}: must be >= {low}")
+    check_output(output)
     counted = {network.name: counts(network) for network in NETWORKS}
     compared = {network.name: readings(network) for network in NETWORKS}
     console.print(_counts_table(counted), end="\n\n")

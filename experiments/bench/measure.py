@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from fedkace_flwr.errors import ConfigError
+from fedkace_flwr.errors import ConfigError, ResultsError
 from fedkace_flwr.results.record import environment
 from fedkace_flwr.storage.files import read_text
 
@@ -108,6 +108,11 @@ def report(console: Console, figures: Figures, *, repeats: int, output: Path | N
         JSON file.
     **more
         Further content of the file.
+
+    Raises
+    ------
+    ResultsError
+        The file cannot be written.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     header = {**environment(device), "threads": 1, "repeats": repeats}
@@ -115,7 +120,10 @@ def report(console: Console, figures: Figures, *, repeats: int, output: Path | N
     console.print(_machine(header, figures), highlight=False)
     if output is not None:
         content = {"environment": header, **more, "figures": figures}
-        output.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        try:
+            output.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        except OSError as fault:
+            raise ResultsError(f"--output {output}: cannot be written ({fault.strerror})") from fault
 
 
 def kept(path: Path) -> str:

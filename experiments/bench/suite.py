@@ -20,6 +20,8 @@ from experiments.bench.selection import selection
 from experiments.bench.serving.delays import service
 from experiments.bench.state import evaluation, state
 from experiments.bench.training import training
+from experiments.outputs import check_output
+from fedkace_flwr.errors import ConfigError
 
 PARTS: dict[str, Callable[[int], Figures]] = {
     "training": training,
@@ -55,7 +57,15 @@ def bench(console: Console, *, parts: Sequence[str], repeats: int, output: Path 
         Number of measurements per figure.
     output : Path, optional
         JSON file.
+
+    Raises
+    ------
+    ConfigError
+        ``repeats`` is out of range, or the file cannot be written.
     """
+    if repeats < 1:
+        raise ConfigError(f"--repeats {repeats}: must be >= 1")
+    check_output(output)
     torch.set_num_threads(1)
     figures: Figures = {}
     for part in parts or PARTS:

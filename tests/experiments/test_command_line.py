@@ -1,6 +1,7 @@
 """The command line as somebody meets it: without arguments, with misspelt words, with options in any order."""
 
 import io
+import json
 import re
 from pathlib import Path
 
@@ -246,7 +247,7 @@ def test_feed_refuses_a_pause_that_is_none_before_it_writes(
     every: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = refused(capsys, "feed", str(tmp_path / "inboxes"), "--every", every)
-    assert line == f"error: --every {float(every):g}: must be a number of seconds from 0 to 1000000000"
+    assert line == f"error: --every {float(every):g}: must be a number of seconds from 0 to 1000000"
     assert not list(tmp_path.iterdir())
 
 
@@ -270,6 +271,37 @@ def test_a_short_study_lists_its_rounds_above_the_live_bars(tmp_path: Path) -> N
             shown.follow(cell)
         assert screen.getvalue().count(f"{name}: round ") == listed
         assert "accuracy - %, so far 50.00 %" in screen.getvalue()
+
+
+def test_where_nothing_can_be_written_is_told_before_any_work(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    nowhere, taken = tmp_path / "nodir" / "x", tmp_path / "taken"
+    taken.write_text("")
+    absent = (
+        f"error: --output {nowhere}: cannot be written (there is no folder {nowhere.parent}); must be in an existing"
+    )
+    folder = f"error: --output {tmp_path}: is a folder; must be a file"
+    for command in (["robustness", "missing"], ["bench", "gpu"], ["gradient-cost"], ["stream", "missing"]):
+        assert refused(capsys, *command, "--output", str(nowhere)).startswith(absent)
+        assert refused(capsys, *command, "--output", str(tmp_path)) == folder
+    for command in (["feed", str(taken)], ["feed", str(taken / "x")]):
+        line = refused(capsys, *command)
+        assert line.startswith(f"error: {command[1]}: cannot be written (") and line.endswith("a writable folder")
+    assert not nowhere.parent.exists()
+
+
+def test_numbers_that_will_not_do_are_told_before_any_work(capsys: pytest.CaptureFixture[str]) -> None:
+    for repeats in ("0", "-1"):
+        assert refused(capsys, "bench", "--repeats", repeats) == f"error: --repeats {repeats}: must be >= 1"
+
+
+def test_an_existing_file_is_replaced_by_an_output(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    path.write_text("old", encoding="utf-8")
+    assert main(["bench", "gpu-run", "--output", str(path)]) == 0
+    assert "figures" in json.loads(path.read_text())
+    assert main(["bench", "gpu-run", "--output", "/dev/null"]) == 0
 
 
 # Sweeps
