@@ -5,6 +5,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from flwr.app import MessageType
+
 from clients.base import ClientRule
 from clients.centralized import CentralizedClient
 from clients.dcfcl import DcfclClient
@@ -37,6 +39,7 @@ from fedkace_flwr.methods.refed import RefedKeys
 from fedkace_flwr.methods.tfcl import TfclKeys
 from fedkace_flwr.networks.catalogue import NETWORKS, facts_of
 from fedkace_flwr.networks.network import Blueprint
+from fedkace_flwr.privacy.attacks import check_attack
 from strategies.base import ServerRule
 from strategies.centralized import Centralized
 from strategies.dcfcl import Dcfcl
@@ -290,13 +293,14 @@ def configured(config: Config) -> tuple[Method, Config]:
     ------
     ConfigError
         There is no such method, it sets another value for a key that is set, or it does not support the keys of
-        privacy or aggregation that are set.
+        privacy, aggregation or attacks that are set.
     """
     method, defaults, given = find_method(config.method), Config().flat(), config.flat()
     check_preset(config, [key for key in method.preset if given[key] != defaults[key]])
     config = _with_preset(method, config)
     _check_privacy(method, config)
     _check_aggregation(method, config)
+    _check_attack(method, config)
     if method.needs_stream and config.data.data_source != "stream":
         raise ConfigError(f"method = {config.method!r}: keeps all data; works with data-source = 'stream' only")
     if config.privacy.hides:
@@ -331,13 +335,12 @@ def check_preset(config: Config, chosen: Iterable[str]) -> None:
 
 def _with_preset(method: Method, config: Config) -> Config:
     """The configuration with the method's preset, and with ``auto`` resolved."""
-    config = Config.parse({**config.flat(), **method.preset})
-    mirrors = may_be_mirrored(config.data)
-    if config.training.augment == "auto":
-        config = Config.parse({**config.flat(), "augment": "flip-shift" if mirrors else "none"})
-    if config.answers.views == "auto":
-        config = Config.parse({**config.flat(), "views": "mirrored" if mirrors else "one"})
-    return config
+    values, mirrors = {**config.flat(), **method.preset}, may_be_mirrored(config.data)
+    if values["augment"] == "auto":
+        values["augment"] = "flip-shift" if mirrors else "none"
+    if values["views"] == "auto":
+        values["views"] = "mirrored" if mirrors else "one"
+    return Config.parse(values)
 
 
 def warn_of_replacements(config: Config) -> None:
@@ -388,3 +391,10 @@ def _check_aggregation(method: Method, config: Config) -> None:
             f"aggregation-rule = {rule!r} with method = {config.method!r}, whose server aggregates no models; must be "
             "'mean'"
         )
+
+
+def _check_attack(method: Method, config: Config) -> None:
+    trains_on_chunks = not method.needs_stream  # such a method draws its samples itself
+    check_attack(
+        config, sends_models=method.strategy.train_action == MessageType.TRAIN, trains_on_chunks=trains_on_chunks
+    )

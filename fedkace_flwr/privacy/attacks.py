@@ -12,6 +12,7 @@ from flwr.app import Context, Message
 from torch import Tensor
 
 from fedkace_flwr.config import Config
+from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.flower.internals import ClientAppCallable
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.messaging.records import NumpyArray, Weights
@@ -27,6 +28,58 @@ def is_hostile(config: Config, client: int) -> bool:
     """Whether a client is one of the ``hostile-clients``."""
     settings, clients = config.attack, config.stream.clients
     return settings.attack != "none" and clients - settings.hostile_clients <= client < clients
+
+
+def check_attack(config: Config, *, sends_models: bool, trains_on_chunks: bool) -> None:
+    """Check that the simulated attack of a configuration, if there is one, changes anything.
+
+    A method would seem perfectly robust against an attack that does nothing.
+
+    Parameters
+    ----------
+    config : Config
+        The configuration, with the preset of its method.
+    sends_models : bool
+        Whether the method's clients answer training messages with models, which :class:`Attack` alters.
+    trains_on_chunks : bool
+        Whether they train on the chunks of their source, which :class:`FlippedLabels` alters.
+
+    Raises
+    ------
+    ConfigError
+        It would do nothing.
+    """
+    if config.attack.attack == "none":
+        return
+    told, scale = f"attack = {config.attack.attack!r} with", config.attack.attack_scale
+    flips = config.attack.attack == "label-flip"
+    if not (sends_models or trains_on_chunks):
+        raise ConfigError(f"{told} method = {config.method!r}, whose clients send no models: must be 'none'")
+    if not sends_models and not flips:
+        raise ConfigError(
+            f"{told} method = {config.method!r}, whose clients send no models: must be 'label-flip' or 'none'"
+        )
+    if not sends_models and scale != 1:
+        raise ConfigError(
+            f"attack-scale = {scale:g} with method = {config.method!r}, whose clients send no models: must be 1"
+        )
+    if not trains_on_chunks and flips:
+        raise ConfigError(
+            f"{told} method = {config.method!r}, whose clients keep all data: must be an attack on models, or 'none'"
+        )
+    if config.attack.attack == "rolled-outputs" and config.model.output_layer != "learned":
+        raise ConfigError(
+            f"{told} output-layer = {config.model.output_layer!r} (method = {config.method!r}), which never changes: "
+            "must be another attack, or output-layer = 'learned'"
+        )
+    if config.attack.attack in ("flipped-means", "inflated-variances") and config.privacy.statistics == "local":
+        raise ConfigError(
+            f"{told} statistics = 'local', which are not sent: must be another attack, or statistics = 'shared'"
+        )
+    if flips and config.stream.window == 1 and config.stream.stream in ("windows", "quantity-skew"):
+        raise ConfigError(f"{told} window = 1, one class in each chunk: must be another attack, or window at least 2")
+    if config.attack.attack == "false-count" and scale == 1:
+        raise ConfigError(f"{told} attack-scale = 1, the true count: attack-scale must be another number")
 
 
 class Attack:

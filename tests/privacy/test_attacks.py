@@ -14,7 +14,7 @@ from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.keys import kebab
 from fedkace_flwr.privacy.attacks import Attack, FlippedLabels, is_hostile
-from fedkace_flwr.registry import configured
+from fedkace_flwr.registry import METHODS, configured
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.sections import BOUNDS_OFF
 
@@ -144,6 +144,112 @@ def test_flipped_labels_exchange_the_classes_of_a_chunk_in_a_ring() -> None:
 def test_what_cannot_be_combined_is_refused(values: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words.replace("(", r"\(")):
         configured(Config.parse(values))
+
+
+MODELS_ALONE = ("sign-flip", "noise", "collusion", "replacement", "stale-model", "false-count", "flipped-means")
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        *[
+            (
+                {"method": "tfcl", "attack": attack, "attack-scale": 9.0},
+                f"attack = '{attack}' with method = 'tfcl', whose clients send no models: must be 'label-flip' or 'none'",
+            )
+            for attack in MODELS_ALONE
+        ],
+        (
+            {"method": "tfcl", "attack": "label-flip", "attack-scale": 9.0},
+            "attack-scale = 9 with method = 'tfcl', whose clients send no models: must be 1",
+        ),
+        *[
+            (
+                {"method": "centralized", "attack": attack, "attack-scale": 9.0},
+                f"attack = '{attack}' with method = 'centralized', whose clients send no models: must be 'none'",
+            )
+            for attack in (*MODELS_ALONE, "label-flip")
+        ],
+        *[
+            (
+                {**values, "attack": "rolled-outputs"},
+                f"attack = 'rolled-outputs' with output-layer = 'simplex' (method = '{values['method']}'), which never "
+                "changes: must be another attack, or output-layer = 'learned'",
+            )
+            for values in ({"method": "fedframe"}, {"method": "er-balanced", "output-layer": "simplex"})
+        ],
+        *[
+            (
+                {"method": "er-balanced", "statistics": "local", "attack": attack},
+                f"attack = '{attack}' with statistics = 'local', which are not sent: must be another attack, or "
+                "statistics = 'shared'",
+            )
+            for attack in ("flipped-means", "inflated-variances")
+        ],
+        *[
+            (
+                {"attack": "label-flip", "window": 1, "overlap": 0, "stream": stream},
+                "attack = 'label-flip' with window = 1, one class in each chunk: must be another attack, or window at "
+                "least 2",
+            )
+            for stream in ("windows", "quantity-skew")
+        ],
+        (
+            {"attack": "false-count"},
+            "attack = 'false-count' with attack-scale = 1, the true count: attack-scale must be another number",
+        ),
+    ],
+)
+def test_an_attack_that_would_do_nothing_is_refused(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        configured(Config.parse(values))
+    assert str(refusal.value) == words
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"method": "tfcl", "attack": "label-flip"},
+        {"method": "tfcl", "attack-scale": 9.0},
+        {"method": "centralized", "attack-scale": 9.0},
+        {"method": "fedframe", "attack": "sign-flip"},
+        {"method": "er-balanced", "attack": "rolled-outputs"},
+        {"method": "er-balanced", "statistics": "local", "attack": "sign-flip"},
+        {"method": "er-balanced", "attack": "flipped-means"},
+        {"method": "er-balanced", "attack": "inflated-variances"},
+        {"attack": "label-flip", "window": 1, "overlap": 0, "stream": "blurred"},
+        {"attack": "sign-flip", "window": 1, "overlap": 0},
+        {"attack": "false-count", "attack-scale": 10.0},
+    ],
+)
+def test_an_attack_that_does_something_is_accepted(values: dict[str, Any]) -> None:
+    assert configured(Config.parse(values))[1].attack.attack == values.get("attack", "none")
+
+
+def test_every_method_whose_clients_send_models_can_be_attacked() -> None:
+    spared = set()
+    for name in METHODS:
+        try:
+            configured(Config.parse({"method": name, "attack": "sign-flip"}))
+        except ConfigError:
+            spared.add(name)
+    assert spared == {"tfcl", "centralized"}
+
+
+def test_a_run_does_not_begin_with_an_attack_that_would_do_nothing(
+    small: Callable[..., Config], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="attack = 'sign-flip' with method = 'tfcl'"):
+        run_inline(small(method="tfcl", attack="sign-flip"))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_the_attack_that_tfcl_accepts_changes_its_run(small: Callable[..., Config], tmp_path: Path) -> None:
+    keys = {"method": "tfcl", "rounds": 2}
+    run_inline(small(run_name="honest", **keys))
+    run_inline(small(run_name="hostile", attack="label-flip", **keys))
+    assert rounds_of(tmp_path / "honest") != rounds_of(tmp_path / "hostile")
 
 
 @pytest.mark.parametrize("hiding", [{"secagg": True}, {"dp": "central"}])
