@@ -47,24 +47,21 @@ class Display:
         self._sums: dict[str, tuple[float, int]] = {}
 
     def begin(self, cell: Cell, attempt: int) -> None:
-        """Show that a run starts or resumes."""
-        total = cell.config.stream.rounds
-        if self._progress:
-            if cell.name not in self._bars:
-                self._bars[cell.name] = self._progress.add_task(cell.name, total=total, note="starting")
-        else:
+        """Show that a run starts, or after which round it continues; rounds on record are counted, but not listed."""
+        total, records = cell.config.stream.rounds, self._recorded(cell)
+        if self._progress and cell.name not in self._bars:
+            self._bars[cell.name] = self._progress.add_task(cell.name, total=total, note="starting")
+        self._catch_up(cell, records, listed=False)
+        if records and self._lists_rounds:
+            text = f"continuing after round {len(records)} of {total}"
+            self._console.print(f"{cell.name}: {text}", highlight=False)
+        elif not self._progress:
             again = "starting again" if attempt > 1 else "starting"
             self._console.print(f"{cell.name}: {again}, {total} rounds", highlight=False)
 
     def follow(self, cell: Cell) -> None:
         """Show each round of a run once its line is in ``rounds.jsonl``."""
-        path = cell.folder / "rounds.jsonl"
-        text = read_text(path, LARGEST_LOG) if path.exists() else ""
-        lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
-        for line in lines[self._shown.get(cell.name, 0) :]:
-            self._show(cell, json.loads(line))
-        # A resumed run may have dropped lines that have already been shown.
-        self._shown[cell.name] = max(len(lines), self._shown.get(cell.name, 0))
+        self._catch_up(cell, self._recorded(cell), listed=self._lists_rounds)
 
     def end(self, cell: Cell, *, note: str) -> None:
         """Show that a run has ended, successfully or not."""
@@ -86,7 +83,20 @@ class Display:
         """Print a line."""
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    def _show(self, cell: Cell, record: dict[str, Any]) -> None:
+    @staticmethod
+    def _recorded(cell: Cell) -> list[str]:
+        path = cell.folder / "rounds.jsonl"
+        text = read_text(path, LARGEST_LOG) if path.exists() else ""
+        return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+    def _catch_up(self, cell: Cell, records: list[str], *, listed: bool) -> None:
+        shown = self._shown.get(cell.name, 0)
+        for line in records[shown:]:
+            self._show(cell, json.loads(line), listed=listed)
+        # A resumed run may have dropped lines that have already been shown.
+        self._shown[cell.name] = max(len(records), shown)
+
+    def _show(self, cell: Cell, record: dict[str, Any], *, listed: bool) -> None:
         total, count = self._sums.get(cell.name, (0.0, 0))
         if record["accuracy"] is not None:
             total, count = total + record["accuracy"], count + 1
@@ -96,7 +106,7 @@ class Display:
             assert self._whole is not None
             self._progress.update(self._bars[cell.name], completed=record["round"], note=note)
             self._progress.advance(self._whole)
-        if self._lists_rounds:
+        if listed:
             rounds = cell.config.stream.rounds
             self._console.print(f"{cell.name}: round {record['round']} of {rounds}, {note}", highlight=False)
 

@@ -299,12 +299,12 @@ class _Shift:
                 self._shown.end(cell, note="already finished")
                 return True
             self._starts[cell.name] += 1
-            self._shown.begin(cell, self._starts[cell.name])
             try:
                 with naming(cell):
                     prepared = cell.prepare()
                     if cell.set_aside:
                         self._shown.say(cell.set_aside)
+                    self._shown.begin(cell, self._starts[cell.name])
                     job = self._ready_engine().start(prepared, cell.folder / "app.log")
             except FedkaceError as error:
                 self._after_failure(cell, str(error))

@@ -1,0 +1,51 @@
+"""A runner that continues an earlier one's work, or waits for another's, says so."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from support.common import SMALL
+from support.systems.cut_off import cut_after_round
+from support.systems.engines import InProcessEngine
+
+from experiments.running import runner
+from experiments.running.runner import run_study
+from experiments.studies.study import Study, load_study
+
+NAME = "fedkace_seed-7"
+
+Make = Callable[..., Study]
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """A study on the inline engine, which starts no processes."""
+    monkeypatch.setattr(runner, "InlineEngine", InProcessEngine)
+
+    def make(**grid: Any) -> Study:
+        path = tmp_path / "trial.yaml"
+        path.write_text(json.dumps({"config": SMALL, "grid": grid}), encoding="utf-8")
+        return load_study(path, {}, tmp_path / "results", engine="inline", workers=1)
+
+    return make
+
+
+def lines_of(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return [line for line in capsys.readouterr().out.splitlines() if line.startswith("fedkace_")]
+
+
+def test_a_continued_run_says_after_which_round_and_does_not_list_the_earlier_ones(
+    make: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = make()
+    folder = cut_after_round(study.runs[NAME], 2, monkeypatch)
+    assert list(run_study(study, Console(width=200)).summaries) == [NAME]
+    first, *rounds, last = lines_of(capsys)
+    assert first == f"{NAME}: continuing after round 2 of 3"
+    assert [line.split(",")[0] for line in rounds] == [f"{NAME}: round 3 of 3"]
+    assert last == f"{NAME}: done (1 of 1)"
+    average = json.loads((folder / "summary.json").read_text())["average_accuracy"]
+    assert rounds[0].endswith(f"so far {100 * average:.2f} %")  # over all rounds, those of the earlier runner too
