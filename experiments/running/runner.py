@@ -265,6 +265,7 @@ class _Shift:
         self._failures: Counter[str] = Counter()  # in a row
         self._reached: Counter[str] = Counter()  # rounds on record at the last failure
         self._errors: dict[str, str] = {}
+        self._awaited: set[str] = set()  # others' runs that have been named
         self._engine: Engine | None = None
 
     def work(self) -> dict[str, str]:
@@ -312,7 +313,16 @@ class _Shift:
             else:
                 self._running.append(_Running(cell, job))
             return True
+        if not self._running:
+            self._name_awaited()
         return False
+
+    def _name_awaited(self) -> None:
+        """Name, once each, the runs of other runners, for which this one only waits."""
+        for cell in self._left:
+            if cell.name not in self._awaited:
+                self._awaited.add(cell.name)
+                self._shown.say(f"{cell.name}: another process is working on it; waiting")
 
     def _follow(self, running: _Running) -> bool:
         going = running.job.running()

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from support.systems.cut_off import cut_after_round
 from support.systems.engines import InProcessEngine
 
 from experiments.running import runner
+from experiments.running.cells import Cell
 from experiments.running.runner import run_study
 from experiments.studies.study import Study, load_study
 
@@ -49,3 +51,28 @@ def test_a_continued_run_says_after_which_round_and_does_not_list_the_earlier_on
     assert last == f"{NAME}: done (1 of 1)"
     average = json.loads((folder / "summary.json").read_text())["average_accuracy"]
     assert rounds[0].endswith(f"so far {100 * average:.2f} %")  # over all rounds, those of the earlier runner too
+
+
+def test_a_runner_that_waits_for_another_s_run_says_so_once(
+    make: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study, pauses = make(seed=[7, 8]), 0
+    other = Cell(NAME, study.runs[NAME])
+    assert other.claim()
+
+    def pause(seconds: float) -> None:
+        nonlocal pauses
+        pauses += 1
+        if pauses == 3:  # the other runner ends
+            other.release()
+
+    monkeypatch.setattr(runner, "time", SimpleNamespace(sleep=pause))
+    assert list(run_study(study, Console(width=200)).summaries) == [NAME, "fedkace_seed-8"]
+    said = [line for line in lines_of(capsys) if ": round " not in line]
+    assert said == [
+        "fedkace_seed-8: starting, 3 rounds",
+        "fedkace_seed-8: done (1 of 2)",
+        f"{NAME}: another process is working on it; waiting",
+        f"{NAME}: starting, 3 rounds",
+        f"{NAME}: done (2 of 2)",
+    ]
