@@ -16,6 +16,7 @@ from fedkace_flwr.results.run_folder import SCHEMA, differences, read_json, sche
 from fedkace_flwr.storage.files import LARGEST_LOG, read_bytes
 from fedkace_flwr.storage.folders import make_folder
 
+_RECORDS = ("config.json", "rounds.jsonl", "summary.json", "server", "clients")  # of a run that has begun
 _CHANGES = 3  # keys named when a run is set aside
 
 
@@ -78,11 +79,12 @@ class Cell:
     def prepare(self) -> Config:
         """Prepare the folder and return the configuration to start with.
 
-        A partial run with the same configuration is resumed; anything else in the folder is moved aside.
+        A partial run with the same configuration is resumed, and a folder in which no run has begun is used; anything
+        else is moved aside.
         """
         self.set_aside = ""
         resume = (self.folder / "config.json").exists() and self._matches()
-        if not resume:
+        if not resume and not self._unused():
             self._set_aside()
         make_folder(self.folder)
         self._keep_log()
@@ -128,6 +130,10 @@ class Cell:
         log = self.folder / "app.log"
         if log.exists():
             log.rename(self.folder / f"app.{1 + len(list(self.folder.glob('app.*.log')))}.log")
+
+    def _unused(self) -> bool:
+        """Whether the folder holds at most a log and a lock, since its run was stopped before it began."""
+        return self.folder.is_dir() and not any((self.folder / name).exists() for name in _RECORDS)
 
     def _set_aside(self) -> None:
         """Rename the folder of an earlier run with the same name."""

@@ -76,3 +76,28 @@ def test_a_runner_that_waits_for_another_s_run_says_so_once(
         f"{NAME}: starting, 3 rounds",
         f"{NAME}: done (2 of 2)",
     ]
+
+
+def test_a_folder_in_which_no_run_has_begun_is_used_again(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ctrl-C before the first round leaves a log and a lock."""
+    study = make()
+    folder = study.folder / NAME
+    folder.mkdir(parents=True)
+    (folder / "app.log").write_text("stopped")
+    (folder / ".lock").touch()
+    assert list(run_study(study, Console(width=200)).summaries) == [NAME]
+    assert lines_of(capsys)[0] == f"{NAME}: starting, 3 rounds"
+    assert (folder / "app.1.log").read_text() == "stopped"
+    assert [path for path in study.folder.iterdir() if path.name.startswith(NAME)] == [folder]
+
+
+@pytest.mark.parametrize("left", ["rounds.jsonl", "server/checkpoint-1.npz", "config.json"])
+def test_what_an_earlier_run_has_recorded_is_kept(make: Make, left: str, capsys: pytest.CaptureFixture[str]) -> None:
+    study = make()
+    path = study.folder / NAME / left
+    path.parent.mkdir(parents=True)
+    path.write_text("damaged")
+    assert list(run_study(study, Console(width=200)).summaries) == [NAME]
+    said = lines_of(capsys)[0]
+    assert said.startswith(f"{NAME}: earlier run kept as {NAME}.")
+    assert (study.folder / said.split()[-1] / left).read_text() == "damaged"
