@@ -42,10 +42,13 @@ setup() {
   whole --nodes "$nodes" 1 1000
   whole --port "$port" 0 $((65535 - nodes))
   [[ $more != *\'* && $more != *$'\n'* ]] || die "--node-config $more: must not contain single quotes or line breaks"
+  [[ $connection =~ ^[A-Za-z0-9_-]{1,64}$ ]] \
+    || die "--connection = '$connection': must be 1 to 64 letters, digits, dashes or underscores"
   [[ ! -e $folder/settings ]] || die "$folder is already set up; start it, or choose another folder"
   need_flower flwr
   need python3 "activate the environment that contains Flower"
   read -ra ports <<<"$(ports_for "$port" "$nodes")"
+  free_connection "$connection" "127.0.0.1:${ports[0]}" "$folder/certificates/ca.crt"
   mkdir -p "$folder"
   [[ -e $folder/certificates/ca.key ]] || "$scripts/certificates.sh" ca "$folder/certificates" >/dev/null
   [[ -e $folder/certificates/superlink.key ]] \
@@ -55,7 +58,7 @@ setup() {
     "FEDKACE_PORT=${ports[0]}" "FEDKACE_DATABASE=$folder/superlink/state.db"
   write "$folder/superexec/env" "FEDKACE_CERTIFICATES=$folder/certificates" "FEDKACE_PORT=${ports[0]}"
   for ((number = 1; number <= nodes; number++)); do
-    mkdir -p "$folder/node-$number"
+    mkdir -p "$folder/node-$number${inboxes:+/inbox/new}"
     [[ -e $folder/node-$number/key ]] || "$scripts/node-key.sh" "$folder/node-$number/key" "node-$number" >/dev/null
     write "$folder/node-$number/env" "FEDKACE_SUPERLINK=127.0.0.1:${ports[0]}" \
       "FEDKACE_CA=$folder/certificates/ca.crt" "FEDKACE_KEY=$folder/node-$number/key" "FEDKACE_NODE=node-$number" \
@@ -66,6 +69,28 @@ setup() {
   "$scripts/connection.sh" "$connection" "127.0.0.1:${ports[0]}" "$folder/certificates/ca.crt"
   write "$folder/settings" "connection=$connection" "nodes=$nodes"
   echo "$folder: $nodes nodes are set up; start them with federation.sh start $folder"
+}
+
+# free_connection NAME HOST:PORT CA_CERTIFICATE: fail if Flower's config.toml has another entry of that name.
+free_connection() {
+  local file=${FLWR_HOME:-$HOME/.flwr}/config.toml said
+  if [[ ! -e $file ]]; then return; fi
+  said=$(python3 - "$file" "$@" <<'PYTHON'
+import sys, tomllib
+from pathlib import Path
+
+file, name, address, certificate = sys.argv[1:]
+try:
+    entry = tomllib.loads(Path(file).read_text(encoding="utf-8")).get("superlink", {}).get(name)
+except tomllib.TOMLDecodeError as error:
+    print(f"{file} is not valid TOML: {error}")
+else:
+    if entry not in (None, {"address": address, "root-certificates": certificate}):
+        taken = f"--connection {name}: {file} already has superlink.{name} ({entry.get('address')})"
+        print(f"{taken}; choose another name with --connection NAME, or remove that entry")
+PYTHON
+  )
+  [[ -z $said ]] || die "$said"
 }
 
 # Print the SuperLink's port, then one port per node.

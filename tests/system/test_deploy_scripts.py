@@ -223,6 +223,39 @@ def test_a_broken_or_unusual_configuration_is_left_alone(certificates: Path, env
         assert file.read_text() == text
 
 
+def test_a_federation_whose_connection_has_another_s_name_is_refused_before_any_file_is_made(
+    tmp_path: Path, env: dict[str, str]
+) -> None:
+    file, folder = Path(env["FLWR_HOME"]) / "config.toml", tmp_path / "federation"
+    file.parent.mkdir()
+    mine = '[superlink.fedkace]\naddress = "hub:9092"\n'
+    for text, words in ((mine, "already has superlink.fedkace (hub:9092)"), ("[superlink\n", "is not valid TOML")):
+        file.write_text(text)
+        said = refused("federation.sh", "setup", folder, env=env)
+        assert str(file) in said and words in said and "--replace" not in said
+        assert file.read_text() == text and not folder.exists()
+    assert "--connection = 'a b': must be" in refused("federation.sh", "setup", folder, "--connection", "a b", env=env)
+    file.write_text(mine)
+    assert "with --connection NAME" in refused("federation.sh", "setup", folder, env=env)
+    assert not folder.exists()
+
+
+def test_a_federation_with_inboxes_has_the_folders_for_new_files(tmp_path: Path, env: dict[str, str]) -> None:
+    need_tools("openssl", "ssh-keygen")
+    file, folder = Path(env["FLWR_HOME"]) / "config.toml", tmp_path / "federation"
+    file.parent.mkdir()
+    file.write_text('[superlink.fedkace]\naddress = "hub:9092"\n')
+    options = ("--nodes", 2, "--port", 0, "--connection", "mine")
+    good("federation.sh", "setup", folder, *options, "--inboxes", env=env)
+    for number in (1, 2):
+        inbox = folder / f"node-{number}" / "inbox"
+        assert f"FEDKACE_INBOX='{inbox}'" in (inbox.parent / "env").read_text()
+        assert (inbox / "new").is_dir()
+        assert {mode(path) for path in (folder, inbox.parent, inbox, inbox / "new")} == {0o700}
+    good("federation.sh", "setup", tmp_path / "plain", *options[:-1], "plain", env=env)
+    assert not (tmp_path / "plain" / "node-1" / "inbox").exists()
+
+
 @pytest.fixture
 def services() -> dict[str, Any]:
     """The services of the compose file."""
