@@ -34,7 +34,7 @@ from fedkace_flwr.errors import ConfigError, FedkaceError, MissingDataError, Res
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.registry import check_network, configured
 from fedkace_flwr.results.run_folder import SCHEMA, RunFolder
-from fedkace_flwr.results.trackers.catalogue import check_tracker
+from fedkace_flwr.results.trackers.catalogue import check_server, check_tracker
 from fedkace_flwr.storage.files import write_text
 
 _POLL_SECONDS = 0.25
@@ -75,13 +75,15 @@ def run_study(study: Study, console: Console, guard: Guard | None = None, waitin
     Raises
     ------
     FedkaceError
-        A run's configuration, data, folder or GPUs are unsuitable, or no run has its data; raised before any run
-        starts.
+        A run's configuration, data, folder or GPUs are unsuitable, no run has its data, or a tracker's server does not
+        answer; raised before any run starts.
     """
     study, missing, workers = check_study(study, progress=console.is_terminal)
     cells = [Cell(name, config) for name, config in study.runs.items()]
     for config in study.runs.values():
         RunFolder.check(Path(config.run.results_dir))
+    for config in {cell.config.run.tracker: cell.config for cell in cells if not cell.finished}.values():
+        check_server(config)
     describe(study)
     show_missing(missing, console)
     show_workers(study, workers, console)

@@ -41,6 +41,21 @@ def check_tracker(config: Config) -> None:
         ) from fault
 
 
+def check_server(config: Config) -> None:
+    """Check that the server of the tracker that the configuration chooses answers, where the tracker can tell.
+
+    Raises
+    ------
+    ConfigError
+        The tracker's package is not installed.
+    RunError
+        The server does not answer.
+    """
+    check_tracker(config)
+    if config.run.tracker != "none":
+        _TRACKERS[config.run.tracker][0].check(Path(config.run.results_dir))
+
+
 class Tracking:
     """A run's tracker, if it has one. A tracker that fails is left, and the run goes on: its records are complete.
 

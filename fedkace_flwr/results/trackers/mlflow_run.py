@@ -2,7 +2,8 @@
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from fedkace_flwr.results.trackers.tracker import Tracker, scalars, summarised
 
 NAME = "mlflow"
 _MOST_AT_ONCE = 100  # parameters, which MLflow's servers take in one request
+# Of the check before the first round, where MLflow's own (7 and 120) would mean minutes of silence.
+_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "5"}
 _WITNESS = "run/failures"  # a metric that every round has
 
 
@@ -29,8 +32,9 @@ class MlflowRun(Tracker):
 
         self._metric = Metric
         place = folder.resolve().parent
-        uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{place / 'mlflow.db'}"
-        try:
+        uri = _store(place)
+        self.check(place)
+        with _naming(uri):
             self._client: Any = MlflowClient(tracking_uri=uri)
             known = known_run(folder, NAME)
             if known is not None:
@@ -39,9 +43,8 @@ class MlflowRun(Tracker):
                 shown = self._client.get_metric_history(self._run, _WITNESS)
                 self._done = max((each.step for each in shown), default=0)
                 return
-            name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or place.name
-            experiment = self._client.get_experiment_by_name(name)
-            number = experiment.experiment_id if experiment else self._client.create_experiment(name)
+            experiment = self._client.get_experiment_by_name(_experiment(place))
+            number = experiment.experiment_id if experiment else self._client.create_experiment(_experiment(place))
             self._run = self._client.create_run(number, run_name=folder.name).info.run_id
             self._done = 0
             keep_run(folder, NAME, self._run)
@@ -49,13 +52,16 @@ class MlflowRun(Tracker):
             for first in range(0, len(params), _MOST_AT_ONCE):
                 self._client.log_batch(self._run, params=params[first : first + _MOST_AT_ONCE])
             self._client.log_batch(self._run, tags=[RunTag("folder", str(folder.resolve()))])
-        except RunError:
-            raise
-        except Exception as fault:  # MLflow's errors, and those of its stores, have no common class
-            reason = (str(fault).splitlines() or [type(fault).__name__])[0]
-            raise RunError(
-                f"tracker = 'mlflow': MLflow at {uri} cannot be used ({reason:.300}); MLFLOW_TRACKING_URI names another"
-            ) from fault
+
+    @classmethod
+    def check(cls, place: Path) -> None:
+        """Ask the server for the experiment, and do not wait long; stores without a server are not touched."""
+        from mlflow.tracking import MlflowClient
+
+        uri = _store(place.resolve())
+        if uri.startswith(("http://", "https://")):
+            with _naming(uri), _impatient():
+                MlflowClient(tracking_uri=uri).get_experiment_by_name(_experiment(place.resolve()))
 
     def add(self, record: Mapping[str, Any], average: float | None) -> None:
         """Send a round's numbers; a round that an earlier process has sent is left as it is."""
@@ -79,3 +85,38 @@ class MlflowRun(Tracker):
         self._client.log_batch(
             self._run, metrics=[self._metric(name, float(value), now, step) for name, value in values.items()]
         )
+
+
+def _store(place: Path) -> str:
+    """Return where the runs of a study's folder are shown."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{place / 'mlflow.db'}"
+
+
+def _experiment(place: Path) -> str:
+    return os.environ.get("MLFLOW_EXPERIMENT_NAME") or place.name
+
+
+@contextmanager
+def _naming(uri: str) -> Iterator[None]:
+    """Name the store in the errors that it raises."""
+    try:
+        yield
+    except RunError:
+        raise
+    except Exception as fault:  # MLflow's errors, and those of its stores, have no common class
+        reason = (str(fault).splitlines() or [type(fault).__name__])[0]
+        raise RunError(
+            f"tracker = 'mlflow': MLflow at {uri} cannot be used ({reason:.300}); MLFLOW_TRACKING_URI names another"
+        ) from fault
+
+
+@contextmanager
+def _impatient() -> Iterator[None]:
+    """Let MLflow's client give up soon; what the user has set remains."""
+    added = {name: value for name, value in _PATIENCE.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)

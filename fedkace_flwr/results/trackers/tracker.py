@@ -47,6 +47,21 @@ class Tracker(ABC):
     def __init__(self, folder: Path, config: Config, first_round: int) -> None:
         """Open the tracker for a run that begins, or that goes on."""
 
+    @classmethod  # noqa: B027 - most trackers have no server
+    def check(cls, place: Path) -> None:
+        """Check that the tracker's server answers, if it has one, before any run of a study begins.
+
+        Parameters
+        ----------
+        place : Path
+            The study's folder.
+
+        Raises
+        ------
+        RunError
+            It does not.
+        """
+
     @abstractmethod
     def add(self, record: Mapping[str, Any], average: float | None) -> None:
         """Show a round.
