@@ -1,7 +1,6 @@
 """Comparison of a study's runs: plots of accuracy over rounds by method."""
 
 import io
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 from experiments.report.names import role, variant_name
 from experiments.report.palette import MUTED, colours, ranked
 from experiments.results.axes import variant_axes
+from experiments.results.reading import read_rounds
 from experiments.studies.study import Study
+from fedkace_flwr.errors import ResultsError
 from fedkace_flwr.results.plot import in_plot
-from fedkace_flwr.storage.files import LARGEST_LOG, read_text, write_bytes
+from fedkace_flwr.storage.files import write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,10 +50,10 @@ def _line(study: Study, name: str, variants: Sequence[str]) -> str:
 
 
 def _rounds(study: Study, name: str) -> list[dict[str, Any]]:
-    path = study.folder / name / "rounds.jsonl"
-    if not path.exists():
+    try:
+        return read_rounds(study.folder / name)
+    except ResultsError:  # a damaged record, which the run has named; the others are drawn
         return []
-    return [json.loads(line) for line in read_text(path, LARGEST_LOG).splitlines()]
 
 
 def _draw(curves: Mapping[str, list[dict[str, Any]]], methods: Mapping[str, str], path: Path, *, title: str) -> None:

@@ -4,7 +4,7 @@ import importlib
 import io
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -91,8 +91,9 @@ class Display:
 
     def _catch_up(self, cell: Cell, records: list[str], *, listed: bool) -> None:
         shown = self._shown.get(cell.name, 0)
-        for line in records[shown:]:
-            self._show(cell, json.loads(line), listed=listed)
+        with suppress(KeyError, TypeError, ValueError):  # a damaged record, which the run itself names
+            for line in records[shown:]:
+                self._show(cell, json.loads(line), listed=listed)
         # A resumed run may have dropped lines that have already been shown.
         self._shown[cell.name] = max(len(records), shown)
 

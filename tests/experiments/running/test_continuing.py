@@ -12,6 +12,7 @@ from support.common import SMALL
 from support.systems.cut_off import cut_after_round
 from support.systems.engines import InProcessEngine
 
+from experiments.report.comparison import draw_comparisons
 from experiments.running import runner
 from experiments.running.cells import Cell
 from experiments.running.runner import run_study
@@ -101,3 +102,16 @@ def test_what_an_earlier_run_has_recorded_is_kept(make: Make, left: str, capsys:
     said = lines_of(capsys)[0]
     assert said.startswith(f"{NAME}: earlier run kept as {NAME}.")
     assert (study.folder / said.split()[-1] / left).read_text() == "damaged"
+
+
+@pytest.mark.parametrize("line", ['{"round": 1, "acc', "[1]"])
+def test_a_damaged_record_is_named_with_its_line(
+    make: Make, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = make()
+    record = cut_after_round(study.runs[NAME], 2, monkeypatch) / "rounds.jsonl"
+    record.write_text("\n".join([line, *record.read_text().splitlines()[1:], ""]))
+    failures = run_study(study, Console(width=200)).failures
+    assert f"{record}, line 1: is not the record of round 1" in failures[NAME]
+    assert draw_comparisons(study) == []  # what the command does next
+    assert lines_of(capsys)[0] == f"{NAME}: continuing after round 2 of 3"
