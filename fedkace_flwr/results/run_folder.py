@@ -279,11 +279,13 @@ def differences(before: Mapping[str, Any], config: Config, digests: Mapping[str,
     """
     known, values = {**replace(Config(), method=config.method).flat(), **before}, config.flat()
     affecting = keys_affecting("numbers") - keys_of_other_methods(config.method)
-    present = file_digests(config) if digests else {}
-    same_files = {key for key, digest in (digests or {}).items() if present.get(key) == digest}
-    other_files = (digests or {}).keys() & present.keys() - same_files
-    changed = {key for key, value in values.items() if known[key] != value} - same_files | other_files
-    return [key for key in values if key in changed & affecting]
+    stored = digests or {}
+    present = file_digests(config) if stored else {}
+
+    def differs(key: str) -> bool:
+        return stored[key] != present[key] if key in stored and key in present else bool(known[key] != values[key])
+
+    return [key for key in values if key in affecting and differs(key)]
 
 
 def stored_digests(folder: Path) -> dict[str, str]:
