@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from PIL.Image import Image, fromarray
 from torch import Tensor
 
+from fedkace_flwr.data import pixels
 from fedkace_flwr.data.images import Framing, read_square
 from fedkace_flwr.errors import DataError, FedkaceError, ModelError
 from fedkace_flwr.export.reading import unpack
@@ -179,6 +180,6 @@ def _square(name: str, picture: object, framing: Framing) -> NDArray[np.uint8]:
             picture = fromarray(np.ascontiguousarray(picture))
         if not isinstance(picture, Image):
             raise DataError(f"it is a {type(picture).__name__}; must be a path, a Pillow image, or an array")
-        return framing.square(picture.convert("RGB"))
+        return framing.square(pixels.as_viewed(picture))
     except DataError as error:
         raise DataError(f"{name}: {error}") from error

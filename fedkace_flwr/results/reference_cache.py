@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from fedkace_flwr.config import Config
+from fedkace_flwr.data import pixels
 from fedkace_flwr.data.datasets import cache_dir
+from fedkace_flwr.data.readers.catalogue import DATASETS
 from fedkace_flwr.keys import kebab, keys_of
 from fedkace_flwr.sections import DataConfig, ModelConfig, StreamConfig, TrainingConfig
 from fedkace_flwr.storage.files import read_text, write_text
@@ -75,10 +77,10 @@ def fingerprint(config: Config) -> str:
     """Return a hash of everything that the reference depends on.
 
     It covers whole sections, so that a new key cannot be forgotten: at worst, a reference is computed again. It
-    includes ``data-dir``, which identifies the user's own data sets, and size and time of ``weights-file``. A client's
-    accuracy after a round depends neither on the number of clients nor on the number of rounds, so these are left out,
-    unless a client's samples depend on them: if samples are dealt out to the clients, on the clients' shares, on
-    exchanges with later rounds, or on which clients are drawn to train.
+    includes ``data-dir``, which identifies the user's own data sets, how image files are read, and size and time of
+    ``weights-file``. A client's accuracy after a round depends neither on the number of clients nor on the number of
+    rounds, so these are left out, unless a client's samples depend on them: if samples are dealt out to the clients, on
+    the clients' shares, on exchanges with later rounds, or on which clients are drawn to train.
     """
     stream: dict[str, Any] = asdict(config.stream)
     data: dict[str, Any] = asdict(config.data)
@@ -99,6 +101,9 @@ def fingerprint(config: Config) -> str:
         for section in (data, stream, model)
     )
     parts = [_VERSION, data, stream, model, asdict(config.training), config.run.seed]
+    known = DATASETS.get(config.data.dataset)
+    if known is not None and known.framing(1).scaling == "pillow":  # a data set of image files
+        parts.append(pixels.READING)
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 

@@ -39,8 +39,8 @@ def children() -> list[psutil.Process]:
 
 def test_what_is_decoded_apart_is_what_is_decoded_here(decoder: PictureProcess) -> None:
     for framing in (FRAMING, Framing.of_files(24, 27), Framing.of_arrays(8)):
-        for kind, size in (("PNG", (61, 97)), ("JPEG", (31, 31)), ("WEBP", (200, 3)), ("PNG", (1, 1))):
-            content = picture(kind, size)
+        made = [picture(kind, size) for kind, size in (("PNG", (61, 97)), ("JPEG", (31, 31)), ("WEBP", (200, 3)))]
+        for content in (*made, picture("PNG", (1, 1)), picture("PNG", (61, 97), "I;16")):
             assert np.array_equal(decoder.square(content, framing), read_square(content, framing))
 
 
@@ -57,8 +57,9 @@ def test_what_is_refused_here_is_refused_apart_in_the_same_words(decoder: Pictur
 
 
 @pytest.mark.slow
-def test_the_largest_pictures_fit_the_memory_that_they_are_promised(decoder: PictureProcess) -> None:
-    content = blank(4096, 3072) + bytes(60 * 2**20)  # what follows a picture's end is ignored, and takes memory
+@pytest.mark.parametrize("mode", ["1", "I;16"])
+def test_the_largest_pictures_fit_the_memory_that_they_are_promised(mode: str, decoder: PictureProcess) -> None:
+    content = blank(4096, 3072, mode) + bytes(60 * 2**20)  # what follows a picture's end is ignored, and takes memory
     assert (decoder.square(content, FRAMING) == 0).all()
 
 

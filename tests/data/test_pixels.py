@@ -1,6 +1,7 @@
 """Pictures that others have made: what is decoded at all, and how much it may take."""
 
 import io
+import struct
 import zlib
 from pathlib import Path
 
@@ -124,3 +125,53 @@ def test_text_in_a_png_is_limited_too() -> None:
     bomb = whole[:33] + len(chunk[4:]).to_bytes(4, "big") + chunk + zlib.crc32(chunk).to_bytes(4, "big") + whole[33:]
     with pytest.raises(DataError, match="it is damaged"):
         pixels.rgb(bomb)
+
+
+GREYS = np.linspace(0, 65535, 20 * 30).round().astype(np.uint16).reshape(20, 30)
+
+
+def sixteen_bits(kind: str) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(GREYS).save(file, kind)
+    return file.getvalue()
+
+
+def grey(picture: Image.Image) -> np.ndarray:
+    red, green, blue = np.asarray(picture).transpose(2, 0, 1)
+    assert (red == green).all() and (red == blue).all()
+    return red
+
+
+def test_greys_of_16_bits_become_greys_of_8_bits_and_not_white() -> None:
+    assert np.array_equal(grey(pixels.rgb(sixteen_bits("PNG"))), GREYS >> 8)
+
+
+def test_colours_and_greys_of_16_bits_are_scaled_alike() -> None:
+    """Pillow takes the high byte of a colour's 16 bits."""
+    rows = b"".join(b"\0" + np.repeat(row, 3).astype(">u2").tobytes() for row in GREYS)
+    parts = [(b"IHDR", struct.pack(">IIBBBBB", 30, 20, 16, 2, 0, 0, 0)), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
+    coloured = b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body)) for name, body in parts
+    )
+    assert np.array_equal(np.asarray(pixels.rgb(coloured)), np.asarray(pixels.rgb(sixteen_bits("PNG"))))
+
+
+@pytest.mark.parametrize("mode", ["I;16", "I;16L", "I;16B"])
+def test_every_layout_of_16_bits_is_scaled(mode: str) -> None:
+    order = ">u2" if mode == "I;16B" else "<u2"
+    assert np.array_equal(
+        grey(pixels.as_viewed(Image.frombytes(mode, (30, 20), GREYS.astype(order).tobytes()))), GREYS >> 8
+    )
+
+
+def test_a_png_of_16_bits_that_earlier_versions_of_pillow_widen_to_32_is_scaled() -> None:
+    """As Pillow did before 10.3: mode I, with values of 16 bits."""
+    widened = Image.fromarray(GREYS.astype(np.int32))
+    widened.format = "PNG"
+    assert np.array_equal(grey(pixels.as_viewed(widened)), GREYS >> 8)
+
+
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_pixels_of_unknown_range_are_refused_and_not_clipped(mode: str) -> None:
+    with pytest.raises(DataError, match=rf"^its pixels have Pillow's mode {mode}, whose range is not known; must have"):
+        pixels.as_viewed(Image.new(mode, (3, 3)))

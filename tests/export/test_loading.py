@@ -133,6 +133,10 @@ def test_every_kind_of_picture_is_taken(tmp_path: Path) -> None:
         ([np.zeros((4, 8, 8), np.uint8)], r"image 0: it is an array of shape \(4, 8, 8\); must be \(3, 8, 8\), \(H, W"),
         ("nowhere.png", "nowhere.png: No such file or directory"),
         (["notes.txt"], "notes.txt: it is not an image, or its format is not supported"),
+        (
+            Image.new("F", (8, 8)),
+            "the image: its pixels have Pillow's mode F, whose range is not known; must have 8 or",
+        ),
         ([3], "image 0: it is a int; must be a path, a Pillow image, or an array"),
         (3, "images are int; must be a picture, or a sequence of pictures"),
     ],

@@ -12,6 +12,7 @@ from support.common import rounds_of
 
 from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
+from fedkace_flwr.data import pixels
 from fedkace_flwr.methods.centralized import CentralizedKeys
 from fedkace_flwr.registry import configured
 from fedkace_flwr.results.reference_cache import cached_accuracy, fingerprint, reference_keys
@@ -85,6 +86,17 @@ def test_the_fingerprint_changes_with_the_file_of_weights(tmp_path: Path) -> Non
 def test_references_of_earlier_versions_are_found() -> None:
     """Keys that did not exist then, at their defaults, leave the fingerprint as it was."""
     assert fingerprint(Config.parse({"data-dir": "/data"})) == "f91a532c0f9eaa4f"
+
+
+def test_a_reference_to_image_files_that_were_read_otherwise_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("digits", "cifar100", "folder", "hub", "imagenet100")
+
+    def found() -> list[str]:
+        return [fingerprint(Config.parse({"dataset": name})) for name in names]
+
+    before = found()
+    monkeypatch.setattr(pixels, "READING", pixels.READING + 1)
+    assert [one == other for one, other in zip(before, found(), strict=True)] == [True, True, False, False, False]
 
 
 def test_the_fingerprint_covers_every_key_that_the_reference_depends_on() -> None:

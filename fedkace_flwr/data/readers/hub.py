@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkace_flwr.data import pixels
 from fedkace_flwr.data.images import Framing, read_square
 from fedkace_flwr.data.readers.source import BLOCK, Content, Origin, data_dir, digest
 from fedkace_flwr.errors import ConfigError, DataError, MissingDataError
@@ -48,7 +49,7 @@ def find_hub(config: DataConfig, size: int) -> Origin:
                 "OWNER/NAME@REVISION; for a folder on disk, must be empty (see data-dir)"
             )
         read = partial(_read, config, size, None)
-        return Origin(digest(config.hub_name, *choice), read, remote=f"hub-name = {config.hub_name!r}")
+        return Origin(digest(pixels.READING, config.hub_name, *choice), read, remote=f"hub-name = {config.hub_name!r}")
     folder = data_dir(config)
     try:
         if not (folder / _MARK).is_file():
@@ -60,7 +61,7 @@ def find_hub(config: DataConfig, size: int) -> Origin:
         facts = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     except OSError as fault:
         raise DataError(f"{folder}: cannot be read ({fault.strerror})") from fault
-    return Origin(digest(facts, *choice), partial(_read, config, size, folder))
+    return Origin(digest(pixels.READING, facts, *choice), partial(_read, config, size, folder))
 
 
 def _read(config: DataConfig, size: int, folder: Path | None) -> Content:

@@ -3,6 +3,7 @@
 import logging
 import os
 import shutil
+import struct
 import tarfile
 import time
 from dataclasses import replace
@@ -14,6 +15,7 @@ from PIL import Image
 from support.made.datasets import DATA_DIR, assert_consistent, needs, write_picture
 
 from fedkace_flwr.compute.torchvision_compat import import_torchvision
+from fedkace_flwr.data import pixels
 from fedkace_flwr.data.datasets import load_dataset
 from fedkace_flwr.errors import ConfigError, DataError
 from fedkace_flwr.sections import DataConfig
@@ -150,6 +152,47 @@ def test_folder_without_images_or_splits(folder: DataConfig, tmp_path: Path) -> 
         load_dataset(replace(folder, data_dir=str(tmp_path / "nowhere")))
     with pytest.raises(DataError, match=f"{tmp_path}/nowhere: cannot be read .*data-dir"):
         load_dataset(replace(folder, dataset="imagenet100", data_dir=str(tmp_path / "nowhere")))
+
+
+def tiff(greys: np.ndarray, bits: int, packed: bytes) -> bytes:
+    """A greyscale TIFF file, uncompressed."""
+    height, width = greys.shape
+    tags = ((256, width), (257, height), (258, bits), (259, 1), (262, 1), (273, 110), (278, height), (279, len(packed)))
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
+    return b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4) + packed
+
+
+def test_greys_of_more_than_8_bits_are_scaled(folder: DataConfig) -> None:
+    greys = np.arange(144, dtype=np.uint16).reshape(12, 12) * 28  # in 12 bits
+    place = Path(folder.data_dir) / "train" / "cat"
+    for name, kind in (("a.png", "PNG"), ("b.tiff", "TIFF"), ("c.ppm", "PPM")):
+        Image.fromarray(greys << 4).save(place / name, kind)
+    pairs = greys.reshape(-1, 2).astype(np.uint32)
+    packed = pairs[:, 0] << 12 | pairs[:, 1]
+    triples = np.stack([packed >> 16, packed >> 8 & 255, packed & 255], axis=1).astype(np.uint8).tobytes()
+    (place / "b2.tif").write_bytes(tiff(greys, 12, triples))
+    dataset = load_dataset(folder)
+    for row in range(4):
+        np.testing.assert_array_equal(dataset.images[row], np.stack([greys >> 4] * 3))
+
+
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_pixels_of_unknown_range_are_refused(mode: str, folder: DataConfig) -> None:
+    path = Path(folder.data_dir) / "train" / "dog" / "a.tiff"
+    Image.new(mode, (12, 12)).save(path)
+    with pytest.raises(DataError, match=f"^{path}: its pixels have Pillow's mode {mode}, .*; convert or remove it$"):
+        load_dataset(folder)
+
+
+def test_a_copy_that_was_prepared_from_other_pixels_is_not_used(
+    folder: DataConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = Path(folder.cache_dir)
+    load_dataset(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(pixels, "READING", pixels.READING + 1)
+        load_dataset(folder)
+    assert len([each for each in cache.iterdir() if each.is_dir()]) == 2
 
 
 @pytest.mark.slow

@@ -51,8 +51,8 @@ def picture(kind: str = "PNG", size: tuple[int, int] = (30, 20), mode: str = "RG
     return file.getvalue()
 
 
-def blank(width: int, height: int) -> bytes:
+def blank(width: int, height: int, mode: str = "1") -> bytes:
     """Return a black image, a file of few bytes."""
     file = io.BytesIO()
-    Image.new("1", (width, height)).save(file, "PNG")
+    Image.new(mode, (width, height)).save(file, "PNG")
     return file.getvalue()
