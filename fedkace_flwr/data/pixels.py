@@ -6,6 +6,7 @@ bytes before a decoder sees them, because some decoders allocate the whole pictu
 
 import io
 import re
+import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,6 +44,16 @@ _WITHOUT_LENGTH = (0x01, 0xD8)
 _WIDENED = ("PNG", "PPM")  # of these formats, Pillow's mode I holds 16 bits; of PNG, only before Pillow 10.3
 _UNKNOWN_RANGE = ("I", "F")
 _BITS_PER_SAMPLE = 258  # a tag of TIFF
+_ORIENTATION, _SHORT = 274, 3  # a tag of EXIF, and its type
+_TURNS = (  # by orientation, from 2; 1 is upright
+    "FLIP_LEFT_RIGHT",
+    "ROTATE_180",
+    "FLIP_TOP_BOTTOM",
+    "TRANSPOSE",
+    "ROTATE_270",
+    "TRANSVERSE",
+    "ROTATE_90",
+)
 
 
 class TooLargeError(DataError):
@@ -71,7 +82,7 @@ def rgb(
     Returns
     -------
     Image
-        In RGB, without transparency.
+        As :func:`as_viewed` has it.
 
     Raises
     ------
@@ -89,13 +100,14 @@ def rgb(
         _check_size(kind, _webp_size(content), memory)
     elif kind == "JPEG":
         _check_scans(content)
-    return _decoded(content, kind, memory, sized)
+    return _turned(*_decoded(content, kind, memory, sized))  # of another mode, the original is out of memory here
 
 
 def as_viewed(picture: "Image") -> "Image":
-    """Return a picture's pixels in RGB with 8 bits for each channel, without transparency.
+    """Return a picture as viewers show it: upright, in RGB with 8 bits for each channel, without transparency.
 
-    Of 16-bit greys the high byte counts, as Pillow takes that of 16-bit colours.
+    EXIF's orientation decides what is upright; a picture without one, or with a damaged one, stays as it is. Of 16-bit
+    greys the high byte counts, as Pillow takes that of 16-bit colours.
 
     Parameters
     ----------
@@ -108,6 +120,11 @@ def as_viewed(picture: "Image") -> "Image":
         The range of the values is not known: whole numbers of 32 bits, or floating-point numbers. The message is one
         line and does not name the file.
     """
+    picture.load()  # a PNG's metadata may follow its pixels, and Pillow itself turns a TIFF
+    return _turned(_in_rgb(picture), _turn(picture))
+
+
+def _in_rgb(picture: "Image") -> "Image":
     if picture.mode.startswith("I;") or (picture.mode == "I" and picture.format in _WIDENED):
         picture = _in_8_bits(picture)
     if picture.mode in _UNKNOWN_RANGE:
@@ -122,6 +139,39 @@ def _in_8_bits(greys: "Image") -> "Image":
     bits = getattr(greys, "tag_v2", {}).get(_BITS_PER_SAMPLE, (16,))[0]  # TIFF has greys of 12 bits, too
     table = [min(value >> bits - 8, 255) for value in range(2**16)]
     return greys.convert("I").point(table, "L")
+
+
+def _turn(picture: "Image") -> str | None:
+    """Name of the transposition that makes a picture upright; None if it is.
+
+    Pillow's own reader of EXIF copies what every entry stands for. This one looks at nothing but the orientation.
+    """
+    exif = picture.info.get("exif")
+    if not isinstance(exif, bytes):
+        return None
+    start = 6 if exif.startswith(b"Exif\0\0") else 0
+    order = {b"II*\0": "<", b"MM\0*": ">"}.get(exif[start : start + 4])
+    if order is None:
+        return None
+    try:
+        place = start + struct.unpack_from(f"{order}I", exif, start + 4)[0]
+        (entries,) = struct.unpack_from(f"{order}H", exif, place)
+        for number in range(entries):
+            tag, kind, count, value = struct.unpack_from(f"{order}HHIH", exif, place + 2 + 12 * number)
+            if tag == _ORIENTATION:
+                known = kind == _SHORT and count == 1 and 2 <= value < 2 + len(_TURNS)
+                return _TURNS[value - 2] if known else None
+    except struct.error:  # it ends early
+        pass
+    return None
+
+
+def _turned(picture: "Image", turn: str | None) -> "Image":
+    if turn is None:
+        return picture
+    from PIL.Image import Transpose
+
+    return picture.transpose(Transpose[turn])
 
 
 def _read(path: Path) -> bytes:
@@ -178,7 +228,8 @@ def _check_scans(content: bytes) -> None:
     raise DataError(f"it is a JPEG of more than {_SEGMENTS} segments")
 
 
-def _decoded(content: bytes, kind: str, memory: int, sized: Callable[[int], None]) -> "Image":
+def _decoded(content: bytes, kind: str, memory: int, sized: Callable[[int], None]) -> tuple["Image", str | None]:
+    """The pixels in RGB, and how they are to be turned."""
     # Pillow would import the readers of all formats for one that it does not know yet.
     from PIL import Image, JpegImagePlugin, PngImagePlugin, UnidentifiedImageError, WebPImagePlugin  # noqa: F401
 
@@ -187,7 +238,7 @@ def _decoded(content: bytes, kind: str, memory: int, sized: Callable[[int], None
             _check_size(kind, found.size, memory)
             sized(found.width * found.height)
             found.load()
-            return as_viewed(found)
+            return _in_rgb(found), _turn(found)
     except (DataError, MemoryError):
         raise
     except Image.DecompressionBombError as fault:

@@ -40,7 +40,7 @@ def children() -> list[psutil.Process]:
 def test_what_is_decoded_apart_is_what_is_decoded_here(decoder: PictureProcess) -> None:
     for framing in (FRAMING, Framing.of_files(24, 27), Framing.of_arrays(8)):
         made = [picture(kind, size) for kind, size in (("PNG", (61, 97)), ("JPEG", (31, 31)), ("WEBP", (200, 3)))]
-        for content in (*made, picture("PNG", (1, 1)), picture("PNG", (61, 97), "I;16")):
+        for content in (*made, picture("PNG", (1, 1)), picture("PNG", (61, 97), "I;16"), blank(40, 30, "L", 8)):
             assert np.array_equal(decoder.square(content, framing), read_square(content, framing))
 
 
@@ -57,9 +57,14 @@ def test_what_is_refused_here_is_refused_apart_in_the_same_words(decoder: Pictur
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["1", "I;16"])
-def test_the_largest_pictures_fit_the_memory_that_they_are_promised(mode: str, decoder: PictureProcess) -> None:
-    content = blank(4096, 3072, mode) + bytes(60 * 2**20)  # what follows a picture's end is ignored, and takes memory
+@pytest.mark.parametrize("mode", ["1", "I;16", "RGBA"])
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_the_largest_pictures_fit_the_memory_that_they_are_promised(
+    mode: str, orientation: int, decoder: PictureProcess
+) -> None:
+    content = blank(4096, 3072, mode, orientation) + bytes(
+        60 * 2**20
+    )  # what follows a picture's end is ignored, and takes memory
     assert (decoder.square(content, FRAMING) == 0).all()
 
 

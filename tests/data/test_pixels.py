@@ -2,12 +2,15 @@
 
 import io
 import struct
+import tracemalloc
 import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
 from support.made.models import picture
 
 from experiments.bench.serving import bombs
@@ -175,3 +178,91 @@ def test_a_png_of_16_bits_that_earlier_versions_of_pillow_widen_to_32_is_scaled(
 def test_pixels_of_unknown_range_are_refused_and_not_clipped(mode: str) -> None:
     with pytest.raises(DataError, match=rf"^its pixels have Pillow's mode {mode}, whose range is not known; must have"):
         pixels.as_viewed(Image.new(mode, (3, 3)))
+
+
+def exif(orientation: int, order: str = "<", kind: int = 3, number: int = 1) -> bytes:
+    """Metadata of two entries, a description that says nothing and the orientation."""
+    mark = b"II*\0" if order == "<" else b"MM\0*"
+    entries = struct.pack(order + "HHI4s", 270, 2, 4, b"abc\0") + struct.pack(
+        order + "HHIHH", 274, kind, number, orientation, 0
+    )
+    return b"Exif\0\0" + mark + struct.pack(order + "IH", 8, 2) + entries + bytes(4)
+
+
+def turned(kind: str, metadata: bytes) -> bytes:
+    file = io.BytesIO()
+    with Image.open(io.BytesIO(picture(kind))) as opened:
+        opened.save(file, kind, exif=metadata, **({"lossless": True} if kind == "WEBP" else {}))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("kind", pixels.FORMATS)
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_picture_is_turned_as_its_camera_was_held(kind: str, orientation: int) -> None:
+    for order in "<>":
+        content = turned(kind, exif(orientation, order))
+        with Image.open(io.BytesIO(content)) as opened:
+            expected = np.asarray(ImageOps.exif_transpose(opened))
+            lying = np.asarray(opened)
+        found = np.asarray(pixels.rgb(content))
+        assert np.array_equal(found, expected)
+        assert np.array_equal(found, lying) == (orientation == 1)
+        assert found.shape == ((30, 20, 3) if orientation > 4 else (20, 30, 3))
+
+
+def test_an_orientation_after_a_pngs_pixels_counts() -> None:
+    content = turned("PNG", exif(6))
+    start = content.index(b"eXIf") - 4
+    end = start + 12 + int.from_bytes(content[start : start + 4], "big")
+    moved = content[:start] + content[end:-12] + content[start:end] + content[-12:]
+    assert pixels.rgb(moved).size == (20, 30)
+    assert np.array_equal(np.asarray(pixels.rgb(moved)), np.asarray(pixels.rgb(content)))
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        b"",
+        b"Exif\0\0",
+        b"Exif\0\0nonsense",
+        exif(0),
+        exif(9),
+        exif(65535),
+        exif(6, kind=2),
+        exif(6, number=2**32 - 1),
+        exif(6)[:20],
+        exif(6)[:36],
+        b"Exif\0\0II*\0" + b"\xff" * 4,
+        b"Exif\0\0II*\0" + struct.pack("<I", 2**31),
+        b"Exif\0\0MM\0*" + struct.pack(">IH", 8, 65535) + bytes(1000),
+    ],
+)
+@pytest.mark.parametrize("kind", pixels.FORMATS)
+def test_metadata_that_says_nothing_of_use_leaves_a_picture_as_it_is(kind: str, metadata: bytes) -> None:
+    plain, content = turned(kind, b""), turned(kind, metadata)
+    assert np.array_equal(np.asarray(pixels.rgb(content)), np.asarray(pixels.rgb(plain)))
+
+
+@given(metadata=st.binary(max_size=200) | st.binary(max_size=100).map(lambda end: exif(6)[:14] + end))
+def test_no_metadata_makes_a_picture_unreadable(metadata: bytes) -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (3, 2)).save(file, "PNG", exif=metadata)
+    assert sorted(pixels.rgb(file.getvalue()).size) == [2, 3]
+
+
+def test_metadata_whose_entries_all_stand_for_the_whole_file_takes_no_memory() -> None:
+    """Whoever reads every entry copies the same bytes again for each."""
+    entries = struct.pack("<HHII", 40000, 7, 2**20, 0) * 60_000
+    content = turned("PNG", b"Exif\0\0II*\0" + struct.pack("<IH", 8, 60_000) + entries + bytes(2**20))
+    tracemalloc.start()
+    try:
+        assert pixels.rgb(content).size == (30, 20)
+        assert tracemalloc.get_traced_memory()[1] < 2**25
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_picture_that_was_turned_already_stays_so() -> None:
+    with Image.open(io.BytesIO(turned("JPEG", exif(6)))) as opened:
+        upright = ImageOps.exif_transpose(opened)
+        assert pixels.as_viewed(upright).size == pixels.as_viewed(opened).size == (20, 30)

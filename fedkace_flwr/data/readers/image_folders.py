@@ -120,7 +120,6 @@ def _decode(path: Path, *, framing: Framing) -> NDArray[np.uint8]:
     try:
         with Image.open(path) as file:
             picture = pixels.as_viewed(file)  # ImageNet also holds greyscale and CMYK files
-            picture.load()
     except DataError as fault:
         raise DataError(f"{path}: {fault}; convert or remove it") from fault
     except Exception as fault:  # on damaged files, decoders raise anything from SyntaxError to struct.error

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 from support.made.datasets import DATA_DIR, assert_consistent, needs, write_picture
 
 from fedkace_flwr.compute.torchvision_compat import import_torchvision
@@ -165,8 +165,9 @@ def tiff(greys: np.ndarray, bits: int, packed: bytes) -> bytes:
 def test_greys_of_more_than_8_bits_are_scaled(folder: DataConfig) -> None:
     greys = np.arange(144, dtype=np.uint16).reshape(12, 12) * 28  # in 12 bits
     place = Path(folder.data_dir) / "train" / "cat"
-    for name, kind in (("a.png", "PNG"), ("b.tiff", "TIFF"), ("c.ppm", "PPM")):
+    for name, kind in (("a.png", "PNG"), ("b.tiff", "TIFF")):
         Image.fromarray(greys << 4).save(place / name, kind)
+    (place / "c.ppm").write_bytes(b"P5 12 12 65535\n" + (greys << 4).astype(">u2").tobytes())
     pairs = greys.reshape(-1, 2).astype(np.uint32)
     packed = pairs[:, 0] << 12 | pairs[:, 1]
     triples = np.stack([packed >> 16, packed >> 8 & 255, packed & 255], axis=1).astype(np.uint8).tobytes()
@@ -174,6 +175,18 @@ def test_greys_of_more_than_8_bits_are_scaled(folder: DataConfig) -> None:
     dataset = load_dataset(folder)
     for row in range(4):
         np.testing.assert_array_equal(dataset.images[row], np.stack([greys >> 4] * 3))
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF", "WEBP"])
+def test_pictures_are_turned_as_their_camera_was_held(kind: str, folder: DataConfig) -> None:
+    path = Path(folder.data_dir) / "train" / "cat" / f"a.{kind.lower()}"
+    left_red = Image.new("RGB", (24, 12))
+    left_red.paste((255, 0, 0), (0, 0, 12, 12))
+    orientation = Image.Exif()
+    orientation[ExifTags.Base.Orientation] = 6
+    left_red.save(path, kind, exif=orientation)
+    red = load_dataset(folder).images[0][0]
+    assert (red[:5] > 200).all() and (red[-5:] < 55).all()
 
 
 @pytest.mark.parametrize("mode", ["I", "F"])

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 
 from fedkace_flwr.data.images import Framing
 from fedkace_flwr.experiment import as_arrays
@@ -51,8 +51,9 @@ def picture(kind: str = "PNG", size: tuple[int, int] = (30, 20), mode: str = "RG
     return file.getvalue()
 
 
-def blank(width: int, height: int, mode: str = "1") -> bytes:
+def blank(width: int, height: int, mode: str = "1", orientation: int = 1) -> bytes:
     """Return a black image, a file of few bytes."""
-    file = io.BytesIO()
-    Image.new(mode, (width, height)).save(file, "PNG")
+    file, exif = io.BytesIO(), Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    Image.new(mode, (width, height)).save(file, "PNG", exif=exif)
     return file.getvalue()
