@@ -19,6 +19,8 @@ from fedkace_flwr.inference.kept_models import KeptModels
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.storage.client_state import Answer, ClientState
 
+_FEWEST = 2  # samples in a step, for batch normalisation over maps of a single pixel
+
 Parameters = list[np.ndarray[Any, Any]]
 
 
@@ -52,8 +54,8 @@ class StreamingClient(NumPyClient):
     def fit(self, parameters: Parameters, config: dict[str, Any]) -> tuple[list[Any], int, Metrics]:
         """Train on this round's chunk and buffer, choose the new buffer, and return the local model.
 
-        A round that is already done is answered from the store. A client without a new chunk returns no model and no
-        samples, and goes on answering as before.
+        A round that is already done is answered from the store. A client without a new chunk, or with one of a single
+        sample and nothing in its buffer, returns no model and no samples, and goes on answering as before.
         """
         answer = self._trained(self._named(parameters), int(config[keys.ROUND]))
         return list(answer.arrays.values()), answer.examples, dict(answer.metrics)
@@ -100,7 +102,7 @@ class StreamingClient(NumPyClient):
         rule, watch = self.rule, Stopwatch()
         state = self._caught_up(rule.store.before(round_number), round_number)
         chunk = rule.source.chunk(round_number, state.round)
-        if not len(chunk):
+        if not len(chunk) or len(chunk) + len(state.buffer) < _FEWEST:  # what has arrived waits for the next round
             return Answer({}, 0, {keys.SAT_OUT: 1})
         current = chunk.class_counts(rule.experiment.num_classes) > 0
         now = ClientRound(round_number, chunk, state, current, sent)

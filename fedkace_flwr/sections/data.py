@@ -75,7 +75,7 @@ class DataConfig:
         10000,
         "Maximum number of samples that a round takes from an inbox. Files are never split; a file that holds more is rejected.",
         unit="samples",
-        low=1,
+        low=2,  # a single sample may have to wait for another
     )
     inbox_after: Literal["keep", "delete"] = key(
         "keep",

@@ -116,6 +116,34 @@ def test_an_empty_inbox_sits_the_round_out_and_goes_on_answering(
     assert after[keys.ACCURACY] == before[keys.ACCURACY] and after[keys.SEEN_CLASSES] == before[keys.SEEN_CLASSES]
 
 
+def drop_one(tmp_path: Path, name: str, label: int) -> None:
+    image = np.random.default_rng(label).integers(0, 256, (1, 8, 8, 3), dtype=np.uint8)
+    np.savez(tmp_path / "data" / "client-0" / "new" / name, images=image, labels=[label])
+
+
+def test_a_single_image_waits_until_it_can_be_trained_with_another(
+    device: Callable[[str, int], Message], tmp_path: Path
+) -> None:
+    """Batch normalisation over maps of one pixel needs two samples; the buffer may hold the other."""
+
+    def trained(number: int) -> dict[str, Any]:
+        return dict(device(MessageType.TRAIN, number).content.metric_records[keys.METRICS])
+
+    sat_out = {keys.EXAMPLES: 0, keys.SAT_OUT: 1}
+    assert trained(1) == sat_out
+    drop_one(tmp_path, "a.npz", 0)
+    for number in (2, 3):
+        assert trained(number) == trained(number) == sat_out  # a repeated message finds the file, too
+        assert device(MessageType.EVALUATE, number).content.metric_records[keys.METRICS] == {keys.EXAMPLES: 0}
+    drop_one(tmp_path, "b.npz", 1)
+    assert trained(4)[keys.EXAMPLES] == 2
+    drop_one(tmp_path, "c.npz", 2)
+    assert trained(5)[keys.EXAMPLES] == 1
+    assert trained(6) == sat_out
+    done = [name for name in names_in(tmp_path / "data" / "client-0") if name.startswith(("taken/", "done/"))]
+    assert sorted(Path(name).name for name in done if name.endswith(".npz")) == ["a.npz", "b.npz", "c.npz"]
+
+
 def test_buffers_on_a_device_hold_pixels(device: Callable[[str, int], Message], tmp_path: Path) -> None:
     device(MessageType.TRAIN, 1)
     arrive(tmp_path, 1)
