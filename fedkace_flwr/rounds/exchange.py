@@ -30,6 +30,8 @@ class Exchange:
         By client, in the order of client numbers; the first reply of a client counts.
     silent : list of int
         Clients without a reply in time.
+    refused : list of int
+        Clients whose message the grid did not accept.
     unreadable : dict of int to str
         Clients whose reply could not be unpacked, and why.
     bytes_down, bytes_up : int
@@ -40,6 +42,7 @@ class Exchange:
 
     replies: dict[int, Message] = field(default_factory=dict)
     silent: list[int] = field(default_factory=list)
+    refused: list[int] = field(default_factory=list)
     unreadable: dict[int, str] = field(default_factory=dict)
     bytes_down: int = 0
     bytes_up: int = 0
@@ -78,7 +81,8 @@ def exchange(grid: Grid, sent: Mapping[int, Message], deadline: float, probe: fl
     if crosses_network(grid):
         fold(sent.values())
     watch = Probe(grid, sent, probe, begun) if probe > 0 else None
-    inbox = _Inbox(post(grid, sent, begun + deadline))
+    asked, refused = post(grid, sent, begun + deadline)
+    inbox = _Inbox(asked)
     pause, end = _FIRST_PAUSE, time.monotonic() + deadline
     while inbox.waiting:
         for number, reply in collect(grid, list(inbox.waiting), end):
@@ -88,7 +92,7 @@ def exchange(grid: Grid, sent: Mapping[int, Message], deadline: float, probe: fl
         if left <= 0:
             break
         if watch and inbox.waiting and (again := watch.lost(inbox.clients(), time.monotonic(), end)):
-            inbox.waiting |= post(grid, again, end)
+            inbox.waiting |= post(grid, again, end)[0]
             bytes_down += sum(sizes[client] for client in again)
         if inbox.waiting:
             time.sleep(min(pause, left))
@@ -98,7 +102,8 @@ def exchange(grid: Grid, sent: Mapping[int, Message], deadline: float, probe: fl
     unreadable = {client: reason for client, reason in unreadable.items() if client not in replies}
     return Exchange(
         dict(sorted(replies.items())),
-        sorted(set(sent) - set(replies) - set(unreadable)),
+        sorted(set(sent) - set(replies) - set(unreadable) - set(refused)),
+        refused,
         unreadable,
         bytes_down=bytes_down,
         bytes_up=sum(keys.size_in_bytes(reply.content) for reply in replies.values() if reply.has_content()),

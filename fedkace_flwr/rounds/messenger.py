@@ -17,6 +17,7 @@ from fedkace_flwr.sections import RunConfig
 logger = logging.getLogger(__name__)
 
 _WORKER_LOST = 0  # Flower's error code when a simulation loses the worker process; no client raised the error
+_REFUSED = "the grid did not accept the message to it: its SuperNode has left, or the message is too large"
 
 
 class Messenger:
@@ -82,6 +83,8 @@ class Messenger:
         self.report.exchanges[phase] = found.after(self.report.exchanges.get(phase))
         for client in sorted(set(wanted) - set(sent)):
             self.fail(client, phase, "its SuperNode is not connected", "absent")
+        for client in found.refused:
+            self.fail(client, phase, _REFUSED, "refused")
         for client in found.silent:
             self.fail(client, phase, f"no reply within {deadline:g} seconds", "silent")
         for client, reason in sorted(found.unreadable.items()):

@@ -70,9 +70,8 @@ class Probe:
         for number, reply in collect(self._grid, asked, end):
             self._hear(asked[number], silent[asked[number]], reply, now)
         due = [client for client, silence in silent.items() if now >= silence.due]
-        for number, client in post(
-            self._grid, {client: self._question(client, end - now) for client in due}, end
-        ).items():
+        accepted, _ = post(self._grid, {client: self._question(client, end - now) for client in due}, end)
+        for number, client in accepted.items():
             silent[client].question = number
             silent[client].due = now + silent[client].every
         found = [client for client, silence in silent.items() if silence.idle >= _IDLE]

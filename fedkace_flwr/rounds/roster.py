@@ -129,7 +129,8 @@ class Roster:
 
         if not due:
             return
-        for number, node in post(grid, {node: question(node) for node in due}, now + self._deadline).items():
+        accepted, _ = post(grid, {node: question(node) for node in due}, now + self._deadline)
+        for number, node in accepted.items():
             before = self._inquiries.get(node)
             self._inquiries[node] = _Inquiry(number, now, before is None, before.reason if before else "")
 

@@ -30,8 +30,8 @@ class RoundReport:
         keeps (``retention``), and the number of ``clipped_layers`` if there are any.
     failures : list of dict
         Client, phase, reason and kind of each reply that was rejected. The kinds are those of
-        :class:`fedkace_flwr.errors.MessageError`, and ``absent`` (no SuperNode), ``silent`` (no reply in time) and
-        ``unreadable`` (Flower could not unpack the reply).
+        :class:`fedkace_flwr.errors.MessageError`, and ``absent`` (no SuperNode), ``refused`` (Flower did not
+        accept the message), ``silent`` (no reply in time) and ``unreadable`` (Flower could not unpack the reply).
     sat_out : list of int
         Clients without new data to train on. This is not a failure.
     below_quorum : list of str

@@ -30,10 +30,11 @@ _REFUSALS = range(400, 500)
 Result = TypeVar("Result")
 
 
-def post(grid: Grid, sent: Mapping[int, Message], end: float) -> dict[str, int]:
-    """Send messages; ids of those that the grid accepts, with their clients.
+def post(grid: Grid, sent: Mapping[int, Message], end: float) -> tuple[dict[str, int], list[int]]:
+    """Send messages; ids of those that the grid accepts, with their clients, and the clients of those that it refuses.
 
-    After an outage the grid may already have accepted some of them; it does not accept them twice.
+    After an outage the grid may already have accepted some of them, and it does not accept them twice. Then none counts
+    as refused.
     """
     messages = list(sent.values())
     attempts = 0
@@ -46,8 +47,9 @@ def post(grid: Grid, sent: Mapping[int, Message], end: float) -> dict[str, int]:
     taken = insist(push, end)
     numbers = {message.metadata.message_id: client for client, message in sent.items()}
     if taken is not None and attempts == 1:
-        return {number: numbers[number] for number in taken}
-    return {number: client for number, client in numbers.items() if number}
+        accepted = {number: numbers[number] for number in taken}
+        return accepted, sorted(set(sent) - set(accepted.values()))
+    return {number: client for number, client in numbers.items() if number}, []
 
 
 def collect(grid: Grid, waiting: Iterable[str], end: float) -> Iterator[tuple[str, Message | Exception]]:

@@ -28,7 +28,7 @@ FAULTS = {
     "shape": (with_array("output.bias", np.zeros(11, dtype=np.float32)), "(11,)"),
     "dtype": (with_array("output.bias", np.zeros(10, dtype=np.float64)), "float64"),
     "name": (with_array("surprise", np.zeros(1, dtype=np.float32)), "surprise"),
-    "silence": (lost, "no reply"),
+    "silence": (lost, "did not accept"),
 }
 
 

@@ -85,7 +85,7 @@ def test_a_clients_first_reply_counts_and_others_are_ignored() -> None:
     assert found.bytes_up == exchange(single, questions(single, range(3), 3), LONG).bytes_up
 
 
-def test_a_message_that_the_grid_does_not_take_is_silent_at_once(clock: FakeTime) -> None:
+def test_a_message_that_the_grid_does_not_take_is_refused_at_once_and_nobody_is_silent(clock: FakeTime) -> None:
     class RefusingGrid(RecordingGrid):
         def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
             taken = list(super().push_messages(messages))
@@ -93,7 +93,7 @@ def test_a_message_that_the_grid_does_not_take_is_silent_at_once(clock: FakeTime
 
     grid = RefusingGrid(echo(), 3)
     found = exchange(grid, questions(grid, range(3), 3), LONG)
-    assert found.silent == [0]
+    assert found.refused == [0] and found.silent == []
     assert list(found.replies) == [1, 2]
     assert found.seconds == 0
 

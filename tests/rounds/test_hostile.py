@@ -9,6 +9,7 @@ import numpy as np
 import psutil
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MessageType, MetricRecord, RecordDict
+from support.common import rounds_of
 from support.doubles.damages import FAULTS, MODEL_FAULTS, filled, named
 from support.doubles.hostile import (
     CLIENTS,
@@ -19,6 +20,7 @@ from support.doubles.hostile import (
     Reference,
     assert_nothing_changes,
     configured,
+    folder_of,
 )
 
 from fedkace_flwr import server_app
@@ -53,7 +55,7 @@ def by_method(name: str) -> pytest.MarkDecorator:
 # The driver reads and checks the replies of all methods, so one method meets every fault, the others one of each kind.
 ONE_OF_EACH_KIND = (
     *("nan", "huge", "swapped keys", "an exception"),
-    *("past the deadline", "absurd samples", "sat out with a model"),
+    *("not sent", "absurd samples", "sat out with a model"),
 )
 METHODS = ["fedavg", "dcfcl", "fedcbdr", "er", "lkc", "ofcl", "refed"]
 MATRIX = [
@@ -100,7 +102,7 @@ def test_what_tfcl_teaches_is_learnt_from_the_honest_alone(
 QUERY_FAULTS = {
     name: fault
     for name, fault in (MODEL_FAULTS | FAULTS).items()
-    if name in {"nan", "inf", "shape", "dtype", "a name more", "no arrays", "an exception", "past the deadline"}
+    if name in {"nan", "inf", "shape", "dtype", "a name more", "no arrays", "an exception", "not sent"}
     or name in {"nothing", "cut short", "a header of a terabyte", "another serialisation"}
 }
 FEATURE_FAULTS = {**QUERY_FAULTS, "huge": MODEL_FAULTS["huge"]}
@@ -137,7 +139,8 @@ def test_scores_of_the_hostile_touch_no_ones_selection(
 METRIC_FAULTS = {
     name: fault
     for name, fault in FAULTS.items()
-    if (fault[1] == "metrics" and name != "more samples than fit 64 bits") or fault[1] in ("error", "silent", "records")
+    if (fault[1] == "metrics" and name != "more samples than fit 64 bits")
+    or fault[1] in ("error", "refused", "records")
 }
 
 
@@ -201,10 +204,23 @@ def test_failures_are_counted_by_client_and_kind_in_the_summary_and_in_the_last_
         server_app.logger.removeHandler(handler)
     summary = run_folder.read_json(tmp_path / "hostile" / "summary.json")
     assert summary["failures_by_client"] == {
-        str(client): {"silent": ROUNDS, "values": ROUNDS} for client in sorted(HOSTILE)
+        str(client): {"refused": ROUNDS, "values": ROUNDS} for client in sorted(HOSTILE)
     }
     assert summary["failures"] == 2 * ROUNDS * len(HOSTILE)
-    assert "left out: client 1 (3 silent, 3 values), client 3 (3 silent, 3 values); see" in lines[-1]
+    assert "left out: client 1 (3 refused, 3 values), client 3 (3 refused, 3 values); see" in lines[-1]
+
+
+def test_a_message_that_was_not_accepted_is_not_said_to_have_had_no_reply_in_time(
+    reference_of: Callable[..., Reference],
+) -> None:
+    for record in rounds_of(folder_of(reference_of("fedavg").config)):
+        told = {(each["kind"], each["reason"]) for each in record["failures"]}
+        assert told == {
+            (
+                "refused",
+                "the grid did not accept the message to it: its SuperNode has left, or the message is too large",
+            )
+        }
 
 
 @pytest.mark.parametrize("method", ["fedkace", "fedavg"])

@@ -167,4 +167,4 @@ def test_with_few_replies_the_last_measure_of_enough_holds_also_after_a_resume(m
     run(again, damage)
     assert records(whole) == records(pieces) and same(last(whole), last(pieces))
     kinds = {(failure["client"], failure["kind"]) for failure in records(whole)[2]["failures"]}
-    assert kinds == {(1, "norm"), (2, "silent")}
+    assert kinds == {(1, "norm"), (2, "refused")}

@@ -206,7 +206,7 @@ FAULTS = {
         changed(fedcbdr_names.FEATURES, lambda x: x.astype(np.float32)),
         "float32",
     ),
-    "silence": (fedcbdr_names.FEATURES_QUERY, lost, "no reply"),
+    "silence": (fedcbdr_names.FEATURES_QUERY, lost, "did not accept"),
     "error": (fedcbdr_names.SCORES_QUERY, failed, "disk on fire"),
     "empty": (fedcbdr_names.SCORES_QUERY, emptied, "no record"),
     "negative": (fedcbdr_names.SCORES_QUERY, changed(fedcbdr_names.SCORES, lambda x: x - 1), "within 0 and 1"),

@@ -142,7 +142,7 @@ FAULTS: dict[str, tuple[Damage, str]] = {
     "more samples than fit 64 bits": (counted(2**70), "metrics"),
     "an exception": (lambda content: Error(2, "Traceback\nOSError: disk on fire"), "error"),
     "an error as of a lost process": (lambda content: Error(0, "gone"), "error"),
-    "past the deadline": (lambda content: None, "silent"),
+    "not sent": (lambda content: None, "refused"),
     "nothing": (lambda content: RecordDict(), "records"),
     "numbers elsewhere": (lambda content: RecordDict({keys.METRICS: ConfigRecord({keys.EXAMPLES: 1})}), "records"),
     "cut short": (raw(lambda data: data[: len(data) // 2]), "arrays"),

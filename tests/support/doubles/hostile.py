@@ -73,7 +73,7 @@ class RecordingWire(InlineGrid):
                 self._reference.answers[key_of(message)] = kept
                 if self._reference.is_hostile(message):
                     del self._replies[number]
-                    number = ""  # as if the message had not been received: a silent client without the wait
+                    number = ""  # as if the message had not been accepted
             numbers.append(number)
         return numbers
 
