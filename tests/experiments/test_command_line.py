@@ -261,13 +261,15 @@ def test_a_short_study_lists_its_rounds_above_the_live_bars(tmp_path: Path) -> N
     (name, config), *_ = study(tmp_path).runs.items()
     cell = Cell(name, config)
     cell.folder.mkdir(parents=True)
-    (cell.folder / "rounds.jsonl").write_text('{"round": 1, "accuracy": 0.5}\n{"round": 2, "accuracy": null}\n')
+    records = cell.folder / "rounds.jsonl"
     for rounds, listed in ((200, 2), (201, 0)):
+        records.unlink(missing_ok=True)
         screen = io.StringIO()
         console = Console(file=screen, force_terminal=True, width=100)
         with Progress(TextColumn("{task.fields[note]}"), console=console) as progress:
             shown = Display(console, 1, rounds, progress)
             shown.begin(cell, 1)
+            records.write_text('{"round": 1, "accuracy": 0.5}\n{"round": 2, "accuracy": null}\n')
             shown.follow(cell)
         assert screen.getvalue().count(f"{name}: round ") == listed
         assert "accuracy - %, so far 50.00 %" in screen.getvalue()

@@ -84,6 +84,7 @@ def test_activations_grow_with_width_and_area() -> None:
 
 
 def test_a_plan_times_training_as_it_is_configured(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "quickstart", "--engine", "inline", "--dry-run", "--set", "augment=flip-shift"]) == 0
+    changes = ["method=fedkace", "augment=flip-shift"]
+    assert main(["run", "quickstart", "--engine", "inline", "--dry-run", "--set", *changes]) == 0
     printed = capsys.readouterr().out
     assert re.search(r"^plan: \d+ workers? of \d+ threads? on ", printed, re.MULTILINE), printed
