@@ -124,7 +124,7 @@ FEDFRAME_ROWS = {
 }
 """The rows of FedFrame's tables, with the runs that they show."""
 
-FEDFRAME_TABLES = {"fedframe-reduced": ("cifar100", (4,), (3,)), "fedframe-pictures": ("folder", (4, 0), (0,))}
+FEDFRAME_TABLES = {"fedframe-reduced": ("cifar100", (4, 0), (3,)), "fedframe-pictures": ("folder", (4, 0), (0,))}
 """The folders of their records, with the data set, the overlaps and the seeds."""
 
 
