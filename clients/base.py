@@ -124,19 +124,19 @@ class ClientRule(ClientTools):
         metrics = {serving.GLOBAL: keys.GLOBAL_ACCURACY, serving.LOCAL: keys.LOCAL_ACCURACY}
         found = {keys.LOCAL_ACCURACY: state.local_accuracy}
         wanted = {*predicting, *([serving.GLOBAL] if self.config.answers.evaluate == "both" else [])}
-        if predicting == (serving.LOCAL,):
-            wanted.remove(serving.LOCAL)  # it was tested after its training
+        if tested := predicting == (serving.LOCAL,) and not self.refitted_since(state):
+            wanted.remove(serving.LOCAL)  # after its training
         logits: dict[str, list[Tensor]] = {}
         for name in (serving.GLOBAL, serving.AVERAGE, serving.LOCAL):  # the network holds one model at a time
             weights = {} if name == serving.GLOBAL or name not in wanted else self.weights_of(name, state)
             if name in wanted and weights is not None:
-                tested = self.network(weights) if weights else net
-                logits[name] = [self.test_logits(tested, samples)]
+                model = self.network(weights) if weights else net
+                logits[name] = [self.test_logits(model, samples)]
                 if name in self.mirrored(state):
-                    logits[name].append(self.logits(tested, samples, mirrored=True))
+                    logits[name].append(self.logits(model, samples, mirrored=True))
                 if name in metrics:
                     found[metrics[name]] = accuracy(logits[name][0], samples.labels, state.seen)
-        if predicting != (serving.LOCAL,):
+        if not tested and any(name in logits for name in predicting):
             known = {name: logits[name] for name in predicting if name in logits}
             shares = self.shares(known, state)
             each = [shares[name] for name, views in known.items() for _ in views] if shares else []

@@ -120,6 +120,16 @@ class ClientTools:
         if share and len(samples):
             refit(net, self.images(samples), samples.labels, self.experiment.preprocess, settings.shrinkage, share)
 
+    def refitted_since(self, state: ClientState) -> bool:
+        """Whether the local model's output layer is another one than after its training, as the client has missed rounds.
+
+        It is then fitted without the chunk, which is gone, and by the newest round's share.
+        """
+        shares = [
+            discriminant_share(self.config.answers.classifier, number) for number in (state.round, state.evaluated)
+        ]
+        return state.round != state.evaluated and any(shares)
+
     def averaged(self, sent: Mapping[str, Array], state: ClientState, round_number: int) -> ClientState:
         """Take a received model into the exponential mean that the client keeps with ``model-average``."""
         if not sent or not self.config.answers.model_average:

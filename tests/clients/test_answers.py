@@ -128,6 +128,22 @@ def test_a_local_model_is_tested_with_the_output_layer_that_it_predicts_with_and
     assert [line["client_accuracy"] for line in one] != [line["client_accuracy"] for line in other]
 
 
+def test_a_local_model_that_is_refitted_without_a_chunk_is_tested_again(small: Make, tmp_path: Path) -> None:
+    changes = {"inference": "local", "classifier": "discriminant", "keep_models": "always", "fraction_train": 0.5}
+    lines = ran(config := small(method="er", clients=4, **changes, **SHAPE))
+    experiment = Experiment(config)
+    idle = [client for client in range(4) if not experiment.trains(client, 4)]
+    assert idle
+    for client in idle:
+        predictor = load_newest(tmp_path / "run" / "clients" / f"client-{client:03d}")
+        seen = torch.zeros(10, dtype=torch.bool)
+        seen[list(predictor.kept.seen)] = True
+        test = experiment.test_set(client, seen)
+        scores = predictor.probabilities(experiment.dataset.fetch(test.content))
+        found = accuracy(scores, test.labels, seen)
+        assert found == lines[-1]["client_accuracy"][client] == lines[-1]["local_accuracy"][client]
+
+
 def test_the_average_decays_by_the_round_and_then_by_its_key(small: Make) -> None:
     config = small(method="fedavg", model_average=0.15, **SHAPE)
     federation = Federation(config)
