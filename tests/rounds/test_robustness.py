@@ -221,17 +221,38 @@ def test_more_than_half_are_always_kept() -> None:
         assert Directions(-0.03).opposed(range(few), opposing(few, 1)) == {}
 
 
+def round_of(directions: Directions, gram: np.ndarray) -> set[int]:
+    """Who is rejected in a round of four clients, which is then remembered."""
+    directions.begin()
+    rejected = directions.opposed(range(4), gram)
+    directions.remember()
+    return set(rejected)
+
+
 def test_a_single_round_against_the_others_is_forgiven_and_a_habit_is_not() -> None:
     directions, together, against = Directions(-0.03), opposing(4, 0), opposing(4, 1)
     for _ in range(4):
-        assert directions.opposed(range(4), together) == {}
-    assert directions.opposed(range(4), against) == {}
+        assert round_of(directions, together) == set()
+    assert round_of(directions, against) == set()
     again = Directions(-0.03)
     again.restore(directions.state())
     for each in (directions, again):  # as after a resume
-        assert [set(each.opposed(range(4), against)) for _ in range(4)][-1] == {3}
+        assert [round_of(each, against) for _ in range(4)][-1] == {3}
     assert directions.state() == again.state()
-    assert directions.opposed(range(4), together) == {}  # whoever behaves counts again at once
+    assert round_of(directions, together) == set()  # whoever behaves counts again at once
+
+
+def test_attempts_at_the_same_round_count_once() -> None:
+    directions, once, against = Directions(-0.03), Directions(-0.03), opposing(4, 1)
+    for each in (directions, once):
+        for _ in range(4):
+            round_of(each, opposing(4, 0))
+    for _ in range(5):
+        directions.begin()
+        assert directions.opposed(range(4), against) == {}
+    directions.remember()
+    round_of(once, against)
+    assert directions.state() == once.state()
 
 
 # Copies of earlier models

@@ -103,6 +103,8 @@ class Comparison:
             The others.
         """
         origins = _unpacked(replies, sent)
+        for directions in self._directions.values():
+            directions.begin()
         if self._noise.is_on:
             return self._clipped_for_noise(replies, origins)
         if not aggregated:
@@ -131,7 +133,9 @@ class Comparison:
         return left, rejects
 
     def remember(self, replies: Sequence[Reply], number: int) -> None:
-        """Remember the models of a round that have been aggregated, and those that were sent."""
+        """Remember the models of a round that have been aggregated, those that were sent, and the directions."""
+        for directions in self._directions.values():
+            directions.remember()
         if self._sketches:
             sent = {id(self._sent[reply.client]): self._sent[reply.client] for reply in replies}
             self._earlier.remember([*sent.values(), *(self._sketches[reply.client] for reply in replies)], number)

@@ -21,7 +21,8 @@ class Directions:
     """Compares directions of updates, and remembers each client's.
 
     A client's standing is an exponential mean, with decay 0.7, of the cosines between its update and the mean of the
-    others'. That mean is over updates scaled to equal length, without those already rejected.
+    others'. That mean is over updates scaled to equal length, without those already rejected. A round counts once
+    :meth:`remember` is called, however often it was attempted.
 
     Parameters
     ----------
@@ -32,6 +33,11 @@ class Directions:
     def __init__(self, bound: float) -> None:
         self._bound = bound
         self._sums: dict[int, tuple[float, float]] = {}  # weighted sum of cosines, and sum of weights
+        self._latest: dict[int, float] = {}  # cosines of the latest attempt at a round
+
+    def begin(self) -> None:
+        """Begin an attempt at a round: forget the one before, unless it was remembered."""
+        self._latest = {}
 
     def opposed(self, clients: Sequence[int], gram: Floats) -> dict[int, float]:
         """Clients to reject, and each one's cosine when it was rejected.
@@ -55,9 +61,13 @@ class Directions:
                 break
             rejected[clients[worst]] = cosines[worst]
             left.remove(worst)
-        found = {clients[place]: cosine for place, cosine in cosines.items()} | rejected
-        self._sums |= {client: self._added(client, cosine) for client, cosine in found.items()}
+        self._latest |= {clients[place]: cosine for place, cosine in cosines.items()} | rejected
         return rejected
+
+    def remember(self) -> None:
+        """Count the latest attempt in the clients' standings."""
+        self._sums |= {client: self._added(client, cosine) for client, cosine in self._latest.items()}
+        self._latest = {}
 
     def state(self) -> dict[str, list[float]]:
         """What later rounds need, JSON-ready."""
