@@ -24,6 +24,7 @@ _BUFFER = (
     ("buffer_probability", "probability of the true class", "#00755a"),
     ("gap", "GAP", "#c2410c"),
 )
+_MODELS = (("local_accuracy", "local models", "#0b63a5"), ("global_accuracy", "global model", "#00755a"))
 _PIXELS_PER_INCH = 130
 
 Curves = dict[str, dict[str, pd.DataFrame]]
@@ -37,7 +38,9 @@ def draw_figures(results: Results, study: StudyInfo, folder: Path) -> list[Path]
 
     ``figure2`` shows the accuracy of FedKACE and its rivals over the rounds, and below it the measurements on
     FedKACE's buffers. ``figure3`` shows the accuracy of FedKACE and its ablations. ``curves`` shows every line of a
-    study that supports neither.
+    study that supports neither. ``unfinished`` shows the columns that have an unfinished run, as far as it has come.
+    In ``curves`` and ``unfinished``, a panel with a single line also shows what the local models and the global model
+    would have answered, if the run tested both throughout.
     """
     curves, methods = _curves(results, study)
     have = {role(method) for method in methods.values()}
@@ -49,19 +52,36 @@ def draw_figures(results: Results, study: StudyInfo, folder: Path) -> list[Path]
         written += _save(_figure(curves, methods, chosen), folder / "figure3")
     if have and not written:
         written += _save(_figure(curves, methods, list(methods)), folder / "curves")
+    curves, methods = _curves(results, study, unfinished=True)
+    if curves:
+        written += _save(_figure(curves, methods, list(methods)), folder / "unfinished")
     return written
 
 
-def _curves(results: Results, study: StudyInfo) -> tuple[Curves, dict[str, str]]:
-    """Return the rounds of the finished runs by column and line, and the method of each line."""
+def _curves(results: Results, study: StudyInfo, *, unfinished: bool = False) -> tuple[Curves, dict[str, str]]:
+    """Return the rounds of the finished runs by column and line, and the method of each line.
+
+    With ``unfinished``, only the columns that have an unfinished run, up to the last round of any of them, with
+    unfinished runs as lines of their own.
+    """
     frame = results.counted(study)
     rounds = results.rounds[results.rounds["study"] == study.name] if len(results.rounds) else results.rounds
     curves: Curves = {}
     methods: dict[str, str] = {}
-    runs = sorted(rows_of(frame[frame["finished"]]), key=lambda run: (str(run["dataset"]), -run["overlap"], run["run"]))
+    begun: dict[str, int] = {}
+    for run in rows_of(frame[~frame["finished"]]) if unfinished else []:
+        column = place(study, run)[1]
+        begun[column] = max(begun.get(column, 0), run["rounds_done"])
+    shown = frame if unfinished else frame[frame["finished"]]
+    runs = sorted(rows_of(shown), key=lambda run: (str(run["dataset"]), -run["overlap"], run["run"]))
     for run in runs:
         line, column = place(study, run)
         own = rounds[rounds["run"] == run["run"]]
+        if unfinished:
+            own = own[own["round"] <= begun.get(column, 0)]
+            line = line if run["finished"] else f"{line} (unfinished)"
+        if own.empty:
+            continue
         known = curves.setdefault(column, {}).get(line)
         curves[column][line] = own if known is None else pd.concat([known, own])
         methods[line] = run["method"]
@@ -99,6 +119,8 @@ def _figure(curves: Curves, methods: Mapping[str, str], chosen: Sequence[str]) -
     figure, grid = _panels(len(curves), 1)
     for index, (column, lines) in enumerate(curves.items()):
         axes = grid(index, 0)
+        if len(lines) == 1:
+            _both_models(axes, next(iter(lines.values())))
         _accuracy(axes, lines, chosen, methods)
         axes.set_title(in_plot(column), fontsize=10, fontweight="bold")
         _finish(axes, lines)
@@ -150,6 +172,13 @@ def _accuracy(axes: Axes, lines: Mapping[str, pd.DataFrame], chosen: Sequence[st
         linestyle=":",
         band=False,
     )
+
+
+def _both_models(axes: Axes, rounds: pd.DataFrame) -> None:
+    """Draw the accuracies of local models and global model, if each round has both."""
+    if not rounds[[key for key, *_ in _MODELS]].isna().any(axis=None):
+        for key, label, colour in _MODELS:
+            _line(axes, rounds, key, label=label, color=colour, linewidth=1.2, linestyle="--", band=False)
 
 
 def _line(axes: Axes, rounds: pd.DataFrame, key: str, *, band: bool = True, **style: Any) -> None:

@@ -37,6 +37,8 @@ _METRICS = {
     "early": ("early", "Accuracy, mean over the first quarter of the rounds, %"),
     "late": ("late", "Accuracy, mean over the second half of the rounds, %"),
     "final": ("final", "Accuracy after the last round, %"),
+    "aa_local": ("AA, local", "Average accuracy of the local models, whichever a client predicts with, %"),
+    "aa_global": ("AA, global", "Average accuracy of the global model, whichever a client predicts with, %"),
     "forgetting": ("forgetting", "Forgetting, % points"),
     "backward_transfer": ("backward transfer", "Backward transfer, % points"),
     "forward_transfer": ("forward transfer", "Forward transfer, % points"),
@@ -45,8 +47,11 @@ _METRICS = {
 }
 _CONDITIONS = ("condition", "class_condition")
 _TRANSFER = ("forgetting", "backward_transfer", "forward_transfer")
-_RECORDED_BY_SOME = (*_CONDITIONS, *_TRANSFER)
+_ALWAYS = {"AA, local": "AS3", "AA, global": "AS2"}  # FedKACE that always predicts so; their rows in table2
+_RECORDED_BY_SOME = (*_CONDITIONS, *_TRANSFER, "aa_local", "aa_global")
 _MEANINGS = {
+    "aa_local": "As if all clients always predicted with their local models. FedKACE's ablation AS3 does, and trains alike.",
+    "aa_global": "As if all clients always predicted with the global model. FedKACE's ablation AS2 does, and trains alike.",
     "forgetting": "Forgetting: by how much each class was answered better in some earlier round than in the last one.",
     "backward_transfer": "Backward transfer: each class's accuracy in the last round minus that of its first round.",
     "forward_transfer": "Forward transfer: accuracy of the received model on classes new to a client, minus chance.",
@@ -106,8 +111,8 @@ class ResultTable:
 def study_tables(results: Results, study: StudyInfo) -> list[ResultTable]:
     """Return a study's tables: AA, AR, accuracy early, late and at the end.
 
-    Forgetting, transfer and condition numbers follow if they were recorded. There is no AR table if no run has a
-    Centralized run to compare with.
+    The accuracies of both models, forgetting, transfer and condition numbers follow if they were recorded. There is no
+    AR table if no run has a Centralized run to compare with.
     """
     runs = rows_of(results.counted(study))
     for run in runs:
@@ -253,11 +258,14 @@ def _paper(study: StudyInfo, run: Mapping[str, Any], metric: str) -> float | Non
     table = {"condition": "table3"}.get(metric, "table2" if study.paper == "table3" else study.paper)
     if metric == CONDITION and study.paper not in ("table2", "table3"):
         return None
-    data = axis_value(study, run, "data")
+    where = f"{axis_value(study, run, 'data')}_O{axis_value(study, run, 'overlap')}"
+    if metric in _ALWAYS:
+        comparable = study.paper in ("table1", "table2") and run["method"] == "fedkace"
+        return load_paper().value("table2", _ALWAYS[metric], where, "AA") if comparable else None
     rows = load_paper().tables[table]
     named = [str(run[f"axis.{axis}"]) for axis in study.axes if str(run[f"axis.{axis}"]) in rows]
     row = named[0] if named else paper_row(table, run["method"], run["clients"], run["capacity"])
-    return load_paper().value(table, row, f"{data}_O{axis_value(study, run, 'overlap')}", metric)
+    return load_paper().value(table, row, where, metric)
 
 
 def _chances(runs: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> dict[tuple[str, str], Cell]:
@@ -289,7 +297,7 @@ def _noted(table: ResultTable, study: StudyInfo, runs: Sequence[Mapping[str, Any
         notes.append(f"{finished} of {listed} runs are finished; means leave out the others.")
     if interpolated and table.key in ("aa", "ar"):
         notes.append("Centralized was trained only in some rounds; its accuracy in the others is interpolated.")
-    if table.key in _TRANSFER:
+    if table.key in _MEANINGS:
         notes.append(_MEANINGS[table.key])
     if table.key in _CONDITIONS:
         notes += _singular(table, runs)

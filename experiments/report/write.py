@@ -9,6 +9,7 @@ from experiments.report.markup import latex_notes, latex_table, markdown_notes, 
 from experiments.report.page.document import write_page
 from experiments.report.paired import Difference, difference_frame, difference_table, paired_differences
 from experiments.report.tables import latex, long_frame, markdown, study_notes, study_tables
+from experiments.report.unfinished import Table, unfinished_table
 from experiments.results.classes import write_classes
 from experiments.results.loading import load_results
 from fedkace_flwr.errors import ResultsError
@@ -53,11 +54,12 @@ def write_report(folders: Sequence[Path], output: Path | None = None, data_dir: 
             make_folder(own)
             compared = paired_differences(results, study)
             differences += compared
+            more = [unfinished_table(results, study), difference_table(compared) if compared else None]
             in_words, in_tex = map(markdown, tables[study.name]), map(latex, tables[study.name])
             notes = study_notes(study, tables[study.name])
             top = f"## {in_markdown(study.title)}\n\n{markdown_notes(notes)}"
-            write_text(own / "tables.md", top + _joined(markdown_table, in_words, compared))
-            write_text(own / "tables.tex", latex_notes(notes) + _joined(latex_table, in_tex, compared))
+            write_text(own / "tables.md", top + _joined(markdown_table, in_words, more))
+            write_text(own / "tables.tex", latex_notes(notes) + _joined(latex_table, in_tex, more))
             written += [own / "tables.md", own / "tables.tex", *draw_figures(results, study, own)]
         write_text(target / "tables.csv", long_frame(every).to_csv(index=False))
         write_text(target / "paired.csv", difference_frame(differences).to_csv(index=False))
@@ -67,8 +69,8 @@ def write_report(folders: Sequence[Path], output: Path | None = None, data_dir: 
     return [*written, target / "tables.csv", target / "paired.csv", target / "index.html"]
 
 
-def _joined(form: Callable[..., str], tables: Iterable[str], compared: Sequence[Difference]) -> str:
-    return "\n".join([*tables, *([form(*difference_table(compared))] if compared else [])])
+def _joined(form: Callable[..., str], tables: Iterable[str], more: Sequence[Table | None]) -> str:
+    return "\n".join([*tables, *(form(*table) for table in more if table is not None)])
 
 
 def _file_name(name: str) -> str:

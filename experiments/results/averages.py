@@ -47,6 +47,19 @@ def average_over_clients(metric: Metric, column: Sequence[Any]) -> float | None:
     return mean(value for values in column if values for value in values[1 if metric.length == "epochs" else 0 :])
 
 
+def of_both_models(config: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """Return the average accuracies that a run would have if all clients predicted by one model throughout.
+
+    ``aa_local`` is of the local models, ``aa_global`` of the global one; None if the run did not test both throughout
+    (``evaluate = both``).
+    """
+    row: dict[str, float | None] = {}
+    for name, column in (("aa_local", "local_accuracy"), ("aa_global", "global_accuracy")):
+        means = [mean(record.get(column, ())) for record in records] if config["evaluate"] == "both" else []
+        row[name] = mean(means) if None not in means else None
+    return row
+
+
 def condition_numbers(records: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     """Return a run's condition numbers: those of the whole buffer's matrix, and those of the classes' matrices.
 

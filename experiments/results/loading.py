@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.results.averages import average_over_clients, condition_numbers, mean, switched
+from experiments.results.averages import average_over_clients, condition_numbers, mean, of_both_models, switched
 from experiments.results.axes import axes_of, variant_axes
 from experiments.results.folders import check_folders, runs_of_study, studies_in
 from experiments.results.reading import SCHEMA, Record, check_schema, read_object, read_rounds, read_study
@@ -32,7 +32,8 @@ _FORMER_DEFAULTS = {"clients-together": 1, "inbox-bound": 0}
 
 _CONDITIONS = ("condition", "condition_singular", "class_condition", "class_condition_singular")
 _TRANSFER = ("forgetting", "backward_transfer", "forward_transfer")
-_RUN_NUMBERS = ("aa", "early", "late", "ar", "final", "chance", *_TRANSFER, *_CONDITIONS, "switched")
+_BOTH = ("aa_local", "aa_global")
+_RUN_NUMBERS = ("aa", "early", "late", "ar", "final", *_BOTH, "chance", *_TRANSFER, *_CONDITIONS, "switched")
 
 
 @dataclass(frozen=True)
@@ -89,10 +90,12 @@ class Results:
     runs : DataFrame
         One row per run: ``schema``, ``study``, ``run``, ``folder``, ``finished``, ``rounds_done``; shares ``aa``,
         ``early`` and ``late`` (mean accuracy over the first quarter and the second half of the rounds), ``final``,
-        ``ar``, ``chance``, ``forgetting``, ``backward_transfer``, ``forward_transfer``; ``condition``, ``class_condition`` (medians over clients and the final three quarters of
-        the rounds) and the shares ``condition_singular`` and ``class_condition_singular``;
-        ``switched`` (missing if the method has no switch), ``failures``, bytes, seconds; ``axis.*``, every configuration key, ``env.*``. For an unfinished
-        run, the numbers cover the rounds so far, and ``ar`` is missing.
+        ``aa_local`` and ``aa_global`` (of local models and of the global one, if the run tested both), ``ar``,
+        ``chance``, ``forgetting``, ``backward_transfer``, ``forward_transfer``; ``condition``, ``class_condition``
+        (medians over clients and the final three quarters of the rounds) and the shares ``condition_singular`` and
+        ``class_condition_singular``; ``switched`` (missing if the method has no switch), ``failures``, bytes, seconds;
+        ``axis.*``, every configuration key, ``env.*``. For an unfinished run, the numbers cover the rounds so far, and
+        ``ar`` is missing.
     rounds : DataFrame
         One row per run and round: means over clients of the values in ``rounds.jsonl``, and ``regret``.
     """
@@ -242,6 +245,7 @@ def _run_row(
         "late": mean(record["accuracy"] for record in records[len(records) // 2 :]),
         "ar": None,
         "final": total["final_accuracy"],
+        **of_both_models(config, records),
         "chance": total["average_chance"],
         **{name: total[name] for name in _TRANSFER},
         **condition_numbers(records),

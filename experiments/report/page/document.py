@@ -14,6 +14,7 @@ from experiments.report.page.payload import payload
 from experiments.report.paired import difference_table, paired_differences
 from experiments.report.palette import DARK, LIGHT, ranked
 from experiments.report.tables import ResultTable, shown, study_notes
+from experiments.report.unfinished import unfinished_table
 from experiments.results.loading import Results, StudyInfo, rows_of
 from fedkace_flwr.config import Config, folder_keys
 from fedkace_flwr.storage.files import write_text
@@ -91,16 +92,22 @@ def _lead(results: Results) -> str:
 def _tables(results: Results, study: StudyInfo, tables: Sequence[ResultTable]) -> dict[str, Any]:
     told = list(dict.fromkeys(note for table in tables for note in table.notes))
     shown_tables = [_table(table) for table in tables]
-    if differences := paired_differences(results, study):
-        title, head, rows, notes, words = difference_table(differences)
-        cells = [
-            [{"text": text, "paper": None, "best": False, "word": at < words} for at, text in enumerate(row[1:], 1)]
-            for row in rows
-        ]
-        lines = [{"name": row[0], "cells": each} for row, each in zip(rows, cells, strict=True)]
-        shown_tables.append({"title": title, "headings": head, "words": words, "rows": lines})
-        told += notes
+    differences = paired_differences(results, study)
+    for more in (unfinished_table(results, study), difference_table(differences) if differences else None):
+        if more is not None:
+            shown_tables.append(_of_text(*more))
+            told += more[3]
     return {"title": study.title, "about": study_notes(study, tables), "tables": shown_tables, "notes": told}
+
+
+def _of_text(
+    title: str, head: Sequence[str], rows: Sequence[Sequence[str]], _: Sequence[str], words: int
+) -> dict[str, Any]:
+    lines = []
+    for name, *texts in rows:
+        cells = [{"text": text, "paper": None, "best": False, "word": at < words} for at, text in enumerate(texts, 1)]
+        lines.append({"name": name, "cells": cells})
+    return {"title": title, "headings": head, "words": words, "rows": lines}
 
 
 def _table(table: ResultTable) -> dict[str, Any]:
