@@ -135,6 +135,12 @@ def keys_of_other_methods(method: str) -> frozenset[str]:
     return frozenset(kebab(name) for section in foreign for name in keys_of(section))
 
 
+def readers_of(key: str) -> frozenset[str]:
+    """Return the names of the methods that read a key of methods; empty for a key of all."""
+    found = (methods for section, methods in _METHOD_SECTIONS.items() if key in map(kebab, keys_of(section)))
+    return frozenset(next(found, ()))
+
+
 def declared_keys(wanted: Iterable[str]) -> dict[str, tuple[type, Key]]:
     """Return section and declaration of every key by name, those of other packages' methods too if one is wanted."""
     keys = {name: (section, declared) for section, name, declared in all_keys()}

@@ -33,7 +33,7 @@ among its runs:
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -43,7 +43,7 @@ from typing import Any
 from experiments.studies.grid import Axis, combinations, parse_grid, run_name
 from experiments.studies.inheritance import FULL, StudyFile, at_scale, read_study_file
 from experiments.studies.names import ENGINES, TABLES
-from fedkace_flwr.config import Config, check_value, path_keys
+from fedkace_flwr.config import Config, check_value, path_keys, readers_of
 from fedkace_flwr.errors import ConfigError, closest
 from fedkace_flwr.keys import Scalar
 from fedkace_flwr.registry import METHODS, check_preset, find_method
@@ -174,6 +174,7 @@ def load_study(
             raise ConfigError(f"{key} is set by the runner; choose the folder with --results")
         folder = (results / (path.stem if scale == FULL else f"{path.stem}-{scale}")).resolve()
         runs, cells = _expand(axes, config, {**overrides, "results-dir": str(folder)})
+    _check_read({**overrides, **{key: values[0] for key, values in (sweeps or {}).items()}}, runs.values())
     chosen = _chosen(runs, only or file.only, path)
     return Study(
         name=path.stem,
@@ -212,6 +213,22 @@ def _expand(
         runs[name] = Config.parse({**values, "run-name": name})
         cells[name] = {**point.labels, "method": parsed.method, "seed": parsed.run.seed}
     return runs, cells
+
+
+def _check_read(given: Mapping[str, Scalar], runs: Iterable[Config]) -> None:
+    """Check that each key given for a whole study is read by a method that takes part in it.
+
+    Raises
+    ------
+    ConfigError
+        One is a key of other methods only.
+    """
+    methods = {config.method for config in runs}
+    for key, value in given.items():
+        readers = readers_of(key)
+        if readers and readers.isdisjoint(methods):
+            names = ", ".join(name for name in METHODS if name in readers)
+            raise ConfigError(f"{key} = {value!r}: no method of this study reads it; it is a key of {names}")
 
 
 def _chosen(runs: Mapping[str, Config], only: Sequence[str], path: Path) -> list[str]:

@@ -76,3 +76,14 @@ def test_a_choice_that_a_method_would_replace_is_refused(tmp_path: Path, grid: s
     message = "recalibrate = False: method = 'fedframe' sets it to True, so it would have no effect"
     with pytest.raises(ConfigError, match=message):
         load_study(path, overrides, tmp_path / "results")
+
+
+def test_a_key_that_no_method_of_the_study_reads_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trial.yaml"
+    path.write_text("config: {lambda-max: 7.0}\ngrid: {method: [er, derpp]}\n")  # what the file says is left alone
+    for options in ({"overrides": {"fedprox-mu": 0.1}}, {"overrides": {}, "sweeps": {"fedprox-mu": [0.1, 0.2]}}):
+        message = "fedprox-mu = 0.1: no method of this study reads it; it is a key of fedprox$"
+        with pytest.raises(ConfigError, match=message):
+            load_study(path, results=tmp_path / "results", **options)
+    study = load_study(path, {"derpp-alpha": 0.3}, tmp_path / "results", only=["er"])
+    assert list(study.runs) == ["er_seed-0"], "a study may be run in parts with the same options"
