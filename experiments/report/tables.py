@@ -143,14 +143,14 @@ def study_notes(study: StudyInfo, tables: Sequence[ResultTable]) -> list[str]:
 def place(study: StudyInfo, run: Mapping[str, Any]) -> tuple[str, str]:
     """Return the row and column of a run.
 
-    Rows are methods and their variants or, if the method is fixed, axes other than data and overlap.
+    Rows are methods and their variants or, if all runs are of one method, axes other than data and overlap.
     """
     cell = {axis: axis_value(study, run, axis) for axis in ("data", "overlap")}
     if run["stream"] == "dirichlet" and "overlap" not in study.axes:
         del cell["overlap"]  # that stream has no windows
     if run["stream"] != "windows" and "stream" not in study.axes:
         cell["stream"] = run["stream"]
-    others = {axis: run[f"axis.{axis}"] for axis in study.axes if axis not in (*cell, "seed")}
+    others = {axis: run[f"axis.{axis}"] for axis in _down(study) if axis not in cell}
     if study.paper != "table4" and ("method" in others or not others):
         rest = {axis: value for axis, value in others.items() if axis not in ("method", *study.variants)}
         return variant_name(run["method"], [others[axis] for axis in study.variants]), labelled({**cell, **rest})
@@ -228,8 +228,16 @@ def _number(value: float | None) -> str:
     return f"{value:.2f}" if abs(value) < 1000 else f"{value:,.1f}" if abs(value) < 1e5 else f"{value:.3g}"
 
 
-def _head(study: StudyInfo) -> str:
+def _down(study: StudyInfo) -> list[str]:
+    """Return the axes that name rows; the method is not among them if there is only one, and other axes."""
     down = [axis for axis in study.axes if axis not in ("data", "overlap", "seed")]
+    if len(study.methods) == 1 and len(down) > 1 and not study.variants:
+        return [axis for axis in down if axis != "method"]
+    return down
+
+
+def _head(study: StudyInfo) -> str:
+    down = _down(study)
     return "method" if study.paper != "table4" and ("method" in down or not down) else "setting"
 
 

@@ -78,6 +78,12 @@ class StudyInfo:
         """The axes that name variants of methods."""
         return variant_axes(self.labels.values())
 
+    @cached_property
+    def methods(self) -> frozenset[str]:
+        """The methods of its runs, as far as they are an axis, without references."""
+        named = {str(values["method"]) for values in self.labels.values() if "method" in values}
+        return frozenset(method for method in named if not is_reference(method))
+
 
 @dataclass(frozen=True)
 class Results:

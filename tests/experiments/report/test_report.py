@@ -212,6 +212,20 @@ def test_a_readings_study_has_its_readings_as_rows(tmp_path: Path) -> None:
     assert (table.head, table.rows) == ("setting", ["batching=paired", "batching=union", "chance"])
 
 
+def test_a_study_of_one_method_has_its_settings_as_rows_and_its_reference_by_name(tmp_path: Path) -> None:
+    runs = {}
+    for reading in ("plain", "paired"):
+        name = f"fedkace_{reading}"
+        write_run(tmp_path, name, [0.5], batching="paired" if reading == "paired" else "union")
+        runs[name] = {"reading": reading, "method": "fedkace", "overlap": 1, "seed": 0}
+    write_run(tmp_path, "top", [0.9], method="centralized")
+    runs["top"] = {"reading": "plain", "method": "centralized", "overlap": 1, "seed": 0}
+    write_study(tmp_path, runs, paper=None, axes=["reading", "overlap", "method", "seed"])
+    table = tables_of(tmp_path)["aa"]
+    assert table.head == "setting" and table.columns == ["digits, O=1"]
+    assert table.rows == ["reading=paired", "reading=plain", "Centralized", "chance"]
+
+
 def with_both_models(folder: Path, local: list[float], together: list[float]) -> None:
     """Let a run of two clients have tested its local models and its global model, in each round."""
     lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
