@@ -12,7 +12,9 @@ import pytest
 
 from experiments.__main__ import main
 from experiments.bench.measure import kept
+from experiments.report.markup import markdown_table
 from experiments.report.tables import markdown, study_tables
+from experiments.report.unfinished import unfinished_table
 from experiments.results.loading import load_results
 from experiments.running.cells import Cell
 from experiments.studies.study import load_study
@@ -94,19 +96,57 @@ def test_quoted_summary_tables_are_those_of_the_kept_runs(
 @pytest.mark.parametrize(
     ("name", "keys"),
     [
+        ("faithful", ("aa", "late", "aa_local", "aa_global")),
         ("reduced", ("aa", "ar", "early", "late", "condition")),
         ("table2-reduced", ("aa", "condition")),
         ("table4-reduced", ("aa",)),
         ("readings-reduced", ("aa",)),
     ],
 )
-def test_the_tables_of_the_reduced_studies_are_those_of_their_kept_runs(name: str, keys: tuple[str, ...]) -> None:
+def test_the_tables_of_the_studies_are_those_of_their_kept_runs(name: str, keys: tuple[str, ...]) -> None:
     results = load_results(ROOT / "docs" / "results" / name)
     (study,) = results.studies
     page = (ROOT / "REPRODUCIBILITY.md").read_text()
     for table in study_tables(results, study):
         if table.key in keys:
             assert markdown(table).strip() in page, table.title
+
+
+def test_what_is_said_of_the_run_at_the_papers_size_is_in_its_record() -> None:
+    folder = ROOT / "docs" / "results" / "cifar100-full-bf16"
+    results = load_results(folder)
+    found, page = unfinished_table(results, results.studies[0]), (ROOT / "REPRODUCIBILITY.md").read_text()
+    assert found is not None and markdown_table(*found).strip() in page
+    rounds = [json.loads(line) for line in next(folder.glob("*/rounds.jsonl")).read_text().splitlines()]
+    hours = sum(line["seconds"][part] for line in rounds for part in ("training", "selection", "evaluation")) / 3600
+    assert f"{len(rounds)} of 100 rounds are done**, in {hours:.1f} core hours" in page
+    switched = rounds[-1]["switched_at"]
+    assert f"All clients switch between rounds {min(switched)} and {max(switched)}." in page
+    lost = {line["round"]: sum(line["local_accuracy"]) / 10 - line["accuracy"] for line in rounds}
+    assert {round(100 * lost[number]) for number in range(7, 13)} == {3, 4, 5}
+    assert all(lost[number] < 0 for number in lost if number >= 16) and lost[15] > 0
+
+
+def test_what_is_said_of_fedframe_on_100_classes_is_in_its_record() -> None:
+    folder = ROOT / "docs" / "results" / "faithful"
+    own, other = (
+        [
+            json.loads(line)
+            for line in (folder / f"{name}_overlap-4_{name}_seed-0" / "rounds.jsonl").read_text().splitlines()
+        ]
+        for name in ("fedframe", "fedkace")
+    )
+    page = (ROOT / "docs" / "fedframe.md").read_text()
+    for part, said in (
+        (slice(None), "FedFrame an average accuracy of {} % and FedKACE {} %"),
+        (slice(30, 60), "{} % and {} %"),
+    ):
+        means = [100 * sum(line["accuracy"] for line in lines[part]) / len(lines[part]) for lines in (own, other)]
+        assert said.format(*(f"{mean:.2f}" for mean in means)) in page
+    assert all(one["accuracy"] > two["accuracy"] for one, two in zip(own, other, strict=True))
+    below = [100 * (sum(line["local_accuracy"]) / 4 - line["accuracy"]) for line in own]
+    assert [f"{below[number - 1]:.1f}" for number in (6, 7)] == ["1.5", "1.6"]
+    assert max(value for number, value in enumerate(below, 1) if number not in (6, 7)) < 1
 
 
 FEDFRAME_ROWS = {
