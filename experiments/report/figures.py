@@ -39,8 +39,8 @@ def draw_figures(results: Results, study: StudyInfo, folder: Path) -> list[Path]
     ``figure2`` shows the accuracy of FedKACE and its rivals over the rounds, and below it the measurements on
     FedKACE's buffers. ``figure3`` shows the accuracy of FedKACE and its ablations. ``curves`` shows every line of a
     study that supports neither. ``unfinished`` shows the columns that have an unfinished run, as far as it has come.
-    In ``curves`` and ``unfinished``, a panel with a single line also shows what the local models and the global model
-    would have answered, if the run tested both throughout.
+    Except in ``figure2``, a panel with a single line also shows how accurate the local models and the global model were
+    throughout, if the run tested both.
     """
     curves, methods = _curves(results, study)
     have = {role(method) for method in methods.values()}
