@@ -137,7 +137,10 @@ def study_tables(results: Results, study: StudyInfo) -> list[ResultTable]:
 def study_notes(study: StudyInfo, tables: Sequence[ResultTable]) -> list[str]:
     """Return what the reader must know of all tables of a study: its note, how its runs were put together, symbols."""
     texts = [text for table in tables for text in (*table.rows, *table.columns)]
-    return [note for note in (study.note, *study.remarks, symbols_note(texts)) if note]
+    alone = (
+        "" if "method" in _down(study) else "".join(f"All runs are of {method_name(name)}." for name in study.methods)
+    )
+    return [note for note in (study.note, alone, *study.remarks, symbols_note(texts)) if note]
 
 
 def place(study: StudyInfo, run: Mapping[str, Any]) -> tuple[str, str]:

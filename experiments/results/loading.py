@@ -80,9 +80,8 @@ class StudyInfo:
 
     @cached_property
     def methods(self) -> frozenset[str]:
-        """The methods of its runs, as far as they are an axis, without references."""
-        named = {str(values["method"]) for values in self.labels.values() if "method" in values}
-        return frozenset(method for method in named if not is_reference(method))
+        """The methods of its runs; none if the method is not an axis."""
+        return frozenset(str(values["method"]) for values in self.labels.values() if "method" in values)
 
 
 @dataclass(frozen=True)

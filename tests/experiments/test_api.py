@@ -104,7 +104,10 @@ def test_a_sweep_of_a_study_that_has_been_run_has_frames_and_a_report(
     assert list(found.summaries) == names and set(found.rounds["run"]) == set(names)
     assert set(found.runs["capacity"]) == {20, 40, 80}
     table = (found.report().parent / "tables.md").read_text()
-    assert "| method | digits, O=1, M=20 | digits, O=1, M=40 | digits, O=1, M=80 |" in table
+    assert "All runs are of FedKACE." in table
+    assert [line.split(" ")[1] for line in table.split("###")[1].splitlines() if line.startswith("| M=")] == [
+        *("M=20", "M=40", "M=80")
+    ]
     assert "fedkace_capacity-40_seed-0 repeats fedkace_seed-0." in table and "(n=2)" not in table
 
 

@@ -18,7 +18,7 @@ from experiments.__main__ import main
 from experiments.report.page.document import write_page
 from experiments.report.page.payload import POINTS, payload, thinned
 from experiments.report.paper import load_paper, paper_row
-from experiments.report.tables import Cell, ResultTable, latex, long_frame, markdown, study_tables
+from experiments.report.tables import Cell, ResultTable, latex, long_frame, markdown, study_notes, study_tables
 from experiments.report.unfinished import unfinished_table
 from experiments.results.loading import load_results
 
@@ -212,18 +212,25 @@ def test_a_readings_study_has_its_readings_as_rows(tmp_path: Path) -> None:
     assert (table.head, table.rows) == ("setting", ["batching=paired", "batching=union", "chance"])
 
 
-def test_a_study_of_one_method_has_its_settings_as_rows_and_its_reference_by_name(tmp_path: Path) -> None:
+def test_a_study_of_one_method_has_its_settings_as_rows(tmp_path: Path) -> None:
     runs = {}
     for reading in ("plain", "paired"):
         name = f"fedkace_{reading}"
         write_run(tmp_path, name, [0.5], batching="paired" if reading == "paired" else "union")
         runs[name] = {"reading": reading, "method": "fedkace", "overlap": 1, "seed": 0}
-    write_run(tmp_path, "top", [0.9], method="centralized")
+    axes = ["reading", "overlap", "method", "seed"]
+    write_study(tmp_path, runs, paper=None, axes=axes)
+    results = load_results(tmp_path)
+    tables = study_tables(results, results.studies[0])
+    assert tables[0].head == "setting" and tables[0].columns == ["digits, O=1"]
+    assert tables[0].rows == ["reading=paired", "reading=plain", "chance"]
+    assert "All runs are of FedKACE." in study_notes(results.studies[0], tables)
+    write_run(tmp_path, "top", [0.9], method="centralized")  # a reference is one for each setting
     runs["top"] = {"reading": "plain", "method": "centralized", "overlap": 1, "seed": 0}
-    write_study(tmp_path, runs, paper=None, axes=["reading", "overlap", "method", "seed"])
+    write_study(tmp_path, runs, paper=None, axes=axes)
     table = tables_of(tmp_path)["aa"]
-    assert table.head == "setting" and table.columns == ["digits, O=1"]
-    assert table.rows == ["reading=paired", "reading=plain", "Centralized", "chance"]
+    assert table.columns == ["digits, O=1, reading=paired", "digits, O=1, reading=plain"]
+    assert table.rows == ["FedKACE", "Centralized", "chance"]
 
 
 def with_both_models(folder: Path, local: list[float], together: list[float]) -> None:
