@@ -154,9 +154,9 @@ def png_strip(images: npt.NDArray[np.uint8]) -> str:
     return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode()
 
 
-def try_dataset(config: Config, data_dir: Path | None) -> tuple[Dataset | None, str]:
-    """Return the data set, or None and the reason why it cannot be opened."""
+def try_dataset(config: Config, data_dir: Path | None) -> Dataset | None:
+    """Return the data set, or None if it cannot be opened."""
     try:
-        return open_dataset(config, data_dir), ""
-    except (FedkaceError, OSError) as error:
-        return None, str(error)
+        return open_dataset(config, data_dir)
+    except (FedkaceError, OSError):
+        return None

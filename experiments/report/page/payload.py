@@ -243,7 +243,7 @@ class _Images:
         self.notes: list[str] = []
         self._data_dir = data_dir
         self._budget = Budget(IMAGE_BYTES)
-        self._opened: dict[str, tuple[Dataset | None, str]] = {}
+        self._opened: dict[str, Dataset | None] = {}
 
     def fill(self, detailed: Sequence[tuple[Record, Config, int, dict[str, Any]]]) -> None:
         """Add the clients' buffers to all runs; the first clients of all runs come before any second client."""
@@ -266,7 +266,7 @@ class _Images:
             return None
         if state is None or state.round == 0:
             return None
-        each = held(state, len(state.seen), max(rounds, state.round), self._dataset(config)[0], self._budget)
+        each = held(state, len(state.seen), max(rounds, state.round), self._dataset(config), self._budget)
         strips = [
             {"label": strip.label, "kept": strip.kept, "rounds": list(strip.rounds), "source": strip.source}
             for strip in each.strips
@@ -274,13 +274,16 @@ class _Images:
         return {"round": each.round, "arrivals": each.arrivals, "strips": strips}
 
     def _names(self, config: Config) -> Sequence[str]:
-        dataset, why = self._dataset(config)
+        dataset = self._dataset(config)
         if dataset is None:
-            self._note(f"Buffered images of {config.data.dataset} are not shown: {why}")
+            self._note(  # without the reason, which names folders of this machine: the page may be passed on
+                f"Buffered images of {config.data.dataset} are not shown, because the data set could not be opened; "
+                "--data-dir names the folder that holds its files."
+            )
             return ()
         return dataset.class_names
 
-    def _dataset(self, config: Config) -> tuple[Dataset | None, str]:
+    def _dataset(self, config: Config) -> Dataset | None:
         key = self._key(config)
         if key not in self._opened:
             self._opened[key] = try_dataset(config, self._data_dir)

@@ -1,0 +1,109 @@
+"""Unfinished runs, and runs that tested both the local models and the global one."""
+
+import json
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+from support.figures import drawn_in_panels
+from support.made.results import write_run, write_study
+
+from experiments.__main__ import main
+from experiments.report.tables import ResultTable, study_tables
+from experiments.report.unfinished import unfinished_table
+from experiments.results.loading import load_results
+
+
+def tables_of(folder: Path) -> dict[str, ResultTable]:
+    results = load_results(folder)
+    return {table.key: table for table in study_tables(results, results.studies[0])}
+
+
+def with_both_models(folder: Path, local: list[float], together: list[float]) -> None:
+    """Let a run of two clients have tested its local models and its global model, in each round."""
+    lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    for line, one, other in zip(lines, local, together, strict=True):
+        line |= {"local_accuracy": [one - 0.1, one + 0.1], "global_accuracy": [other] * 2}
+    (folder / "rounds.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+
+def test_a_run_that_tested_both_models_has_the_averages_of_each(tmp_path: Path) -> None:
+    runs = {}
+    for overlap in (5, 4):
+        name = f"fedkace_{overlap}"
+        folder = write_run(
+            tmp_path, name, [0.4, 0.3], evaluate="both", dataset="cifar100", overlap=overlap, window=5, clients=2
+        )
+        with_both_models(folder, [0.4, 0.2], [0.1, 0.3])
+        runs[name] = {"data": "cifar100", "overlap": overlap, "method": "fedkace", "seed": 0}
+    write_run(tmp_path, "er_5", [0.4, 0.3], method="er", dataset="cifar100", overlap=5, window=5)
+    runs["er_5"] = {"data": "cifar100", "overlap": 5, "method": "er", "seed": 0}
+    write_study(tmp_path, runs)
+    tables = tables_of(tmp_path)
+    for key, average, papers in (("aa_local", 30.0, 24.23), ("aa_global", 20.0, 23.20)):
+        assert tables[key].rows == ["FedKACE"], "ER did not test both"
+        cells = [tables[key].cells["FedKACE", f"CIFAR-100, O={overlap}"] for overlap in (5, 4)]
+        assert [cell.mean for cell in cells] == [pytest.approx(average)] * 2
+        assert [cell.paper for cell in cells] == [papers, None], "Table 2 has O=5 and O=0 alone"
+
+
+def test_without_a_run_that_tested_both_models_there_are_no_tables_of_them(tmp_path: Path) -> None:
+    write_run(tmp_path, "one", [0.5, 0.5])
+    assert not {"aa_local", "aa_global"} & set(tables_of(tmp_path))
+
+
+def test_an_unfinished_run_stands_beside_the_others_up_to_its_last_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: saved.append(figure))
+    begun = write_run(tmp_path, "fedkace_0", [0.5, 0.3], rounds=4, finished=False, evaluate="both")
+    with_both_models(begun, [0.5, 0.4], [0.1, 0.3])
+    write_run(tmp_path, "er_0", [0.2, 0.4, 0.9, 0.9], method="er")
+    write_run(tmp_path, "er_1", [0.9, 0.9, 0.9, 0.9], method="er", seed=1)
+    write_run(tmp_path, "fedavg_0", [0.9], method="fedavg", rounds=4, finished=False)
+    write_run(tmp_path, "as8_0", [], method="as8", rounds=4, finished=False)
+    write_run(tmp_path, "er_0_wide", [0.9] * 4, method="er", overlap=0)
+    results = load_results(tmp_path)
+    found = unfinished_table(results, results.studies[0])
+    assert found is not None
+    _, head, rows, notes, _ = found
+    assert head[3:] == ["rounds", "AA %", "local models %", "global model %", "chance %", "latest round %"]
+    chance = f"{100 * (1 / 2 + 1 / 3) / 2:.2f}"
+    assert rows == [
+        ["FedKACE", "digits, O=1", "0", "2 of 4", "40.00", "45.00", "20.00", chance, "30.00"],
+        ["ER", "digits, O=1", "0", "first 2", "30.00", "-", "-", chance, "40.00"],
+        ["FedAVG", "digits, O=1", "0", "1 of 4", "90.00", "-", "-", "50.00", "90.00"],
+        ["ER", "digits, O=1", "0", "first 1", "20.00", "-", "-", "50.00", "20.00"],
+        ["FedKACE", "digits, O=1", "0", "first 1", "50.00", "50.00", "10.00", "50.00", "50.00"],
+    ]
+    assert "not finished" in notes[0]
+    assert main(["report", str(tmp_path)]) == 0
+    assert "Unfinished runs" in (tmp_path / "report" / "tables.md").read_text()
+    assert "Unfinished runs" in (tmp_path / "report" / "index.html").read_text()
+    panel = {"digits, O=1": ["ER", "FedAVG (unfinished)", "FedKACE (unfinished)", "chance"]}
+    assert drawn_in_panels(saved[-1]) == panel
+    assert saved[-1].axes[0].get_xlim()[1] < 3, "all lines end with the unfinished ones"
+
+
+def test_a_single_line_is_drawn_beside_the_models_that_it_chooses_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: saved.append(figure))
+    with_both_models(write_run(tmp_path, "one", [0.5, 0.3], evaluate="both"), [0.5, 0.4], [0.1, 0.3])
+    write_run(tmp_path, "two", [0.5, 0.3], overlap=0)
+    assert main(["report", str(tmp_path)]) == 0
+    assert drawn_in_panels(saved[0]) == {
+        "digits, O=1": ["FedKACE", "chance", "global model", "local models"],
+        "digits, O=0": ["FedKACE", "chance"],
+    }
+
+
+def test_a_page_does_not_name_the_folder_of_a_data_set_that_is_missing(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "s", "one", [0.5], finished=False, dataset="cifar100", data_dir=str(tmp_path / "own"))
+    (folder / "clients" / "client-000").mkdir(parents=True)
+    (folder / "clients" / "client-000" / "state-000001.npz").touch()
+    assert main(["report", str(tmp_path / "s")]) == 0
+    page = (tmp_path / "s" / "report" / "index.html").read_text()
+    assert "Buffered images of cifar100 are not shown" in page and f"{tmp_path / 'own'}/" not in page
