@@ -259,6 +259,13 @@ class Config:
         return values
 
     @property
+    def unread(self) -> dict[str, Scalar]:
+        """The keys that only other methods read and whose values differ from their defaults, with the values."""
+        foreign = keys_of_other_methods(self.method)
+        changed, defaults = self.flat(), type(self)().flat()
+        return {name: value for name, value in changed.items() if name in foreign and value != defaults[name]}
+
+    @property
     def largest_chunk(self) -> int:
         """Largest number of samples in a client's chunk."""
         return self.data.inbox_bound if self.data.data_source == "inbox" else self.stream.largest_chunk

@@ -57,6 +57,8 @@ def run(grid: Grid, config: Config, run_id: int) -> None:
     if config.run.resume and not config.run.run_name:
         raise ConfigError('resume = true: name the run to go on with, for example run-name = "mine"')
     warn_of_replacements(config)
+    for key, value in config.unread.items():
+        logger.warning("%s = %r has no effect: method = %r does not read it", key, value, config.method)
     check_network(method, config)
     experiment = Experiment(config)
     experiment.check_streams()

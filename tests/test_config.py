@@ -3,6 +3,7 @@
 import math
 import re
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.made.keys import KEYS
 
+from experiments.running.inline import run_inline
 from experiments.studies.study import load_study
 from fedkace_flwr import config_docs
 from fedkace_flwr.config import Config
@@ -98,6 +100,22 @@ def test_defaults_parse_and_come_back() -> None:
     assert Config.parse({}) == Config()
     assert Config.parse(Config().flat()) == Config()
     assert Config.parse({}).flat() == Config().flat()
+
+
+@pytest.mark.parametrize(
+    "method, unread", [("fedprox", {"lambda-max": 5.0}), ("fedkace", {"fedprox-mu": 0.5}), ("as4", {"fedprox-mu": 0.5})]
+)
+def test_a_configuration_tells_which_of_its_keys_only_other_methods_read(method: str, unread: dict[str, float]) -> None:
+    given = {"method": method, "lambda-max": 5.0, "fedprox-mu": 0.5, "rounds": 3}
+    assert Config.parse(given).unread == unread
+
+
+def test_a_run_warns_of_a_key_that_its_method_does_not_read(
+    small: Callable[..., Config], caplog: pytest.LogCaptureFixture
+) -> None:
+    run_inline(small(method="fedprox", lambda_max=5.0, fedprox_mu=0.5, rounds=1))
+    (warning,) = (record.getMessage() for record in caplog.records if "no effect" in record.getMessage())
+    assert warning == "lambda-max = 5.0 has no effect: method = 'fedprox' does not read it"
 
 
 @pytest.mark.parametrize("name", KEYS)
