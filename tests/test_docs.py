@@ -12,10 +12,7 @@ import pytest
 
 from experiments.__main__ import main
 from experiments.bench.measure import kept
-from experiments.report.markup import markdown_table
-from experiments.report.tables import markdown, study_tables
-from experiments.report.unfinished import unfinished_table
-from experiments.results.loading import load_results
+from experiments.report.quoted import with_tables
 from experiments.running.cells import Cell
 from experiments.studies.study import load_study
 from fedkace_flwr.data import pixels
@@ -93,30 +90,15 @@ def test_quoted_summary_tables_are_those_of_the_kept_runs(
     assert capsys.readouterr().out.rstrip() in (ROOT / page).read_text()
 
 
-@pytest.mark.parametrize(
-    ("name", "keys"),
-    [
-        ("faithful", ("aa", "late", "aa_local", "aa_global")),
-        ("reduced", ("aa", "ar", "early", "late", "condition")),
-        ("table2-reduced", ("aa", "condition")),
-        ("table4-reduced", ("aa",)),
-        ("readings-reduced", ("aa",)),
-    ],
-)
-def test_the_tables_of_the_studies_are_those_of_their_kept_runs(name: str, keys: tuple[str, ...]) -> None:
-    results = load_results(ROOT / "docs" / "results" / name)
-    (study,) = results.studies
+def test_the_tables_of_the_studies_are_those_of_their_kept_runs() -> None:
     page = (ROOT / "REPRODUCIBILITY.md").read_text()
-    for table in study_tables(results, study):
-        if table.key in keys:
-            assert markdown(table).strip() in page, table.title
+    assert page.count("<!-- table ") > 10
+    assert with_tables(page, ROOT) == page
 
 
 def test_what_is_said_of_the_run_at_the_papers_size_is_in_its_record() -> None:
     folder = ROOT / "docs" / "results" / "cifar100-full-bf16"
-    results = load_results(folder)
-    found, page = unfinished_table(results, results.studies[0]), (ROOT / "REPRODUCIBILITY.md").read_text()
-    assert found is not None and markdown_table(*found).strip() in page
+    page = (ROOT / "REPRODUCIBILITY.md").read_text()
     rounds = [json.loads(line) for line in next(folder.glob("*/rounds.jsonl")).read_text().splitlines()]
     hours = sum(line["seconds"][part] for line in rounds for part in ("training", "selection", "evaluation")) / 3600
     assert f"{len(rounds)} of 100 rounds are done**, in {hours:.1f} core hours" in page

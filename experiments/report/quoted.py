@@ -1,0 +1,94 @@
+"""Tables of results quoted in Markdown documents: each stands between markers that name its folder and key.
+
+Run as ``python -m experiments.report.quoted FILE...`` (``make docs``) to bring the tables of documents up to date::
+
+    <!-- table docs/results/reduced aa -->
+    <!-- end of table -->
+
+The folder is relative to the document. The keys are the columns of ``runs.csv`` that a report has tables of (``aa``,
+``ar``, ``early``, ``late`` and so on), ``differences`` for the paired differences and ``unfinished`` for the runs that
+are not finished.
+"""
+
+import re
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from experiments.report.markup import markdown_table
+from experiments.report.paired import difference_table, paired_differences
+from experiments.report.tables import markdown, study_tables
+from experiments.report.unfinished import unfinished_table
+from experiments.results.loading import load_results
+from fedkace_flwr.errors import ResultsError, closest
+
+_OPENING = "<!-- table "
+_QUOTED = re.compile(rf"({_OPENING}(\S+) (\S+) -->\n)(?:(?!{_OPENING}).)*?(?=<!-- end of table -->)", re.DOTALL)
+
+
+def with_tables(document: str, base: Path) -> str:
+    """Return a document with the tables between its markers as the records have them now.
+
+    Parameters
+    ----------
+    document : str
+        Markdown.
+    base : Path
+        What the folders in the markers are relative to.
+
+    Raises
+    ------
+    ResultsError
+        A marker has no counterpart; or a folder cannot be read, holds more than one study, or has no such table.
+    """
+    tables = cache(tables_of)
+    if document.count(_OPENING) != len(_QUOTED.findall(document)):
+        raise ResultsError(
+            "a marker of a table is not as <!-- table FOLDER KEY -->, or has no <!-- end of table --> before the next one"
+        )
+
+    def quoted(found: re.Match[str]) -> str:
+        marker, folder, key = found.group(1), base / found[2], found[3]
+        if key not in tables(folder):
+            hint = closest(key, tables(folder)) or f"; it has {', '.join(tables(folder))}"
+            raise ResultsError(f"{folder}: no table {key!r:.100}{hint}")
+        return f"{marker}\n{tables(folder)[key].strip()}\n\n"
+
+    return _QUOTED.sub(quoted, document)
+
+
+def tables_of(folder: Path) -> dict[str, str]:
+    """Return the tables of a study's folder as Markdown, by their keys.
+
+    Raises
+    ------
+    ResultsError
+        The folder cannot be read, or holds more than one study.
+    """
+    results = load_results(folder)
+    if len(results.studies) != 1:
+        raise ResultsError(f"{folder}: holds {len(results.studies)} studies; name the folder of one of them")
+    (study,) = results.studies
+    tables = {table.key: markdown(table) for table in study_tables(results, study)}
+    if differences := paired_differences(results, study):
+        tables["differences"] = markdown_table(*difference_table(differences))
+    if (unfinished := unfinished_table(results, study)) is not None:
+        tables["unfinished"] = markdown_table(*unfinished)
+    return tables
+
+
+def main(arguments: Sequence[str]) -> str | None:
+    """Bring the tables of documents up to date; return what went wrong."""
+    for path in map(Path, arguments):
+        try:
+            text = with_tables(path.read_text(encoding="utf-8"), path.parent)
+        except (OSError, ResultsError) as error:
+            return f"{path}: {error}"
+        path.write_text(text, encoding="utf-8")
+        print(path)
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

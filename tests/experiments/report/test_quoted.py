@@ -1,0 +1,52 @@
+"""Tables of results that documents quote."""
+
+from pathlib import Path
+
+import pytest
+from support.made.results import write_run, write_study
+
+from experiments.report.quoted import main, with_tables
+from fedkace_flwr.errors import ResultsError
+
+PAGE = "# Mine\n\n<!-- table kept aa -->\nold\n<!-- end of table -->\n\nBetween.\n\n<!-- table kept late -->\n<!-- end of table -->\n"
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """A folder with the results of two methods beside a document."""
+    runs = {}
+    for method, accuracies in {"fedkace": [0.2, 0.5], "er": [0.2, 0.3]}.items():
+        write_run(tmp_path / "kept", method, accuracies, method=method)
+        runs[method] = {"method": method, "seed": 0}
+    write_study(tmp_path / "kept", runs)
+    return tmp_path
+
+
+def test_tables_stand_between_their_markers_and_the_rest_stays(base: Path) -> None:
+    (base / "page.md").write_text(PAGE)
+    assert main([str(base / "page.md")]) is None
+    page = (base / "page.md").read_text()
+    first, second = page.split("Between.")
+    assert "old" not in page and page.startswith("# Mine\n\n<!-- table kept aa -->\n\n### Average accuracy (AA), %\n")
+    assert "| FedKACE | 35.00 (n=1) |" in first and "| ER | 25.00 (n=1) |" in first
+    assert "| FedKACE | 50.00 (n=1) |" in second and "| ER | 30.00 (n=1) |" in second
+    assert with_tables(page, base) == page
+
+
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [
+        (PAGE.replace("kept aa", "kept average"), "kept: no table 'average'; it has aa, "),
+        (PAGE.replace("kept late", "kept lat"), "kept: no table 'lat'; did you mean late?"),
+        (PAGE.replace("kept aa", "lost aa"), "lost"),
+        (PAGE.replace("old\n<!-- end of table -->", "old\n"), "has no <!-- end of table --> before the next one"),
+        (PAGE.replace("kept aa", "kept"), "is not as <!-- table FOLDER KEY -->"),
+    ],
+)
+def test_a_marker_that_names_no_table_is_refused_and_the_document_stays(base: Path, page: str, words: str) -> None:
+    (base / "page.md").write_text(page)
+    with pytest.raises(ResultsError) as caught:
+        with_tables(page, base)
+    said = main([str(base / "page.md")])
+    assert words in str(caught.value) and said == f"{base / 'page.md'}: {caught.value}"
+    assert (base / "page.md").read_text() == page
