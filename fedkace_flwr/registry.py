@@ -40,6 +40,7 @@ from fedkace_flwr.methods.tfcl import TfclKeys
 from fedkace_flwr.networks.catalogue import NETWORKS, facts_of
 from fedkace_flwr.networks.network import Blueprint
 from fedkace_flwr.privacy.attacks import check_attack
+from fedkace_flwr.training.batches import samples_in_epoch
 from strategies.base import ServerRule
 from strategies.centralized import Centralized
 from strategies.dcfcl import Dcfcl
@@ -54,8 +55,7 @@ Role = Literal["method", "rival", "ablation", "reference"]
 with a part switched off (ablation), or the reference against which regret is measured."""
 
 Samples = Callable[[Config, int], int]
-"""Computes the samples in one epoch of a client's training, on average over clients, from the configuration and the
-round's number, from 1."""
+"""Computes the samples in an epoch of a client, on average over clients, from the configuration and the round (from 1)."""
 
 
 def chunk_alone(config: Config, round_number: int) -> int:
@@ -65,7 +65,8 @@ def chunk_alone(config: Config, round_number: int) -> int:
 
 def chunk_and_buffer(config: Config, round_number: int) -> int:
     """Count the samples of an epoch over chunk and buffer, which fills up to ``capacity``."""
-    return config.mean_chunk + min(config.buffer.capacity, (round_number - 1) * config.mean_chunk)
+    held = min(config.buffer.capacity, (round_number - 1) * config.mean_chunk)
+    return samples_in_epoch(config.training.batching, config.mean_chunk, held)
 
 
 @dataclass(frozen=True)
@@ -394,7 +395,6 @@ def _check_aggregation(method: Method, config: Config) -> None:
 
 
 def _check_attack(method: Method, config: Config) -> None:
-    trains_on_chunks = not method.needs_stream  # such a method draws its samples itself
-    check_attack(
-        config, sends_models=method.strategy.train_action == MessageType.TRAIN, trains_on_chunks=trains_on_chunks
-    )
+    sends_models = method.strategy.train_action == MessageType.TRAIN
+    # A method that needs the stream draws its samples itself.
+    check_attack(config, sends_models=sends_models, trains_on_chunks=not method.needs_stream)

@@ -43,9 +43,9 @@ class TrainingConfig:
         0.01, "Learning rate of AdamW in the first epoch; follows a cosine towards 0 over the round's epochs.", above=0
     )
     weight_decay: float = key(0.001, "Weight decay of AdamW.", low=0)
-    batching: Literal["union", "paired"] = key(
+    batching: Literal["union", "paired", "random-replay"] = key(
         "union",
-        "Reading: `union` passes once over chunk and buffer shuffled together; `paired` takes `batch-size` samples of each in every step and cycles through the smaller one.",
+        "Reading: `union` passes once over chunk and buffer shuffled together; `paired` takes `batch-size` samples of each in every step and cycles through the smaller one; `random-replay` passes once over the chunk and adds as many random draws from the buffer to every step.",
     )
     augment: Literal["none", "flip-shift", "auto"] = key(
         "none",

@@ -66,6 +66,16 @@ EPOCHS: Mapping[Batching, Callable[[int, int, int, torch.Generator], Epoch]] = {
 """An epoch's steps from the sizes of chunk and buffer, the batch size and a CPU generator."""
 
 
+def samples_in_epoch(batching: Batching, chunk: int, buffer: int) -> int:
+    """Count the samples that the steps of an epoch draw, from the sizes of chunk and buffer.
+
+    For ``random-replay``, the buffer is assumed to hold at least as many samples as a step takes of the chunk.
+    """
+    if batching == "union" or not buffer:
+        return chunk + buffer
+    return 2 * (max(chunk, buffer) if batching == "paired" else chunk)
+
+
 def _split(order: Tensor, batch_size: int) -> list[Tensor]:
     batches = list(torch.split(order, batch_size))
     if len(batches) > 1 and len(batches[-1]) == 1:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedkace_flwr.training.batches import EPOCHS, Epoch, paired_epoch, union_epoch
+from fedkace_flwr.training.batches import EPOCHS, Epoch, paired_epoch, samples_in_epoch, union_epoch
 
 
 def generator(seed: int) -> torch.Generator:
@@ -67,6 +67,13 @@ def test_epochs_are_shuffled_repeat_with_the_seed_and_differ_along_it(batching):
     assert orders == [torch.cat(epoch.batches).tolist() for epoch in repeated]
     assert orders[0] != orders[1]
     assert orders[0] != sorted(orders[0])
+
+
+@pytest.mark.parametrize("batching", sorted(EPOCHS))
+@given(chunk=SIZES["chunk"], buffer=st.just(0) | st.integers(21, 60), size=SIZES["size"])
+def test_the_samples_of_an_epoch_are_counted_without_drawing_them(batching, chunk, buffer, size):
+    epoch = EPOCHS[batching](chunk, buffer, size, generator(0))
+    assert samples_in_epoch(batching, chunk, buffer) == sum(map(len, epoch.batches))
 
 
 def test_union_mixes_both_sides():

@@ -247,9 +247,9 @@ def test_small_and_ragged_rounds_train(new, held, size, batching):
     assert not torch.equal(before["stem.0.weight"], after["stem.0.weight"])
 
 
-@pytest.mark.parametrize(("batching", "steps"), [("union", 4), ("paired", 3)])
+@pytest.mark.parametrize(("batching", "steps"), [("union", 4), ("paired", 3), ("random-replay", 3)])
 def test_steps_per_epoch(batching, steps):
-    """In steps of 4, union cuts 10 + 7 samples into 4 + 4 + 4 + 5, paired the longer side's 10 into 4 + 4 + 2."""
+    """In steps of 4, union cuts 10 + 7 samples into 4 + 4 + 4 + 5, the others the chunk's 10 into 4 + 4 + 2."""
     with recorded_steps() as taken:
         trained(samples(10, CURRENT, 1), samples(7, OLD, 2), batching=batching, epochs=2)
     assert len(taken) == 2 * steps
