@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -107,25 +108,33 @@ def test_what_is_said_of_the_run_at_the_papers_size_is_in_its_record() -> None:
     lost = {line["round"]: sum(line["local_accuracy"]) / 10 - line["accuracy"] for line in rounds}
     assert {round(100 * lost[number]) for number in range(7, 13)} == {3, 4, 5}
     assert all(lost[number] < 0 for number in lost if number >= 16) and lost[15] > 0
+    reference = ROOT / "docs" / "results" / "centralized-full-bf16" / "centralized_overlap-4_seed-0" / "rounds.jsonl"
+    upper = [json.loads(line)["accuracy"] for line in reference.read_text().splitlines()]
+    regret = sum(above - line["accuracy"] for above, line in zip(upper, rounds, strict=False)) / len(rounds)
+    assert f"over its first {len(rounds)} rounds it lies {100 * regret:.0f} points below Centralized" in page
 
 
 def test_what_is_said_of_fedframe_on_100_classes_is_in_its_record() -> None:
     folder = ROOT / "docs" / "results" / "faithful"
-    own, other = (
+    own, other, *rivals = (
         [
             json.loads(line)
             for line in (folder / f"{name}_overlap-4_{name}_seed-0" / "rounds.jsonl").read_text().splitlines()
         ]
-        for name in ("fedframe", "fedkace")
+        for name in ("fedframe", "fedkace", "fedcbdr", "er", "ofcl")
     )
     page = (ROOT / "docs" / "fedframe.md").read_text()
-    for part, said in (
-        (slice(None), "FedFrame an average accuracy of {} % and FedKACE {} %"),
-        (slice(30, 60), "{} % and {} %"),
-    ):
-        means = [100 * sum(line["accuracy"] for line in lines[part]) / len(lines[part]) for lines in (own, other)]
-        assert said.format(*(f"{mean:.2f}" for mean in means)) in page
-    assert all(one["accuracy"] > two["accuracy"] for one, two in zip(own, other, strict=True))
+
+    def shares(runs: list[list[dict[str, Any]]], part: slice) -> list[str]:
+        return [f"{100 * sum(line['accuracy'] for line in lines[part]) / len(lines[part]):.2f}" for lines in runs]
+
+    every, half = slice(None), slice(30, 60)
+    for part, said in ((every, "FedFrame an average accuracy of {} % and FedKACE {} %"), (half, "{} % and {} %")):
+        assert said.format(*shares([own, other], part)) in page
+    (first, *others), (late, *_) = shares(rivals, every), shares(rivals, half)
+    assert f"FedCBDR with {first} %, and {late} % in the second half" in page and float(first) > max(map(float, others))
+    for lines in (other, *rivals):
+        assert all(one["accuracy"] > two["accuracy"] for one, two in zip(own, lines, strict=True))
     below = [100 * (sum(line["local_accuracy"]) / 4 - line["accuracy"]) for line in own]
     assert [f"{below[number - 1]:.1f}" for number in (6, 7)] == ["1.5", "1.6"]
     assert max(value for number, value in enumerate(below, 1) if number not in (6, 7)) < 1
