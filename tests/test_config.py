@@ -103,7 +103,8 @@ def test_defaults_parse_and_come_back() -> None:
 
 
 @pytest.mark.parametrize(
-    "method, unread", [("fedprox", {"lambda-max": 5.0}), ("fedkace", {"fedprox-mu": 0.5}), ("as4", {"fedprox-mu": 0.5})]
+    ("method", "unread"),
+    [("fedprox", {"lambda-max": 5.0}), ("fedkace", {"fedprox-mu": 0.5}), ("as4", {"fedprox-mu": 0.5})],
 )
 def test_a_configuration_tells_which_of_its_keys_only_other_methods_read(method: str, unread: dict[str, float]) -> None:
     given = {"method": method, "lambda-max": 5.0, "fedprox-mu": 0.5, "rounds": 3}
