@@ -121,9 +121,13 @@ class ClientRule(ClientTools):
         if not len(samples):
             return Evaluation(None, 0)
         answers, classes = state.local_accuracy, state.local_class_accuracy
-        metrics = {serving.GLOBAL: keys.GLOBAL_ACCURACY, serving.LOCAL: keys.LOCAL_ACCURACY}
+        metrics = {
+            serving.GLOBAL: (keys.GLOBAL_ACCURACY, keys.GLOBAL_UNMASKED),
+            serving.LOCAL: (keys.LOCAL_ACCURACY, keys.LOCAL_UNMASKED),
+        }
         found = {keys.LOCAL_ACCURACY: state.local_accuracy}
-        wanted = {*predicting, *([serving.GLOBAL] if self.config.answers.evaluate == "both" else [])}
+        both = self.config.answers.evaluate == "both"
+        wanted = {*predicting, *([serving.GLOBAL] if both else [])}
         if tested := predicting == (serving.LOCAL,) and not self.refitted_since(state):
             wanted.remove(serving.LOCAL)  # after its training
         logits: dict[str, list[Tensor]] = {}
@@ -135,7 +139,10 @@ class ClientRule(ClientTools):
                 if name in self.mirrored(state):
                     logits[name].append(self.logits(model, samples, mirrored=True))
                 if name in metrics:
-                    found[metrics[name]] = accuracy(logits[name][0], samples.labels, state.seen)
+                    among_seen, among_all = metrics[name]
+                    found[among_seen] = accuracy(logits[name][0], samples.labels, state.seen)
+                    if both:
+                        found[among_all] = accuracy(logits[name][0], samples.labels)
         if not tested and any(name in logits for name in predicting):
             known = {name: logits[name] for name in predicting if name in logits}
             shares = self.shares(known, state)

@@ -118,7 +118,7 @@ class StreamingClient(NumPyClient):
             stored = rule.with_new_logits(now, training.net).tensors() if training.stored is not None else {}
         with watch(keys.EVALUATION_SECONDS):
             local = rule.local_test(now, training, kept) if rule.needs_local_test(state) else Evaluation(None, 0)
-        report = {**rule.report(now, training, kept), **untrained}
+        report = {**rule.report(now, training, kept), **untrained, **local.report}
         arrays = rule.reply(now, training)
         report |= watch.times(rule.training_times)
         answer = Answer(arrays, len(chunk), report)

@@ -254,13 +254,15 @@ class ClientTools:
         return tested
 
     def test(self, net: Network, seen: Tensor) -> Evaluation:
-        """Test a network on the test images of the classes seen, bool (C,)."""
+        """Test a local model on the test images of the classes seen, bool (C,)."""
         samples = self.source.test_set(seen)
         if not len(samples):
             return Evaluation(None, 0)
         logits = self.test_logits(net, samples)
         right = accuracy(logits, samples.labels, seen)
-        return Evaluation(right, len(samples), classes=self.class_accuracies(logits, samples, seen))
+        both = self.config.answers.evaluate == "both"
+        report = {keys.LOCAL_UNMASKED: accuracy(logits, samples.labels)} if both else {}
+        return Evaluation(right, len(samples), report, self.class_accuracies(logits, samples, seen))
 
     def class_accuracies(self, scores: Tensor, samples: Samples, seen: Tensor) -> list[float]:
         """Accuracy on the samples of each class, to be reported; empty if ``report-classes`` is off.

@@ -8,7 +8,7 @@ from torch import Tensor
 _LEAST_WEIGHT = 0.01
 
 
-def accuracy(logits: Tensor, labels: Tensor, mask: Tensor) -> float:
+def accuracy(logits: Tensor, labels: Tensor, mask: Tensor | None = None) -> float:
     """Return the share of samples whose largest logit among the allowed classes is that of the label.
 
     Parameters
@@ -17,10 +17,11 @@ def accuracy(logits: Tensor, labels: Tensor, mask: Tensor) -> float:
         Float (N, C), N >= 1.
     labels : Tensor
         int64 (N,).
-    mask : Tensor
-        bool (C,): the allowed classes.
+    mask : Tensor, optional
+        bool (C,): the allowed classes; by default all are.
     """
-    predicted = logits.masked_fill(~mask, -float("inf")).argmax(dim=1)
+    allowed = logits if mask is None else logits.masked_fill(~mask, -float("inf"))
+    predicted = allowed.argmax(dim=1)
     return float((predicted == labels).double().mean())
 
 

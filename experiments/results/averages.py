@@ -9,6 +9,15 @@ from fedkace_flwr.methods.fedkace import SINGULAR
 from fedkace_flwr.methods.metric import Metric
 from fedkace_flwr.registry import METHODS
 
+_BY_MODEL = {
+    "aa_local": ("local_accuracy",),
+    "aa_global": ("global_accuracy",),
+    "aa_unmasked": ("local_accuracy_unmasked", "global_accuracy_unmasked"),
+    "aa_local_unmasked": ("local_accuracy_unmasked",),
+    "aa_global_unmasked": ("global_accuracy_unmasked",),
+}
+"""Average accuracies, with the columns of the model that they are of: before and after the switch, or throughout."""
+
 
 def mean(values: Iterable[float | None]) -> float | None:
     """Return the mean, or None if there are no values."""
@@ -51,13 +60,22 @@ def of_both_models(config: Mapping[str, Any], records: Sequence[Mapping[str, Any
     """Return the average accuracies that a run would have if all clients predicted by one model throughout.
 
     ``aa_local`` is of the local models, ``aa_global`` of the global one; None if the run did not test both throughout
-    (``evaluate = both``).
+    (``evaluate = both``). With ``_unmasked``, all classes count as possible answers, not only those that a client has
+    met. ``aa_unmasked`` is then of the model that each client predicts with; None if clients average several models.
     """
     row: dict[str, float | None] = {}
-    for name, column in (("aa_local", "local_accuracy"), ("aa_global", "global_accuracy")):
-        means = [mean(record.get(column, ())) for record in records] if config["evaluate"] == "both" else []
+    for name, columns in _BY_MODEL.items():
+        means = [mean(_of_models(record, columns)) for record in records] if config["evaluate"] == "both" else []
         row[name] = mean(means) if None not in means else None
+    if config["inference"] in ("mean", "fading"):
+        row["aa_unmasked"] = None
     return row
+
+
+def _of_models(record: Mapping[str, Any], columns: Sequence[str]) -> Sequence[float | None]:
+    """Each client's entry in the first column while its local model answers, and in the last one from its switch on."""
+    before, after = (record.get(column, ()) for column in (columns[0], columns[-1]))
+    return [late if at else early for early, late, at in zip(before, after, record["switched_at"], strict=False)]
 
 
 def condition_numbers(records: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:

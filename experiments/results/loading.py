@@ -32,7 +32,7 @@ _FORMER_DEFAULTS = {"clients-together": 1, "inbox-bound": 0}
 
 _CONDITIONS = ("condition", "condition_singular", "class_condition", "class_condition_singular")
 _TRANSFER = ("forgetting", "backward_transfer", "forward_transfer")
-_BOTH = ("aa_local", "aa_global")
+_BOTH = ("aa_local", "aa_global", "aa_unmasked", "aa_local_unmasked", "aa_global_unmasked")
 _RUN_NUMBERS = ("aa", "early", "late", "ar", "final", *_BOTH, "chance", *_TRANSFER, *_CONDITIONS, "switched")
 
 
@@ -95,7 +95,8 @@ class Results:
     runs : DataFrame
         One row per run: ``schema``, ``study``, ``run``, ``folder``, ``finished``, ``rounds_done``; shares ``aa``,
         ``early`` and ``late`` (mean accuracy over the first quarter and the second half of the rounds), ``final``,
-        ``aa_local`` and ``aa_global`` (of local models and of the global one, if the run tested both), ``ar``,
+        ``aa_local`` and ``aa_global`` (of local models and of the global one, if the run tested both), ``aa_unmasked``,
+        ``aa_local_unmasked`` and ``aa_global_unmasked`` (the same with all classes as possible answers), ``ar``,
         ``chance``, ``forgetting``, ``backward_transfer``, ``forward_transfer``; ``condition``, ``class_condition``
         (medians over clients and the final three quarters of the rounds) and the shares ``condition_singular`` and
         ``class_condition_singular``; ``switched`` (missing if the method has no switch), ``failures``, bytes, seconds;

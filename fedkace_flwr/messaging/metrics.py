@@ -41,6 +41,22 @@ COMMON: tuple[Metric, ...] = (
         average="global_accuracy",
     ),
     Metric(
+        keys.LOCAL_UNMASKED,
+        "Test accuracy of the local model, on images of the classes seen so far, if every class counts as a possible answer; reported only with `evaluate = both`.",
+        phase="either",
+        high=SHARE,
+        column="local_accuracy_unmasked",
+        average="local_accuracy_unmasked",
+    ),
+    Metric(
+        keys.GLOBAL_UNMASKED,
+        "The same of the global model.",
+        phase="evaluation",
+        high=SHARE,
+        column="global_accuracy_unmasked",
+        average="global_accuracy_unmasked",
+    ),
+    Metric(
         keys.CLASS_ACCURACY,
         "Test accuracy on each class of the model that the client answers with, -1 (null in the record) for a class that it has not met or has no test images of; reported only with `report-classes`.",
         phase="evaluation",

@@ -81,7 +81,7 @@ class AnswerConfig:
     )
     evaluate: Literal["inference", "both"] = key(
         "inference",
-        "Which models a client tests each round: those that it predicts with, or the local and the global one as well (`both`).",
+        "Which models a client tests each round: those that it predicts with, or the local and the global one as well (`both`). With `both`, the two are also tested with every class as a possible answer, not only those that the client has met.",
     )
     recalibrate: bool = key(
         False,

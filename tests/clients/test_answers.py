@@ -18,6 +18,9 @@ from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.inference.kept_models import load_newest
 from fedkace_flwr.metrics import accuracy, combined_scores
 from fedkace_flwr.sources import StreamSource
+from fedkace_flwr.storage import atomic
+from fedkace_flwr.storage.checkpoint import Checkpoints
+from fedkace_flwr.storage.client_state import read_state
 
 Make = Callable[..., Config]
 SHAPE = {"rounds": 4, "epochs": 2, "capacity": 20, "samples_per_class": 12}
@@ -232,3 +235,29 @@ def test_the_global_models_accuracy_is_its_own_where_clients_answer_by_an_averag
     averaged = ran(small(run_name="averaged", model_average=0.9, **changes))
     assert [line["global_accuracy"] for line in averaged] == [line["global_accuracy"] for line in plain]
     assert averaged[-1]["client_accuracy"] != plain[-1]["client_accuracy"]
+
+
+def test_both_models_are_also_tested_with_every_class_as_a_possible_answer(small: Make, tmp_path: Path) -> None:
+    config = small(method="fedkace", evaluate="both", **SHAPE)
+    last = ran(config)[-1]
+    experiment = Experiment(config)
+    checkpoint = Checkpoints(tmp_path / "run" / "server").newest()
+    assert checkpoint is not None
+    for client in range(config.stream.clients):
+        folder = tmp_path / "run" / "clients" / f"client-{client:03d}"
+        answer = atomic.read(folder / "answer-000004.npz")
+        assert answer is not None
+        test = experiment.test_set(client, read_state(folder / "state-000004.npz").seen)
+        for weights, column in ((answer[0], "local_accuracy"), (checkpoint.weights, "global_accuracy")):
+            net = experiment.network({name: torch.from_numpy(array) for name, array in weights.items()}).eval()
+            with torch.no_grad():
+                logits = net(experiment.preprocess(experiment.dataset.fetch(test.content)))
+            right = logits.argmax(dim=1) == test.labels
+            assert last[f"{column}_unmasked"][client] == pytest.approx(float(right.double().mean()))
+            assert last[f"{column}_unmasked"][client] <= last[column][client]
+    assert last["local_accuracy_unmasked"] != last["local_accuracy"]
+
+
+def test_only_a_run_that_tests_both_models_tests_them_with_every_class(small: Make) -> None:
+    last = ran(small(method="fedkace", **SHAPE))[-1]
+    assert last["local_accuracy_unmasked"] == last["global_accuracy_unmasked"] == [None] * 3

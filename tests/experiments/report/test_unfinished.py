@@ -47,9 +47,29 @@ def test_a_run_that_tested_both_models_has_the_averages_of_each(tmp_path: Path) 
         assert [cell.paper for cell in cells] == [papers, None], "Table 2 has O=5 and O=0 alone"
 
 
+def test_averages_with_every_class_as_an_answer_follow_each_clients_switch(tmp_path: Path) -> None:
+    """Of two clients the first one switches in round 3 of 4."""
+    folders = [
+        write_run(tmp_path, name, [0.9] * 4, method=name, evaluate="both", inference=inference)
+        for name, inference in (("fedkace", "auto"), ("er", "mean"))
+    ]
+    for folder in folders:
+        with_both_models(folder, [0.9] * 4, [0.9] * 4)
+        lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+        for line in lines:
+            line |= {"local_accuracy_unmasked": [0.5, 0.3], "global_accuracy_unmasked": [0.1, 0.2]}
+        (folder / "rounds.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    found = {
+        key: {row: cell.mean for (row, _), cell in table.cells.items()} for key, table in tables_of(tmp_path).items()
+    }
+    assert found["aa_local_unmasked"] == pytest.approx({"FedKACE": 40.0, "ER": 40.0})
+    assert found["aa_global_unmasked"] == pytest.approx({"FedKACE": 15.0, "ER": 15.0})
+    assert found["aa_unmasked"] == pytest.approx({"FedKACE": (40.0 + 40.0 + 20.0 + 20.0) / 4}), "ER averages its models"
+
+
 def test_without_a_run_that_tested_both_models_there_are_no_tables_of_them(tmp_path: Path) -> None:
     write_run(tmp_path, "one", [0.5, 0.5])
-    assert not {"aa_local", "aa_global"} & set(tables_of(tmp_path))
+    assert not [key for key in tables_of(tmp_path) if key.startswith("aa_")]
 
 
 def test_an_unfinished_run_stands_beside_the_others_up_to_its_last_round(
