@@ -6,9 +6,11 @@ runs differ.
 """
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -143,15 +145,12 @@ def load_results(*folders: Path) -> Results:
     ResultsError
         A folder has no run, a file is damaged, or a file was written by a newer version.
     """
-    studies: list[StudyInfo] = []
     rows: list[Record] = []
     rounds: list[Record] = []
     check_folders(folders)
-    for folder in dict.fromkeys(path.resolve() for path in folders):
-        study, runs = _load_study(folder)
-        alike = sum(other.name.partition(" (")[0] == study.name for other in studies)
-        study = replace(study, name=f"{study.name} ({alike + 1})") if alike else study
-        studies.append(study)
+    loaded = [_load_study(folder) for folder in dict.fromkeys(path.resolve() for path in folders)]
+    studies = _told_apart([study for study, _ in loaded])
+    for study, (_, runs) in zip(studies, loaded, strict=True):
         for path, config, labels in runs:
             row, lines = _load_run(study, path, config, labels)
             rows.append(row)
@@ -159,7 +158,7 @@ def load_results(*folders: Path) -> Results:
     _add_regret(rows, rounds)
     averaged = [metric.average for metric in known_metrics().values() if metric.average]
     numbers = ("accuracy", "regret", "chance", "client_drift", "switched", *averaged)
-    return Results(tuple(studies), _frame(rows, _RUN_NUMBERS), _frame(rounds, numbers))
+    return Results(studies, _frame(rows, _RUN_NUMBERS), _frame(rounds, numbers))
 
 
 def rows_of(frame: pd.DataFrame) -> list[Record]:
@@ -197,6 +196,19 @@ def _load_study(folder: Path) -> tuple[StudyInfo, list[tuple[Path, Record, Mappi
         axes.repeats,
     )
     return study, [(path, configs[path.name], study.labels[path.name]) for path in paths]
+
+
+def _told_apart(studies: Sequence[StudyInfo]) -> tuple[StudyInfo, ...]:
+    """Give studies of one name the names of their folders, and number those that are still alike; titles follow."""
+    names, titles = Counter(study.name for study in studies), Counter(study.title for study in studies)
+    told: dict[str, StudyInfo] = {}
+    for study in studies:
+        base = study.folder.name if names[study.name] > 1 else study.name
+        numbered = (f"{base} ({number})" for number in count(2))
+        name = next(each for each in chain([base], numbered) if each not in told)
+        own = name if study.title == study.name else f"{study.title} ({name})"
+        told[name] = replace(study, name=name, title=own if titles[study.title] > 1 else study.title)
+    return tuple(told.values())
 
 
 def _read_config(path: Path) -> Record:

@@ -155,6 +155,22 @@ def test_a_single_runs_folder_will_do_and_two_of_a_name_are_told_apart(tmp_path:
     assert results.runs["aa"].tolist() == [0.5, 0.7]
 
 
+def test_studies_of_one_name_are_called_by_their_folders(tmp_path: Path) -> None:
+    labels = {"data": "cifar100", "overlap": 4, "method": "fedkace", "seed": 0}
+    for folder, aa in (("small", 0.5), ("large", 0.7), ("other/large", 0.9)):
+        write_run(tmp_path / folder, "a", [aa])
+        write_study(tmp_path / folder, {"a": labels})
+    results = load_results(tmp_path / "small", tmp_path / "large", tmp_path / "other" / "large")
+    names = ["small", "large", "large (2)"]
+    assert [study.name for study in results.studies] == names
+    assert [study.title for study in results.studies] == [f"Baselines ({name})" for name in names]
+    assert dict(zip(results.runs["study"], results.runs["aa"], strict=True)) == {
+        "small": 0.5,
+        "large": 0.7,
+        "large (2)": 0.9,
+    }
+
+
 # Written
 
 
