@@ -13,6 +13,7 @@ import pytest
 
 from experiments.__main__ import main
 from experiments.bench.measure import kept
+from experiments.report.paper import load_paper
 from experiments.report.quoted import with_tables
 from experiments.running.cells import Cell
 from experiments.studies.study import load_study
@@ -112,6 +113,29 @@ def test_what_is_said_of_the_run_at_the_papers_size_is_in_its_record() -> None:
     upper = [json.loads(line)["accuracy"] for line in reference.read_text().splitlines()]
     regret = sum(above - line["accuracy"] for above, line in zip(upper, rounds, strict=False)) / len(rounds)
     assert f"over its first {len(rounds)} rounds it lies {100 * regret:.0f} points below Centralized" in page
+
+
+def test_what_is_said_of_the_readings_at_the_papers_size_is_in_their_records() -> None:
+    page = (ROOT / "REPRODUCIBILITY.md").read_text()
+
+    def lines_of(reading: str) -> list[dict[str, Any]]:
+        run = ROOT / "docs" / "results" / "readings-full-15" / f"fedkace_cifar100_{reading}_seed-0"
+        return [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+
+    default, local = lines_of("default"), lines_of("statistics-local")
+    readings = {name: lines_of(name) for name in ("replay-classes-seen", "batching-paired", "batching-random-replay")}
+    costs = [f"{100 * (default[14]['accuracy'] - lines[14]['accuracy']):.1f}" for lines in readings.values()]
+    said = "`replay-classes = seen`, the mask of section A.3, costs {} points, `batching = paired` {} and `random-replay` {};"
+    assert said.format(*costs) in page
+    assert all(
+        sum(line["accuracy"] for line in lines[:4]) > sum(line["accuracy"] for line in default[:4]) - 0.02
+        for lines in readings.values()
+    )
+    assert [line["local_accuracy"] for line in local] == [line["local_accuracy"] for line in default]
+    chance = 100 * sum(1 / min(100, 4 + number) for number in range(1, 101)) / 100
+    paper = load_paper()
+    tfcl, dcfcl = (paper.value("table1", name, "cifar100_O4", "AA") for name in ("TFCL", "DCFCL"))
+    assert f"has {chance:.2f} % at O=4" in page and f"TFCL and DCFCL, have {tfcl} % and {dcfcl} %" in page
 
 
 def test_what_is_said_of_fedframe_on_100_classes_is_in_its_record() -> None:

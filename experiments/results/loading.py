@@ -5,6 +5,7 @@ run. A study is described by its ``study.json``; without that file, its axes are
 runs differ.
 """
 
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -337,8 +338,11 @@ def _preferring(row: Record) -> Callable[[Record], tuple[bool, bool, str]]:
 
 
 def _frame(rows: Sequence[Record], numbers: Sequence[str]) -> pd.DataFrame:
-    """Return a table whose numeric columns are float64 even if every value is missing."""
+    """Return a table whose numeric columns are float64 even if every value is missing, and whose axes are as given."""
     frame = pd.DataFrame(rows)
+    for name in frame.columns:
+        if name.startswith("axis."):  # pandas would make whole numbers 4.0 where a study lacks the axis
+            frame[name] = pd.Series([row.get(name, math.nan) for row in rows], dtype=object)
     return frame.astype({name: "float64" for name in numbers if name in frame.columns})
 
 

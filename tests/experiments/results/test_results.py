@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 from support.made.results import made_round, write_run, write_study
 
-from experiments.results.loading import Results, load_results
+from experiments.report.tables import place
+from experiments.results.loading import Results, load_results, rows_of
 from experiments.results.reading import SCHEMA
 from fedkace_flwr.errors import ResultsError
 
@@ -169,6 +170,19 @@ def test_studies_of_one_name_are_called_by_their_folders(tmp_path: Path) -> None
         "large": 0.7,
         "large (2)": 0.9,
     }
+
+
+def test_an_axis_of_one_study_keeps_its_whole_numbers_beside_a_study_without_it(tmp_path: Path) -> None:
+    for name, axes in (("with", {"overlap": 1, "seed": 0}), ("without", {"seed": 0})):
+        write_run(tmp_path / name, "a", [0.5], dataset="cifar100", overlap=1)
+        write_study(tmp_path / name, {"a": axes}, axes=list(axes))
+    results = load_results(tmp_path / "with", tmp_path / "without")
+    for study in results.studies:
+        (run,) = rows_of(results.counted(study))
+        assert place(study, run)[1] == "CIFAR-100, O=1"
+    results.write(tmp_path)
+    assert pd.read_csv(tmp_path / "runs.csv", dtype=str)["axis.overlap"][0] == "1"
+    assert pd.read_parquet(tmp_path / "runs.parquet")["axis.overlap"][0] == 1
 
 
 # Written
