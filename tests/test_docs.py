@@ -132,6 +132,18 @@ def test_what_is_said_of_the_readings_at_the_papers_size_is_in_their_records() -
         for lines in readings.values()
     )
     assert [line["local_accuracy"] for line in local] == [line["local_accuracy"] for line in default]
+    seen, split = (
+        [
+            json.loads(line)["accuracy"]
+            for line in (ROOT / "docs" / "results" / folder / "fedkace_overlap-4_seed-0" / "rounds.jsonl")
+            .read_text()
+            .splitlines()
+        ]
+        for folder in ("cifar100-full-bf16-seen", "cifar100-full-bf16")
+    )
+    count = len(seen)
+    assert f"[first {count} rounds](docs/results/cifar100-full-bf16-seen) have {100 * sum(seen) / count:.1f} %" in page
+    assert f"those of the cell above {100 * sum(split[:count]) / count:.1f} %" in page
     chance = 100 * sum(1 / min(100, 4 + number) for number in range(1, 101)) / 100
     paper = load_paper()
     tfcl, dcfcl = (paper.value("table1", name, "cifar100_O4", "AA") for name in ("TFCL", "DCFCL"))
