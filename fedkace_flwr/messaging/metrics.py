@@ -50,7 +50,7 @@ COMMON: tuple[Metric, ...] = (
     ),
     Metric(
         keys.GLOBAL_UNMASKED,
-        "The same of the global model.",
+        "The same for the global model.",
         phase="evaluation",
         high=SHARE,
         column="global_accuracy_unmasked",
