@@ -1,4 +1,4 @@
-"""How many images pass through a network at once, and the way of many small tensors back to the CPU.
+"""How many images pass through a network at once, and the way of many small tensors to a GPU and back.
 
 Shapes: n images, H and W image height and width.
 """
@@ -8,11 +8,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-PASS_BYTES = 1 << 29
-"""GPU memory that a pass without gradients may take for its activations."""
+PASS_BYTES = 1 << 30
+"""GPU memory that a pass without gradients may take: its activations and the workspaces of its convolutions."""
 
-_LIVE_MAPS = 4  # of the first stage's size: input and output of a block, its inner map, and a convolution's workspace
-_FEWEST, _MOST = 16, 4096
+_LIVE_MAPS = 32  # of the first stage's size; measured, most of it is workspace
+_FEWEST, _MOST = 16, 512  # a pass of 64 images takes as long as one of 512; smaller sets are filled up to a whole pass
 
 
 def images_at_once(height: int, width: int, channels: int) -> int:
@@ -29,15 +29,28 @@ def images_at_once(height: int, width: int, channels: int) -> int:
     return 1 << max(_FEWEST.bit_length() - 1, min(fitting, _MOST).bit_length() - 1)
 
 
+def moved_to(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """The same tensors on a device: from the CPU to a GPU in one copy for each dtype, so that the CPU waits once.
+
+    Copies are parts of one buffer.
+    """
+    return dict(tensors) if device.type == "cpu" else _moved(tensors, device)
+
+
 def at_home(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same tensors on the CPU: from a GPU in one copy for each dtype; tensors on the CPU are returned as they are.
 
     Copies are parts of one buffer.
     """
+    return _moved(tensors, torch.device("cpu"))
+
+
+def _moved(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
     found = {name: tensor.detach() for name, tensor in tensors.items()}
-    for dtype in {tensor.dtype for tensor in found.values() if tensor.device.type != "cpu"}:
-        away = [name for name, t in found.items() if t.dtype == dtype and t.device.type != "cpu"]
-        packed = torch.cat([found[name].flatten() for name in away]).cpu()
+    for dtype in {tensor.dtype for tensor in found.values() if tensor.device.type != device.type}:
+        away = [name for name, t in found.items() if t.dtype == dtype and t.device.type != device.type]
+        packed = torch.cat([found[name].flatten() for name in away])
+        packed = packed.cpu() if device.type == "cpu" else packed.to(device)
         parts = torch.split(packed, [found[name].numel() for name in away])
         found |= {name: part.view(found[name].shape) for name, part in zip(away, parts, strict=True)}
     return found

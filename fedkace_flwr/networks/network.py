@@ -12,6 +12,7 @@ from typing import ClassVar, Self, cast
 import torch
 from torch import Tensor, nn
 
+from fedkace_flwr.compute.memory import moved_to
 from fedkace_flwr.errors import ConfigError
 
 _IMAGENET_STEM_FROM = 112
@@ -206,4 +207,5 @@ def choose_stem(stem: str, image_size: int) -> str:
 
 def load_weights(net: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Copy named weights into ``net``; every name in its state must be present."""
-    net.load_state_dict(dict(weights), strict=True)
+    device = next(net.parameters()).device
+    net.load_state_dict(moved_to(weights, device), strict=True)

@@ -15,7 +15,8 @@ from fedkace_flwr.algorithms.fedcbdr_loss import TemperatureLoss, TwiceScaledLos
 from fedkace_flwr.algorithms.fedkace_loss import BalancedReplayLoss, FullGradientReplayLoss
 from fedkace_flwr.algorithms.fedkace_replay import GradientBalance
 from fedkace_flwr.algorithms.ofcl_views import VIEWS
-from fedkace_flwr.compute.memory import at_home, images_at_once
+from fedkace_flwr.compute.memory import at_home, images_at_once, moved_to
+from fedkace_flwr.networks.network import load_weights
 from fedkace_flwr.networks.resnet import ResNet18, resnet18
 from fedkace_flwr.sections import TrainingConfig
 from fedkace_flwr.training.augmentation import FlipShift
@@ -166,10 +167,11 @@ def test_passes_of_a_prediction_have_one_size_and_come_home_once(count: int, mon
 
 
 def test_the_size_of_a_pass_follows_from_the_network_alone() -> None:
-    """By hand: four maps of 32 x 32 x 16 floats take 256 KiB, and 512 MiB hold 2048 of them."""
-    assert images_at_once(32, 32, 16) == 2048
-    assert images_at_once(112, 112, 64) == 32  # 12.25 MiB each: 41, and 32 is the power of two below
-    assert images_at_once(8, 8, 4) == 4096 and images_at_once(4096, 4096, 64) == 16
+    """By hand: 32 maps of 32 x 32 x 16 floats take 2 MiB, and 1 GiB holds 512 of them."""
+    assert images_at_once(32, 32, 16) == 512
+    assert images_at_once(64, 64, 16) == 128
+    assert images_at_once(56, 56, 16) == 128  # 6.125 MiB each: 167, and 128 is the power of two below
+    assert images_at_once(8, 8, 4) == 512 and images_at_once(112, 112, 64) == 16  # neither more nor fewer
     assert resnet18(5, 16, "cifar").largest_map(3, 32, 32) == (32, 32, 16)
     assert resnet18(5, 64, "imagenet").largest_map(3, 224, 224) == (112, 112, 64)
 
@@ -189,6 +191,19 @@ def test_many_tensors_come_home_in_one_copy_for_each_dtype(monkeypatch: pytest.M
     assert all(
         found[name] is mine[name] or torch.equal(found[name], mine[name]) for found in [at_home(mine)] for name in mine
     )
+
+
+def test_weights_go_to_the_device_in_one_copy_for_each_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    with fake_tensors():
+        weights, net = network(torch.device("cpu")).state_dict(), network(GPU)
+        moved: list[tuple[str, str]] = []
+        monkeypatch.setattr(
+            Tensor, "to", noted(moved, lambda tensor, *_: (tensor.device.type, str(tensor.dtype)), Tensor.to)
+        )
+        load_weights(net, weights)
+        assert sorted(moved) == [("cpu", "torch.float32"), ("cpu", "torch.int64")]
+    mine = resnet18(3, 2, "cifar").state_dict()
+    assert all(tensor is mine[name] for name, tensor in moved_to(mine, torch.device("cpu")).items())
 
 
 @pytest.mark.parametrize("name", VIEWS)
