@@ -18,6 +18,7 @@ from fedkace_flwr.config import Config
 from fedkace_flwr.errors import RunError
 
 _STOP_SECONDS = 20
+_BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class Job(Protocol):
@@ -81,6 +82,8 @@ class _InlineJob:
         self._leave: Callable[[], object] | None = leave
         with log.open("w") as output:
             command = [sys.executable, "-m", "experiments.running.inline", json.dumps(config.flat())]
+            if config.run.threads:  # NumPy reads them as it is imported; by default it takes a thread for each core
+                environment = {**dict.fromkeys(_BLAS_THREADS, str(config.run.threads)), **environment}
             self._process = subprocess.Popen(
                 command, stdout=output, stderr=subprocess.STDOUT, cwd=CHECKOUT, env=environment
             )

@@ -78,6 +78,7 @@ class Recorder:
         with torch.cuda.stream(side), undone(changed), warnings.catch_warnings():
             # An optimiser made for recordings warns of its first step outside of one.
             warnings.filterwarnings("ignore", message=".*capturable=True")
+            warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
             for _ in range(_WARM_UP_STEPS):
                 step()
             with _no_waiting():  # a recording that fails half-way is harder to recover from

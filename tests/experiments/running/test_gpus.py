@@ -213,7 +213,7 @@ def test_a_recorded_step_takes_a_steps_memory_more() -> None:
     step = int(1.5 * need.activations(Experiment(Config()).network_on_cpu(), 8) * 32)
     assert recorded.gpu - eager.gpu == step and auto == recorded
     assert recorded.memory == eager.memory
-    assert eager.gpu - eager.memory == need.CONTEXT + 64 * 2**20 + 2**29 - 450 * 2**20
+    assert eager.gpu - eager.memory == need.CONTEXT + 64 * 2**20 + 2**30 - 450 * 2**20
 
 
 def test_inline_runs_take_a_place_each_and_give_it_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,6 +239,26 @@ def test_inline_runs_take_a_place_each_and_give_it_back(tmp_path: Path, monkeypa
     assert sorted(seen(engine, 3)) == places
     assert seen(InlineEngine([], outside), 1) == [("", "0.0")]
     assert seen(InlineEngine(None, outside), 1) == [(None, None)]
+
+
+@pytest.mark.parametrize(
+    ("threads", "outside", "seen"), [(1, None, "1"), (3, None, "3"), (0, None, "None"), (1, "8", "8")]
+)
+def test_numpy_takes_as_many_threads_as_a_worker_has(
+    threads: int, outside: str | None, seen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without this, twenty runs on 16 cores start 320 threads, which wait for each other. What a user has set stays."""
+    program = "import os; print(*(os.environ.get(f'{name}_NUM_THREADS') for name in ('OMP', 'OPENBLAS', 'MKL')))"
+    start = subprocess.Popen
+    monkeypatch.setattr(
+        subprocess, "Popen", lambda command, **options: start([sys.executable, "-c", program], **options)
+    )
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    rest = {name: value for name, value in os.environ.items() if name not in names}
+    environment = rest | (dict.fromkeys(names, outside) if outside else {})
+    job = InlineEngine(None, environment).start(Config.parse({"threads": threads}), tmp_path / "log")
+    job.check()
+    assert (tmp_path / "log").read_text().split() == [seen] * 3
 
 
 @pytest.mark.slow
