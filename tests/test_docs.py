@@ -7,13 +7,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from experiments.__main__ import main
 from experiments.bench.measure import kept
-from experiments.report.paper import load_paper
 from experiments.report.quoted import with_tables
 from experiments.running.cells import Cell
 from experiments.studies.study import load_study
@@ -96,84 +94,6 @@ def test_the_tables_of_the_studies_are_those_of_their_kept_runs() -> None:
     page = (ROOT / "REPRODUCIBILITY.md").read_text()
     assert page.count("<!-- table ") > 10
     assert with_tables(page, ROOT) == page
-
-
-def test_what_is_said_of_the_run_at_the_papers_size_is_in_its_record() -> None:
-    folder = ROOT / "docs" / "results" / "cifar100-full-bf16"
-    page = (ROOT / "REPRODUCIBILITY.md").read_text()
-    rounds = [json.loads(line) for line in next(folder.glob("*/rounds.jsonl")).read_text().splitlines()]
-    hours = sum(line["seconds"][part] for line in rounds for part in ("training", "selection", "evaluation")) / 3600
-    assert f"{len(rounds)} of 100 rounds are done**, in {hours:.1f} core hours" in page
-    switched = rounds[-1]["switched_at"]
-    assert f"All clients switch between rounds {min(switched)} and {max(switched)}." in page
-    lost = {line["round"]: sum(line["local_accuracy"]) / 10 - line["accuracy"] for line in rounds}
-    assert {round(100 * lost[number]) for number in range(7, 13)} == {3, 4, 5}
-    assert all(lost[number] < 0 for number in lost if number >= 16) and lost[15] > 0
-    reference = ROOT / "docs" / "results" / "centralized-full-bf16" / "centralized_overlap-4_seed-0" / "rounds.jsonl"
-    upper = [json.loads(line)["accuracy"] for line in reference.read_text().splitlines()]
-    regret = sum(above - line["accuracy"] for above, line in zip(upper, rounds, strict=False)) / len(rounds)
-    assert f"over its first {len(rounds)} rounds it lies {100 * regret:.0f} points below Centralized" in page
-
-
-def test_what_is_said_of_the_readings_at_the_papers_size_is_in_their_records() -> None:
-    page = (ROOT / "REPRODUCIBILITY.md").read_text()
-
-    def lines_of(reading: str) -> list[dict[str, Any]]:
-        run = ROOT / "docs" / "results" / "readings-full-15" / f"fedkace_cifar100_{reading}_seed-0"
-        return [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
-
-    default, local = lines_of("default"), lines_of("statistics-local")
-    readings = {name: lines_of(name) for name in ("replay-classes-seen", "batching-paired", "batching-random-replay")}
-    costs = [f"{100 * (default[14]['accuracy'] - lines[14]['accuracy']):.1f}" for lines in readings.values()]
-    said = "`replay-classes = seen`, the mask of section A.3, costs {} points, `batching = paired` {} and `random-replay` {};"
-    assert said.format(*costs) in page
-    assert all(
-        sum(line["accuracy"] for line in lines[:4]) > sum(line["accuracy"] for line in default[:4]) - 0.02
-        for lines in readings.values()
-    )
-    assert [line["local_accuracy"] for line in local] == [line["local_accuracy"] for line in default]
-    seen, split = (
-        [
-            json.loads(line)["accuracy"]
-            for line in (ROOT / "docs" / "results" / folder / "fedkace_overlap-4_seed-0" / "rounds.jsonl")
-            .read_text()
-            .splitlines()
-        ]
-        for folder in ("cifar100-full-bf16-seen", "cifar100-full-bf16")
-    )
-    count = len(seen)
-    assert f"[first {count} rounds](docs/results/cifar100-full-bf16-seen) have {100 * sum(seen) / count:.1f} %" in page
-    assert f"those of the cell above {100 * sum(split[:count]) / count:.1f} %" in page
-    chance = 100 * sum(1 / min(100, 4 + number) for number in range(1, 101)) / 100
-    paper = load_paper()
-    tfcl, dcfcl = (paper.value("table1", name, "cifar100_O4", "AA") for name in ("TFCL", "DCFCL"))
-    assert f"has {chance:.2f} % at O=4" in page and f"TFCL and DCFCL, have {tfcl} % and {dcfcl} %" in page
-
-
-def test_what_is_said_of_fedframe_on_100_classes_is_in_its_record() -> None:
-    folder = ROOT / "docs" / "results" / "faithful"
-    own, other, *rivals = (
-        [
-            json.loads(line)
-            for line in (folder / f"{name}_overlap-4_{name}_seed-0" / "rounds.jsonl").read_text().splitlines()
-        ]
-        for name in ("fedframe", "fedkace", "fedcbdr", "er", "ofcl")
-    )
-    page = (ROOT / "docs" / "fedframe.md").read_text()
-
-    def shares(runs: list[list[dict[str, Any]]], part: slice) -> list[str]:
-        return [f"{100 * sum(line['accuracy'] for line in lines[part]) / len(lines[part]):.2f}" for lines in runs]
-
-    every, half = slice(None), slice(30, 60)
-    for part, said in ((every, "FedFrame an average accuracy of {} % and FedKACE {} %"), (half, "{} % and {} %")):
-        assert said.format(*shares([own, other], part)) in page
-    (first, *others), (late, *_) = shares(rivals, every), shares(rivals, half)
-    assert f"FedCBDR with {first} %, and {late} % in the second half" in page and float(first) > max(map(float, others))
-    for lines in (other, *rivals):
-        assert all(one["accuracy"] > two["accuracy"] for one, two in zip(own, lines, strict=True))
-    below = [100 * (sum(line["local_accuracy"]) / 4 - line["accuracy"]) for line in own]
-    assert [f"{below[number - 1]:.1f}" for number in (6, 7)] == ["1.5", "1.6"]
-    assert max(value for number, value in enumerate(below, 1) if number not in (6, 7)) < 1
 
 
 FEDFRAME_ROWS = {

@@ -13,7 +13,7 @@ from fedkace_flwr.keys import kebab, keys_of
 from fedkace_flwr.registry import METHODS
 
 # These keys affect numbers only through rounding, a run that stops, or values that are not recorded; none is an axis.
-_NOT_AXES = frozenset({"device", "quorum", "diagnostics", "evaluate", "report-classes"})
+_NOT_AXES = frozenset({"device", "deterministic", "quorum", "diagnostics", "evaluate", "report-classes"})
 _UNKNOWN = "-"
 _NAMED = 4  # repeated runs that are named
 

@@ -112,6 +112,17 @@ def test_seeds_run_with_other_keys_are_not_averaged_together(tmp_path: Path) -> 
     assert {row: cell.n for (row, _), cell in table.cells.items() if row != CHANCE} == {"J=3": 2, "J=1": 1}
 
 
+def test_seeds_from_a_gpu_and_from_a_cpu_are_averaged_together(tmp_path: Path) -> None:
+    """On a GPU ``deterministic`` chooses algorithms that round otherwise, and a CPU rounds otherwise, too."""
+    folder = made(tmp_path, 0.5, seed=[0, 1])
+    config = json.loads((folder / "fedkace_seed-1" / "config.json").read_text())
+    (folder / "fedkace_seed-1" / "config.json").write_text(
+        json.dumps(config | {"device": "cuda", "deterministic": True})
+    )
+    study, table, _ = read(folder)
+    assert not study.remarks and {cell.n for (row, _), cell in table.cells.items() if row != CHANCE} == {2}
+
+
 def test_a_configuration_that_was_run_twice_counts_once(tmp_path: Path) -> None:
     made(tmp_path, 0.5, capacity=40)
     folder = made(tmp_path, 0.5, capacity=[20, 40])

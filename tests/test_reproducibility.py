@@ -1,0 +1,175 @@
+"""What the documents say of results, in sentences, is what the kept records show."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.report.paper import load_paper
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_what_is_said_of_the_run_at_the_papers_size_is_in_its_record() -> None:
+    folder = ROOT / "docs" / "results" / "cifar100-full-bf16"
+    page = (ROOT / "REPRODUCIBILITY.md").read_text()
+    rounds = [json.loads(line) for line in next(folder.glob("*/rounds.jsonl")).read_text().splitlines()]
+    hours = sum(line["seconds"][part] for line in rounds for part in ("training", "selection", "evaluation")) / 3600
+    assert f"{len(rounds)} of 100 rounds are done**, in {hours:.1f} core hours" in page
+    switched = rounds[-1]["switched_at"]
+    assert f"All clients switch between rounds {min(switched)} and {max(switched)}." in page
+    lost = {line["round"]: sum(line["local_accuracy"]) / 10 - line["accuracy"] for line in rounds}
+    assert {round(100 * lost[number]) for number in range(7, 13)} == {3, 4, 5}
+    assert all(lost[number] < 0 for number in lost if number >= 16) and lost[15] > 0
+    reference = ROOT / "docs" / "results" / "centralized-full-bf16" / "centralized_overlap-4_seed-0" / "rounds.jsonl"
+    upper = [json.loads(line)["accuracy"] for line in reference.read_text().splitlines()]
+    regret = sum(above - line["accuracy"] for above, line in zip(upper, rounds, strict=False)) / len(rounds)
+    assert f"over its first {len(rounds)} rounds it lies {100 * regret:.0f} points below Centralized" in page
+
+
+def test_what_is_said_of_the_readings_at_the_papers_size_is_in_their_records() -> None:
+    page = (ROOT / "REPRODUCIBILITY.md").read_text()
+
+    def lines_of(reading: str) -> list[dict[str, Any]]:
+        run = ROOT / "docs" / "results" / "readings-full-15" / f"fedkace_cifar100_{reading}_seed-0"
+        return [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+
+    default, local = lines_of("default"), lines_of("statistics-local")
+    names = ("replay-classes-seen", "batching-paired", "batching-random-replay", "self-distance-exclude")
+    readings = {name: lines_of(name) for name in names}
+    costs = [f"{100 * (default[14]['accuracy'] - lines[14]['accuracy']):.1f}" for lines in readings.values()]
+    said = "`replay-classes = seen`, the mask of section A.3, costs {} points, `batching = paired` {}, "
+    said += "`random-replay` {} and `self-distance = exclude` {};"
+    assert said.format(*costs) in page
+    assert all(
+        sum(line["accuracy"] for line in lines[:4]) > sum(line["accuracy"] for line in default[:4]) - 0.02
+        for lines in readings.values()
+    )
+    assert [line["local_accuracy"] for line in local] == [line["local_accuracy"] for line in default]
+    seen, split = (
+        [
+            json.loads(line)["accuracy"]
+            for line in (ROOT / "docs" / "results" / folder / "fedkace_overlap-4_seed-0" / "rounds.jsonl")
+            .read_text()
+            .splitlines()
+        ]
+        for folder in ("cifar100-full-bf16-seen", "cifar100-full-bf16")
+    )
+    means = [f"{100 * sum(lines) / 15:.1f}" for lines in (seen, split[:15])]
+    assert len(seen) == 15
+    assert f"have {means[0]} % on average, and those of the cell above {means[1]} %. In the last four of them" in page
+    behind = [round(100 * (one - two), 1) for one, two in zip(split[11:15], seen[11:], strict=True)]
+    assert f"by {min(behind)} to {max(behind)} points" in page
+    chance = 100 * sum(1 / min(100, 4 + number) for number in range(1, 101)) / 100
+    paper = load_paper()
+    tfcl, dcfcl = (paper.value("table1", name, "cifar100_O4", "AA") for name in ("TFCL", "DCFCL"))
+    assert f"has {chance:.2f} % at O=4" in page and f"TFCL and DCFCL, have {tfcl} % and {dcfcl} %" in page
+
+
+FAITHFUL = ROOT / "docs" / "results" / "faithful"
+EVERY, FIRST, SECOND = slice(None), slice(15), slice(30, 60)
+
+
+def faithful(method: str, overlap: int, seed: int) -> list[dict[str, Any]]:
+    """The rounds of a run at the paper's ratios; none if it is not among the kept ones."""
+    path = FAITHFUL / f"{method}_overlap-{overlap}_{method}_seed-{seed}" / "rounds.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def percent(rounds: list[dict[str, Any]], part: slice = EVERY) -> float:
+    """Mean accuracy over some rounds."""
+    return 100 * sum(line["accuracy"] for line in rounds[part]) / len(rounds[part])
+
+
+SHOWN = {
+    "FedFrame": "fedframe",
+    "FedKACE": "fedkace",
+    "FedKACE, AS8": "as8",
+    "FedKACE, AS4": "as4",
+    "DER++": "derpp",
+    "FedCBDR": "fedcbdr",
+    "ER": "er",
+}
+
+
+@pytest.mark.parametrize(("label", "method"), SHOWN.items())
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_table_of_fedframe_on_100_classes_is_that_of_the_kept_runs(label: str, method: str, seed: int) -> None:
+    runs = [faithful(method, overlap, seed) for overlap in (4, 0)]
+    cells = [f"{percent(run, part):.2f}" if run else "-" for run in runs for part in (EVERY, FIRST, SECOND)]
+    assert f"| {label} | {seed} | {' | '.join(cells)} |" in (ROOT / "docs" / "fedframe.md").read_text()
+
+
+def test_what_is_said_of_fedframe_on_100_classes_is_in_its_records() -> None:
+    page = (ROOT / "docs" / "fedframe.md").read_text()
+    rivals = ("fedkace", "as4", "as7", "as8", "derpp", "fedcbdr", "er", "ofcl", "refed", "fedavg", "dcfcl", "tfcl")
+
+    def lead(overlap: int, seed: int, part: slice) -> tuple[str, str]:
+        found = {name: run for name in rivals if (run := faithful(name, overlap, seed))}
+        best = max(found, key=lambda name: percent(found[name], part))
+        return best, f"{percent(faithful('fedframe', overlap, seed), part) - percent(found[best], part):.1f}"
+
+    (one, first), (two, second), (three, third) = (lead(*cell, EVERY) for cell in ((4, 0), (4, 1), (0, 0)))
+    assert (one, two, three) == ("as8", "as8", "derpp")
+    assert f"{first} and {second} points above that of AS8 at O=4, and {third} above that of DER++ at O=0" in page
+    (one, first), (two, second), (three, third) = (lead(*cell, SECOND) for cell in ((4, 0), (4, 1), (0, 0)))
+    assert (one, two, three) == ("derpp", "derpp", "derpp")
+    assert f"it is {first} and {second} points above DER++ at O=4, but only {third} at O=0" in page
+    rejected = []
+    for overlap, seed, said in (
+        (4, 0, "{} points (round {}) with seed 0"),
+        (4, 1, "{} points (round {}) with seed 1"),
+        (0, 0, "at O=0 by up to {} points (round {})"),
+    ):
+        own = faithful("fedframe", overlap, seed)
+        below = [100 * (sum(line["local_accuracy"]) / 4 - line["accuracy"]) for line in own]
+        assert said.format(f"{max(below):.1f}", below.index(max(below)) + 1) in page
+        rejected.append(sum(each["kind"] == "direction" for line in own for each in line["failures"]))
+    assert rejected == [10, 10, 17] and "10 of 240 in each run at O=4, and 17 at O=0" in page
+
+
+def test_what_is_said_of_the_comparison_at_the_papers_ratios_is_in_its_records() -> None:
+    page = (ROOT / "REPRODUCIBILITY.md").read_text()
+    pairs = [(4, 0), (4, 1), (0, 0)]
+
+    def ahead(method: str, part: slice = EVERY) -> list[float]:
+        runs = [(faithful(method, *pair), faithful("fedkace", *pair)) for pair in pairs]
+        return [percent(mine, part) - percent(other, part) for mine, other in runs if mine]
+
+    equal = [f"{percent(faithful(name, 4, 0)):.2f}" for name in ("fedframe", "centralized")]
+    assert f"({equal[0]} % and {equal[1]} % in seed 0)" in page
+    one, two = ahead("as8")
+    assert f"better by {one:.1f} and {two:.1f} points at O=4" in page
+    *many, last = ahead("derpp", SECOND)
+    assert f"by {min(many):.1f} points or more at O=4 and by {last:.1f} at O=0" in page
+    one, two, last = ahead("fedcbdr", SECOND)
+    assert last > 0 and (one > 0) != (two > 0)
+    published = ("derpp", "fedcbdr", "er", "ofcl", "refed", "fedavg", "dcfcl")
+    assert all(lead < 0 for method in published for lead in ahead(method, FIRST))
+    (four, both, none) = [percent(faithful("fedframe", *pair)) for pair in pairs]
+    best = [
+        max(percent(run) for name in (*published, "as4", "as7", "as8") if (run := faithful(name, *pair)))
+        for pair in pairs
+    ]
+    least, other = min(four - best[0], both - best[1]), none - best[2]
+    assert f"at O=4 by {least:.1f} points or more in each seed, at O=0 by {other:.1f}" in page
+    of_none = [percent(run) for name in (*published, "as4", "as7", "as8", "fedframe") if (run := faithful(name, 0, 0))]
+    assert min(of_none) > percent(faithful("fedkace", 0, 0))
+
+
+def test_what_is_said_of_the_gpu_is_in_the_records() -> None:
+    page = (ROOT / "docs" / "gpu.md").read_text()
+    told = json.loads((ROOT / "docs" / "results" / "gpu" / "tests.json").read_text())
+    first, again = (told[part]["figures"] for part in ("first run", "after the correction"))
+    failed = {name for name, outcome in first.items() if outcome}
+    assert f"Of the {len(first)} tests that need a GPU, {len(first) - len(failed)} passed at once" in page
+    assert set(again) == failed and not any(again.values()) and all("memory" in name for name in failed)
+    minutes: dict[bool, list[float]] = {True: [], False: []}
+    for folder in FAITHFUL.glob("*_seed-*"):
+        lines = (folder / "rounds.jsonl").read_text().splitlines()
+        on_gpu = json.loads((folder / "environment.json").read_text())["gpu"] == "NVIDIA H200"
+        minutes[on_gpu].append(sum(json.loads(line)["seconds"]["round"] for line in lines) / 60)
+    quick, slow = sorted(minutes[True]), sorted(minutes[False])
+    assert f"took {quick[0]:.1f} to {quick[-1]:.1f} minutes" in page and "Seventeen" in page and len(quick) == 17
+    assert f"took {slow[0]:.0f} to {slow[-1]:.0f} minutes, one at a time" in page
