@@ -79,7 +79,7 @@ def faithful(method: str, overlap: int, seed: int) -> list[dict[str, Any]]:
 
 def percent(rounds: list[dict[str, Any]], part: slice = EVERY) -> float:
     """Mean accuracy over some rounds."""
-    return 100 * sum(line["accuracy"] for line in rounds[part]) / len(rounds[part])
+    return 100 * float(sum(line["accuracy"] for line in rounds[part])) / len(rounds[part])
 
 
 SHOWN = {
