@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -127,6 +128,25 @@ def test_what_is_said_of_fedframe_on_100_classes_is_in_its_records() -> None:
         assert said.format(f"{max(below):.1f}", below.index(max(below)) + 1) in page
         rejected.append(sum(each["kind"] == "direction" for line in own for each in line["failures"]))
     assert rejected == [10, 10, 17] and "10 of 240 in each run at O=4, and 17 at O=0" in page
+
+
+def test_what_is_said_of_rejected_updates_is_in_the_records() -> None:
+    lost: dict[str, list[int]] = {}
+    cosines: dict[str, list[float]] = {}
+    for folder in FAITHFUL.glob("*_seed-*"):
+        method = folder.name.split("_")[0]
+        rounds = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+        lost.setdefault(method, []).append(sum(len(line["failures"]) for line in rounds))
+        cosines.setdefault(method, []).extend(each for line in rounds for each in line.get("update_cosine", []))
+    page = (ROOT / "docs" / "robustness.md").read_text()
+    least, most, average = min(lost["fedframe"]), max(lost["fedframe"]), max(lost.pop("fedavg"))
+    assert (
+        f"so that {least} to {most} of a run's 240 were" in page
+        and f"FedAVG lost {average}, the other methods none" in page
+    )
+    del lost["fedframe"]
+    assert not any(sum(each) for each in lost.values())
+    assert f"median cosine {median(cosines['fedframe']):.2f}" in page and min(cosines["fedframe"]) > -0.1
 
 
 def test_what_is_said_of_the_comparison_at_the_papers_ratios_is_in_its_records() -> None:
