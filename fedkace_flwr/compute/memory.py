@@ -11,8 +11,10 @@ from torch import Tensor
 PASS_BYTES = 1 << 30
 """GPU memory that a pass without gradients may take: its activations and the workspaces of its convolutions."""
 
-_LIVE_MAPS = 32  # of the first stage's size; measured, most of it is workspace
-_FEWEST, _MOST = 16, 512  # a pass of 64 images takes as long as one of 512; smaller sets are filled up to a whole pass
+_LIVE_MAPS = (
+    32  # of the first stage's size: what PyTorch reserves, most of it workspace, by the tests of memory in tests/gpu
+)
+_FEWEST, _MOST = 16, 512  # larger passes are hardly faster, and sets of a few hundred images would be filled up to them
 
 
 def images_at_once(height: int, width: int, channels: int) -> int:
@@ -30,27 +32,19 @@ def images_at_once(height: int, width: int, channels: int) -> int:
 
 
 def moved_to(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """The same tensors on a device: from the CPU to a GPU in one copy for each dtype, so that the CPU waits once.
+    """The same tensors on a device: to or from a GPU in one copy for each dtype, so that the CPU waits once.
 
-    Copies are parts of one buffer.
+    Copies are parts of one buffer; tensors that are on such a device already are returned as they are, detached.
     """
-    return dict(tensors) if device.type == "cpu" else _moved(tensors, device)
-
-
-def at_home(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors on the CPU: from a GPU in one copy for each dtype; tensors on the CPU are returned as they are.
-
-    Copies are parts of one buffer.
-    """
-    return _moved(tensors, torch.device("cpu"))
-
-
-def _moved(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
     found = {name: tensor.detach() for name, tensor in tensors.items()}
     for dtype in {tensor.dtype for tensor in found.values() if tensor.device.type != device.type}:
         away = [name for name, t in found.items() if t.dtype == dtype and t.device.type != device.type]
-        packed = torch.cat([found[name].flatten() for name in away])
-        packed = packed.cpu() if device.type == "cpu" else packed.to(device)
+        packed = torch.cat([found[name].flatten() for name in away]).to(device)
         parts = torch.split(packed, [found[name].numel() for name in away])
         found |= {name: part.view(found[name].shape) for name, part in zip(away, parts, strict=True)}
     return found
+
+
+def at_home(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors on the CPU (:func:`moved_to`)."""
+    return moved_to(tensors, torch.device("cpu"))

@@ -207,5 +207,4 @@ def choose_stem(stem: str, image_size: int) -> str:
 
 def load_weights(net: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Copy named weights into ``net``; every name in its state must be present."""
-    device = next(net.parameters()).device
-    net.load_state_dict(moved_to(weights, device), strict=True)
+    net.load_state_dict(moved_to(weights, next(net.parameters()).device), strict=True)

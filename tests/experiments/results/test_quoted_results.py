@@ -9,7 +9,7 @@ import pytest
 
 from experiments.report.paper import load_paper
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_what_is_said_of_the_run_at_the_papers_size_is_in_its_record() -> None:
@@ -187,6 +187,8 @@ def test_what_is_said_of_the_gpu_is_in_the_records() -> None:
     failed = {name for name, outcome in first.items() if outcome}
     assert f"Of the {len(first)} tests that need a GPU, {len(first) - len(failed)} passed at once" in page
     assert set(again) == failed and not any(again.values()) and all("memory" in name for name in failed)
+    assert "reserved more than four times what was planned" in page
+    assert all(memory["reserved"] > 4 * memory["planned"] for memory in told["first run"]["memory"].values())
     minutes: dict[bool, list[float]] = {True: [], False: []}
     for folder in FAITHFUL.glob("*_seed-*"):
         lines = (folder / "rounds.jsonl").read_text().splitlines()
