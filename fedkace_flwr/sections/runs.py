@@ -176,7 +176,7 @@ class AggregationConfig:
     )
     direction_bound: float = key(
         -0.03,
-        "Rejects local models whose updates undo what the others learn: the cosine of the update to the mean of the others' is below this value, and so is its mean over the last rounds. -1 switches the check off.",
+        "Rejects local models whose updates undo what the others learn: the cosine of the update to the mean of the others' is below this value, and so is its mean over the last rounds. Where the median of the round's cosines is negative, they are compared with it: the value is lowered by the median, and at most doubled. -1 switches the check off.",
         low=-1,
         high=0,
     )

@@ -10,6 +10,7 @@ from flwr.app import ArrayRecord
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedkace_flwr.algorithms.robust_aggregation import cosines_to_others
 from fedkace_flwr.config import Config
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.messaging.records import Reply
@@ -227,6 +228,30 @@ def round_of(directions: Directions, gram: np.ndarray) -> set[int]:
     rejected = directions.opposed(range(4), gram)
     directions.remember()
     return set(rejected)
+
+
+def gram_of(cosines: np.ndarray) -> np.ndarray:
+    """Gram matrix of four vectors of length one with these cosines between them, the upper triangle row by row."""
+    gram = np.eye(4)
+    gram[np.triu_indices(4, 1)] = cosines
+    return np.asarray(gram + np.triu(gram, 1).T)
+
+
+def test_updates_that_all_point_slightly_against_each_other_are_accepted() -> None:
+    # Each client's classes exclude the others', as under a fixed simplex: no client is odder than the next.
+    gram = gram_of(np.array([-0.021, -0.018, -0.024, -0.022, -0.019, -0.023]))
+    assert np.all(cosines_to_others(gram) < -0.03)
+    directions = Directions(-0.03)
+    for _ in range(5):
+        assert round_of(directions, gram) == set()
+
+
+def test_the_usual_cosine_moves_the_bound_by_no_more_than_the_bound() -> None:
+    for cosine, rejected in ((-0.03, set()), (-0.045, {3})):  # -0.053 and -0.079 to the mean of the other three
+        odd = np.full(6, -0.018)
+        odd[[2, 4, 5]] = cosine  # between the last client and each of the others
+        assert round_of(Directions(-0.03), gram_of(odd)) == rejected
+    assert len(round_of(Directions(-0.03), gram_of(np.full(6, -0.1)))) == 1  # -0.19 for each, as if most were hostile
 
 
 def test_a_single_round_against_the_others_is_forgiven_and_a_habit_is_not() -> None:
