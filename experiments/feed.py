@@ -41,9 +41,9 @@ def feed(config: Config, folder: Path, *, every: float = 0.0) -> None:
     """
     if not 0 <= every <= _LONGEST:
         raise ConfigError(f"--every {every:g}: must be a number of seconds from 0 to {_LONGEST}")
-    make_output(folder)
     experiment = Experiment(config)
     experiment.check_streams()
+    make_output(folder)
     everything = torch.ones(experiment.num_classes, dtype=torch.bool)
     homes = [folder / f"client-{client}" for client in range(config.stream.clients)]
     for client, home in enumerate(homes):

@@ -251,6 +251,14 @@ def test_feed_refuses_a_pause_that_is_none_before_it_writes(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(("setting", "named"), [("dataset=mnst", "mnist"), ("samples-per-class=1000", "1000")])
+def test_feed_leaves_no_folder_if_there_is_nothing_to_write(
+    setting: str, named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert named in refused(capsys, "feed", str(tmp_path / "inboxes"), "--set", setting)
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_app_in_a_folder_that_cannot_be_made_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     line = refused(capsys, "app", str(tmp_path / "file" / "app"))
