@@ -107,7 +107,7 @@ class StreamingClient(NumPyClient):
         current = chunk.class_counts(rule.experiment.num_classes) > 0
         now = ClientRound(round_number, chunk, state, current, sent)
         with watch(keys.EVALUATION_SECONDS):
-            untrained = rule.new_class_accuracies(now)
+            untrained, tested = rule.new_class_accuracies(now), rule.tested_on_chunk(now)
         net = rule.network(sent)
         with watch(keys.TRAINING_SECONDS):
             rule.begin(net, now)
@@ -130,7 +130,7 @@ class StreamingClient(NumPyClient):
             buffer=kept.buffer,
             local_accuracy=local.accuracy,
             local_class_accuracy=local.classes,
-            extra={**state.extra, **kept.extra, **stored},
+            extra={**state.extra, **tested, **kept.extra, **stored},
         )
         rule.store.save_trained(learned, answer)
         rule.source.learned(round_number)  # the chunk is put away only when its outcome is on disk

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from clients.values import Array, ClientRound, Evaluation, Kept, Metrics, Training
+from fedkace_flwr.algorithms.prequential import best_weight, no_evidence, with_chunk
 from fedkace_flwr.errors import RunError
 from fedkace_flwr.experiment import Experiment, as_arrays
 from fedkace_flwr.inference import kept_models as serving
@@ -24,6 +25,8 @@ from fedkace_flwr.training.loop import predict, train
 from fedkace_flwr.training.recalibration import recalibrate
 from fedkace_flwr.training.snapshots import snapshot, weights_in
 from fedkace_flwr.training.stored_logits import StoredLogits, StoredLogitsLoss
+
+_EVIDENCE, _LATEST = "prequential.evidence", "prequential.latest"
 
 
 class ClientTools:
@@ -79,13 +82,48 @@ class ClientTools:
     def shares(self, names: Collection[str], state: ClientState) -> dict[str, float]:
         """Weight of each view of some predicting models in the mean of their probabilities; empty if all are equal.
 
-        With ``inference = fading`` the local model's weight begins at twice an equal one. All views have 1 together.
+        With ``inference = fading`` the local model's weight begins at twice an equal one; with ``prequential`` it moves
+        from there as the newest chunks tell. All views have 1 together.
         """
-        views = sum(1 + (name in self.mirrored(state)) for name in names)
-        if self.config.answers.inference != "fading" or serving.LOCAL not in names or views == 1:
+        inference, views = self.config.answers.inference, sum(1 + (name in self.mirrored(state)) for name in names)
+        if inference not in ("fading", "prequential") or serving.LOCAL not in names or views == 1:
             return {}
         local = (1 + fading(state.evaluated)) / views
+        if inference == "prequential" and _EVIDENCE in state.extra:
+            latest_share = int(state.extra[_LATEST].sum()) / int(state.seen.sum())
+            local = best_weight(state.extra[_EVIDENCE], latest_share, local)
         return {name: local if name == serving.LOCAL else (1 - local) / (views - 1) for name in names}
+
+    def tested_on_chunk(self, now: ClientRound) -> dict[str, Tensor]:
+        """Test the models that the client predicts with on its new chunk, before training (``inference = prequential``).
+
+        Images of classes never met before tell nothing, as no model can answer them. All models are as the client would
+        predict with them now that the chunk before is gone.
+
+        Returns
+        -------
+        dict of str to Tensor
+            The evidence and the classes of this chunk, to be stored; empty with another ``inference``.
+        """
+        if self.config.answers.inference != "prequential":
+            return {}
+        state = now.state
+        found = {_EVIDENCE: state.extra.get(_EVIDENCE, no_evidence()), _LATEST: now.current}
+        known = now.chunk.take(state.seen[now.chunk.labels].nonzero().flatten())
+        probabilities: dict[str, list[Tensor]] = {}
+        for name in self.predicting(state) if now.sent and len(known) else ():
+            weights = now.sent if name == serving.GLOBAL else self.weights_of(name, state, now.number)
+            if weights is None:
+                continue
+            net = self.received(weights, state, now.number) if name == serving.GLOBAL else self.network(weights)
+            views = (False, True) if name in self.mirrored(state) else (False,)
+            probabilities[name] = [self._label_probabilities(net, known, state.seen, mirrored) for mirrored in views]
+        local = probabilities.pop(serving.LOCAL, None)
+        if local is not None and probabilities:
+            received = torch.stack([view for views in probabilities.values() for view in views]).mean(dim=0)
+            latest = state.extra[_LATEST][known.labels]
+            found[_EVIDENCE] = with_chunk(found[_EVIDENCE], local[0], received, latest)
+        return found
 
     def received(self, sent: Mapping[str, Array], state: ClientState, round_number: int) -> Network:
         """The process's network, holding a received model as this client predicts with it.
@@ -141,17 +179,17 @@ class ClientTools:
                 mean[name] = torch.lerp(mean[name], before, decay)
         return replace(state, extra={**state.extra, **snapshot(serving.AVERAGE, mean)})
 
-    def weights_of(self, name: str, state: ClientState) -> Mapping[str, Array] | None:
-        """Weights of the local or the averaged model, ready to predict; None if they are not there."""
+    def weights_of(self, name: str, state: ClientState, round_number: int) -> Mapping[str, Array] | None:
+        """Weights of the local or the averaged model, ready to predict in a round; None if they are not there."""
         if name == serving.LOCAL:
             trained = self.store.answer(state.round)
-            if trained is None or not discriminant_share(self.config.answers.classifier, state.evaluated):
+            if trained is None or not discriminant_share(self.config.answers.classifier, round_number):
                 return trained.arrays if trained is not None else None
             net = self.network(trained.arrays)
-            self.refit(net, self.own_samples(state, state.evaluated), state.evaluated)
+            self.refit(net, self.own_samples(state, round_number), round_number)
             return as_arrays(net.state_dict())
         kept = weights_in(serving.AVERAGE, state.extra)
-        return as_arrays(self.received(as_arrays(kept), state, state.evaluated).state_dict()) if kept else None
+        return as_arrays(self.received(as_arrays(kept), state, round_number).state_dict()) if kept else None
 
     def images(self, samples: Samples) -> Tensor:
         """Pixels, uint8 (n, 3, H, W)."""
@@ -272,6 +310,11 @@ class ClientTools:
         if not self.config.run.report_classes:
             return []
         return class_accuracies(scores, samples.labels, seen).nan_to_num(keys.UNTESTED).tolist()
+
+    def _label_probabilities(self, net: Network, samples: Samples, seen: Tensor, mirrored: bool) -> Tensor:
+        """Probability of each sample's label among the classes seen, float64 (n,)."""
+        logits = self.logits(net, samples, mirrored=mirrored).double().masked_fill(~seen, -float("inf"))
+        return logits.softmax(dim=1).gather(1, samples.labels[:, None]).flatten()
 
     def test_logits(self, net: Network, samples: Samples) -> Tensor:
         """As :meth:`logits`, for a client's test set; clients of a process that test the same model share them."""

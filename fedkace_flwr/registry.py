@@ -156,7 +156,7 @@ FEDFRAME: dict[str, Scalar] = {
     "logit-adjustment": 1.0,
     "recalibrate": True,
     "classifier": "fading",
-    "inference": "fading",
+    "inference": "prequential",
     "views": "auto",
 }
 """The parts that make plain replay from a balanced buffer FedFrame (docs/fedframe.md)."""

@@ -67,7 +67,7 @@ def of_both_models(config: Mapping[str, Any], records: Sequence[Mapping[str, Any
     for name, columns in _BY_MODEL.items():
         means = [mean(_of_models(record, columns)) for record in records] if config["evaluate"] == "both" else []
         row[name] = mean(means) if None not in means else None
-    if config["inference"] in ("mean", "fading"):
+    if config["inference"] in ("mean", "fading", "prequential"):
         row["aa_unmasked"] = None
     return row
 

@@ -83,15 +83,21 @@ def training_samples(config: Config) -> int:
 
 
 def test_images(config: Config) -> int:
-    """Return the largest number of test images that a run can evaluate, each counted once per model tested."""
+    """Return the largest number of test images that a run can evaluate, each counted once per model tested.
+
+    With ``inference = prequential`` these are also the images of each chunk after the first.
+    """
     experiment = Experiment(config)
     models = _models_tested(config)
+    of_chunks = configured(config)[1].answers.inference == "prequential"
     total = 0
     for client in range(config.stream.clients):
         seen = torch.zeros(experiment.num_classes, dtype=torch.bool)
         for number in range(1, config.stream.rounds + 1):
             if experiment.trains(client, number):
-                seen |= experiment.chunk(client, number).class_counts(experiment.num_classes) > 0
+                chunk = experiment.chunk(client, number)
+                total += models * len(chunk) if of_chunks and bool(seen.any()) else 0
+                seen |= chunk.class_counts(experiment.num_classes) > 0
             total += models * len(experiment.test_set(client, seen))
     return total
 

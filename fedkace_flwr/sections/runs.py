@@ -75,9 +75,9 @@ class BufferConfig:
 class AnswerConfig:
     """Answers."""
 
-    inference: Literal["auto", "global", "local", "mean", "fading"] = key(
+    inference: Literal["auto", "global", "local", "mean", "fading", "prequential"] = key(
         "auto",
-        "Which model a client predicts with: `auto` follows the method (FedKACE switches; most others use the global model); `global` and `local` always use that model (ablations AS2, AS3); `mean` averages the probabilities of all models that the client has: the local, the global and, with `model-average`, the averaged one; `fading` does so too, but gives the local model twice its weight in the first round; the extra weight halves with each further round.",
+        "Which model a client predicts with: `auto` follows the method (FedKACE switches; most others use the global model); `global` and `local` always use that model (ablations AS2, AS3); `mean` averages the probabilities of all models that the client has: the local, the global and, with `model-average`, the averaged one; `fading` does so too, but gives the local model twice its weight in the first round; the extra weight halves with each further round; `prequential` begins like `fading` and then weights the local model as the newest chunks tell, on which the models are tested before they are trained on.",
     )
     evaluate: Literal["inference", "both"] = key(
         "inference",
@@ -111,7 +111,7 @@ class AnswerConfig:
     @property
     def averages(self) -> bool:
         """Whether a client predicts by a mean of the probabilities of all its models."""
-        return self.inference in ("mean", "fading")
+        return self.inference in ("mean", "fading", "prequential")
 
 
 @dataclass(frozen=True)

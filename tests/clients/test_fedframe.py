@@ -90,7 +90,7 @@ def test_what_has_no_room_for_a_frame_is_refused(small: Make) -> None:
     ("changes", "message"),
     [
         ({"logit_adjustment": 0.5}, "logit-adjustment = 0.5: method = 'fedframe' sets it to 1.0, so it would have no"),
-        ({"inference": "local"}, "inference = 'local': method = 'fedframe' sets it to 'fading'"),
+        ({"inference": "local"}, "inference = 'local': method = 'fedframe' sets it to 'prequential'"),
         ({"augment": "flip-shift"}, "augment = 'flip-shift': method = 'fedframe' sets it to 'auto'"),  # not of digits
     ],
 )
