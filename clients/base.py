@@ -132,7 +132,9 @@ class ClientRule(ClientTools):
             wanted.remove(serving.LOCAL)  # after its training
         logits: dict[str, list[Tensor]] = {}
         for name in (serving.GLOBAL, serving.AVERAGE, serving.LOCAL):  # the network holds one model at a time
-            weights = {} if name == serving.GLOBAL or name not in wanted else self.weights_of(name, state, state.evaluated)
+            weights = (
+                {} if name == serving.GLOBAL or name not in wanted else self.weights_of(name, state, state.evaluated)
+            )
             if name in wanted and weights is not None:
                 model = self.network(weights) if weights else net
                 logits[name] = [self.test_logits(model, samples)]

@@ -111,7 +111,7 @@ class ClientTools:
         found = {_EVIDENCE: state.extra.get(_EVIDENCE, no_evidence()), _LATEST: now.current}
         known = now.chunk.take(state.seen[now.chunk.labels].nonzero().flatten())
         probabilities: dict[str, list[Tensor]] = {}
-        for name in self.predicting(state) if now.sent and len(known) else ():
+        for name in self.predicting(state) if now.sent and len(known) and _LATEST in state.extra else ():
             weights = now.sent if name == serving.GLOBAL else self.weights_of(name, state, now.number)
             if weights is None:
                 continue

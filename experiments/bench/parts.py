@@ -40,6 +40,7 @@ _RUNS: dict[str, dict[str, Any]] = {
     "output-layer": {"output-layer": "simplex"},
     "inference = mean, views": {"inference": "mean", "views": "mirrored"},
     "inference = mean": {"inference": "mean"},
+    "inference = prequential": {"inference": "prequential"},
     "inference = mean, model-average": {"inference": "mean", "model-average": 0.5},
 }
 

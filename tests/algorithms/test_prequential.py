@@ -12,7 +12,9 @@ from fedkace_flwr.algorithms.prequential import WEIGHTS, best_weight, no_evidenc
 
 
 def chunk(local: list[float], received: list[float], latest: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
-    return *(torch.tensor(each, dtype=torch.float64) for each in (local, received)), torch.tensor(latest, dtype=torch.bool)
+    return *(torch.tensor(each, dtype=torch.float64) for each in (local, received)), torch.tensor(
+        latest, dtype=torch.bool
+    )
 
 
 def test_a_chunk_by_hand() -> None:
@@ -49,9 +51,7 @@ def test_the_classes_learned_last_count_by_their_share_of_all_classes_however_ma
     for _ in range(6):
         many, few = 90, 10
         latest = [True] * many + [False] * few
-        evidence = with_chunk(
-            evidence, *chunk([0.9] * many + [0.1] * few, [0.1] * many + [0.9] * few, latest)
-        )
+        evidence = with_chunk(evidence, *chunk([0.9] * many + [0.1] * few, [0.1] * many + [0.9] * few, latest))
     assert best_weight(evidence, 0.9, 0.5) > 0.8
     assert best_weight(evidence, 0.5, 0.5) == 0.5
     assert best_weight(evidence, 0.1, 0.5) < 0.2

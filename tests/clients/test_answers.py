@@ -13,10 +13,13 @@ from support.systems.in_process import Federation
 
 from clients.base import ClientRule
 from experiments.running.inline import run_inline
+from fedkace_flwr.algorithms.prequential import best_weight, no_evidence, with_chunk
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.inference.kept_models import load_newest
+from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.metrics import accuracy, combined_scores
+from fedkace_flwr.samples import Samples
 from fedkace_flwr.sources import StreamSource
 from fedkace_flwr.storage import atomic
 from fedkace_flwr.storage.checkpoint import Checkpoints
@@ -44,6 +47,7 @@ def test_the_mean_of_probabilities_by_hand() -> None:
     assert scores.tolist() == [pytest.approx([share, 1 - share, 0])]
 
 
+@pytest.mark.parametrize("inference", ["fading", "prequential"])  # of which the latter has seen no chunk here
 @pytest.mark.parametrize(
     ("views", "average", "locals_"),
     [
@@ -53,9 +57,9 @@ def test_the_mean_of_probabilities_by_hand() -> None:
     ],
 )
 def test_the_local_model_begins_with_twice_its_weight(
-    small: Make, views: str, average: float, locals_: list[float]
+    small: Make, inference: str, views: str, average: float, locals_: list[float]
 ) -> None:
-    federation = Federation(small(method="er", inference="fading", views=views, model_average=average, **SHAPE))
+    federation = Federation(small(method="er", inference=inference, views=views, model_average=average, **SHAPE))
     store = federation.store(0)
     rule = ClientRule(0, federation.experiment, StreamSource(federation.experiment, 0), store)
     for number, expected in zip((1, 2, 3, 8), locals_, strict=True):  # from round 8 on, nothing is left of the excess
@@ -66,6 +70,77 @@ def test_the_local_model_begins_with_twice_its_weight(
         assert len({round(share, 9) for name, share in shares.items() if name != "local"}) == 1
         assert sum(share * (1 + (name in rule.mirrored(state))) for name, share in shares.items()) == pytest.approx(1)
         assert rule.shares(names[1:], state) == {}, "without the local model the others have equal weights"
+
+
+@pytest.mark.parametrize("views", ["one", "mirrored"])
+def test_the_local_model_is_weighted_by_what_the_models_say_of_a_chunk_before_it_is_trained_on(
+    small: Make, views: str
+) -> None:
+    changes = {"views": views, "window": 4, "overlap": 2}
+    federation = Federation(small(method="er", inference="prequential", **changes, **SHAPE))
+    experiment = federation.experiment
+    first, other = federation.train(0, 1), federation.train(1, 1)
+    federation.weights = dict(other.weights)  # the "global" model
+    federation.evaluate(0, 1)
+    before = federation.store(0).before(2)
+    federation.train(0, 2)
+    after = federation.store(0).before(3)
+
+    chunk = experiment.chunk(0, 2)
+    known = chunk.take(before.seen[chunk.labels].nonzero().flatten())
+    assert 0 < len(known) < len(chunk), "there are images of old and of new classes"
+
+    def probabilities(weights: dict[str, Any], samples: Samples, seen: torch.Tensor, *, flip: bool) -> torch.Tensor:
+        net = experiment.network({name: torch.from_numpy(array) for name, array in weights.items()}).eval()
+        images = experiment.dataset.fetch(samples.content)
+        with torch.no_grad():
+            logits = net(experiment.preprocess(images.flip(3) if flip else images)).double()
+        return logits.masked_fill(~seen, -float("inf")).softmax(dim=1)
+
+    def answers(samples: Samples, seen: torch.Tensor, local: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        flips = (False, True) if views == "mirrored" else (False,)
+        received = [probabilities(federation.weights, samples, seen, flip=flip) for flip in flips]
+        return probabilities(local, samples, seen, flip=False), torch.stack(received).mean(dim=0)
+
+    local, received = answers(known, before.seen, dict(first.weights))
+    places = (torch.arange(len(known)), known.labels)
+    latest = torch.isin(known.labels, experiment.chunk(0, 1).labels)
+    assert bool(latest.all()), "after a single round all classes met are those of the chunk before"
+    expected = with_chunk(no_evidence(), local[places], received[places], latest)
+    assert torch.allclose(after.extra["prequential.evidence"], expected, atol=1e-4)
+
+    weight = best_weight(expected, 4 / int(after.seen.sum()), 3 / 4 if views == "one" else 1 / 2)
+    test = experiment.test_set(0, after.seen)
+    trained = federation.store(0).answer(2)
+    assert trained is not None
+    local, received = answers(test, after.seen, dict(trained.arrays))
+    found = accuracy(weight * local + (1 - weight) * received, test.labels, after.seen)
+    assert federation.evaluate(0, 2).metrics[keys.ACCURACY] == pytest.approx(found)
+
+
+def test_a_client_that_begins_to_test_chunks_in_a_later_round_has_no_evidence_yet(small: Make) -> None:
+    """As when a device is updated between two rounds: its state does not say which classes it has learned last."""
+    changes = {"method": "er", "overlap": 2, "window": 4, **SHAPE}
+    before = Federation(small(inference="fading", **changes))
+    before.train(0, 1)
+    before.evaluate(0, 1)
+    updated = Federation(small(inference="prequential", **changes))
+    found = []
+    for number in (2, 3):
+        updated.train(0, number)
+        updated.evaluate(0, number)
+        found.append(float(updated.store(0).before(number + 1).extra["prequential.evidence"][:, -1].sum()))
+    assert found[0] == 0 < found[1]
+
+
+def test_what_a_client_predicts_with_leaves_its_training_alone(small: Make) -> None:
+    changes = {"method": "er", "recalibrate": True, "classifier": "fading", "overlap": 2, **SHAPE}
+    one, other = (ran(small(run_name=name, inference=name, **changes)) for name in ("fading", "prequential"))
+    assert [line["client_drift"] for line in one] == [line["client_drift"] for line in other]
+    for column in ("local_accuracy", "global_accuracy"):
+        assert [line[column] for line in one] == [line[column] for line in other]
+    assert [line["client_accuracy"] for line in one][1:] != [line["client_accuracy"] for line in other][1:]
+    assert one[0]["client_accuracy"] == other[0]["client_accuracy"], "there is no evidence before the second chunk"
 
 
 def test_recalibration_repairs_the_mean_of_the_first_rounds(small: Make) -> None:
@@ -85,6 +160,8 @@ def test_recalibration_repairs_the_mean_of_the_first_rounds(small: Make) -> None
         ("fading", 0.0, "fading", "mirrored"),
         ("mean", 0.5, "trained", "mirrored"),
         ("fading", 0.5, "trained", "one"),
+        ("prequential", 0.0, "fading", "mirrored"),
+        ("prequential", 0.5, "discriminant", "one"),
     ],
 )
 def test_a_client_predicts_by_the_mean_of_its_models_and_predict_answers_alike(
@@ -168,6 +245,7 @@ def test_every_part_makes_a_difference_to_every_method_that_it_touches(small: Ma
         "recalibrate": {"recalibrate": True},
         "mean": {"inference": "mean"},
         "mean, fading": {"inference": "fading"},
+        "mean, prequential": {"inference": "prequential"},
         "discriminant": {"classifier": "discriminant"},
         "both": {"classifier": "both"},
         "fading": {"classifier": "fading"},
