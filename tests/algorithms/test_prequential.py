@@ -12,9 +12,8 @@ from fedkace_flwr.algorithms.prequential import WEIGHTS, best_weight, no_evidenc
 
 
 def chunk(local: list[float], received: list[float], latest: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
-    return *(torch.tensor(each, dtype=torch.float64) for each in (local, received)), torch.tensor(
-        latest, dtype=torch.bool
-    )
+    first, second = (torch.tensor(each, dtype=torch.float64) for each in (local, received))
+    return first, second, torch.tensor(latest, dtype=torch.bool)
 
 
 def test_a_chunk_by_hand() -> None:

@@ -94,7 +94,7 @@ def test_the_local_model_is_weighted_by_what_the_models_say_of_a_chunk_before_it
         net = experiment.network({name: torch.from_numpy(array) for name, array in weights.items()}).eval()
         images = experiment.dataset.fetch(samples.content)
         with torch.no_grad():
-            logits = net(experiment.preprocess(images.flip(3) if flip else images)).double()
+            logits: torch.Tensor = net(experiment.preprocess(images.flip(3) if flip else images)).double()
         return logits.masked_fill(~seen, -float("inf")).softmax(dim=1)
 
     def answers(samples: Samples, seen: torch.Tensor, local: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
