@@ -237,15 +237,28 @@ def test_the_average_decays_by_the_round_and_then_by_its_key(small: Make) -> Non
     assert int(state.extra["average.n"]) == 3, "counters are the last ones"
 
 
+SEVERAL_MODELS = ["fedkace", "er", "refed", "ofcl", "fedcbdr", "dcfcl", "fedavg", "derpp", "flwf"]
+"""A method of each kind that can predict by several models."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fedkace", "er", "refed", "ofcl", "fedcbdr", "dcfcl", "fedavg", "derpp", "flwf"])
+@pytest.mark.parametrize("method", SEVERAL_MODELS)
+def test_every_method_tests_its_models_on_each_new_chunk(small: Make, tmp_path: Path, method: str) -> None:
+    config = small(method=method, inference="prequential", **SHAPE)
+    ran(config)
+    for client in range(config.stream.clients):
+        state = read_state(tmp_path / "run" / "clients" / f"client-{client:03d}" / "state-000004.npz")
+        assert state.extra["prequential.evidence"][:, -1].sum() > 12, "images of at least two chunks"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", SEVERAL_MODELS)
 def test_every_part_makes_a_difference_to_every_method_that_it_touches(small: Make, method: str) -> None:
     parts: dict[str, dict[str, Any]] = {
         "usual": {},
         "recalibrate": {"recalibrate": True},
         "mean": {"inference": "mean"},
         "mean, fading": {"inference": "fading"},
-        "mean, prequential": {"inference": "prequential"},
         "discriminant": {"classifier": "discriminant"},
         "both": {"classifier": "both"},
         "fading": {"classifier": "fading"},
