@@ -5,10 +5,11 @@ what the mean learns. A client whose updates point against the others' undoes th
 are. An honest client may do so in a single round, when its classes compete with theirs, but not round after round.
 
 With many classes and few clients, honest updates may all point slightly against each other, because each client's
-classes are none of the others'. A cosine is then judged by how far it lies below the usual one.
+classes are none of the others'. The bound is then lowered by the usual cosine.
 """
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 
 import numpy as np
 
@@ -23,15 +24,15 @@ _DECAY = 0.7
 class Directions:
     """Compares directions of updates, and remembers each client's.
 
-    A client's cosine is that between its update and the mean of the others', over updates scaled to equal length and
-    without those already rejected. Where the median of these cosines is negative, it is subtracted from each; of a
-    median below the bound, the bound is subtracted. The standing of a client is an exponential mean, with decay 0.7,
-    of the results. A round counts once :meth:`remember` is called, however often it was attempted.
+    A client's standing is an exponential mean, with decay 0.7, of the cosines between its update and the mean of the
+    others'. That mean is over updates scaled to equal length, without those already rejected. A round counts once
+    :meth:`remember` is called, however often it was attempted.
 
     Parameters
     ----------
     bound : float
-        Smallest cosine that is accepted, after this subtraction; -1: nothing is rejected.
+        Smallest cosine that is accepted; -1: nothing is rejected. In a round whose median cosine is negative, the bound
+        is lowered by the median, and at most doubled.
     """
 
     def __init__(self, bound: float) -> None:
@@ -44,7 +45,7 @@ class Directions:
         self._latest = {}
 
     def opposed(self, clients: Sequence[int], gram: Floats) -> dict[int, float]:
-        """Clients to reject, and each one's cosine, as it was compared with the bound.
+        """Clients to reject, and each one's cosine when it was rejected.
 
         A client is rejected if both its cosine and its standing, this round included, are below the bound. The
         farthest is rejected first, and the others are compared anew. More than half of the updates are always kept.
@@ -58,10 +59,11 @@ class Directions:
         """
         left, rejected = list(range(len(clients))), dict[int, float]()
         while True:
-            cosines = dict(zip(left, self._against_usual(gram[np.ix_(left, left)]), strict=True))
+            cosines = dict(zip(left, cosines_to_others(gram[np.ix_(left, left)]).tolist(), strict=True))
+            bound = self._bound + max(self._bound, min(0.0, median(cosines.values())))
             worst = min(left, key=lambda place: self._judged(clients[place], cosines[place]))
             keeps_most = len(left) >= FEWEST and 2 * (len(left) - 1) > len(clients)
-            if not keeps_most or self._judged(clients[worst], cosines[worst]) >= self._bound:
+            if not keeps_most or self._judged(clients[worst], cosines[worst]) >= bound:
                 break
             rejected[clients[worst]] = cosines[worst]
             left.remove(worst)
@@ -80,11 +82,6 @@ class Directions:
     def restore(self, state: Mapping[str, Sequence[float]]) -> None:
         """Continue with what :meth:`state` gave."""
         self._sums = {int(client): (total, weight) for client, (total, weight) in state.items()}
-
-    def _against_usual(self, gram: Floats) -> list[float]:
-        cosines = cosines_to_others(gram)
-        usual = max(self._bound, min(0.0, float(np.median(cosines))))
-        return [float(cosine) for cosine in cosines - usual]
 
     def _added(self, client: int, cosine: float) -> tuple[float, float]:
         total, weight = self._sums.get(client, (0.0, 0.0))
