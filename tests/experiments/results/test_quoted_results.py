@@ -78,7 +78,9 @@ def test_what_is_said_of_fedframe_on_20_classes_is_in_its_records() -> None:
         for overlap in (4, 0):
             runs = {
                 path.parent.name.split("_")[3]: [json.loads(line) for line in path.read_text().splitlines()]
-                for path in (ROOT / "docs" / "results" / folder).glob(f"*_{data}_overlap-{overlap}_*_seed-{seed}/rounds.jsonl")
+                for path in (ROOT / "docs" / "results" / folder).glob(
+                    f"*_{data}_overlap-{overlap}_*_seed-{seed}/rounds.jsonl"
+                )
             }
             means = {name: percent(lines) for name, lines in runs.items()}
             published = [name for name in runs if name not in ("fedframe", "fedkace") and not name.endswith("-parts")]
