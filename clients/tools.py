@@ -83,7 +83,7 @@ class ClientTools:
         """Weight of each view of some predicting models in the mean of their probabilities; empty if all are equal.
 
         With ``inference = fading`` the local model's weight begins at twice an equal one; with ``prequential`` it moves
-        from there as the newest chunks tell. All views have 1 together.
+        from there with the evidence of the newest chunks. All views have 1 together.
         """
         inference, views = self.config.answers.inference, sum(1 + (name in self.mirrored(state)) for name in names)
         if inference not in ("fading", "prequential") or serving.LOCAL not in names or views == 1:
@@ -97,7 +97,7 @@ class ClientTools:
     def tested_on_chunk(self, now: ClientRound) -> dict[str, Tensor]:
         """Test the models that the client predicts with on its new chunk, before training (``inference = prequential``).
 
-        Images of classes never met before tell nothing, as no model can answer them. All models are as the client would
+        Images of classes never met before are left out, as no model can answer them. All models are as the client would
         predict with them now that the chunk before is gone.
 
         Returns

@@ -8,6 +8,7 @@ from typing import Any
 from fedkace_flwr.methods.fedkace import SINGULAR
 from fedkace_flwr.methods.metric import Metric
 from fedkace_flwr.registry import METHODS
+from fedkace_flwr.sections.runs import AVERAGING
 
 _BY_MODEL = {
     "aa_local": ("local_accuracy",),
@@ -67,7 +68,7 @@ def of_both_models(config: Mapping[str, Any], records: Sequence[Mapping[str, Any
     for name, columns in _BY_MODEL.items():
         means = [mean(_of_models(record, columns)) for record in records] if config["evaluate"] == "both" else []
         row[name] = mean(means) if None not in means else None
-    if config["inference"] in ("mean", "fading", "prequential"):
+    if config["inference"] in AVERAGING:
         row["aa_unmasked"] = None
     return row
 

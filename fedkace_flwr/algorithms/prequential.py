@@ -16,7 +16,7 @@ WEIGHTS = tuple(step / 20 for step in range(1, 20))
 """The weights of the local model that are compared."""
 
 _DECAY = 0.5  # of earlier chunks, with each new one
-_USUAL = 20.0  # images that the usual weight counts as
+_PRIOR_IMAGES = 20.0  # that the usual weight counts as
 _FLOOR = 1e-3  # added to each probability: a single image must not decide
 
 
@@ -64,5 +64,5 @@ def best_weight(evidence: Tensor, latest_share: float, usual: float) -> float:
     means = evidence[known, :-1] / images[known, None]
     weights = torch.tensor(WEIGHTS, dtype=torch.float64)
     prior = usual * weights.log() + (1 - usual) * (1 - weights).log()
-    found = images.sum() * (share[known, None] * means).sum(dim=0) + _USUAL * prior
+    found = images.sum() * (share[known, None] * means).sum(dim=0) + _PRIOR_IMAGES * prior
     return WEIGHTS[int(found.argmax())]

@@ -11,9 +11,8 @@ from torch import Tensor
 PASS_BYTES = 1 << 30
 """GPU memory that a pass without gradients may take: its activations and the workspaces of its convolutions."""
 
-_LIVE_MAPS = (
-    32  # of the first stage's size: what PyTorch reserves, most of it workspace, by the tests of memory in tests/gpu
-)
+# Maps of the first stage's size: what PyTorch reserves, most of it workspace, by the tests of memory in tests/gpu.
+_LIVE_MAPS = 32
 _FEWEST, _MOST = 16, 512  # larger passes are hardly faster, and sets of a few hundred images would be filled up to them
 
 

@@ -71,13 +71,17 @@ class BufferConfig:
     )
 
 
+AVERAGING = ("mean", "fading", "prequential")
+"""Values of ``inference`` with which a client predicts by several models together."""
+
+
 @dataclass(frozen=True)
 class AnswerConfig:
     """Answers."""
 
     inference: Literal["auto", "global", "local", "mean", "fading", "prequential"] = key(
         "auto",
-        "Which model a client predicts with: `auto` follows the method (FedKACE switches; most others use the global model); `global` and `local` always use that model (ablations AS2, AS3); `mean` averages the probabilities of all models that the client has: the local, the global and, with `model-average`, the averaged one; `fading` does so too, but gives the local model twice its weight in the first round; the extra weight halves with each further round; `prequential` begins like `fading` and then weights the local model as the newest chunks tell, on which the models are tested before they are trained on.",
+        "Which model a client predicts with: `auto` follows the method (FedKACE switches; most others use the global model); `global` and `local` always use that model (ablations AS2, AS3); `mean` averages the probabilities of all models that the client has: the local, the global and, with `model-average`, the averaged one; `fading` does so too, but gives the local model twice its weight in the first round; the extra weight halves with each further round; `prequential` begins like `fading`, and then weights the local model by how well the models predict each new chunk before training on it.",
     )
     evaluate: Literal["inference", "both"] = key(
         "inference",
@@ -111,7 +115,7 @@ class AnswerConfig:
     @property
     def averages(self) -> bool:
         """Whether a client predicts by a mean of the probabilities of all its models."""
-        return self.inference in ("mean", "fading", "prequential")
+        return self.inference in AVERAGING
 
 
 @dataclass(frozen=True)
@@ -176,7 +180,7 @@ class AggregationConfig:
     )
     direction_bound: float = key(
         -0.03,
-        "Rejects local models whose updates undo what the others learn: the cosine of the update to the mean of the others' is below this value, and so is its mean over the last rounds. Where the median of the round's cosines is negative, they are compared with it: the value is lowered by the median, and at most doubled. -1 switches the check off.",
+        "Rejects local models whose updates undo what the others learn: the cosine of the update to the mean of the others' is below this value, and so is its mean over the last rounds. Where the median of the round's cosines is negative, the value is lowered by it, and at most doubled. -1 switches the check off.",
         low=-1,
         high=0,
     )

@@ -163,6 +163,10 @@ def test_what_is_said_of_fedframe_on_100_classes_is_in_its_records() -> None:
         below = [100 * (sum(line["local_accuracy"]) / 4 - line["accuracy"]) for line in own]
         assert said.format(f"{max(below):.1f}", below.index(max(below)) + 1) in page
         rejected.append(sum(each["kind"] == "direction" for line in own for each in line["failures"]))
+    early = [
+        25 * (sum(line["local_accuracy"]) - sum(line["global_accuracy"])) for line in faithful("fedframe", 4, 1)[2:7]
+    ]
+    assert f"{min(early):.0f} to {max(early):.0f} points worse than the local ones in rounds 3 to 7" in page
     assert rejected == [10, 10, 17] and "10 of 240 in each run at O=4, and 17 at O=0" in page
 
 
