@@ -6,8 +6,8 @@ Run as ``python -m experiments.report.quoted FILE...`` (``make docs``) to bring 
     <!-- end of table -->
 
 The folder is relative to the document. The keys are the columns of ``runs.csv`` that a report has tables of (``aa``,
-``ar``, ``early``, ``late`` and so on), ``differences`` for the paired differences and ``unfinished`` for the runs that
-are not finished.
+``ar``, ``early``, ``late`` and so on), ``differences`` for the paired differences, ``unfinished`` for the runs that are
+not finished, and ``only-run`` for all measures of a study with a single run.
 """
 
 import re
@@ -18,8 +18,8 @@ from pathlib import Path
 
 from experiments.report.markup import markdown_table
 from experiments.report.paired import difference_table, paired_differences
+from experiments.report.single_runs import only_run_table, unfinished_table
 from experiments.report.tables import markdown, study_tables
-from experiments.report.unfinished import unfinished_table
 from experiments.results.loading import load_results
 from fedkace_flwr.errors import ResultsError, closest
 
@@ -70,7 +70,10 @@ def tables_of(folder: Path) -> dict[str, str]:
     if len(results.studies) != 1:
         raise ResultsError(f"{folder}: holds {len(results.studies)} studies; name the folder of one of them")
     (study,) = results.studies
-    tables = {table.key: markdown(table) for table in study_tables(results, study)}
+    every = study_tables(results, study)
+    tables = {table.key: markdown(table) for table in every}
+    if (only := only_run_table(results, study, every)) is not None:
+        tables["only-run"] = markdown_table(*only)
     if differences := paired_differences(results, study):
         tables["differences"] = markdown_table(*difference_table(differences))
     if (unfinished := unfinished_table(results, study)) is not None:

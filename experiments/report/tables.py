@@ -208,8 +208,8 @@ def shown(cell: Cell | None) -> str:
     """Return a cell's text, for example ``26.10 ± 0.40 (n=3)``, or a dash for None."""
     if cell is None:
         return _DASH
-    spread = f" ± {_number(cell.sd)}" if cell.sd is not None else ""
-    return f"{_number(cell.mean)}{spread} (n={cell.n})"
+    spread = f" ± {number(cell.sd)}" if cell.sd is not None else ""
+    return f"{number(cell.mean)}{spread} (n={cell.n})"
 
 
 def _grid(table: ResultTable) -> tuple[list[str], list[list[str]]]:
@@ -223,13 +223,14 @@ def _grid(table: ResultTable) -> tuple[list[str], list[list[str]]]:
             cell = table.cells.get((row, column))
             line.append(shown(cell))
             if table.with_paper:
-                line.append(_number(cell.paper) if cell and cell.paper is not None else _DASH)
+                line.append(number(cell.paper) if cell and cell.paper is not None else _DASH)
                 line.append(f"{cell.difference:+.2f}" if cell and cell.difference is not None else _DASH)
         body.append(line)
     return head, body
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
+    """Return a number's text: two decimals, or fewer if it is large; a dash for None."""
     if value is None:
         return _DASH
     return f"{value:.2f}" if abs(value) < 1000 else f"{value:,.1f}" if abs(value) < 1e5 else f"{value:.3g}"

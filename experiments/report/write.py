@@ -8,8 +8,8 @@ from experiments.report.figures import draw_figures
 from experiments.report.markup import latex_notes, latex_table, markdown_notes, markdown_table
 from experiments.report.page.document import write_page
 from experiments.report.paired import Difference, difference_frame, difference_table, paired_differences
+from experiments.report.single_runs import Table, only_run_table, unfinished_table
 from experiments.report.tables import latex, long_frame, markdown, study_notes, study_tables
-from experiments.report.unfinished import Table, unfinished_table
 from experiments.results.classes import write_classes
 from experiments.results.loading import load_results
 from fedkace_flwr.errors import ResultsError
@@ -54,8 +54,10 @@ def write_report(folders: Sequence[Path], output: Path | None = None, data_dir: 
             make_folder(own)
             compared = paired_differences(results, study)
             differences += compared
-            more = [unfinished_table(results, study), difference_table(compared) if compared else None]
-            in_words, in_tex = map(markdown, tables[study.name]), map(latex, tables[study.name])
+            only = only_run_table(results, study, tables[study.name])
+            together = tables[study.name] if only is None else []
+            more = [only, unfinished_table(results, study), difference_table(compared) if compared else None]
+            in_words, in_tex = map(markdown, together), map(latex, together)
             notes = study_notes(study, tables[study.name])
             top = f"## {in_markdown(study.title)}\n\n{markdown_notes(notes)}"
             write_text(own / "tables.md", top + _joined(markdown_table, in_words, more))

@@ -13,8 +13,8 @@ from experiments.report.names import data_name
 from experiments.report.page.payload import payload
 from experiments.report.paired import difference_table, paired_differences
 from experiments.report.palette import DARK, LIGHT, ranked
+from experiments.report.single_runs import only_run_table, unfinished_table
 from experiments.report.tables import ResultTable, shown, study_notes
-from experiments.report.unfinished import unfinished_table
 from experiments.results.loading import Results, StudyInfo, rows_of
 from fedkace_flwr.config import Config, folder_keys
 from fedkace_flwr.storage.files import write_text
@@ -91,12 +91,13 @@ def _lead(results: Results) -> str:
 
 def _tables(results: Results, study: StudyInfo, tables: Sequence[ResultTable]) -> dict[str, Any]:
     told = list(dict.fromkeys(note for table in tables for note in table.notes))
-    shown_tables = [_table(table) for table in tables]
+    only = only_run_table(results, study, tables)
+    shown_tables = [_table(table) for table in tables] if only is None else []
     differences = paired_differences(results, study)
-    for more in (unfinished_table(results, study), difference_table(differences) if differences else None):
+    for more in (only, unfinished_table(results, study), difference_table(differences) if differences else None):
         if more is not None:
             shown_tables.append(_of_text(*more))
-            told += more[3]
+            told += [note for note in more[3] if note not in told]
     return {"title": study.title, "about": study_notes(study, tables), "tables": shown_tables, "notes": told}
 
 

@@ -1,4 +1,4 @@
-"""Unfinished runs, and runs that tested both the local models and the global one."""
+"""Unfinished runs, a study's only run, and runs that tested both the local models and the global one."""
 
 import json
 from pathlib import Path
@@ -9,8 +9,8 @@ from support.figures import drawn_in_panels
 from support.made.results import write_run, write_study
 
 from experiments.__main__ import main
+from experiments.report.single_runs import only_run_table, unfinished_table
 from experiments.report.tables import ResultTable, study_tables
-from experiments.report.unfinished import unfinished_table
 from experiments.results.loading import load_results
 
 
@@ -70,6 +70,54 @@ def test_averages_with_every_class_as_an_answer_follow_each_clients_switch(tmp_p
 def test_without_a_run_that_tested_both_models_there_are_no_tables_of_them(tmp_path: Path) -> None:
     write_run(tmp_path, "one", [0.5, 0.5])
     assert not [key for key in tables_of(tmp_path) if key.startswith("aa_")]
+
+
+def test_a_studys_only_run_has_one_table_of_its_measures(tmp_path: Path) -> None:
+    """Of two clients the first one switches in round 3 of 4; training took half an hour in each round."""
+    folder = write_run(
+        tmp_path, "one", [0.5, 0.4, 0.3, 0.2], evaluate="both", dataset="cifar100", window=5, overlap=4, clients=2
+    )
+    with_both_models(folder, [0.5, 0.4, 0.2, 0.1], [0.1, 0.2, 0.3, 0.2])
+    lines = (folder / "rounds.jsonl").read_text()
+    (folder / "rounds.jsonl").write_text(lines.replace('"training": 1.0', '"training": 1800.0'))
+    write_study(tmp_path, {"one": {"data": "cifar100", "overlap": 4, "method": "fedkace", "seed": 0}})
+    results = load_results(tmp_path)
+    found = only_run_table(results, results.studies[0], study_tables(results, results.studies[0]))
+    assert found is not None
+    title, head, rows, notes, _ = found
+    assert title == "FedKACE, CIFAR-100, O=4, seed 0" and head == ["measure", "here", "paper", "difference"]
+    measures = {name: values for name, *values in rows}
+    assert measures["Average accuracy (AA), %"] == ["35.00", "26.74", "+8.26"]
+    assert measures["Average accuracy of the global model, whichever a client predicts with, %"] == ["20.00", "-", "-"]
+    assert measures["Accuracy of guessing among the classes met, %"][0] == "32.08"
+    assert measures["Rounds in which clients switched to the global model"][0] == "3 (1 of 2 clients)"
+    assert measures["Time of training, selection and tests, summed over clients, hours"] == ["2.0", "-", "-"]
+    assert any("differ from the paper's" in note for note in notes)
+    assert main(["report", str(tmp_path)]) == 0
+    for name in ("tables.md", "tables.tex"):
+        text = (tmp_path / "report" / name).read_text()
+        assert "O=4, seed 0" in text and "(n=1)" not in text
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert page.count("Average accuracy (AA), %") == 1 and "FedKACE, CIFAR-100, O=4, seed 0" in page
+
+
+def test_the_only_run_has_no_columns_of_the_paper_and_no_switches_where_there_are_none(tmp_path: Path) -> None:
+    write_run(tmp_path, "one", [0.5, 0.4], method="er", seed=7)
+    results = load_results(tmp_path)
+    found = only_run_table(results, results.studies[0], study_tables(results, results.studies[0]))
+    assert found is not None
+    title, head, rows, _, _ = found
+    assert title == "ER, digits, O=1, seed 7" and head == ["measure", "here"]
+    assert not [row for row in rows if "switched" in row[0]]
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_several_runs_and_an_unfinished_one_have_tables_with_a_line_each(tmp_path: Path, finished: bool) -> None:
+    write_run(tmp_path, "one", [0.5, 0.4], rounds=4 - 2 * finished, finished=finished)
+    if finished:
+        write_run(tmp_path, "two", [0.5, 0.4], seed=1)
+    results = load_results(tmp_path)
+    assert only_run_table(results, results.studies[0], study_tables(results, results.studies[0])) is None
 
 
 def test_an_unfinished_run_stands_beside_the_others_up_to_its_last_round(
