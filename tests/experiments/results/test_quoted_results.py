@@ -2,12 +2,13 @@
 
 import json
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import pytest
 
-from experiments.report.paper import load_paper
+from experiments.report.paper import CONDITION, load_paper
+from experiments.results.loading import load_results
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -16,19 +17,42 @@ def test_what_is_said_of_the_run_at_the_papers_size_is_in_its_record() -> None:
     folder = ROOT / "docs" / "results" / "cifar100-full-bf16"
     page = (ROOT / "REPRODUCIBILITY.md").read_text()
     rounds = [json.loads(line) for line in next(folder.glob("*/rounds.jsonl")).read_text().splitlines()]
+    assert len(rounds) == 100 and not any(line["failures"] for line in rounds)
     hours = sum(line["seconds"][part] for line in rounds for part in ("training", "selection", "evaluation")) / 3600
-    assert f"{len(rounds)} of 100 rounds are done**, in {hours:.1f} core hours" in page
-    least = sum(line["accuracy"] for line in rounds)  # percent, over 100 rounds
-    assert f"even if every answer were wrong from now on, AA would be {least:.1f}" in page and least > 26.74
+    assert f"The run took {hours:.1f} core hours" in page
+
+    def average(part: str) -> float:
+        return mean(100 * mean(line[part]) for line in rounds)
+
+    own = mean(100 * line["accuracy"] for line in rounds)
+    local, together = average("local_accuracy"), average("global_accuracy")
+    published = load_paper().value("table1", "FedKACE", "cifar100_O4", "AA")
+    assert published is not None
+    assert f"**Its AA is {own - published:.1f} points above the paper's.**" in page
+    assert f"{own - local:.1f} points more than always the local model" in page
+    assert f"{own - together:.1f} points more than always the global one" in page
+    assert f"confirmed: at the paper's size by {own - together:.1f} and {own - local:.1f} points" in page
+    kept = load_results(folder).runs.iloc[0]
+    conditions = f"{kept['class_condition'] / 1e3:.1f} thousand per class at the paper's size and O=4, and "
+    assert conditions + f"{kept['condition'] / 1e6:.0f} million for the whole buffer" in page
+    table = load_paper().tables["table3"]
+    papers = [table[row][f"cifar100_O{overlap}"][CONDITION] / 1e3 for row in table for overlap in (0, 5)]
+    assert f"rows have {min(papers):.1f} to {max(papers):.1f} thousand at O=0 and O=5" in page
     switched = rounds[-1]["switched_at"]
     assert f"All clients switch between rounds {min(switched)} and {max(switched)}." in page
-    lost = {line["round"]: sum(line["local_accuracy"]) / 10 - line["accuracy"] for line in rounds}
+    lost = {line["round"]: mean(line["local_accuracy"]) - line["accuracy"] for line in rounds}
     assert {round(100 * lost[number]) for number in range(7, 13)} == {3, 4, 5}
     assert all(lost[number] < 0 for number in lost if number >= 16) and lost[15] > 0
     reference = ROOT / "docs" / "results" / "centralized-full-bf16" / "centralized_overlap-4_seed-0" / "rounds.jsonl"
-    upper = [json.loads(line)["accuracy"] for line in reference.read_text().splitlines()]
-    regret = sum(above - line["accuracy"] for above, line in zip(upper, rounds, strict=False)) / len(rounds)
-    assert f"over its first {len(rounds)} rounds it lies {100 * regret:.0f} points below Centralized" in page
+    upper = mean(100 * json.loads(line)["accuracy"] for line in reference.read_text().splitlines())
+    above = load_paper().value("table1", "Centralized", "cifar100_O4", "AA")
+    assert above is not None
+    regret = above - published
+    assert f"it lies {upper - own:.0f} points below Centralized, in the paper {regret:.0f}" in page
+    late = [line for line in rounds if "global_accuracy_unmasked" in line]
+    assert late[0]["round"] == 58 and late[-1]["round"] == 100 and set(late[0]["seen_classes"]) == {62}
+    masks = [100 * mean(mean(line[f"global_accuracy{mask}"]) for line in late) for mask in ("_unmasked", "")]
+    assert f"the global model has {masks[0]:.1f} % with every class as a possible answer, and {masks[1]:.1f} %" in page
 
 
 def test_what_is_said_of_the_readings_at_the_papers_size_is_in_their_records() -> None:
@@ -214,6 +238,39 @@ def test_what_is_said_of_the_comparison_at_the_papers_ratios_is_in_its_records()
     assert f"at O=4 by {least:.1f} points or more in each seed, at O=0 by {other:.1f}" in page
     of_none = [percent(run) for name in (*published, "as4", "as7", "as8", "fedframe") if (run := faithful(name, 0, 0))]
     assert min(of_none) > percent(faithful("fedkace", 0, 0))
+
+
+def test_what_is_said_of_the_papers_claims_at_its_ratios_is_in_the_records() -> None:
+    page = (ROOT / "REPRODUCIBILITY.md").read_text()
+    cells = [(4, 0), (4, 1), (0, 0)]
+
+    def above(method: str, other: str) -> list[float]:
+        runs = [(faithful(method, *cell), faithful(other, *cell)) for cell in cells]
+        return [percent(mine) - percent(rival) for mine, rival in runs if mine and rival]
+
+    one, two, three = above("fedkace", "fedcbdr")
+    assert f"{(one + two) / 2:.1f} points above FedCBDR, the next one (means of two seeds)" in page
+    assert f"{-three:.1f} below FedCBDR and {-above('fedkace', 'er')[2]:.1f} below ER" in page.replace(
+        " points below", " below"
+    )
+    (lead,) = above("fedcbdr", "ofcl")
+    assert f"FedCBDR leads OFCL by {lead:.1f} points (one seed)" in page
+    guessing = faithful("dcfcl", 4, 0)
+    lead = percent(guessing) - 100 * mean(line["chance"] for line in guessing)
+    assert f"DCFCL is {lead:.1f} points above guessing at O=4" in page
+    for cell in cells:
+        rounds = faithful("fedkace", *cell)
+        others = [100 * mean(mean(line[f"{model}_accuracy"]) for line in rounds) for model in ("local", "global")]
+        assert percent(rounds) > max(others), "the switch beats both, in every run"
+    one, two, three = above("as4", "fedkace")
+    (other,) = above("as8", "as7")
+    assert (
+        f"{one:.1f} and {two:.1f} points above FedKACE at O=4 and {three:.1f} at O=0, and AS8 {other:.1f} above" in page
+    )
+    (lead,) = above("as7", "fedkace")
+    assert f"AS7 is {lead:.1f} points above FedKACE at O=4 (one seed)" in page
+    one, two = above("as8", "fedkace")
+    assert f"AS8 is {one:.1f} and {two:.1f} points above it at O=4" in page
 
 
 def test_what_is_said_of_the_gpu_is_in_the_records() -> None:
