@@ -58,8 +58,8 @@ class Difference:
 def compare(differences: Sequence[float]) -> tuple[float, float, float]:
     """Return the confidence interval of a mean of paired differences, and the p-value of no difference.
 
-    The interval is Student's, of 95 %: unlike a bootstrap's it holds its level with two or three seeds, if differences
-    are about normal. The test is Wilcoxon's, which assumes symmetry alone.
+    The 95 % interval is Student's t. Unlike a bootstrap, it keeps its coverage with two or three seeds, provided that
+    the differences are roughly normal. The test is Wilcoxon's, which assumes only symmetry.
 
     Parameters
     ----------
@@ -125,8 +125,8 @@ def difference_table(differences: Sequence[Difference]) -> tuple[str, list[str],
 
 def _notes(differences: Sequence[Difference]) -> list[str]:
     told = [
-        "Differences are paired by seed: runs with the same seed have the same stream. The interval is Student's, of the "
-        "mean; p is that of Wilcoxon's signed-rank test (two-sided, exact)."
+        "Differences are paired by seed: runs with the same seed have the same stream. The interval is Student's t "
+        "interval of the mean; p is that of Wilcoxon's signed-rank test (two-sided, exact)."
     ]
     fewest = min(len(each.differences) for each in differences)
     if (least := max(each.smallest_p for each in differences)) > 1 - CONFIDENCE:
