@@ -135,7 +135,7 @@ def make_parser(program: str) -> Parser:
         nargs="*",
         metavar="PART",
         help="training, compiled, optimiser, passes, parts, selection, evaluation, state, rounds, paper-round, memory, "
-        "machines, plain, start, service, gpu or gpu-run (default: all)",
+        "machines, plain, start, service, gpu, gpu-tests or gpu-run (default: all)",
     )
     bench.add_argument("--repeats", type=int, default=5, help="number of measurements per figure (default: 5)")
     bench.add_argument("--output", type=Path, help="also write the figures to this JSON file")

@@ -151,10 +151,11 @@ def kept(path: Path) -> str:
 
 def _machine(header: dict[str, Any], figures: Figures) -> str:
     """Describe the machine, and give the number of repeats if any figure has a spread."""
+    threads = header.get("threads", 1)
     parts = [
         header["processor"],
         f"{header['cores']} cores",
-        f"torch {header['torch']} on 1 thread",
+        f"torch {header['torch']} on {threads} thread{'s' if threads > 1 else ''}",
         f"flwr {header['flwr']}",
         *([f"n = {header['repeats']}"] if any("low" in figure for figure in figures.values()) else []),
         *([header["gpu"]] if header["gpu"] else []),
@@ -172,7 +173,12 @@ def _table(figures: Figures) -> Table:
 
 
 def _cells(name: str, figure: dict[str, Any]) -> tuple[str, ...]:
-    low, high = (f"{figure[key]:.4g}" if key in figure else "" for key in ("low", "high"))
+    low, high = (_digits(figure[key]) if key in figure else "" for key in ("low", "high"))
     reason = f" ({figure['reason']})" if "reason" in figure else ""
-    median = f"not measured{reason}" if figure["median"] is None else f"{figure['median']:.4g}"
+    median = f"not measured{reason}" if figure["median"] is None else _digits(figure["median"])
     return name, median, low, high, figure.get("aim", "")
+
+
+def _digits(value: float) -> str:
+    """Four significant digits, without an exponent for large numbers."""
+    return f"{value:.4g}" if abs(value) < 10_000 else f"{float(f'{value:.4g}'):,.0f}"

@@ -7,7 +7,7 @@ import torch
 from rich.console import Console
 
 from experiments.bench.compiled import compiled
-from experiments.bench.gpu import gpu, gpu_run
+from experiments.bench.gpu import gpu, gpu_run, gpu_tests
 from experiments.bench.machines import machines
 from experiments.bench.measure import Figures, report
 from experiments.bench.memory import memory
@@ -40,6 +40,7 @@ PARTS: dict[str, Callable[[int], Figures]] = {
     "plain": plain,
     "start": start,
     "gpu": gpu,
+    "gpu-tests": gpu_tests,
     "gpu-run": gpu_run,
 }
 

@@ -13,7 +13,7 @@ from experiments.__main__ import main
 from experiments.bench import gpu as gpu_part
 from experiments.bench import machines as machines_part
 from experiments.bench.machines import machines
-from experiments.bench.measure import Figures, report, spread, unmeasured, verdict
+from experiments.bench.measure import Figures, kept, report, spread, unmeasured, verdict
 from experiments.bench.suite import bench
 
 
@@ -22,7 +22,7 @@ def test_without_cuda_every_figure_says_that_it_was_not_measured(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     text, output = io.StringIO(), tmp_path / "figures.json"
-    bench(Console(file=text, width=200), parts=["gpu", "gpu-run"], repeats=1, output=output)
+    bench(Console(file=text, width=200), parts=["gpu", "gpu-tests", "gpu-run"], repeats=1, output=output)
     found = json.loads(output.read_text())
     assert found["environment"]["gpu"] is None
     figures = found["figures"]
@@ -69,6 +69,13 @@ def test_an_unmeasured_figure_beside_a_measured_one() -> None:
     assert unmeasured() == {"median": None}
     assert unmeasured("< 3", reason="needs openssl") == {"median": None, "aim": "< 3", "reason": "needs openssl"}
     assert spread([1.0, 3.0, 2.0], ">= 1") == {"median": 2.0, "low": 1.0, "high": 3.0, "aim": ">= 1"}
+
+
+def test_large_figures_have_no_exponent(tmp_path: Path) -> None:
+    text, output = io.StringIO(), tmp_path / "figures.json"
+    figures: Figures = {"many": {"median": 14486.7, "low": 9999.4, "high": 1234567.0}, "few": {"median": 0.00212307}}
+    report(Console(file=text, width=200), figures, repeats=2, output=output)
+    assert kept(output).splitlines()[2:4] == ["| many | 14,490 | 9999 | 1,235,000 |  |", "| few | 0.002123 |  |  |  |"]
 
 
 def test_a_figure_that_was_not_measured_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
