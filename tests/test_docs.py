@@ -108,6 +108,7 @@ FEDFRAME_ROWS = {
     "balanced ER-parts": "er-balanced_{}_overlap-{}_er-balanced-parts",
     "FedKACE-parts": "fedkace_{}_overlap-{}_fedkace-parts",
     "ER-parts": "er_{}_overlap-{}_er-parts",
+    "DER++-parts": "derpp_{}_overlap-{}_derpp-parts",
 }
 """The rows of FedFrame's tables, with the runs that they show."""
 
