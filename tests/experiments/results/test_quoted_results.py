@@ -94,7 +94,7 @@ def test_what_is_said_of_the_readings_at_the_papers_size_is_in_their_records() -
 
 def percent(rounds: list[dict[str, Any]], part: slice = slice(None)) -> float:
     """Mean accuracy over some rounds."""
-    return 100 * mean(line["accuracy"] for line in rounds[part])
+    return float(100 * mean(line["accuracy"] for line in rounds[part]))
 
 
 def test_what_is_said_of_fedframe_on_20_classes_is_in_its_records() -> None:
