@@ -121,11 +121,16 @@ def test_fedframes_leads_over_the_methods_with_its_parts() -> None:
     assert said in text
     least, most = min(map(min, leads.values())), max(map(max, leads.values()))
     assert f"points behind on 20 classes, and {least:.1f} to {most:.1f} on 100" in text
+    layer = [
+        told([percent(run("fedframe", o, seed)) - percent(with_parts("er-balanced", o, seed)) for seed in (0, 1)])
+        for o in (4, 0)
+    ]
+    assert f"the output layer alone, which thus brings {layer[0]} points at O=4, and {layer[1]} at O=0" in text
     four, none = (
         mean(percent(with_parts("er", overlap, seed)) - percent(run("er", overlap, seed)) for seed in (0, 1))
         for overlap in (4, 0)
     )
-    assert f"they bring ER {four:.1f} points at O=4 and {none:.1f} at O=0" in text
+    assert f"The parts bring ER {four:.1f} points at O=4 and {none:.1f} at O=0" in text
 
 
 def shortfall(rounds: Rounds) -> tuple[float, int]:
@@ -237,9 +242,14 @@ def test_how_long_the_runs_took() -> None:
         f"took {old[0]:.1f} to {old[-1]:.1f} minutes on the H200 and {new[0]:.1f} to {new[-1]:.1f} on the H100" in text
     )
     assert len(old) == 14 and "records of fourteen" in text and len(new) == 43
-    told_of = f"took {slow[0]:.0f} to {slow[-1]:.0f} minutes on one core of an Intel Xeon"
-    assert told_of in text and f"FedAVG, which has no buffer, {average:.0f}" in text
+    slowly = f"took {slow[0]:.0f} to {slow[-1]:.0f} minutes on one core of an Intel Xeon"
+    assert slowly in text and f"FedAVG, which has no buffer, {average:.0f}" in text
     assert f"on one core each takes {slow[0]:.0f} to {slow[-1]:.0f} (" in page("README.md")
+    together = json.loads((RESULTS / "gpu" / "studies.json").read_text())
+    least, *_, most = sorted(together["rounds of the unfinished runs"])
+    assert 9 < together["seconds"] / 60 < 9.5 and together["continued, seconds"] < 150
+    assert f"nine minutes {together['finished runs']} runs were finished and ten more had {least} to {most} of" in text
+    assert f"On an H100, {together['finished runs']} runs" in page("README.md")
     kept = [json.loads(path.read_text())["gpu"] for path in RESULTS.glob("faithful/*_seed-*/environment.json")]
     assert f"Of these {len(kept)} runs, {sum(map(bool, kept))} were computed on" in page("REPRODUCIBILITY.md")
 
