@@ -90,46 +90,11 @@ def test_quoted_summary_tables_are_those_of_the_kept_runs(
     assert capsys.readouterr().out.rstrip() in (ROOT / page).read_text()
 
 
-def test_the_tables_of_the_studies_are_those_of_their_kept_runs() -> None:
-    page = (ROOT / "REPRODUCIBILITY.md").read_text()
-    assert page.count("<!-- table ") > 10
-    assert with_tables(page, ROOT) == page
-
-
-FEDFRAME_ROWS = {
-    "FedFrame": "fedframe_{}_overlap-{}_fedframe",
-    "FedKACE": "fedkace_{}_overlap-{}_fedkace",
-    "FedCBDR": "fedcbdr_{}_overlap-{}_fedcbdr",
-    "ER": "er_{}_overlap-{}_er",
-    "DER++": "derpp_{}_overlap-{}_derpp",
-    "OFCL, 18 epochs": "ofcl_{}_overlap-{}_ofcl",
-    "Re-Fed": "refed_{}_overlap-{}_refed",
-    "FedCBDR-parts": "fedcbdr_{}_overlap-{}_fedcbdr-parts",
-    "balanced ER-parts": "er-balanced_{}_overlap-{}_er-balanced-parts",
-    "FedKACE-parts": "fedkace_{}_overlap-{}_fedkace-parts",
-    "ER-parts": "er_{}_overlap-{}_er-parts",
-    "DER++-parts": "derpp_{}_overlap-{}_derpp-parts",
-}
-"""The rows of FedFrame's tables, with the runs that they show."""
-
-FEDFRAME_TABLES = {"fedframe-reduced": ("cifar100", (4, 0), (3,)), "fedframe-pictures": ("folder", (4, 0), (0,))}
-"""The folders of their records, with the data set, the overlaps and the seeds."""
-
-
-@pytest.mark.parametrize("folder", FEDFRAME_TABLES)
-@pytest.mark.parametrize("row", FEDFRAME_ROWS)
-def test_fedframes_comparisons_are_those_of_the_kept_runs(folder: str, row: str) -> None:
-    data, overlaps, seeds = FEDFRAME_TABLES[folder]
-    shares = []
-    for overlap in overlaps:
-        found = []
-        for seed in seeds:
-            run = ROOT / "docs" / "results" / folder / f"{FEDFRAME_ROWS[row].format(data, overlap)}_seed-{seed}"
-            rounds = [json.loads(line)["accuracy"] for line in (run / "rounds.jsonl").read_text().splitlines()]
-            assert len(rounds) == 20
-            found.append([100 * sum(part) / len(part) for part in (rounds, rounds[:5], rounds[10:])])
-        shares += [f"{sum(each) / len(each):.2f}" for each in zip(*found, strict=True)]
-    assert f"| {row} | {' | '.join(shares)} |" in (ROOT / "docs" / "fedframe.md").read_text()
+@pytest.mark.parametrize(("name", "tables"), [("REPRODUCIBILITY.md", 18), ("docs/fedframe.md", 4)])
+def test_the_tables_of_the_studies_are_those_of_their_kept_runs(name: str, tables: int) -> None:
+    page = (ROOT / name).read_text()
+    assert page.count("<!-- table ") == tables
+    assert with_tables(page, (ROOT / name).parent) == page
 
 
 @pytest.mark.parametrize(("name", "method"), [("FedKACE", "fedkace"), ("AS8", "as8")])

@@ -14,14 +14,15 @@ def markdown_notes(notes: Sequence[str]) -> str:
 def markdown_table(
     title: str, head: Sequence[str], body: Sequence[Sequence[str]], notes: Sequence[str], left: int = 1
 ) -> str:
-    """Return a table in GitHub's Markdown, with its title above and its notes below.
+    """Return a table in GitHub's Markdown, with its title (unless empty) above and its notes below.
 
     The first ``left`` columns hold words, which are aligned on the left.
     """
     rows = [[in_markdown(cell) for cell in cells] for cells in [head, *body]]
     rows.insert(1, ["---" if column < left else "---:" for column in range(len(head))])
     lines = [f"| {' | '.join(cells)} |" for cells in rows]
-    text = f"### {in_markdown(title)}\n\n" + "\n".join(lines) + "\n\n" + markdown_notes(notes)
+    heading = f"### {in_markdown(title)}\n\n" if title else ""
+    text = heading + "\n".join(lines) + "\n\n" + markdown_notes(notes)
     return text.rstrip("\n") + "\n"
 
 

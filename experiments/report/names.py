@@ -15,6 +15,7 @@ _DATA = {
     "digits": "digits",
     "mnist": "MNIST",
     "emnist": "EMNIST",
+    "folder": "folder of images",
 }
 
 

@@ -6,23 +6,25 @@ Run as ``python -m experiments.report.quoted FILE...`` (``make docs``) to bring 
     <!-- end of table -->
 
 The folder is relative to the document. The keys are the columns of ``runs.csv`` that a report has tables of (``aa``,
-``ar``, ``early``, ``late`` and so on), ``differences`` for the paired differences, ``unfinished`` for the runs that are
-not finished, and ``only-run`` for all measures of a study with a single run.
+``ar``, ``early``, ``late`` and so on), ``stages`` for ``aa``, ``early`` and ``late`` in one table without a title, ``differences`` for the
+paired differences, ``unfinished`` for the runs that are not finished, and ``only-run`` for all measures of a study with a
+single run.
 """
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
 from experiments.report.markup import markdown_table
 from experiments.report.paired import difference_table, paired_differences
 from experiments.report.single_runs import only_run_table, unfinished_table
-from experiments.report.tables import markdown, study_tables
+from experiments.report.tables import CHANCE, ResultTable, markdown, spread, study_tables
 from experiments.results.loading import load_results
 from fedkace_flwr.errors import ResultsError, closest
 
+_STAGES = {"aa": "AA", "early": "first quarter", "late": "second half"}
 _OPENING = "<!-- table "
 _QUOTED = re.compile(rf"({_OPENING}(\S+) (\S+) -->\n)(?:(?!{_OPENING}).)*?(?=<!-- end of table -->)", re.DOTALL)
 
@@ -72,6 +74,7 @@ def tables_of(folder: Path) -> dict[str, str]:
     (study,) = results.studies
     every = study_tables(results, study)
     tables = {table.key: markdown(table) for table in every}
+    tables["stages"] = _stages({table.key: table for table in every})
     if (only := only_run_table(results, study, every)) is not None:
         tables["only-run"] = markdown_table(*only)
     if differences := paired_differences(results, study):
@@ -79,6 +82,22 @@ def tables_of(folder: Path) -> dict[str, str]:
     if (unfinished := unfinished_table(results, study)) is not None:
         tables["unfinished"] = markdown_table(*unfinished)
     return tables
+
+
+def _stages(tables: Mapping[str, ResultTable]) -> str:
+    """Put average accuracy and the means over the first and the later rounds side by side, without a title."""
+    average = tables["aa"]
+    stages = {key: stage for key, stage in _STAGES.items() if key in tables}
+    rows = [row for row in average.rows if row != CHANCE]
+    body = []
+    for row in rows:
+        cells = [tables[key].cells.get((row, column)) for column in average.columns for key in stages]
+        seeds = dict.fromkeys(str(cell.n) for cell in cells if cell)
+        body.append([row, ", ".join(seeds), *(spread(cell) for cell in cells)])
+    over = [
+        f"{column}: {stage}" if key == "aa" else stage for column in average.columns for key, stage in stages.items()
+    ]
+    return markdown_table("", [average.head, "seeds", *over], body, average.notes)
 
 
 def main(arguments: Sequence[str]) -> str | None:

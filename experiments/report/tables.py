@@ -206,10 +206,14 @@ def long_frame(tables: Sequence[ResultTable]) -> pd.DataFrame:
 
 def shown(cell: Cell | None) -> str:
     """Return a cell's text, for example ``26.10 ± 0.40 (n=3)``, or a dash for None."""
+    return _DASH if cell is None else f"{spread(cell)} (n={cell.n})"
+
+
+def spread(cell: Cell | None) -> str:
+    """Return a cell's text without the number of seeds: ``26.10 ± 0.40``, or a dash for None."""
     if cell is None:
         return _DASH
-    spread = f" ± {number(cell.sd)}" if cell.sd is not None else ""
-    return f"{number(cell.mean)}{spread} (n={cell.n})"
+    return number(cell.mean) + (f" ± {number(cell.sd)}" if cell.sd is not None else "")
 
 
 def _grid(table: ResultTable) -> tuple[list[str], list[list[str]]]:

@@ -33,6 +33,25 @@ def test_tables_stand_between_their_markers_and_the_rest_stays(base: Path) -> No
     assert with_tables(page, base) == page
 
 
+def test_stages_of_a_run_stand_side_by_side_with_their_number_of_seeds(base: Path) -> None:
+    runs: dict[str, dict[str, object]] = {}
+    for method, overlap, seed, accuracies in (
+        ("fedkace", 1, 0, [0.2, 0.4, 0.6, 0.8]),
+        ("fedkace", 1, 1, [0.4, 0.4, 0.6, 0.8]),
+        ("fedkace", 0, 0, [0.1, 0.1, 0.2, 0.4]),
+        ("er", 1, 0, [0.4, 0.2, 0.2, 0.2]),
+    ):
+        name = f"{method}_overlap-{overlap}_seed-{seed}"
+        write_run(base / "stages", name, accuracies, method=method, overlap=overlap, seed=seed)
+        runs[name] = {"method": method, "overlap": overlap, "seed": seed}
+    write_study(base / "stages", runs)
+    page = with_tables("<!-- table stages stages -->\n<!-- end of table -->\n", base)
+    assert "#" not in page
+    assert ": AA | first quarter | second half |" in page
+    assert "| FedKACE | 2, 1 | 52.50 ± 3.54 | 30.00 ± 14.14 | 70.00 ± 0.00 | 20.00 | 10.00 | 30.00 |" in page
+    assert "| ER | 1 | 25.00 | 40.00 | 20.00 | - | - | - |" in page
+
+
 @pytest.mark.parametrize(
     ("page", "words"),
     [

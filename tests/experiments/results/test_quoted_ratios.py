@@ -3,10 +3,8 @@
 import json
 from itertools import pairwise, product
 from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import mean, median
 from typing import Any
-
-import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "docs" / "results"
@@ -58,39 +56,6 @@ def told(leads: list[float]) -> str:
 
 def page(name: str) -> str:
     return (ROOT / name).read_text()
-
-
-def spread(values: list[float]) -> str:
-    return f"{mean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
-
-
-SHOWN = {
-    "FedFrame": "fedframe",
-    "FedKACE": "fedkace",
-    "FedKACE, AS8": "as8",
-    "FedKACE, AS4": "as4",
-    "FedKACE, AS7": "as7",
-    "DER++": "derpp",
-    "FedCBDR": "fedcbdr",
-    "ER": "er",
-    "OFCL, 15 epochs": "ofcl",
-    "Re-Fed": "refed",
-    "balanced ER-parts": "er-balanced",
-    "ER-parts": "er",
-    "FedCBDR-parts": "fedcbdr",
-    "FedKACE-parts": "fedkace",
-}
-
-
-@pytest.mark.parametrize(("label", "method"), SHOWN.items())
-def test_fedframes_table_is_that_of_the_kept_runs(label: str, method: str) -> None:
-    kept = with_parts if label.endswith("-parts") else run
-    runs = {overlap: [mine for seed in SEEDS if (mine := kept(method, overlap, seed))] for overlap in (4, 0)}
-    assert all(len(mine) == 60 for each in runs.values() for mine in each)
-    (number,) = {len(each) for each in runs.values()}
-    parts = product((4, 0), (EVERY, FIRST, SECOND))
-    cells = [spread([percent(mine, part) for mine in runs[overlap]]) for overlap, part in parts]
-    assert f"| {label} | {number} | {' | '.join(cells)} |" in page("docs/fedframe.md")
 
 
 def test_fedframes_leads_over_the_methods_as_published() -> None:
