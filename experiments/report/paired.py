@@ -73,11 +73,18 @@ def compare(differences: Sequence[float]) -> tuple[float, float, float]:
     return middle - reach, middle + reach, p
 
 
-def paired_differences(results: Results, study: StudyInfo) -> list[Difference]:
-    """Compare each line of a study with its first one, in each column, over the seeds that both have finished.
+def paired_differences(results: Results, study: StudyInfo, baseline: str = "") -> list[Difference]:
+    """Compare each line of a study with one of them, in each column, over the seeds that both have finished.
 
-    The first line is FedKACE's where it takes part. Lines with fewer than two common seeds are left out, and so is
-    Centralized, which AR compares with.
+    Lines with fewer than two common seeds are left out, and so is Centralized, which AR compares with.
+
+    Parameters
+    ----------
+    results, study : Results, StudyInfo
+        The runs and their study.
+    baseline : str
+        The line to compare with, such as ``FedFrame``; empty for the first one, which is FedKACE's where it takes part.
+        Columns without it are left out.
     """
     frame = results.counted(study)
     known: dict[str, dict[str, dict[int, float]]] = {}
@@ -90,11 +97,12 @@ def paired_differences(results: Results, study: StudyInfo) -> list[Difference]:
     order = ranked(methods)
     found = []
     for column, lines in known.items():
-        baseline, *others = [line for line in order if line in lines]
+        own = baseline or next(line for line in order if line in lines)
+        common = {line: len(lines[line].keys() & lines.get(own, {}).keys()) for line in order if line in lines}
         found += [
-            _difference(study.name, column, line, baseline, lines)
-            for line in others
-            if len(lines[line].keys() & lines[baseline].keys()) > 1
+            _difference(study.name, column, line, own, lines)
+            for line, seeds in common.items()
+            if line != own and seeds > 1
         ]
     return found
 

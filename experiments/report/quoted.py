@@ -5,10 +5,13 @@ Run as ``python -m experiments.report.quoted FILE...`` (``make docs``) to bring 
     <!-- table docs/results/reduced aa -->
     <!-- end of table -->
 
-The folder is relative to the document. The keys are the columns of ``runs.csv`` that a report has tables of (``aa``,
-``ar``, ``early``, ``late`` and so on), ``stages`` for ``aa``, ``early`` and ``late`` in one table without a title, ``differences`` for the
-paired differences, ``unfinished`` for the runs that are not finished, and ``only-run`` for all measures of a study with a
-single run.
+The folder is relative to the document. The keys are:
+
+- the columns of ``runs.csv`` that a report has tables of: ``aa``, ``ar``, ``early``, ``late`` and so on;
+- ``stages``: ``aa``, ``early`` and ``late`` in one table, without a title;
+- ``differences``: the paired differences from the study's first line, or from ``FedFrame`` with ``differences:FedFrame``;
+- ``unfinished``: the runs that are not finished;
+- ``only-run``: all measures of a study with a single run.
 """
 
 import re
@@ -53,7 +56,8 @@ def with_tables(document: str, base: Path) -> str:
     def quoted(found: re.Match[str]) -> str:
         marker, folder, key = found.group(1), base / found[2], found[3]
         if key not in tables(folder):
-            hint = closest(key, tables(folder)) or f"; it has {', '.join(tables(folder))}"
+            known = [name for name in tables(folder) if ":" not in name]
+            hint = closest(key, tables(folder)) or f"; it has {', '.join(known)}"
             raise ResultsError(f"{folder}: no table {key!r:.100}{hint}")
         return f"{marker}\n{tables(folder)[key].strip()}\n\n"
 
@@ -77,8 +81,10 @@ def tables_of(folder: Path) -> dict[str, str]:
     tables["stages"] = _stages({table.key: table for table in every})
     if (only := only_run_table(results, study, every)) is not None:
         tables["only-run"] = markdown_table(*only)
-    if differences := paired_differences(results, study):
-        tables["differences"] = markdown_table(*difference_table(differences))
+    baselines = {"differences": "", **{f"differences:{line}": line for line in every[0].rows}}
+    for key, baseline in baselines.items():
+        if differences := paired_differences(results, study, baseline):
+            tables[key] = markdown_table(*difference_table(differences))
     if (unfinished := unfinished_table(results, study)) is not None:
         tables["unfinished"] = markdown_table(*unfinished)
     return tables

@@ -52,6 +52,21 @@ def test_stages_of_a_run_stand_side_by_side_with_their_number_of_seeds(base: Pat
     assert "| ER | 1 | 25.00 | 40.00 | 20.00 | - | - | - |" in page
 
 
+def test_differences_are_taken_from_the_line_that_the_marker_names(base: Path) -> None:
+    runs: dict[str, dict[str, object]] = {}
+    for method, seed, accuracies in (("fedkace", 0, [0.2]), ("fedkace", 1, [0.3]), ("er", 0, [0.5]), ("er", 1, [0.5])):
+        name = f"{method}_seed-{seed}"
+        write_run(base / "seeds", name, accuracies, method=method, seed=seed)
+        runs[name] = {"method": method, "seed": seed}
+    write_study(base / "seeds", runs)
+    page = "<!-- table seeds {} -->\n<!-- end of table -->\n"
+    assert "| ER | FedKACE | +25.00 | " in with_tables(page.format("differences"), base)
+    from_er = with_tables(page.format("differences:ER"), base)
+    assert "| FedKACE | ER | -25.00 | " in from_er and "| ER | FedKACE |" not in from_er
+    with pytest.raises(ResultsError, match="no table 'differences:EE'; did you mean differences:ER"):
+        with_tables(page.format("differences:EE"), base)
+
+
 @pytest.mark.parametrize(
     ("page", "words"),
     [
