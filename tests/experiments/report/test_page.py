@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support.made.results import made_round, write_run, write_study
-from support.systems.browser import headless_browser
+from support.systems.browser import headless_browser, requested
 
 from experiments.report.write import write_report
 from fedkace_flwr.samples import Samples
@@ -114,8 +114,7 @@ def test_it_draws_every_section_without_an_error_or_a_request(browser: Any, page
     aids = browser.find_elements("css selector", "figure .chart ~ .aid, section > .aid")
     assert len(aids) >= 12 and all(aid.text.endswith(".") for aid in aids if aid.is_displayed())
     assert [entry["message"] for entry in browser.get_log("browser")] == []
-    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    asked = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+    asked = requested(browser)
     assert page.as_uri() in asked  # so that requests are seen at all
     assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
 

@@ -1,5 +1,6 @@
 """A real browser for the tests of pages."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,3 +33,13 @@ def headless_browser(profile: Path) -> Iterator[Any]:
         yield opened
     finally:
         opened.quit()
+
+
+def requested(browser: Any) -> list[str]:
+    """The addresses asked for since the log was last read, but for what the browser's own pages ask for.
+
+    Chromium may load its start page at any time, even while a test's page is open.
+    """
+    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    asked = [event["params"] for event in events if event["method"] == "Network.requestWillBeSent"]
+    return [each["request"]["url"] for each in asked if not each["documentURL"].startswith("chrome")]
