@@ -23,7 +23,7 @@ def lower_own_priority() -> None:
     with suppress(OSError, AttributeError):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     with suppress(OSError):
-        os.nice(_LOWEST)
+        os.setpriority(os.PRIO_PROCESS, 0, _LOWEST)
     lower_session(os.getpid())
 
 
