@@ -67,6 +67,7 @@ class FedKaceClient(ClientRule):
             now.old,
             now.seen,
             self.generator("selection", now.number),
+            quota=settings.quota,
             leftover=settings.leftover,
             rule=settings.selection,
         )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedkace_flwr.algorithms.quotas import floor_quotas, water_filling_quotas
+from fedkace_flwr.algorithms.quotas import water_filling_quotas
 from fedkace_flwr.compute.memory import at_home
 from fedkace_flwr.seeding import generator_for
 
@@ -125,6 +125,7 @@ def select(
     active: Tensor,
     generator: torch.Generator,
     *,
+    quota: str = "met",
     leftover: str = "drop",
     rule: str = "hbms",
 ) -> Tensor:
@@ -146,8 +147,10 @@ def select(
         bool (C,), as in :func:`score_candidates`.
     generator : torch.Generator
         CPU generator for the draws of new classes.
+    quota : {"met", "all"}
+        Divide the places among the active classes, or among all C.
     leftover : {"drop", "fill"}
-        Leave places that floor(M / classes) does not cover empty, or distribute them.
+        Leave places that floor(M / classes) does not cover empty, or distribute them among the active classes.
     rule : {"hbms", "information", "random"}
         Both stages; or every class drawn by information, like new classes (ablation AS6), or uniformly
         (ablation AS7).
@@ -160,18 +163,22 @@ def select(
     labels = labels.cpu()
     classes = [int(label) for label in active.nonzero()]
     members = [(labels == label).nonzero().squeeze(1) for label in classes]
-    share = water_filling_quotas if leftover == "fill" else floor_quotas
+    available = [len(positions) for positions in members]
+    if leftover == "fill":
+        quotas = water_filling_quotas(available, capacity)
+    else:
+        quotas = [capacity // (len(active) if quota == "all" else len(classes)) for _ in classes]
     kept = [torch.empty(0, dtype=torch.int64)]
-    for label, positions, quota in zip(classes, members, share([len(p) for p in members], capacity), strict=True):
-        if len(positions) <= quota:
+    for label, positions, places in zip(classes, members, quotas, strict=True):
+        if len(positions) <= places:
             kept.append(positions)
         elif rule == "random":
-            kept.append(positions[torch.randperm(len(positions), generator=generator)[:quota]])
+            kept.append(positions[torch.randperm(len(positions), generator=generator)[:places]])
         elif rule == "hbms" and bool(old[label]):
-            informative = _highest(positions, scores.information, 2 * quota)
-            kept.append(_highest(informative, scores.consistency, quota))
+            informative = _highest(positions, scores.information, 2 * places)
+            kept.append(_highest(informative, scores.consistency, places))
         else:
-            kept.append(sample_by_information(positions, scores.information, quota, generator))
+            kept.append(sample_by_information(positions, scores.information, places, generator))
     return torch.cat(kept).sort().values
 
 

@@ -3,11 +3,6 @@
 from collections.abc import Sequence
 
 
-def floor_quotas(available: Sequence[int], capacity: int) -> list[int]:
-    """Give every class floor(capacity / classes) places (paper, section 4.3); the rest stays empty."""
-    return [capacity // len(available)] * len(available) if available else []
-
-
 def water_filling_quotas(available: Sequence[int], capacity: int) -> list[int]:
     """Distribute all places as evenly as the candidates allow.
 

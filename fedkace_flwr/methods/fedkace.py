@@ -45,6 +45,10 @@ class FedKaceKeys:
         "include",
         "Reading: whether a buffered sample may be its own nearest neighbour (`include`: its diversity is 0) or not (`exclude`).",
     )
+    quota: Literal["met", "all"] = key(
+        "met",
+        "Reading: classes among which the buffer's places are divided evenly: those `met` so far (section 4.3), or `all` classes from the first round, so that a class's share never changes.",
+    )
     leftover: Literal["drop", "fill"] = key(
         "drop",
         "Reading: places left over by floor(M / classes) and by classes with few samples stay empty (`drop`) or go to other classes (`fill`).",
@@ -71,13 +75,19 @@ class FedKaceKeys:
     )
 
     def check(self, config: Config) -> None:
-        """Refuse keys of privacy and of aggregation if the server keeps each client's model.
+        """Refuse keys of privacy and of aggregation if the server keeps each client's model, and two rules for places.
 
         Raises
         ------
         ConfigError
-            ``aggregation = none`` together with ``dp``, ``secagg`` or an ``aggregation-rule``.
+            ``aggregation = none`` together with ``dp``, ``secagg`` or an ``aggregation-rule``; ``quota = all``
+            together with ``leftover = fill``.
         """
+        if self.quota == "all" and self.leftover == "fill":
+            raise ConfigError(
+                "leftover = 'fill' with quota = 'all': would give the places of classes not yet met to the others; must "
+                "be 'drop'"
+            )
         if config.privacy.hides and self.aggregation != "mean":
             raise ConfigError(
                 f"aggregation = {self.aggregation!r}: the server keeps each client's model, so dp and secagg "

@@ -111,6 +111,20 @@ def test_fill_and_drop_worked_by_hand():
     assert select(scores, labels, 5, both, both, generator(), leftover="fill").tolist() == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.parametrize(
+    ("quota", "kept"),
+    [
+        ("met", [0, 1, 2, 3, 6, 7, 8, 9]),  # 9 places for two classes: 4 each
+        ("all", [0, 1, 6, 7]),  # for four classes: 2 each, of the 4 first, as all are equally informative
+    ],
+)
+def test_places_are_shared_by_the_classes_met_or_by_all(quota, kept):
+    labels = torch.tensor([0] * 4 + [2] * 6)
+    met = torch.tensor([True, False, True, False])
+    scores = scores_of([0.0] * 10, [3.0, 2.0, 1.0, 0.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0])
+    assert select(scores, labels, 9, met, met, generator(), quota=quota).tolist() == kept
+
+
 def test_fewer_places_than_classes_keep_nothing_by_the_literal_floor():
     every = torch.tensor([True, True, True])
     labels = torch.tensor([0, 1, 2, 2])

@@ -1,12 +1,11 @@
-"""Places per class: the paper's floor, and water filling against every possible allocation."""
+"""Places per class: water filling against every possible allocation."""
 
 from itertools import product
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedkace_flwr.algorithms.quotas import floor_quotas, water_filling_quotas
+from fedkace_flwr.algorithms.quotas import water_filling_quotas
 
 
 def fairest(available: list[int], capacity: int) -> tuple[int, ...]:
@@ -39,19 +38,6 @@ def test_water_filling_worked_by_hand():
     assert water_filling_quotas([1, 10, 10], 12) == [1, 6, 5]
     assert water_filling_quotas([10, 0, 2, 10], 9) == [4, 0, 2, 3]
     assert water_filling_quotas([3, 3], 100) == [3, 3]
-
-
-@pytest.mark.parametrize(
-    ("available", "capacity", "quotas"),
-    [
-        ([500, 500, 500], 1000, [333, 333, 333]),
-        ([1, 500, 7], 10, [3, 3, 3]),
-        ([9, 9, 9], 2, [0, 0, 0]),
-        ([], 10, []),
-    ],
-)
-def test_floor_ignores_what_there_is_and_drops_the_rest(available, capacity, quotas):
-    assert floor_quotas(available, capacity) == quotas
 
 
 def test_water_filling_of_no_class_is_empty():

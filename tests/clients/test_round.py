@@ -187,6 +187,7 @@ def test_class_counts_stay_at_home_when_asked(small: Make) -> None:
         {"gradient_bias": True},
         {"replay_classes": "seen"},
         {"self_distance": "exclude"},
+        {"quota": "all"},
         {"leftover": "fill"},
         {"landmarks": 5},
         {"normalise": False},
