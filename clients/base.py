@@ -20,6 +20,7 @@ from clients.values import Kept as Kept
 from clients.values import Metrics as Metrics
 from clients.values import Stopwatch as Stopwatch
 from clients.values import Training as Training
+from fedkace_flwr.config import Config
 from fedkace_flwr.errors import MessageError
 from fedkace_flwr.experiment import as_arrays
 from fedkace_flwr.inference import kept_models as serving
@@ -31,6 +32,11 @@ from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.training.losses import Objective, TaskLoss
 
 logger = logging.getLogger(__name__)
+
+
+def chunk_alone(config: Config, round_number: int) -> int:
+    """Count the samples of an epoch without replay, for estimates."""
+    return config.mean_chunk
 
 
 class ClientRule(ClientTools):

@@ -1,21 +1,62 @@
 """The client of Centralized: the upper bound against which regret is measured (paper, section 5.1)."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
 from clients.base import Array, ClientRule, Evaluation, Metrics, Stopwatch, Training
+from fedkace_flwr.config import Config
+from fedkace_flwr.keys import key
 from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.methods.centralized import CentralizedKeys
 from fedkace_flwr.networks.network import Network
+from fedkace_flwr.registry import Method, Traffic
 from fedkace_flwr.results.reference_cache import cached_accuracy
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.seeding import seed_for
 from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.training.losses import TaskLoss
+
+
+@dataclass(frozen=True)
+class CentralizedKeys:
+    """Centralized."""
+
+    centralized_every: int = key(
+        1,
+        "Train only in rounds 1, 1 + m, 1 + 2m, ... and the last, where m is the value of this key; accuracies between them are interpolated and marked as such.",
+        unit="rounds",
+        low=1,
+    )
+    centralized_first: int = key(
+        1,
+        "Train in each of the first rounds up to this one as well, where the accuracy changes most.",
+        unit="rounds",
+        low=1,
+    )
+
+    def trains(self, round_number: int, rounds: int) -> bool:
+        """Return whether a round, from 1, is trained in a run of so many rounds."""
+        return (
+            round_number <= self.centralized_first
+            or (round_number - 1) % self.centralized_every == 0
+            or round_number >= rounds
+        )
+
+    def anchors(self, round_number: int, rounds: int) -> tuple[int, int]:
+        """Return the nearest trained rounds on either side of a round; both are the round itself if it is trained."""
+        below = next(number for number in range(round_number, 0, -1) if self.trains(number, rounds))
+        above = next(number for number in range(round_number, rounds + 1) if self.trains(number, rounds))
+        return below, above
+
+
+def samples(config: Config, round_number: int) -> int:
+    """Count the samples of an epoch: all chunks so far, or none in a round that is not trained."""
+    trained = config.of(CentralizedKeys).trains(round_number, config.stream.rounds)
+    return round_number * config.mean_chunk if trained else 0
+
 
 _REFERENCE = "centralized.reference"
 """Stored tensor, float64 (2,): whether the last accuracy is interpolated, and the seconds that it took."""
@@ -91,3 +132,15 @@ class CentralizedClient(ClientRule):
 
     def _seen(self, number: int) -> Tensor:
         return self.experiment.learned(self.number, number).class_counts(self.experiment.num_classes) > 0
+
+
+METHOD = Method(
+    CentralizedClient,
+    "Centralized",
+    server="strategies.centralized:Centralized",
+    role="reference",
+    keys=(CentralizedKeys,),
+    needs_stream=True,
+    samples=samples,
+    traffic=Traffic("c", "R"),
+)

@@ -1,11 +1,23 @@
 """The client of DER++: a reservoir that remembers the logits of its samples."""
 
+from dataclasses import dataclass
+
 from clients.base import ClientRound
 from clients.er import ReplayClient
-from fedkace_flwr.algorithms.fedcbdr_loss import TemperatureLoss
-from fedkace_flwr.methods.derpp import DerppKeys
+from fedkace_flwr.keys import key
 from fedkace_flwr.networks.network import Network
-from fedkace_flwr.training.losses import Objective
+from fedkace_flwr.registry import Method
+from fedkace_flwr.training.losses import Objective, WeightedMeansLoss
+
+
+@dataclass(frozen=True)
+class DerppKeys:
+    """DER++."""
+
+    derpp_alpha: float = key(
+        0.1, "Weight alpha of the squared distance from the stored logits; takes the place of `stored-logits`.", low=0
+    )
+    derpp_beta: float = key(0.5, "Weight beta of the replayed samples' label loss.", low=0)
 
 
 class DerppClient(ReplayClient):
@@ -31,4 +43,7 @@ class DerppClient(ReplayClient):
         if len(now.state.buffer) == 0:
             return super().objective(net, now)
         seen, beta = now.seen.to(self.experiment.device), self.config.of(DerppKeys).derpp_beta
-        return TemperatureLoss(seen, seen, tau_old=1.0, tau_new=1.0, weight_old=beta, weight_new=1.0)
+        return WeightedMeansLoss(seen, weight_old=beta, weight_new=1.0)
+
+
+METHOD = Method(DerppClient, "DER++", keys=(DerppKeys,), is_mean=True)

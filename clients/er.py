@@ -6,7 +6,8 @@ The former is the example of ``docs/add-a-method.md``.
 import torch
 
 from clients.base import ClientRound, ClientRule, Kept, Training
-from fedkace_flwr.algorithms.fedkace_buffer import Scores, select
+from fedkace_flwr.algorithms.class_balance import class_balanced
+from fedkace_flwr.registry import Method
 
 
 class ReplayClient(ClientRule):
@@ -37,15 +38,9 @@ class BalancedReplayClient(ClientRule):
         Places that a class cannot fill go to the other classes.
         """
         candidates = now.state.buffer.followed_by(now.chunk)
-        nothing = torch.zeros(len(candidates), dtype=torch.float64)
-        kept = select(
-            Scores(nothing, nothing, nothing),
-            candidates.labels,
-            self.config.buffer.capacity,
-            now.old,
-            now.seen,
-            self.generator("selection", now.number),
-            leftover="fill",
-            rule="random",
-        )
-        return Kept(candidates.take(kept))
+        generator = self.generator("selection", now.number)
+        return Kept(candidates.take(class_balanced(candidates.labels, self.config.buffer.capacity, generator)))
+
+
+METHOD = Method(ReplayClient, "ER", is_mean=True)
+BALANCED = Method(BalancedReplayClient, "balanced ER", is_mean=True)

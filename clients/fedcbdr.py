@@ -1,6 +1,7 @@
 """The client of FedCBDR: temperature-scaled replay, buffer by global leverage (Qi et al., NeurIPS 2025)."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from flwr.app import RecordDict
@@ -10,14 +11,74 @@ from clients.base import Acted, Array, ClientRound, ClientRule, Kept, Metrics, T
 from fedkace_flwr.algorithms import fedcbdr_leverage as cbdr
 from fedkace_flwr.algorithms.fedcbdr_loss import TemperatureLoss, TwiceScaledLoss
 from fedkace_flwr.errors import MessageError, RunError
+from fedkace_flwr.keys import key
 from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.methods import fedcbdr as names
-from fedkace_flwr.methods.fedcbdr import FedcbdrKeys
+from fedkace_flwr.messaging.metrics import Bound, Metric
 from fedkace_flwr.networks.network import Network
+from fedkace_flwr.registry import Method, Traffic
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.seeding import generator_for
 from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.training.losses import Objective
+
+FEATURES_QUERY, SCORES_QUERY = "query.features", "query.scores"
+"""Actions of the exchange: the first collects masked features, the second sends rows of U and collects scores."""
+
+FEATURES, ROWS, SCORES, LABELS, POSITIONS = "features", "rows", "scores", "labels", "positions"
+"""Names of the arrays exchanged."""
+
+SELECTION = "selection"
+"""Record of the evaluation message that holds the positions of the samples to keep."""
+
+POOL_SIZE, SELECTED = "pool-size", "selected"
+"""Names of the metrics."""
+
+
+@dataclass(frozen=True)
+class FedcbdrKeys:
+    """FedCBDR."""
+
+    fedcbdr_tau_old: float = key(0.9, "Temperature for the logits of old classes.", above=0)
+    fedcbdr_tau_new: float = key(1.1, "Temperature for the logits of the chunk's classes.", above=0)
+    fedcbdr_weight_old: float = key(1.1, "Weight of the buffered samples' loss.", low=0)
+    fedcbdr_weight_new: float = key(0.9, "Weight of the chunk's loss.", low=0)
+    fedcbdr_new_columns: Literal["chunk", "novel"] = key(
+        "chunk", "Inferred: treat all classes of the chunk as new (`chunk`), or only those never seen before (`novel`)."
+    )
+    fedcbdr_temperatures: Literal["paper", "published-code"] = key(
+        "paper",
+        "Inferred: scale logits by class and average old and new samples separately (`paper`), or scale them again by the sample's origin and average all samples together (`published-code`).",
+    )
+    fedcbdr_scores: Literal["joint", "published-code"] = key(
+        "joint",
+        "Inferred: compute leverage scores from one SVD of all clients' features and undo each client's rotation (`joint`), or from one SVD per client without undoing the rotation, so that only each client's total is correct (`published-code`).",
+    )
+    fedcbdr_balanced: bool = key(
+        True, "Inferred: draw class by class with equal quotas; `false` draws from all of a client's samples at once."
+    )
+    fedcbdr_replacement: bool = key(
+        False,
+        "Inferred: draw with replacement, as the paper does; a sample drawn twice is kept only once, so the buffer may hold fewer than M samples.",
+    )
+
+
+METRICS = (
+    Metric(
+        POOL_SIZE,
+        "FedCBDR: number of samples in buffer and chunk together, from which the new buffer is drawn.",
+        high=Bound("`capacity` plus the samples of a chunk", lambda limits: limits.capacity + limits.examples),
+        low=1,
+        whole=True,
+        unit="samples",
+    ),
+    Metric(
+        SELECTED,
+        "FedCBDR: whether the client's new buffer is the one that the server drew.",
+        phase="evaluation",
+        whole=True,
+    ),
+)
+
 
 _BLOCK = 128
 
@@ -67,7 +128,7 @@ class FedCbdrClient(ClientRule):
 
     def report(self, now: ClientRound, training: Training, kept: Kept) -> Metrics:
         """Also the number of samples to choose from."""
-        return super().report(now, training, kept) | {names.POOL_SIZE: len(now.state.buffer) + len(now.chunk)}
+        return super().report(now, training, kept) | {POOL_SIZE: len(now.state.buffer) + len(now.chunk)}
 
     def act(self, action: str, content: RecordDict, round_number: int) -> Acted:
         """Return masked features by a global model, or scores and labels for rows of U.
@@ -79,14 +140,14 @@ class FedCbdrClient(ClientRule):
         RunError
             The features are not finite.
         """
-        if action not in (names.FEATURES_QUERY, names.SCORES_QUERY):
+        if action not in (FEATURES_QUERY, SCORES_QUERY):
             return super().act(action, content, round_number)
         if self.store.before(round_number + 1).round != round_number:
             raise MessageError(f"client {self.number} has not trained in round {round_number}")
         pool, received = self._pool(round_number), keys.unpack(content.array_records[keys.ARRAYS])
         left = cbdr.random_orthogonal(len(pool), self.generator("fedcbdr-p", round_number))
 
-        if action == names.FEATURES_QUERY:
+        if action == FEATURES_QUERY:
             sent = {name: received[name] for name in self.experiment.weight_names}
             # In a resumed run the stored buffer may be the server's choice already.
             state = replace(self.store.before(round_number + 1), buffer=self._drawn(pool, round_number))
@@ -94,17 +155,15 @@ class FedCbdrClient(ClientRule):
             features = self._features(net, pool)
             shared = generator_for(self.config.run.seed, "fedcbdr-q", round_number)
             right = cbdr.random_orthogonal(features.shape[1], shared)
-            return _acted({names.FEATURES: cbdr.mask(features, left, right).numpy()})
+            return _acted({FEATURES: cbdr.mask(features, left, right).numpy()})
 
-        rows = torch.from_numpy(received[names.ROWS])
+        rows = torch.from_numpy(received[ROWS])
         if rows.ndim != 2 or len(rows) != len(pool) or rows.dtype != torch.float64:
-            raise MessageError(
-                f"{names.ROWS} are {rows.dtype} {tuple(rows.shape)}: must be float64 ({len(pool)}, rank)"
-            )
+            raise MessageError(f"{ROWS} are {rows.dtype} {tuple(rows.shape)}: must be float64 ({len(pool)}, rank)")
         own = cbdr.unmask(rows, left) if self.config.of(FedcbdrKeys).fedcbdr_scores == "joint" else rows
-        answer = {names.SCORES: cbdr.leverage(own).numpy()}
+        answer = {SCORES: cbdr.leverage(own).numpy()}
         if self.config.of(FedcbdrKeys).fedcbdr_balanced:
-            answer[names.LABELS] = pool.labels.numpy()
+            answer[LABELS] = pool.labels.numpy()
         return _acted(answer)
 
     def receive(
@@ -119,11 +178,11 @@ class FedCbdrClient(ClientRule):
             return state, report
         kept = self._kept(content, len(pool))
         if kept is None:
-            return state, report | {names.SELECTED: 0}
+            return state, report | {SELECTED: 0}
         buffer = pool.take(kept)
         if self.config.of(FedcbdrKeys).fedcbdr_replacement:
             report[keys.BUFFER_SIZE] = len(buffer)
-        return replace(state, buffer=buffer), report | self.class_histogram(buffer) | {names.SELECTED: 1}
+        return replace(state, buffer=buffer), report | self.class_histogram(buffer) | {SELECTED: 1}
 
     def _pool(self, round_number: int) -> Samples:
         """M_{t-1} followed by D_t; the same for all messages of the round."""
@@ -152,10 +211,10 @@ class FedCbdrClient(ClientRule):
 
     def _kept(self, content: RecordDict, size: int) -> Tensor | None:
         """The selected positions, if the message holds them and they fit the pool."""
-        record = content.array_records.get(names.SELECTION)
-        if record is None or names.POSITIONS not in record:
+        record = content.array_records.get(SELECTION)
+        if record is None or POSITIONS not in record:
             return None
-        kept = torch.from_numpy(keys.unpack(record)[names.POSITIONS])
+        kept = torch.from_numpy(keys.unpack(record)[POSITIONS])
         capacity = self.config.buffer.capacity
         fewest = 1 if self.config.of(FedcbdrKeys).fedcbdr_replacement else capacity
         whole = kept.dtype == torch.int64 and kept.ndim == 1 and fewest <= len(kept) <= capacity
@@ -165,3 +224,18 @@ class FedCbdrClient(ClientRule):
 
 def _acted(arrays: dict[str, Array]) -> Acted:
     return Acted(RecordDict({keys.ARRAYS: keys.array_record(arrays)}))
+
+
+METHOD = Method(
+    FedCbdrClient,
+    "FedCBDR",
+    server="strategies.fedcbdr:FedCbdr",
+    keys=(FedcbdrKeys,),
+    metrics=METRICS,
+    actions=(FEATURES_QUERY, SCORES_QUERY),
+    sends_labels=True,
+    traffic=Traffic(
+        "2*(S + c) + (m > M)*((S + c) + (8*m*r + 132 + c) + (8*k + 137))",
+        "S + R + (m > M)*((8*m*F + 136) + (1 + balanced)*(8*m + 134))",
+    ),
+)

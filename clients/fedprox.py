@@ -1,14 +1,25 @@
 """The client of FedProx: federated averaging that stays close to the received model."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from clients.base import ClientRound, ClientRule
-from fedkace_flwr.methods.fedprox import FedProxKeys
+from clients.base import ClientRound, ClientRule, chunk_alone
+from fedkace_flwr.keys import key
 from fedkace_flwr.networks.network import Network
+from fedkace_flwr.registry import Method
 from fedkace_flwr.training.losses import Batch, Objective, TaskLoss
+
+
+@dataclass(frozen=True)
+class FedProxKeys:
+    """FedProx."""
+
+    fedprox_mu: float = key(
+        0.01, "Weight mu of the proximal term: half the squared distance of the parameters from those received.", low=0
+    )
 
 
 class ProximalLoss(TaskLoss):
@@ -47,3 +58,6 @@ class FedProxClient(ClientRule):
         """Cross-entropy plus the proximal term; ``net`` is the received model."""
         mu = self.config.of(FedProxKeys).fedprox_mu
         return ProximalLoss(now.seen.to(self.experiment.device), list(net.parameters()), mu)
+
+
+METHOD = Method(FedProxClient, "FedProx", keys=(FedProxKeys,), is_mean=True, samples=chunk_alone)

@@ -1,10 +1,21 @@
 """The client of FLwF: federated averaging that distils from the received model."""
 
-from clients.base import ClientRound, ClientRule
-from fedkace_flwr.methods.flwf import FlwfKeys
+from dataclasses import dataclass
+
+from clients.base import ClientRound, ClientRule, chunk_alone
+from fedkace_flwr.keys import key
 from fedkace_flwr.networks.network import Network
+from fedkace_flwr.registry import Method
 from fedkace_flwr.training.distillation import DistillationLoss
 from fedkace_flwr.training.losses import Objective
+
+
+@dataclass(frozen=True)
+class FlwfKeys:
+    """FLwF."""
+
+    flwf_lambda: float = key(1.0, "Weight of distillation from the received model.", low=0)
+    flwf_temperature: float = key(2.0, "Temperature of distillation.", above=0)
 
 
 class FlwfClient(ClientRule):
@@ -24,3 +35,6 @@ class FlwfClient(ClientRule):
         teacher = self.teacher_logits(net, now).to(device)
         masks = now.seen.to(device), now.old.to(device)
         return DistillationLoss(*masks, teacher, settings.flwf_lambda, settings.flwf_temperature)
+
+
+METHOD = Method(FlwfClient, "FLwF", keys=(FlwfKeys,), is_mean=True, samples=chunk_alone)

@@ -1,7 +1,8 @@
 """The client of OFCL: random replay from a memory of the samples that the model is most certain of."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -9,12 +10,55 @@ from torch import Tensor
 from clients.base import ClientRound, ClientRule, Kept, Metrics, Training
 from fedkace_flwr.algorithms.ofcl_memory import bregman_information, most_certain
 from fedkace_flwr.algorithms.ofcl_views import VIEWS, View, draw
-from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.methods.ofcl import OfclKeys
+from fedkace_flwr.config import Config
+from fedkace_flwr.keys import key
+from fedkace_flwr.messaging.metrics import Bound, Metric
 from fedkace_flwr.networks.network import Network
+from fedkace_flwr.registry import Method
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.training.loop import predict
 from fedkace_flwr.training.snapshots import move_halfway, restored, snapshot
+
+CHUNK_CLASSES = "chunk-classes"
+"""Name of the metric: number of samples of each class in the chunk."""
+
+
+@dataclass(frozen=True)
+class OfclKeys:
+    """OFCL."""
+
+    ofcl_views: Literal["per-sample", "per-batch"] = key(
+        "per-sample",
+        "Inferred: draw the parameters of the 12 views for each image (`per-sample`), or once for all images, as the published code does (`per-batch`).",
+    )
+    ofcl_rescore: Literal["current", "all"] = key(
+        "current", "Inferred: rescore only the chunk's classes each round (`current`), or all classes (`all`)."
+    )
+    ofcl_merge: Literal["global", "half"] = key(
+        "global",
+        "Inferred: a client starts its round from the global model (`global`), or from the midpoint between it and the client's own last local model, as in the published code (`half`).",
+    )
+    ofcl_aggregation: Literal["mean", "class-mean"] = key(
+        "mean",
+        "Inferred: aggregate by the mean of the local models (`mean`), or by the midpoint between the previous global model and the mean of one model per class, as in the published code (`class-mean`). For `class-mean`, clients report the class counts of their chunks regardless of `report-classes`.",
+    )
+
+
+def samples(config: Config, round_number: int) -> int:
+    """Count the samples of an epoch: the chunk and, once there is a buffer, an equal number drawn from it."""
+    return config.mean_chunk * (2 if round_number > 1 else 1)
+
+
+METRICS = (
+    Metric(
+        CHUNK_CLASSES,
+        "OFCL: number of samples of each class in the chunk; reported only with `ofcl-aggregation = class-mean`.",
+        high=Bound("samples of a chunk", lambda limits: limits.examples),
+        whole=True,
+        length="classes",
+        unit="samples",
+    ),
+)
 
 
 class OfclClient(ClientRule):
@@ -72,7 +116,7 @@ class OfclClient(ClientRule):
         """Also the chunk's class histogram if the server weighs by it, whatever ``report-classes`` says."""
         report = super().report(now, training, kept)
         if self.config.of(OfclKeys).ofcl_aggregation == "class-mean":
-            report[keys.CHUNK_CLASSES] = now.chunk.class_counts(self.experiment.num_classes).tolist()
+            report[CHUNK_CLASSES] = now.chunk.class_counts(self.experiment.num_classes).tolist()
         return report
 
     def _information(self, net: Network, samples: Samples, now: ClientRound) -> Tensor:
@@ -92,3 +136,6 @@ class OfclClient(ClientRule):
             return view(pixels, numbers[rows].to(device)) * 255
 
         return predict(net, seen_by, torch.arange(len(numbers)), self.experiment.preprocess, home=False)
+
+
+METHOD = Method(OfclClient, "OFCL", server="strategies.ofcl:Ofcl", keys=(OfclKeys,), metrics=METRICS, samples=samples)

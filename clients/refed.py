@@ -1,7 +1,8 @@
 """The client of Re-Fed: replay of the samples that are hardest for a personalised informative model."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from flwr.app import RecordDict
@@ -9,12 +10,55 @@ from torch import Tensor
 
 from clients.base import ClientRound, ClientRule, Kept, Metrics, Stopwatch, Training
 from fedkace_flwr.algorithms.refed_scores import Informative, most_informative, network_scores
+from fedkace_flwr.keys import key
 from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.methods.refed import RefedKeys
 from fedkace_flwr.networks.network import Network
+from fedkace_flwr.registry import Method
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.training.snapshots import copied, restored, snapshot
+
+
+@dataclass(frozen=True)
+class RefedKeys:
+    """Re-Fed."""
+
+    refed_lambda: float = key(
+        0.5,
+        "Inferred: how strongly the informative model is personalised; 1 ignores the global model.",
+        above=0,
+        high=1,
+    )
+    refed_steps: int = key(5, "Inferred: number of training steps of the informative model, s.", unit="steps", low=1)
+    refed_learning_rate: float = key(0.01, "Inferred: step size of the informative model.", above=0)
+    refed_reduction: Literal["mean", "sum"] = key(
+        "mean", "Inferred: train the informative model on the mean or on the sum of the gradients."
+    )
+    refed_gradient: Literal["full", "last-layer"] = key(
+        "full",
+        "Inferred: take gradient norms over all parameters (`full`), or over the last layer only (`last-layer`).",
+    )
+    refed_power: int = key(1, "Inferred: use gradient norms as they are (1) or squared (2).", low=1, high=2)
+    refed_start: Literal["global", "local", "persistent"] = key(
+        "global",
+        "Inferred: the informative model starts from the global model that it is pulled towards (`global`), from the round's local model (`local`), or from where it ended the last time (`persistent`).",
+    )
+    refed_anchor: Literal["current", "previous"] = key(
+        "current",
+        "Inferred: score with the round's new global model once it arrives (`current`), or right after local training with the global model from the start of the round (`previous`).",
+    )
+
+    @property
+    def scoring(self) -> dict[str, Any]:
+        """Arguments of :func:`fedkace_flwr.algorithms.refed_scores.network_scores`."""
+        return {
+            "last_layer": self.refed_gradient == "last-layer",
+            "steps": self.refed_steps,
+            "learning_rate": self.refed_learning_rate,
+            "locality": self.refed_lambda,
+            "reduction": self.refed_reduction,
+            "power": self.refed_power,
+        }
 
 
 class RefedClient(ClientRule):
@@ -96,4 +140,7 @@ class RefedClient(ClientRule):
                 yield self.experiment.preprocess(images(rows)), pool.labels[rows].to(device)
 
         side = self.experiment.dataset.image_size
-        return network_scores(net, blocks, seen.to(device), self.config.of(RefedKeys), anchor, size=side)
+        return network_scores(net, blocks, seen.to(device), anchor, size=side, **self.config.of(RefedKeys).scoring)
+
+
+METHOD = Method(RefedClient, "Re-Fed", keys=(RefedKeys,), is_mean=True)

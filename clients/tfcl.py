@@ -4,28 +4,98 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
-from clients.base import Acted, Array, ClientRound, ClientRule, Evaluation, Kept, Metrics, Training
+from clients.base import Acted, Array, ClientRound, ClientRule, Evaluation, Kept, Metrics, Training, chunk_alone
 from fedkace_flwr.algorithms import tfcl_submodels as submodels
 from fedkace_flwr.algorithms import tfcl_tags as tags
 from fedkace_flwr.algorithms.tfcl_submodels import Extra
-from fedkace_flwr.errors import MessageError
+from fedkace_flwr.config import Config
+from fedkace_flwr.errors import ConfigError, MessageError
 from fedkace_flwr.experiment import as_arrays
 from fedkace_flwr.inference.kept_models import Answering
+from fedkace_flwr.keys import key
 from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.methods import tfcl as names
-from fedkace_flwr.methods.tfcl import TfclKeys
 from fedkace_flwr.metrics import accuracy
 from fedkace_flwr.networks.network import Network
+from fedkace_flwr.registry import Method, Traffic
 from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.training.adam import Adam
 from fedkace_flwr.training.distillation import DistilledLoss
 from fedkace_flwr.training.loop import adamw
+
+HEAD_ACTION, TAIL_ACTION = "train.head", "train.tail"
+"""Actions of the exchange.
+
+The first trains the first half of a round and returns what the server learns from; the second sends the server's
+logits and trains the rest.
+"""
+
+FEATURES, LOGITS, LABELS, SEEN = "features", "logits", "labels", "seen"
+"""Names of the arrays exchanged."""
+
+
+@dataclass(frozen=True)
+class TfclKeys:
+    """TFCL."""
+
+    tfcl_label_weight: float = key(
+        0.9, "Weight of the label loss relative to distillation, on both sides.", low=0, high=1
+    )
+    tfcl_temperature: float = key(5.0, "Temperature of distillation.", above=0)
+    tfcl_server_epochs: int = key(
+        20, "Number of epochs that the server's network trains per round.", unit="epochs", low=1
+    )
+    tfcl_pick_learning_rate: float = key(0.0001, "Learning rate of Adam for the pick mask.", above=0)
+    tfcl_loss: Literal["cross-entropy", "bce"] = key(
+        "cross-entropy", "Inferred: label loss; the published code uses `bce`."
+    )
+    tfcl_inference: Literal["latest", "most-confident"] = key(
+        "latest",
+        "Inferred: answer with the latest sub-model (`latest`), or with the most confident of all (`most-confident`).",
+    )
+    tfcl_head: Literal["fresh", "copy"] = key(
+        "fresh",
+        "Inferred: the output layer of a new sub-model starts from the run's initial weights, as published (`fresh`), or from its weights at the end of the previous round (`copy`).",
+    )
+    tfcl_prune: Literal["within-round", "literal"] = key(
+        "within-round",
+        "Inferred: prune a sub-model to its share in the round that opens it (`within-round`), or not before its second round, as the published code does (`literal`). With `literal` and one round per sub-model, the first claims all weights and the others get none.",
+    )
+    tfcl_trace: Literal["round", "class-set"] = key(
+        "round",
+        "Inferred: each round opens a new sub-model (`round`), or a chunk with exactly the same classes as an earlier chunk continues that chunk's sub-model (`class-set`).",
+    )
+    tfcl_group: Literal["round", "class-overlap"] = key(
+        "round",
+        "Inferred: the server trains one network for all clients of a round (`round`), or one for each group of clients whose chunks have overlapping classes (`class-overlap`).",
+    )
+    tfcl_group_jaccard: float = key(
+        0.5,
+        "Inferred: with `class-overlap`, smallest Jaccard index (common classes over all classes of both chunks) at which two clients belong to the same group.",
+        low=0,
+        high=1,
+    )
+
+    def check(self, config: Config) -> None:
+        """Check that TFCL's sub-models have output layers of their own.
+
+        Raises
+        ------
+        ConfigError
+            The output layer is fixed.
+        """
+        if config.method == "tfcl" and config.model.output_layer != "learned":
+            raise ConfigError(
+                f"output-layer = {config.model.output_layer!r}: TFCL's sub-models and its server learn their output "
+                "layers; must be 'learned'"
+            )
+
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +158,7 @@ class TfclClient(ClientRule):
     There is no global model, so the key ``inference`` has no effect.
     """
 
-    training_action = names.HEAD_ACTION
+    training_action = HEAD_ACTION
     training_times = frozenset({keys.TRAINING_SECONDS, keys.STARTED, keys.FINISHED})
 
     # The first half of a round
@@ -129,7 +199,7 @@ class TfclClient(ClientRule):
     def reply(self, now: ClientRound, training: Training) -> dict[str, Array]:
         """Features, logits and labels of the chunk, and the classes seen."""
         logits, maps = self.logits(training.net, now.chunk), self._maps(training.net, now)
-        arrays = {names.FEATURES: maps, names.LOGITS: logits, names.LABELS: now.chunk.labels, names.SEEN: now.seen}
+        arrays = {FEATURES: maps, LOGITS: logits, LABELS: now.chunk.labels, SEEN: now.seen}
         return {name: tensor.numpy() for name, tensor in arrays.items()}
 
     # The second half
@@ -142,7 +212,7 @@ class TfclClient(ClientRule):
         MessageError
             The client has not begun the round, the logits do not fit, or the action is unknown.
         """
-        if action != names.TAIL_ACTION:
+        if action != TAIL_ACTION:
             return super().act(action, content, round_number)
         state = self.store.before(round_number + 1)
         if state.round != round_number:
@@ -312,8 +382,21 @@ class TfclClient(ClientRule):
         return torch.cat([lower(self.experiment.preprocess(block)).contiguous() for block in blocks]).cpu()
 
     def _teacher(self, content: RecordDict, examples: int) -> Tensor:
-        shapes = {names.LOGITS: ((examples, self.experiment.num_classes), np.dtype(np.float32))}
+        shapes = {LOGITS: ((examples, self.experiment.num_classes), np.dtype(np.float32))}
         record = content.array_records.get(keys.ARRAYS)
         if record is None:
             raise MessageError(f"the message holds no record {keys.ARRAYS!r}")
-        return torch.from_numpy(keys.checked_arrays(record, shapes)[names.LOGITS].copy())
+        return torch.from_numpy(keys.checked_arrays(record, shapes)[LOGITS].copy())
+
+
+METHOD = Method(
+    TfclClient,
+    "TFCL",
+    server="strategies.tfcl:Tfcl",
+    keys=(TfclKeys,),
+    actions=(HEAD_ACTION, TAIL_ACTION),
+    sends_labels=True,
+    splits=True,
+    samples=chunk_alone,
+    traffic=Traffic("3*c + (4*n*C + 134)", "(4*n*A + 136) + (4*n*C + 134) + (8*n + 134) + (C + 132) + R"),
+)

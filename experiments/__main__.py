@@ -90,7 +90,6 @@ def main(arguments: list[str] | None = None) -> int:
                 console.print(line, highlight=False, markup=False, soft_wrap=True)
         elif options.command == "feed":
             from experiments.feed import feed
-            from fedkace_flwr import registry as registry  # declares the methods' keys
             from fedkace_flwr.config import Config
 
             config = Config.parse(dict(parse_setting(text) for text in options.set))

@@ -6,6 +6,7 @@ from pathlib import Path
 from experiments.results.folders import runs_of_study
 from experiments.results.reading import read_object, read_rounds
 from fedkace_flwr.config import Config
+from fedkace_flwr.configured import configured
 from fedkace_flwr.errors import ConfigError, MissingDataError, ModelError
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.export.card import Training
@@ -14,7 +15,6 @@ from fedkace_flwr.export.global_model import global_model, lacks_statistics
 from fedkace_flwr.export.loading import read_model
 from fedkace_flwr.export.onnx_file import check_installed, to_onnx
 from fedkace_flwr.inference.kept_models import MODEL, TENSORS, KeptModels, load_newest
-from fedkace_flwr.registry import configured
 from fedkace_flwr.storage.checkpoint import Checkpoints
 from fedkace_flwr.storage.files import read_text
 from fedkace_flwr.storage.names import closest_path

@@ -15,6 +15,7 @@ from flwr.clientapp import ClientApp
 from clients.round import StreamingClient
 from fedkace_flwr.compute.devices import GPU_SHARE, limit_memory
 from fedkace_flwr.config import Config
+from fedkace_flwr.configured import configured, find_method, known_names
 from fedkace_flwr.errors import ConfigError, MessageError, PolicyError
 from fedkace_flwr.experiment import Experiment, as_arrays, shared_experiment
 from fedkace_flwr.flower.internals import ClientAppCallable
@@ -25,7 +26,7 @@ from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.privacy.attacks import Attack, FlippedLabels, is_hostile
 from fedkace_flwr.privacy.client_mods import guarded
 from fedkace_flwr.privacy.site_policy import policy_of_site
-from fedkace_flwr.registry import METHODS, OWN_METHODS, Method, configured, find_method, known_names
+from fedkace_flwr.registry import METHODS, OWN_METHODS, Method
 from fedkace_flwr.sources import InboxSource, Source, StreamSource
 from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.storage.client_store import ClientStore, is_locked

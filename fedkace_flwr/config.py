@@ -1,15 +1,18 @@
 """The configuration: one frozen tree, parsed once from Flower's flat run config.
 
-The common sections are declared in :mod:`fedkace_flwr.sections`, those of the methods in
-:mod:`fedkace_flwr.methods`. The registry adds the methods' sections with :func:`register_section`.
+The common sections are declared in :mod:`fedkace_flwr.sections`, a method's own in the module of its client half.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
+from fedkace_flwr import plugins
 from fedkace_flwr.errors import ConfigError, closest
 from fedkace_flwr.keys import Affects, Key, Scalar, checked, default_of, kebab, key, keys_of
+from fedkace_flwr.registry import METHODS, OWN_METHODS, of_another_package
 from fedkace_flwr.sections import (
     BOUNDS_OFF,
     AggregationConfig,
@@ -29,37 +32,48 @@ LARGEST_SUM = 1000
 
 Section = TypeVar("Section")
 
-_METHOD_SECTIONS: dict[type, set[str]] = {}
-"""The methods' sections, each with the names of the methods that read it."""
-
-_ADDED_SECTIONS: set[type] = set()
-"""Those of other packages' methods; a configuration holds them only with such a method."""
-
 _FORMER: Mapping[str, Mapping[object, Mapping[str, object]]] = {
     "tensorboard": {True: {"tracker": "tensorboard"}, False: {}},
 }
 """Keys of version 1.0 that are now called otherwise: by their values, the keys and values that replace them."""
 
-_added_by: list[Callable[[str | None], None]] = []
-"""What declares the keys of other packages' methods: at most one."""
 
+def add_method(name: str) -> None:
+    """Put a method of another package, with its keys, into the registry; nothing happens if there is none of this name.
 
-def on_parsing(declare: Callable[[str | None], None]) -> None:
-    """Set what declares the keys of other packages' methods.
-
-    Parameters
-    ----------
-    declare : callable
-        Called with the name of a method before a configuration with it is parsed, and with None where a key is unknown
-        that any method might declare. Raises ConfigError if the method named cannot be loaded; an unknown one is left
-        alone.
+    Raises
+    ------
+    ConfigError
+        It cannot be loaded, one of its keys is declared already, or its preset names an unknown key.
     """
-    _added_by[:] = [declare]
+    if name in METHODS or (method := of_another_package(name)) is None:
+        return
+    try:
+        own = [kebab(each) for section in method.keys for each in keys_of(section)]
+        known = {each: section for section, each, _ in all_keys()}
+        for each, count in Counter(own).items():
+            if count > 1 or (each in known and known[each] not in method.keys):
+                raise ValueError(f"key {each} is already declared")
+        if unknown := set(method.preset).difference(known, own):
+            raise ValueError(f"its preset names unknown keys, {', '.join(sorted(unknown))}")
+    except Exception as fault:  # another package's declarations may be of any kind
+        raise plugins.broken("method", name, f"cannot be added ({fault})") from fault
+    METHODS[name] = method
 
 
-def _declare_added(method: str | None) -> None:
-    for declare in _added_by:
-        declare(method)
+def _add_all_methods() -> None:
+    for name in plugins.found("method"):
+        with suppress(ConfigError):  # a broken one matters only where it is named
+            add_method(name)
+
+
+def _method_sections(*, added: bool = True) -> dict[type, list[str]]:
+    """The methods' sections, each with the names of the methods that read it."""
+    sections: dict[type, list[str]] = {}
+    for name in METHODS if added else OWN_METHODS:
+        for section in METHODS[name].keys:
+            sections.setdefault(section, []).append(name)
+    return sections
 
 
 def _renewed(values: Mapping[str, object]) -> Mapping[str, object]:
@@ -69,57 +83,13 @@ def _renewed(values: Mapping[str, object]) -> Mapping[str, object]:
     return {**renewed, **{name: value for name, value in values.items() if name not in former}}
 
 
-def register_section(section: type, method: str, *, added: bool = False) -> None:
-    """Add a method's keys to the configuration.
-
-    A section may have a method ``check(config)`` that raises ConfigError if its keys contradict others.
-
-    Parameters
-    ----------
-    section : type
-        A frozen dataclass of keys; several methods may share it.
-    method : str
-        Name of a method that reads it.
-    added : bool
-        Whether it is the section of another package's method.
-
-    Raises
-    ------
-    ValueError
-        One of its keys already exists.
-    """
-    if section in _METHOD_SECTIONS:
-        _METHOD_SECTIONS[section].add(method)
-        return
-    check_section(section)
-    _METHOD_SECTIONS[section] = {method}
-    if added:
-        _ADDED_SECTIONS.add(section)
-
-
-def check_section(section: type) -> None:
-    """Check that a method's section can be registered.
-
-    Raises
-    ------
-    ValueError
-        One of its keys already exists in another section.
-    """
-    known = {name for other, name, _ in all_keys() if other is not section}
-    for name in keys_of(section):
-        if kebab(name) in known:
-            raise ValueError(f"{section.__name__}: key {kebab(name)} is already declared")
-
-
 def all_keys(*, added: bool = True) -> Iterator[tuple[type, str, Key]]:
     """Yield the section, kebab-case name and declaration of every key; the configuration itself counts as a section.
 
     Without ``added``, keys of other packages' methods are left out.
     """
-    sections: list[type] = [Config, *_SECTIONS.values(), *_METHOD_SECTIONS]
+    sections: list[type] = [Config, *_SECTIONS.values(), *_method_sections(added=added)]
     for section in sections:
-        if section in _ADDED_SECTIONS and not added:
-            continue
         for name, declared in keys_of(section).items():
             yield section, kebab(name), declared
 
@@ -131,13 +101,13 @@ def keys_affecting(*what: Affects) -> frozenset[str]:
 
 def keys_of_other_methods(method: str) -> frozenset[str]:
     """Return the names of the keys that only other methods read."""
-    foreign = (section for section, methods in _METHOD_SECTIONS.items() if method not in methods)
+    foreign = (section for section, methods in _method_sections().items() if method not in methods)
     return frozenset(kebab(name) for section in foreign for name in keys_of(section))
 
 
 def readers_of(key: str) -> frozenset[str]:
     """Return the names of the methods that read a key of methods; empty for a key of all."""
-    found = (methods for section, methods in _METHOD_SECTIONS.items() if key in map(kebab, keys_of(section)))
+    found = (methods for section, methods in _method_sections().items() if key in map(kebab, keys_of(section)))
     return frozenset(next(found, ()))
 
 
@@ -145,7 +115,7 @@ def declared_keys(wanted: Iterable[str]) -> dict[str, tuple[type, Key]]:
     """Return section and declaration of every key by name, those of other packages' methods too if one is wanted."""
     keys = {name: (section, declared) for section, name, declared in all_keys()}
     if not keys.keys() >= set(wanted):
-        _declare_added(None)
+        _add_all_methods()
         keys = {name: (section, declared) for section, name, declared in all_keys()}
     return keys
 
@@ -229,7 +199,7 @@ class Config:
         """
         values = _renewed(values)
         if isinstance(method := values.get("method"), str):
-            _declare_added(method)
+            add_method(method)
         _check_names(values)
 
         def chosen(section: type) -> dict[str, Scalar]:
@@ -240,7 +210,7 @@ class Config:
             }
 
         parts = {name: section(**chosen(section)) for name, section in _SECTIONS.items()}
-        methods = [section(**chosen(section)) for section in _METHOD_SECTIONS]
+        methods = [section(**chosen(section)) for section in _method_sections()]
         changed = tuple(section for section in methods if section != type(section)())
         config = cls(**chosen(cls), **parts, methods=changed)  # type: ignore[arg-type]
         config._check_together()
@@ -252,7 +222,8 @@ class Config:
     def flat(self) -> dict[str, Scalar]:
         """Return every key with its value, in order of declaration; without those of other packages' other methods."""
         values: dict[str, Scalar] = {"method": self.method}
-        read = [kind for kind, by in _METHOD_SECTIONS.items() if kind not in _ADDED_SECTIONS or self.method in by]
+        own = _method_sections(added=False)
+        read = [kind for kind, by in _method_sections().items() if kind in own or self.method in by]
         sections = [getattr(self, name) for name in _SECTIONS] + [self.of(kind) for kind in read]
         for section in sections:
             values |= {kebab(name): getattr(section, name) for name in keys_of(type(section))}

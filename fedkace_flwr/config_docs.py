@@ -10,8 +10,7 @@ from pathlib import Path
 
 from fedkace_flwr.config import Config, all_keys
 from fedkace_flwr.keys import Scalar
-from fedkace_flwr.messaging.metrics import known_metrics
-from fedkace_flwr.methods.metric import Metric
+from fedkace_flwr.messaging.metrics import Metric, known_metrics
 from fedkace_flwr.registry import METHODS, Traffic
 
 _ROOT = Path(__file__).resolve().parents[1]

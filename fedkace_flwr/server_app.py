@@ -8,6 +8,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedkace_flwr.config import Config
+from fedkace_flwr.configured import check_network, configured, warn_of_replacements
 from fedkace_flwr.errors import ConfigError, FedkaceError
 from fedkace_flwr.experiment import Experiment, as_arrays
 from fedkace_flwr.export.card import Training
@@ -17,7 +18,7 @@ from fedkace_flwr.flower.logs import join_flower_log
 from fedkace_flwr.inference.kept_models import MODEL
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.privacy.accounting import spent
-from fedkace_flwr.registry import Method, check_network, configured, warn_of_replacements
+from fedkace_flwr.registry import Method
 from fedkace_flwr.results.plot import import_ahead
 from fedkace_flwr.results.record import round_record
 from fedkace_flwr.results.run_folder import RunFolder

@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
+from clients import fedcbdr as names
+from clients.fedcbdr import FedcbdrKeys
 from fedkace_flwr.algorithms import fedcbdr_leverage as cbdr
 from fedkace_flwr.config import Config
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.messaging.records import NumpyArray, Shapes, Weights
-from fedkace_flwr.methods import fedcbdr as names
-from fedkace_flwr.methods.fedcbdr import FedcbdrKeys
 from fedkace_flwr.rounds.replies import check_labels, check_within, read_arrays
 from fedkace_flwr.rounds.server_round import ServerRound
 from fedkace_flwr.seeding import generator_for

@@ -6,10 +6,10 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import ArrayRecord
 
+from clients.ofcl import CHUNK_CLASSES, OfclKeys
 from fedkace_flwr.config import Config
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.messaging.records import Reply, Weights
-from fedkace_flwr.methods.ofcl import OfclKeys
 from fedkace_flwr.rounds.aggregation import weighted_mean
 from fedkace_flwr.rounds.replies import check_class_counts
 from fedkace_flwr.rounds.server_round import ServerRound
@@ -50,14 +50,14 @@ class Ofcl(ServerRule):
             The counts are missing or impossible.
         """
         if self._by_class:
-            counts = reply.metrics.get(keys.CHUNK_CLASSES)
-            check_class_counts(keys.CHUNK_CLASSES, counts, now.classes, reply.examples)
+            counts = reply.metrics.get(CHUNK_CLASSES)
+            check_class_counts(CHUNK_CLASSES, counts, now.classes, reply.examples)
 
     def merge(self, now: ServerRound, replies: Sequence[Reply]) -> Weights:
         """Mean of the local models, or the average of the mean by classes and the previous global model."""
         if not self._by_class:
             return super().merge(now, replies)
-        shares = class_mean_weights([reply.metrics[keys.CHUNK_CLASSES] for reply in replies])
+        shares = class_mean_weights([reply.metrics[CHUNK_CLASSES] for reply in replies])
         models = [reply.weights for reply in replies]
         if self.config.aggregation.aggregation_rule == "mean":  # in one sum, which is rounded once
             return weighted_mean([*models, self._before], [*shares.tolist(), 1.0])

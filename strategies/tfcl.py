@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord, RecordDict
 
+from clients import tfcl as names
+from clients.tfcl import TfclKeys
 from fedkace_flwr.compute.devices import choose_device
 from fedkace_flwr.config import Config
 from fedkace_flwr.data.readers.catalogue import image_size_of
 from fedkace_flwr.errors import MessageError, RunError
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.messaging.records import NumpyArray, Reply, Shapes, Weights
-from fedkace_flwr.methods import tfcl as names
-from fedkace_flwr.methods.tfcl import TfclKeys
 from fedkace_flwr.networks.catalogue import facts_of, seeded
 from fedkace_flwr.networks.network import Blueprint, Network
 from fedkace_flwr.rounds.replies import check_labels, read_metrics

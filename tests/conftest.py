@@ -11,7 +11,6 @@ from support.common import SMALL, FakeTime
 from support.doubles.recording import recordings as recordings
 from support.properties import load_profile
 
-from fedkace_flwr import registry as registry  # declares the methods' keys
 from fedkace_flwr.config import Config
 from fedkace_flwr.results import run_folder
 from fedkace_flwr.results.plot import draw_accuracy

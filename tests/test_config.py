@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.made.keys import KEYS
 
+from clients.dcfcl import DcfclKeys
 from experiments.running.inline import run_inline
 from experiments.studies.study import load_study
 from fedkace_flwr import config_docs
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError
-from fedkace_flwr.methods.dcfcl import DcfclKeys
 from fedkace_flwr.registry import METHODS
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -15,15 +15,14 @@ from support.common import SMALL, rounds_of
 
 from experiments.running.inline import run_inline
 from experiments.studies.study import load_study
-from fedkace_flwr import config as configuration
-from fedkace_flwr import plugins, registry
+from fedkace_flwr import plugins
 from fedkace_flwr.config import Config, all_keys
 from fedkace_flwr.config_docs import markdown
 from fedkace_flwr.errors import ConfigError, PolicyError
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.inference.kept_models import load_newest
-from fedkace_flwr.messaging import metrics
 from fedkace_flwr.privacy.site_policy import read_policy
+from fedkace_flwr.registry import METHODS, OWN_METHODS
 from fedkace_flwr.results.run_folder import differences
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,18 +49,10 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a test adds to the registries of this process is gone afterwards."""
-    kept: list[Any] = [
-        registry.METHODS,
-        metrics._KNOWN,
-        configuration._METHOD_SECTIONS,
-        configuration._ADDED_SECTIONS,
-    ]
-    before = [each.copy() for each in kept]
     modules = set(sys.modules)
     yield
-    for each, content in zip(kept, before, strict=True):
-        each.clear()
-        each.update(content)
+    for name in set(METHODS) - set(OWN_METHODS):
+        del METHODS[name]
     for name in [name for name in sys.modules if name not in modules and name.partition("_")[0] in ("my", "made")]:
         del sys.modules[name]
 
@@ -193,15 +184,15 @@ def test_a_site_may_rule_over_its_keys_and_refuse_it(installed: Path, tmp_path: 
         (
             "method",
             "made_bad:METHOD",
-            "from dataclasses import dataclass\nfrom fedkace_flwr.keys import key\n"
-            "from fedkace_flwr.registry import METHODS, replace\n@dataclass(frozen=True)\nclass Keys:\n"
+            "from dataclasses import dataclass, replace\nfrom fedkace_flwr.keys import key\n"
+            "from fedkace_flwr.registry import METHODS\n@dataclass(frozen=True)\nclass Keys:\n"
             "  epochs: int = key(1, 'x')\nMETHOD = replace(METHODS['er'], keys=(Keys,))\n",
-            r"cannot be added \(Keys: key epochs is already declared\)",
+            r"cannot be added \(key epochs is already declared\)",
         ),
         (
             "method",
             "made_bad:METHOD",
-            "from fedkace_flwr.registry import METHODS, replace\nMETHOD = replace(METHODS['er'], preset={'epoch': 1})\n",
+            "from dataclasses import replace\nfrom fedkace_flwr.registry import METHODS\nMETHOD = replace(METHODS['er'], preset={'epoch': 1})\n",
             r"cannot be added \(its preset names unknown keys, epoch\)",
         ),
     ],
@@ -287,7 +278,7 @@ class Server(ServerRule):
         now.report.own["counted"] = [got[client][keys.EXAMPLES] for client in sorted(got)]
         return arrays
 
-METHOD = replace(METHODS["er"], strategy=Server, client=Client, actions=("query.count",), is_mean=False)
+METHOD = replace(METHODS["er"], server=Server, client=Client, actions=("query.count",), is_mean=False)
 """
     declared(tmp_path / "site", "method", "counting", "made_counting:METHOD", "counting", made_counting=code)
     monkeypatch.syspath_prepend(tmp_path / "site")

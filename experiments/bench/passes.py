@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from clients.refed import RefedKeys
 from experiments.bench.measure import Figures, interleaved, ratio, spread
 from experiments.bench.training import BUFFER, CHUNK, SIZE, Setting
 from fedkace_flwr.algorithms.refed_scores import network_scores
-from fedkace_flwr.methods.refed import RefedKeys
 from fedkace_flwr.seeding import generator_for
 from fedkace_flwr.training.loop import predict
 
@@ -50,4 +50,4 @@ def _scores(setting: Setting) -> None:
         for images, labels in zip(torch.split(setting.images, size), torch.split(setting.labels, size), strict=True):
             yield setting.preprocess(images), labels
 
-    network_scores(setting.net, blocks, setting.old, RefedKeys())
+    network_scores(setting.net, blocks, setting.old, **RefedKeys().scoring)

@@ -5,8 +5,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fedkace_flwr.methods.fedkace import SINGULAR
-from fedkace_flwr.methods.metric import Metric
+from clients.fedkace import SINGULAR
+from fedkace_flwr.messaging.metrics import Metric
 from fedkace_flwr.registry import METHODS
 from fedkace_flwr.sections.runs import AVERAGING
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from fedkace_flwr import registry as registry  # declares the methods' keys
 from fedkace_flwr.config import Config, folder_keys, path_keys
 from fedkace_flwr.errors import RunError
 from fedkace_flwr.storage import atomic

@@ -10,8 +10,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from fedkace_flwr.config import Config
+from fedkace_flwr.configured import configured
 from fedkace_flwr.errors import FedkaceError, RunError
-from fedkace_flwr.registry import configured
 from fedkace_flwr.results.run_folder import SCHEMA, differences, read_json, schema_of, stored_digests
 from fedkace_flwr.storage.files import LARGEST_LOG, read_bytes
 from fedkace_flwr.storage.folders import make_folder

@@ -12,8 +12,10 @@ from experiments.running.runner import check_study, show_missing, show_workers
 from experiments.running.workers import Workers
 from experiments.studies.study import Study
 from fedkace_flwr.config import Config
+from fedkace_flwr.configured import configured
 from fedkace_flwr.experiment import Experiment
-from fedkace_flwr.registry import METHODS, configured
+from fedkace_flwr.registry import METHODS
+from fedkace_flwr.training.batches import samples_in_epoch
 from fedkace_flwr.training.loop import predict, train
 from fedkace_flwr.training.losses import TaskLoss
 
@@ -78,8 +80,14 @@ def at_once(workers: Workers) -> int:
 
 def training_samples(config: Config) -> int:
     """Count the samples that a run trains on, over all clients and epochs."""
-    of, rounds = METHODS[config.method].samples, range(1, config.stream.rounds + 1)
+    of, rounds = METHODS[config.method].samples or _chunk_and_buffer, range(1, config.stream.rounds + 1)
     return sum(of(config, number) for number in rounds) * config.training.epochs * config.stream.participants_per_round
+
+
+def _chunk_and_buffer(config: Config, round_number: int) -> int:
+    """Count the samples of an epoch over chunk and buffer, which fills up to ``capacity``."""
+    held = min(config.buffer.capacity, (round_number - 1) * config.mean_chunk)
+    return samples_in_epoch(config.training.batching, config.mean_chunk, held)
 
 
 def test_images(config: Config) -> int:

@@ -30,9 +30,9 @@ from experiments.running.workers import Workers, plan_workers
 from experiments.studies.study import Study
 from fedkace_flwr.compute.devices import index_of
 from fedkace_flwr.config import Config
+from fedkace_flwr.configured import check_network, configured
 from fedkace_flwr.errors import ConfigError, FedkaceError, MissingDataError, ResultsError, RunError
 from fedkace_flwr.experiment import Experiment
-from fedkace_flwr.registry import check_network, configured
 from fedkace_flwr.results.run_folder import SCHEMA, RunFolder
 from fedkace_flwr.results.trackers.catalogue import check_server, check_tracker
 from fedkace_flwr.storage.files import write_text

@@ -16,13 +16,14 @@ from itertools import combinations
 import numpy as np
 import numpy.typing as npt
 
-from fedkace_flwr.methods.dcfcl import LARGEST_EXACT
-
 Floats = npt.NDArray[np.float64]
 Masks = npt.NDArray[np.bool_]
 Coalition = frozenset[int]
 Benefit = Callable[[int, Masks], Floats]
 """Map a player and n coalitions that it is a member of, bool (n, m), to its benefit in each, (n,)."""
+
+LARGEST_EXACT = 20
+"""Largest number of players for which every nonempty subset can be a candidate (2^20 - 1 subsets)."""
 
 _TOLERANCE = 1e-9
 _CANCELLED = 1e-13

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fedkace_flwr.algorithms.quotas import water_filling_quotas
+from fedkace_flwr.algorithms.class_balance import water_filling_quotas
 
 _FLOOR = 1e-12  # so that a sample without leverage is drawn last rather than never
 

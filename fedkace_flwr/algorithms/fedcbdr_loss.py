@@ -6,10 +6,10 @@ Pure tensor mathematics. Shapes: B samples of a batch, C classes.
 import torch
 from torch import Tensor
 
-from fedkace_flwr.training.losses import Batch, TaskLoss, masked_cross_entropy
+from fedkace_flwr.training.losses import Batch, WeightedMeansLoss, masked_cross_entropy
 
 
-class TemperatureLoss(TaskLoss):
+class TemperatureLoss(WeightedMeansLoss):
     """Weighted sum of two mean cross-entropies, of replayed and of new samples, over logits scaled class by class.
 
     A sample's origin decides its weight, a class's group its temperature. The paper's tasks have no class in common,
@@ -17,29 +17,20 @@ class TemperatureLoss(TaskLoss):
 
     Parameters
     ----------
-    seen : Tensor
-        bool (C,): classes that the softmax includes.
+    seen, weight_old, weight_new
+        As for :class:`fedkace_flwr.training.losses.WeightedMeansLoss`.
     new : Tensor
         bool (C,): classes whose logits are divided by ``tau_new``, the others' by ``tau_old``.
     tau_old, tau_new : float
         Temperatures, positive.
-    weight_old, weight_new : float
-        Weights of the replayed and of the new samples' mean.
     """
 
     def __init__(
         self, seen: Tensor, new: Tensor, *, tau_old: float, tau_new: float, weight_old: float, weight_new: float
     ) -> None:
-        super().__init__(seen, seen)
+        super().__init__(seen, weight_old=weight_old, weight_new=weight_new)
         self._temperature = torch.where(new, tau_new, tau_old)
         self._tau_old, self._tau_new = tau_old, tau_new
-        self._weight_old, self._weight_new = weight_old, weight_new
-
-    def loss(self, logits: Tensor, features: Tensor, batch: Batch) -> Tensor:
-        """The weighted sum; a side without samples in the batch contributes 0."""
-        losses, _ = masked_cross_entropy(self.scaled(batch.adjusted(logits)), batch.labels, self.masks_of(batch))
-        old = batch.replayed.to(losses.dtype)
-        return self._weight_old * _mean(losses, old) + self._weight_new * _mean(losses, 1 - old)
 
     def scaled(self, logits: Tensor) -> Tensor:
         """Logits, float (B, C), divided by their classes' temperatures."""
@@ -59,7 +50,3 @@ class TwiceScaledLoss(TemperatureLoss):
         twice = self.scaled(batch.adjusted(logits)) / origin.unsqueeze(1)
         losses, _ = masked_cross_entropy(twice, batch.labels, self.masks_of(batch))
         return (losses * (old * self._weight_old + (1 - old) * self._weight_new)).mean()
-
-
-def _mean(losses: Tensor, members: Tensor) -> Tensor:
-    return (losses * members).sum() / members.sum().clamp_min(1)

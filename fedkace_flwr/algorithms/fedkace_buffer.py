@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedkace_flwr.algorithms.quotas import water_filling_quotas
+from fedkace_flwr.algorithms.class_balance import drawn, water_filling_quotas
 from fedkace_flwr.compute.memory import at_home
 from fedkace_flwr.seeding import generator_for
 
@@ -170,10 +170,8 @@ def select(
         quotas = [capacity // (len(active) if quota == "all" else len(classes)) for _ in classes]
     kept = [torch.empty(0, dtype=torch.int64)]
     for label, positions, places in zip(classes, members, quotas, strict=True):
-        if len(positions) <= places:
-            kept.append(positions)
-        elif rule == "random":
-            kept.append(positions[torch.randperm(len(positions), generator=generator)[:places]])
+        if rule == "random" or len(positions) <= places:
+            kept.append(drawn(positions, places, generator))
         elif rule == "hbms" and bool(old[label]):
             informative = _highest(positions, scores.information, 2 * places)
             kept.append(_highest(informative, scores.consistency, places))

@@ -15,7 +15,7 @@ import math
 import torch
 from torch import Tensor
 
-from fedkace_flwr.algorithms.quotas import water_filling_quotas
+from fedkace_flwr.algorithms.class_balance import water_filling_quotas
 
 
 def bregman_information(logits: Tensor, active: Tensor) -> Tensor:

@@ -14,13 +14,14 @@ Pure tensor mathematics. Shapes: n samples in blocks of B, C classes, F features
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedkace_flwr.compute.memory import images_at_once
-from fedkace_flwr.methods.refed import RefedKeys
 from fedkace_flwr.networks.network import Network
 from fedkace_flwr.training.losses import masked_cross_entropy
 from fedkace_flwr.training.sample_gradients import one_by_one, squared_norms_of
@@ -202,10 +203,11 @@ def network_scores(
     net: Network,
     blocks: Callable[[int], Iterable[Block]],
     seen: Tensor,
-    settings: RefedKeys,
     anchor: Network | None = None,
     *,
     size: int = 0,
+    last_layer: bool = False,
+    **steps: Any,
 ) -> Informative:
     """Score samples by an informative model that starts at ``net``.
 
@@ -222,33 +224,25 @@ def network_scores(
         float (B, 3, H, W), and labels, int64 (B,), on the network's device.
     seen : Tensor
         bool (C,), on the network's device: the classes to include.
-    settings : RefedKeys
-        Steps, step size, lambda and readings.
     anchor : Network, optional
         w, on the network's device. By default the network itself.
     size : int
         Height and width of the images; decides on a GPU how many pass at once.
+    last_layer : bool
+        Take gradient norms over the output layer only.
+    **steps
+        As for :func:`informative_scores`.
     """
     start, pulled_to = (
         {name: parameter.detach() for name, parameter in which.named_parameters()} for which in (net, anchor or net)
     )
-    by_last_layer = settings.refed_gradient == "last-layer"
-    measure = (last_layer_gradients if by_last_layer else all_gradients)(net, seen)
+    measure = (last_layer_gradients if last_layer else all_gradients)(net, seen)
     was_training = net.training
     net.eval()
     try:
         with net.computing_in(torch.float32):
-            return informative_scores(
-                measure,
-                lambda: blocks(_block_of(net, size)),
-                pulled_to,
-                steps=settings.refed_steps,
-                learning_rate=settings.refed_learning_rate,
-                locality=settings.refed_lambda,
-                reduction=settings.refed_reduction,
-                power=settings.refed_power,
-                start=start,
-            )
+            passes = partial(blocks, _block_of(net, size))
+            return informative_scores(measure, passes, pulled_to, start=start, **steps)
     finally:
         net.train(was_training)
 

@@ -1,14 +1,186 @@
-"""The metrics that every record contains, and the registry of all metrics.
+"""Metrics: the numbers that clients report, their ranges, and where each one is recorded.
 
-These common metrics include FedKACE's, which are null in the records of methods that do not report them. Every other
-method declares its own metrics, and :mod:`fedkace_flwr.registry` registers them with the method.
+A number needs only one :class:`Metric`, which determines the check of replies
+(:mod:`fedkace_flwr.messaging.validation`), the column of ``rounds.jsonl``, the TensorBoard tag, the column of the
+results tables, and the row in ``docs/metrics.md``. Here are those of every method; a method declares its own in
+``METHOD`` (:class:`fedkace_flwr.registry.Method`).
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
+import numpy as np
+
+from fedkace_flwr.config import Config
 from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.methods import fedkace
-from fedkace_flwr.methods.metric import CAPACITY, CLASSES, ROUNDS, Metric
+from fedkace_flwr.registry import METHODS
+
+Phase = Literal["training", "evaluation", "either", "own"]
+"""The reply that carries a metric: the reply to the training message, to the evaluation message, to either (the later
+value is used, for clients that trained), or to a message of the method's own."""
+
+_PASSES = 10  # forward passes per step; more than any method makes
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The largest values that a client's numbers can take.
+
+    Attributes
+    ----------
+    config : Config
+        The run's configuration, for ranges that depend on a method's keys.
+    classes : int
+        C.
+    examples : int
+        Largest number of samples that a client can train on in a round.
+    """
+
+    config: Config
+    classes: int
+    examples: int
+
+    @classmethod
+    def of(cls, config: Config, shapes: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]) -> "Limits":
+        """Return the limits of a run; with ``max-examples = 0``, ``examples`` is the largest size of a chunk.
+
+        Parameters
+        ----------
+        config : Config
+            The run's configuration.
+        shapes : mapping
+            Name, shape and dtype of each array of the model.
+        """
+        return cls(
+            config=config,
+            classes=shapes["output.bias"][0][0] if "output.bias" in shapes else 0,
+            examples=config.run.max_examples or config.largest_chunk,
+        )
+
+    @property
+    def epochs(self) -> int:
+        """Number of epochs of local training."""
+        return self.config.training.epochs
+
+    @property
+    def capacity(self) -> int:
+        """Capacity of the buffer, in samples."""
+        return self.config.buffer.capacity
+
+    @property
+    def batches(self) -> int:
+        """An upper bound on the number of batches in a round."""
+        return _PASSES * self.epochs * (self.examples + self.capacity)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A bound of a range that depends on the run.
+
+    Attributes
+    ----------
+    text : str
+        Description for the documentation, in Markdown.
+    of : callable
+        Computes the value from the run's limits.
+    """
+
+    text: str
+    of: Callable[[Limits], float]
+
+
+CLASSES = Bound("number of classes", lambda limits: limits.classes)
+EPOCHS = Bound("`epochs`", lambda limits: limits.epochs)
+CAPACITY = Bound("`capacity`", lambda limits: limits.capacity)
+ROUNDS = Bound("`rounds`", lambda limits: limits.config.stream.rounds)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number, or a list of numbers, that clients report.
+
+    Attributes
+    ----------
+    name : str
+        Name in messages, in kebab-case.
+    meaning : str
+        Description for the documentation, in Markdown.
+    phase : {"training", "evaluation", "either", "own"}
+        The reply that carries it.
+    high, low : float or Bound
+        The bounds of its range, both inclusive.
+    whole : bool
+        Whether it must be a whole number.
+    length : {None, "classes", "epochs"}
+        None: a single number. Otherwise, a list with one entry per class or epoch.
+    unknown : float, optional
+        The entry of a list that stands for an unknown number; null in the record.
+    unit : str
+        Unit of the value. Recorded metrics in seconds are summed over clients and phases and stored under ``seconds``
+        in the record, so that the rest of the record is identical for identical seeds.
+    column : str
+        Field in ``rounds.jsonl``: a list with one entry per client, null if a client reported nothing. If empty, the
+        metric is not recorded.
+    any_client : bool
+        Whether the field holds a single Boolean instead, which is true if the number is nonzero for any client.
+    tag : str
+        TensorBoard tag, followed by ``/`` and the client's number. A number is shown as it is, a list over epochs by
+        its last entry, and a list over classes as a histogram. If empty, the metric is not shown.
+    average : str
+        Column of the results tables (``rounds.csv``) for the average over clients. That of a list over epochs leaves
+        out the first epoch, in which the replay loss is not yet weighted. If empty, the tables omit the metric.
+    average_by : {"mean", "median"}
+        How clients are averaged: by the median if single values may be huge.
+    """
+
+    name: str
+    meaning: str
+    phase: Phase = "training"
+    high: float | Bound = 1.0
+    low: float | Bound = 0.0
+    whole: bool = False
+    length: Literal["classes", "epochs"] | None = None
+    unknown: float | None = None
+    unit: str = ""
+    column: str = ""
+    any_client: bool = False
+    tag: str = ""
+    average: str = ""
+    average_by: Literal["mean", "median"] = "mean"
+
+    def __post_init__(self) -> None:
+        """Check that a metric with a tag, an average or a Boolean field has a column.
+
+        Raises
+        ------
+        ValueError
+            It has none.
+        """
+        if (self.tag or self.average or self.any_client) and not self.column:
+            raise ValueError(f"metric {self.name}: a tag, an average or any_client needs a column")
+
+    def range(self, limits: Limits) -> tuple[float, float]:
+        """Return the bounds of the range in a run."""
+        return _value(self.low, limits), _value(self.high, limits)
+
+    def range_text(self) -> str:
+        """Return the range in words."""
+        return f"{_text(self.low)} to {_text(self.high)}"
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether the record holds it under ``seconds``."""
+        return self.unit == "seconds" and bool(self.column)
+
+
+def _value(end: float | Bound, limits: Limits) -> float:
+    return end.of(limits) if isinstance(end, Bound) else end
+
+
+def _text(end: float | Bound) -> str:
+    return end.text if isinstance(end, Bound) else f"{end:g}"
+
 
 SHARE = 1 + 1e-6
 """Largest value of a share: rounding may push a mean of probabilities slightly above 1."""
@@ -95,8 +267,6 @@ COMMON: tuple[Metric, ...] = (
         whole=True,
         column="switched_at",
     ),
-    *fedkace.SWITCH_METRICS,
-    *fedkace.REPLAY_METRICS,
     Metric(
         keys.BUFFER_SIZE,
         "Number of samples in the new buffer.",
@@ -119,7 +289,6 @@ COMMON: tuple[Metric, ...] = (
         column="buffer_classes",
         tag="buffer_classes",
     ),
-    *fedkace.BUFFER_METRICS,
     Metric(
         keys.INTERPOLATED,
         "Whether the accuracy was interpolated between two trained rounds (`centralized-every`, `centralized-first`).",
@@ -168,39 +337,27 @@ COMMON: tuple[Metric, ...] = (
     ),
 )
 
-_KNOWN: dict[str, Metric] = {metric.name: metric for metric in COMMON}
 _OTHER_FIELDS = frozenset({"round", "accuracy", "chance", "client_drift", "bytes", "failures", "seconds"})
 
 
-def register_metrics(metrics: Iterable[Metric]) -> None:
-    """Add a method's metrics; registering a metric twice has no further effect.
-
-    Raises
-    ------
-    ValueError
-        One of them has the same name or column as a different metric.
-    """
-    for metric in metrics:
-        check_metrics([metric])
-        _KNOWN[metric.name] = metric
-
-
 def check_metrics(metrics: Iterable[Metric]) -> None:
-    """Check that metrics can be registered, each by itself.
+    """Check that a method's metrics differ from all others in name and column.
 
     Raises
     ------
     ValueError
-        One of them has the same name or column as a different metric.
+        One of them does not.
     """
+    known = known_metrics()
     for metric in metrics:
-        if _KNOWN.get(metric.name, metric) != metric:
+        if known.get(metric.name, metric) != metric:
             raise ValueError(f"metric {metric.name} is already declared")
-        columns = {other.column for other in _KNOWN.values() if other.name != metric.name} | _OTHER_FIELDS
+        columns = {other.column for other in known.values() if other.name != metric.name} | _OTHER_FIELDS
         if metric.column in columns - {""}:
             raise ValueError(f"metric {metric.name}: column {metric.column} already belongs to another metric")
 
 
 def known_metrics() -> dict[str, Metric]:
     """Return all metrics by name: first the common ones, then those of the methods."""
-    return dict(_KNOWN)
+    own = (metric for method in METHODS.values() for metric in method.metrics)
+    return {metric.name: metric for metric in (*COMMON, *own)}

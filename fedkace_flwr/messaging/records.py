@@ -15,14 +15,6 @@ import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedkace_flwr.errors import MessageError
-from fedkace_flwr.methods.fedkace import BUFFER_ACCURACY as BUFFER_ACCURACY
-from fedkace_flwr.methods.fedkace import BUFFER_PROBABILITY as BUFFER_PROBABILITY
-from fedkace_flwr.methods.fedkace import CLASS_CONDITION_NUMBER as CLASS_CONDITION_NUMBER
-from fedkace_flwr.methods.fedkace import CONDITION_NUMBER as CONDITION_NUMBER
-from fedkace_flwr.methods.fedkace import GAP as GAP
-from fedkace_flwr.methods.fedkace import REPLAY_SKIPPED as REPLAY_SKIPPED
-from fedkace_flwr.methods.fedkace import REPLAY_WEIGHTS as REPLAY_WEIGHTS
-from fedkace_flwr.methods.ofcl import CHUNK_CLASSES as CHUNK_CLASSES
 from fedkace_flwr.npy import HeaderError, read_array, read_content, read_header
 
 ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"

@@ -15,10 +15,9 @@ import numpy as np
 
 from fedkace_flwr.errors import MessageError
 from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.messaging.metrics import known_metrics
+from fedkace_flwr.messaging.metrics import Limits as Limits
+from fedkace_flwr.messaging.metrics import Metric, known_metrics
 from fedkace_flwr.messaging.records import NumpyArray, Weights
-from fedkace_flwr.methods.metric import Limits as Limits
-from fedkace_flwr.methods.metric import Metric
 
 MOST_FOR_SAMPLES = 4.0
 """Most multiples of the usual distance that a client is granted for having trained on more samples than others."""

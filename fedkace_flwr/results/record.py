@@ -15,8 +15,7 @@ import fedkace_flwr
 from fedkace_flwr.compute.numerics import described
 from fedkace_flwr.config import Config
 from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.messaging.metrics import COMMON
-from fedkace_flwr.methods.metric import Metric
+from fedkace_flwr.messaging.metrics import COMMON, Metric
 from fedkace_flwr.metrics import average_accuracy
 from fedkace_flwr.results.transfer import transfer
 

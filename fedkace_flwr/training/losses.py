@@ -107,3 +107,33 @@ class TaskLoss:
 
     def end_epoch(self) -> None:
         """Nothing to conclude."""
+
+
+class WeightedMeansLoss(TaskLoss):
+    """Weighted sum of two mean cross-entropies over the classes met: of replayed and of new samples.
+
+    Parameters
+    ----------
+    seen : Tensor
+        bool (C,): classes that the softmax includes.
+    weight_old, weight_new : float
+        Weights of the replayed and of the new samples' mean.
+    """
+
+    def __init__(self, seen: Tensor, *, weight_old: float, weight_new: float) -> None:
+        super().__init__(seen, seen)
+        self._weight_old, self._weight_new = weight_old, weight_new
+
+    def loss(self, logits: Tensor, features: Tensor, batch: Batch) -> Tensor:
+        """The weighted sum; a side without samples in the batch contributes 0."""
+        losses, _ = masked_cross_entropy(self.scaled(batch.adjusted(logits)), batch.labels, self.masks_of(batch))
+        old = batch.replayed.to(losses.dtype)
+        return self._weight_old * _mean(losses, old) + self._weight_new * _mean(losses, 1 - old)
+
+    def scaled(self, logits: Tensor) -> Tensor:
+        """Logits, float (B, C), as the softmax takes them."""
+        return logits
+
+
+def _mean(losses: Tensor, members: Tensor) -> Tensor:
+    return (losses * members).sum() / members.sum().clamp_min(1)

@@ -15,7 +15,6 @@ from fedkace_flwr.algorithms.dcfcl_coalitions import (
     all_coalitions,
     form_coalitions,
 )
-from fedkace_flwr.methods.dcfcl import LARGEST_EXACT
 
 Partition = tuple[tuple[int, ...], ...]
 
@@ -113,7 +112,7 @@ def test_two_opposed_blocks_give_exactly_the_two(owners: list[int]) -> None:
     expected = tuple(tuple(p for p, owner in enumerate(owners) if owner == block) for block in (0, 1))
     for candidates in ("auto", "merges"):
         assert formed(game_of(blocks(owners)), candidates=candidates).partition == expected
-    if len(owners) <= LARGEST_EXACT:
+    if len(owners) <= coalitions.LARGEST_EXACT:
         assert formed(game_of(blocks(owners, noise=0.01))).partition == expected
 
 

@@ -12,10 +12,11 @@ from support.common import rounds_of
 
 from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
+from fedkace_flwr.configured import configured
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.experiment import Experiment, as_arrays
 from fedkace_flwr.inference.kept_models import load_newest
-from fedkace_flwr.registry import METHODS, configured
+from fedkace_flwr.registry import METHODS
 
 Make = Callable[..., Config]
 SHAPE = {"rounds": 4, "epochs": 2, "capacity": 20, "samples_per_class": 12}

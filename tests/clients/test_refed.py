@@ -19,6 +19,7 @@ from support.systems.in_process import Federation
 from torch import Tensor
 from torch.nn import functional
 
+from clients.refed import RefedKeys
 from experiments.running.inline import run_inline
 from fedkace_flwr.algorithms.refed_scores import (
     Informative,
@@ -31,7 +32,6 @@ from fedkace_flwr.algorithms.refed_scores import (
 )
 from fedkace_flwr.config import Config
 from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.methods.refed import RefedKeys
 from fedkace_flwr.networks.network import Network
 from fedkace_flwr.networks.resnet import seeded_resnet18
 from fedkace_flwr.rounds.aggregation import weighted_mean
@@ -185,11 +185,15 @@ def test_one_step_scores_by_the_gradient_at_the_global_model_whatever_lambda_and
     ]
     for locality, rate in ((0.5, 0.01), (0.1, 0.5)):
         chosen = RefedKeys(refed_steps=1, refed_lambda=locality, refed_learning_rate=rate, refed_gradient=gradient)
-        assert network_scores(net, in_blocks(), SEEN, chosen).scores.tolist() == pytest.approx(expected, rel=1e-5)
+        assert network_scores(net, in_blocks(), SEEN, **chosen.scoring).scores.tolist() == pytest.approx(
+            expected, rel=1e-5
+        )
 
 
 def test_scores_do_not_depend_on_the_blocks() -> None:
-    whole, parts = (network_scores(network(), in_blocks(most=most), SEEN, RefedKeys()).scores for most in (7, 2))
+    whole, parts = (
+        network_scores(network(), in_blocks(most=most), SEEN, **RefedKeys().scoring).scores for most in (7, 2)
+    )
     torch.testing.assert_close(whole, parts, rtol=1e-4, atol=1e-6)
 
 
@@ -200,7 +204,7 @@ def test_the_anchor_pulls_from_the_first_step_where_the_start_is_another_model(g
 
     def scores(net: Network, pulled_to: Network | None, **chosen: Any) -> list[float]:
         usual = RefedKeys(refed_gradient=gradient, refed_learning_rate=0.05)
-        return network_scores(net, in_blocks(), SEEN, replace(usual, **chosen), pulled_to).scores.tolist()
+        return network_scores(net, in_blocks(), SEEN, pulled_to, **replace(usual, **chosen).scoring).scores.tolist()
 
     assert scores(start, start) == scores(start, None) != scores(start, anchor)
     assert scores(start, anchor, refed_steps=1) == scores(start, None, refed_steps=1)
@@ -217,7 +221,7 @@ def test_scoring_leaves_no_trace(gradient: Gradient, training: bool) -> None:
     state = torch.get_rng_state()
     chosen = RefedKeys(refed_gradient=gradient, refed_learning_rate=1.0)
     for anchor in (None, nets[1]):
-        network_scores(nets[0], in_blocks(), SEEN, chosen, anchor)
+        network_scores(nets[0], in_blocks(), SEEN, anchor, **chosen.scoring)
     for net, kept in zip(nets, before, strict=True):
         assert all(torch.equal(tensor, kept[name]) for name, tensor in net.state_dict().items())
         assert all(module.training == training for module in net.modules())
@@ -262,7 +266,7 @@ def test_what_fits_is_kept_and_then_the_global_model_chooses_the_highest(small: 
     pool = first.followed_by(experiment.chunk(0, 2))
     images = experiment.preprocess(pool.images(experiment.dataset.fetch))
     scores = network_scores(
-        net, lambda size: [(images, pool.labels)], state.seen, federation.config.of(RefedKeys)
+        net, lambda size: [(images, pool.labels)], state.seen, **federation.config.of(RefedKeys).scoring
     ).scores
     assert ids(state.buffer) == ids(pool.take(most_informative(scores, 20)))
 
@@ -294,7 +298,9 @@ def test_the_highest_stay_by_the_start_and_the_anchor_that_were_chosen(small: Ma
         w = net_of(sent if anchor == "previous" else federation.weights)
         first = {"global": w, "local": net_of(local), "persistent": last or w}[start]
         images = experiment.preprocess(pool.images(experiment.dataset.fetch))
-        found = network_scores(first, lambda size: [(images, pool.labels)], state.seen, config.of(RefedKeys), w)  # noqa: B023
+        blocks = [(images, pool.labels)]
+        scoring = config.of(RefedKeys).scoring
+        found = network_scores(first, lambda size: blocks, state.seen, w, **scoring)  # noqa: B023
         assert ids(state.buffer) == ids(pool.take(most_informative(found.scores, 20)))
         assert (trained == ids(state.buffer)) == (anchor == "previous")
         last = copy.deepcopy(first)
@@ -387,5 +393,7 @@ def test_three_rounds_from_end_to_end_repeat_with_the_seed(small: Make) -> None:
 )
 def test_every_reading_makes_a_difference_to_the_scores(changes: dict[str, Any]) -> None:
     usual = RefedKeys(refed_learning_rate=0.02)
-    one, other = (network_scores(network(), in_blocks(), SEEN, c).scores for c in (usual, replace(usual, **changes)))
+    one, other = (
+        network_scores(network(), in_blocks(), SEEN, **c.scoring).scores for c in (usual, replace(usual, **changes))
+    )
     assert not torch.allclose(one, other)

@@ -13,7 +13,7 @@ import torch
 from flwr.app import Message, MessageType
 from support.systems.in_process import Federation
 
-from clients.fedkace import GAPS
+from clients.fedkace import BUFFER_ACCURACY, BUFFER_PROBABILITY, GAP, GAPS, REPLAY_WEIGHTS
 from fedkace_flwr.config import Config
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.samples import Samples
@@ -36,7 +36,7 @@ def test_training_changes_the_model_and_keeps_a_balanced_buffer(small: Make) -> 
     assert [label for label, count in enumerate(counts) if count] == met
     assert max(counts) <= 20 // len(met)
     assert reply.metrics[keys.BUFFER_SIZE] == sum(counts) <= 20
-    assert len(reply.metrics[keys.REPLAY_WEIGHTS]) == 1 and reply.metrics[keys.REPLAY_WEIGHTS][0] == 1.0
+    assert len(reply.metrics[REPLAY_WEIGHTS]) == 1 and reply.metrics[REPLAY_WEIGHTS][0] == 1.0
 
 
 def test_buffer_holds_only_samples_that_the_stream_has_given(small: Make) -> None:
@@ -80,8 +80,8 @@ def test_before_the_switch_the_local_model_answers(small: Make) -> None:
     reply = federation.evaluate(0, 1)
     assert reply.metrics[keys.ACCURACY] == reply.metrics[keys.LOCAL_ACCURACY]
     assert keys.SWITCHED_AT not in reply.metrics and keys.GLOBAL_ACCURACY not in reply.metrics
-    assert reply.metrics[keys.GAP] == pytest.approx(
-        max(0.0, reply.metrics[keys.BUFFER_ACCURACY] - reply.metrics[keys.BUFFER_PROBABILITY])
+    assert reply.metrics[GAP] == pytest.approx(
+        max(0.0, reply.metrics[BUFFER_ACCURACY] - reply.metrics[BUFFER_PROBABILITY])
     )
 
 
@@ -92,7 +92,7 @@ def test_after_the_switch_the_global_model_answers_and_the_gap_is_no_longer_take
     reply = federation.evaluate(0, 1)
     assert reply.metrics[keys.SWITCHED_AT] == 1
     assert reply.metrics[keys.ACCURACY] == reply.metrics[keys.GLOBAL_ACCURACY]
-    assert keys.GAP not in reply.metrics
+    assert GAP not in reply.metrics
     assert keys.LOCAL_ACCURACY not in federation.train(0, 2).metrics
     assert keys.LOCAL_ACCURACY not in federation.evaluate(0, 2).metrics
 

@@ -27,10 +27,10 @@ from experiments.running.runner import run_study
 from experiments.studies.names import find_study
 from experiments.studies.study import Study, load_study
 from fedkace_flwr.config import Config
+from fedkace_flwr.configured import configured
 from fedkace_flwr.data.schedules import class_order
 from fedkace_flwr.errors import ConfigError, MissingDataError, StreamError
 from fedkace_flwr.experiment import Experiment
-from fedkace_flwr.registry import configured
 from fedkace_flwr.results.record import title
 
 STREAMS = ["windows", "blurred", "dirichlet", "quantity-skew"]

@@ -16,6 +16,7 @@ from support.systems.in_process import Federation
 
 from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
+from fedkace_flwr.configured import configured
 from fedkace_flwr.data import pixels
 from fedkace_flwr.data.datasets import load_dataset
 from fedkace_flwr.data.images import Framing, read_square
@@ -25,7 +26,7 @@ from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.inference import kept_models as serving
 from fedkace_flwr.inference.kept_models import Predictor, load_newest
 from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.registry import METHODS, configured
+from fedkace_flwr.registry import METHODS
 from fedkace_flwr.storage import atomic as durable
 from fedkace_flwr.storage.client_state import read_state
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from support.made.replies import WEIGHTS, ask, ask_with
 
+from clients.fedkace import GAP, REPLAY_WEIGHTS
 from fedkace_flwr.errors import MessageError, StateError
 from fedkace_flwr.messaging import records as keys
 
@@ -90,12 +91,12 @@ def test_an_instruction_reaches_the_client_as_it_was_sent() -> None:
 
 
 def test_a_good_reply_is_read_as_it_was_written() -> None:
-    metrics = {keys.BUFFER_SIZE: 12, keys.REPLAY_WEIGHTS: [0.1, 1 / 3], keys.TRAINING_SECONDS: 0.25}
+    metrics = {keys.BUFFER_SIZE: 12, REPLAY_WEIGHTS: [0.1, 1 / 3], keys.TRAINING_SECONDS: 0.25}
     reply = keys.read_reply(ask_with(keys.reply_content(WEIGHTS, 50, metrics)), 4, SHAPES)
     assert reply.client == 4
     assert reply.examples == 50
     assert reply.metrics == metrics
-    assert type(reply.metrics[keys.REPLAY_WEIGHTS]) is list
+    assert type(reply.metrics[REPLAY_WEIGHTS]) is list
     assert list(reply.weights) == list(WEIGHTS)
     for name, array in WEIGHTS.items():
         assert np.array_equal(reply.weights[name], array)
@@ -216,7 +217,7 @@ def test_missing_records_are_refused_by_name() -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), [0.5, float("nan")]])
 def test_metrics_that_are_not_finite_are_refused_by_name(value: Any) -> None:
     """They would end the run where ``rounds.jsonl`` is written."""
-    assert "'gap'" in refusal(keys.reply_content(None, 1, {keys.GAP: value}), None)
+    assert "'gap'" in refusal(keys.reply_content(None, 1, {GAP: value}), None)
 
 
 # Errors of clients

@@ -11,10 +11,11 @@ from support.common import SMALL, rounds_of
 
 from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
+from fedkace_flwr.configured import configured
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.keys import kebab
 from fedkace_flwr.privacy.attacks import Attack, FlippedLabels, is_hostile
-from fedkace_flwr.registry import METHODS, configured
+from fedkace_flwr.registry import METHODS
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.sections import BOUNDS_OFF
 

@@ -13,13 +13,14 @@ from support.common import rounds_of
 
 from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
+from fedkace_flwr.configured import configured
 from fedkace_flwr.errors import ConfigError, MessageError
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.messaging.records import Reply, Weights
 from fedkace_flwr.privacy import noise
 from fedkace_flwr.privacy.accounting import epsilon, spent
 from fedkace_flwr.privacy.client_mods import guarded
-from fedkace_flwr.registry import METHODS, configured
+from fedkace_flwr.registry import METHODS
 from fedkace_flwr.sections import PrivacyConfig
 from fedkace_flwr.storage import atomic as durable
 from fedkace_flwr.storage.checkpoint import Checkpoints

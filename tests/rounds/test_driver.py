@@ -109,7 +109,7 @@ def hooks_called(config: Config, monkeypatch: pytest.MonkeyPatch, damage: Damage
         return hook
 
     rule = type("Noted", (ServerRule,), {name: noted(name) for name in HOOKS})
-    monkeypatch.setitem(METHODS, "er", replace(METHODS["er"], strategy=rule))
+    monkeypatch.setitem(METHODS, "er", replace(METHODS["er"], server=rule))
     run(config, damage)
     return [name for name, _ in groupby(called)]
 

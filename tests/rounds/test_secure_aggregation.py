@@ -15,10 +15,11 @@ from support.common import rounds_of
 
 from experiments.running.inline import InlineGrid, run_inline
 from fedkace_flwr.config import Config
+from fedkace_flwr.configured import configured
 from fedkace_flwr.errors import ConfigError, MessageError, RunError
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.privacy.client_mods import guarded
-from fedkace_flwr.registry import METHODS, configured
+from fedkace_flwr.registry import METHODS
 from fedkace_flwr.rounds.exchange import exchange
 from fedkace_flwr.rounds.secure_aggregation import MaskedSumError, mean_update
 from fedkace_flwr.storage.checkpoint import Checkpoints

@@ -58,7 +58,7 @@ class Observed(DcfclClient):
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(METHODS, "dcfcl", Method(Kept, Observed))
+    monkeypatch.setitem(METHODS, "dcfcl", Method(Observed, server=Kept))
     SERVERS.clear()
     OBJECTIVES.clear()
 

@@ -15,13 +15,13 @@ from support.doubles.leverage import pinv_leverage
 from torch import Tensor
 
 import strategies.fedcbdr
+from clients import fedcbdr as fedcbdr_names
 from experiments.running.inline import InlineGrid, run_inline
 from fedkace_flwr import client_app
 from fedkace_flwr.algorithms import fedcbdr_leverage as cbdr
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment, as_arrays
 from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.methods import fedcbdr as fedcbdr_names
 from fedkace_flwr.rounds.driver import RoundDriver
 from fedkace_flwr.rounds.round_report import RoundReport
 from fedkace_flwr.seeding import generator_for

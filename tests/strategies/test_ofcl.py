@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from support.doubles.faults import FaultyGrid, only
 from support.systems.runs import records, run
 
+from clients.ofcl import CHUNK_CLASSES
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment, as_arrays
 from fedkace_flwr.messaging import records as keys
@@ -66,7 +67,7 @@ def test_the_global_model_is_half_the_classes_mean_and_half_the_one_before(small
         sent = grid.model_sent(MessageType.EVALUATE, number, 0)
         counts = [experiment.chunk(client, number).class_counts(10).tolist() for client in range(4)]
         replies = [up_of(grid, number, client) for client in range(4)]
-        values: list[Any] = [reply.metric_records[keys.METRICS][keys.CHUNK_CLASSES] for reply in replies]
+        values: list[Any] = [reply.metric_records[keys.METRICS][CHUNK_CLASSES] for reply in replies]
         reported = [list(value) for value in values]
         weights = class_mean_weights(counts)
         assert reported == counts and len(set(weights.tolist())) > 1
@@ -83,16 +84,16 @@ def test_class_counts_leave_a_client_where_they_are_needed_alone(small: Make) ->
     for rule in ("mean", "class-mean"):
         config = small(method="ofcl", run_name=rule, rounds=1, ofcl_aggregation=rule)
         replies[rule] = up_of(run(config), 1, 0)
-    assert keys.CHUNK_CLASSES not in replies["mean"].metric_records[keys.METRICS]
+    assert CHUNK_CLASSES not in replies["mean"].metric_records[keys.METRICS]
     assert keys.size_in_bytes(replies["class-mean"]) - keys.size_in_bytes(replies["mean"]) == 13 + 8 * 10
 
 
 def counting(counts: Any) -> Callable[[Message], Message]:
     def act(reply: Message) -> Message:
         metrics = reply.content.metric_records[keys.METRICS]
-        del metrics[keys.CHUNK_CLASSES]
+        del metrics[CHUNK_CLASSES]
         if counts is not None:
-            metrics[keys.CHUNK_CLASSES] = counts
+            metrics[CHUNK_CLASSES] = counts
         return reply
 
     return act

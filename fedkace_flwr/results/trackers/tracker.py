@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedkace_flwr.config import Config
-from fedkace_flwr.messaging.metrics import known_metrics
-from fedkace_flwr.methods.metric import Metric
+from fedkace_flwr.messaging.metrics import Metric, known_metrics
 
 SUMMARISED = (
     *("average_accuracy", "final_accuracy", "average_chance"),

@@ -17,10 +17,10 @@ from experiments.feed import feed
 from experiments.running.inline import InlineGrid, run_inline
 from fedkace_flwr import client_app
 from fedkace_flwr.config import Config
+from fedkace_flwr.configured import configured
 from fedkace_flwr.errors import ConfigError, RunError
 from fedkace_flwr.experiment import Experiment, as_arrays
 from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.registry import configured
 from fedkace_flwr.storage.checkpoint import Checkpoints
 from fedkace_flwr.storage.client_state import read_state
 

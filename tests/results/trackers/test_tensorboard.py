@@ -11,12 +11,12 @@ import torch
 from support.common import make_events_earlier
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from clients.fedkace import CONDITION_NUMBER, GAP, REPLAY_WEIGHTS, SINGULAR
 from experiments.__main__ import main
 from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.methods.fedkace import SINGULAR
 from fedkace_flwr.results.record import round_record
 from fedkace_flwr.results.run_folder import RunFolder
 from fedkace_flwr.results.trackers.tensorboard_events import TensorBoard
@@ -32,15 +32,15 @@ def made(number: int, accuracy: float = 0.5) -> dict[str, Any]:
         3,
         {
             0: {
-                keys.REPLAY_WEIGHTS: [1.0, 4.0, 2.5],
-                keys.CONDITION_NUMBER: 30.0,
+                REPLAY_WEIGHTS: [1.0, 4.0, 2.5],
+                CONDITION_NUMBER: 30.0,
                 keys.BUFFER_SIZE: 4,
                 keys.BUFFER_CLASSES: [1, 0, 3],
             },
-            2: {keys.REPLAY_WEIGHTS: [1.0], keys.BUFFER_SIZE: 0, keys.BUFFER_CLASSES: [0, 0, 0]},
+            2: {REPLAY_WEIGHTS: [1.0], keys.BUFFER_SIZE: 0, keys.BUFFER_CLASSES: [0, 0, 0]},
         },
         {
-            0: {keys.ACCURACY: accuracy, keys.SEEN_CLASSES: 2, keys.GAP: 0.0, keys.SWITCHED_AT: 3},
+            0: {keys.ACCURACY: accuracy, keys.SEEN_CLASSES: 2, GAP: 0.0, keys.SWITCHED_AT: 3},
             2: {keys.ACCURACY: accuracy / 2, keys.SEEN_CLASSES: 4},
         },
         drift=0.125,

@@ -1,6 +1,5 @@
 """Every configuration key, by name."""
 
-from fedkace_flwr import registry as registry  # declares the methods' keys
 from fedkace_flwr.config import all_keys
 from fedkace_flwr.keys import Key, Scalar, default_of
 

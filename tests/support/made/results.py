@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from clients.fedkace import SINGULAR
 from fedkace_flwr.config import Config
-from fedkace_flwr.methods.fedkace import SINGULAR
 
 SMALL_RUN: dict[str, Any] = {
     "dataset": "digits",

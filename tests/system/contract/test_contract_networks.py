@@ -14,11 +14,12 @@ from experiments.running.inline import run_inline
 from experiments.running.need import Need
 from fedkace_flwr import registry
 from fedkace_flwr.config import Config
+from fedkace_flwr.configured import configured
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.inference.kept_models import load_newest
 from fedkace_flwr.networks.catalogue import NETWORKS, Facts
-from fedkace_flwr.registry import METHODS, configured
+from fedkace_flwr.registry import METHODS
 
 Make = Callable[..., Config]
 OTHERS = sorted(set(NETWORKS) - {"resnet18"})

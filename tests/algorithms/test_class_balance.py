@@ -5,7 +5,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedkace_flwr.algorithms.quotas import water_filling_quotas
+from fedkace_flwr.algorithms.class_balance import water_filling_quotas
 
 
 def fairest(available: list[int], capacity: int) -> tuple[int, ...]:

@@ -1,0 +1,161 @@
+"""What a run's method makes of the configuration: its preset applied, and what it does not support refused."""
+
+from collections.abc import Iterable
+
+from flwr.app import MessageType
+
+from fedkace_flwr import plugins
+from fedkace_flwr.config import Config, add_method
+from fedkace_flwr.data.readers.catalogue import DATASETS, image_size_of, may_be_mirrored
+from fedkace_flwr.errors import ConfigError, closest
+from fedkace_flwr.messaging.metrics import check_metrics
+from fedkace_flwr.networks.catalogue import NETWORKS, facts_of
+from fedkace_flwr.networks.network import Blueprint
+from fedkace_flwr.privacy.attacks import check_attack
+from fedkace_flwr.registry import METHODS, OWN_METHODS, Method
+
+
+def find_method(name: str) -> Method:
+    """Look a method up, and import it if it is another package's.
+
+    Raises
+    ------
+    ConfigError
+        There is no such method, or it cannot be imported.
+    """
+    add_method(name)
+    if name not in METHODS:
+        known = known_names()["method"]
+        raise ConfigError(f"method = {name!r}: must be one of {', '.join(known)}{closest(name, known)}")
+    if name not in OWN_METHODS:
+        try:
+            check_metrics(METHODS[name].metrics)
+        except ValueError as fault:
+            del METHODS[name]
+            raise plugins.broken("method", name, f"cannot be added ({fault})") from fault
+    return METHODS[name]
+
+
+def known_names() -> dict[str, list[str]]:
+    """Return the names of all methods, data sets and networks, other packages' among them, by the key that takes them."""
+    return {
+        "method": sorted({*METHODS, *plugins.found("method")}),
+        "dataset": [*DATASETS, *plugins.found("dataset")],
+        "network": [*NETWORKS, *plugins.found("network")],
+    }
+
+
+def configured(config: Config) -> tuple[Method, Config]:
+    """Return the method that a configuration names, and the configuration with the method's preset applied.
+
+    With differential privacy or secure aggregation, class histograms are not reported: they would reveal what is
+    hidden in the models.
+
+    Raises
+    ------
+    ConfigError
+        There is no such method, it sets another value for a key that is set, or it does not support the keys of
+        privacy, aggregation or attacks that are set.
+    """
+    method, defaults, given = find_method(config.method), Config().flat(), config.flat()
+    check_preset(config, [key for key in method.preset if given[key] != defaults[key]])
+    config = _with_preset(method, config)
+    _check_privacy(method, config)
+    _check_aggregation(method, config)
+    _check_attack(method, config)
+    if method.needs_stream and config.data.data_source != "stream":
+        raise ConfigError(f"method = {config.method!r}: keeps all data; works with data-source = 'stream' only")
+    if config.privacy.hides:
+        config = Config.parse({**config.flat(), "report-classes": False})
+    return method, config
+
+
+def check_preset(config: Config, chosen: Iterable[str]) -> None:
+    """Check that the method's preset does not replace values that somebody has chosen.
+
+    Parameters
+    ----------
+    config : Config
+        As it was given.
+    chosen : iterable of str
+        Keys.
+
+    Raises
+    ------
+    ConfigError
+        The method sets another value for one of the keys, or there is no such method.
+    """
+    method = find_method(config.method)
+    given, used = config.flat(), _with_preset(method, config).flat()
+    for key in chosen:
+        if key in method.preset and given[key] not in (method.preset[key], used[key]):
+            raise ConfigError(
+                f"{key} = {given[key]!r}: method = {config.method!r} sets it to {method.preset[key]!r}, so it would "
+                "have no effect; leave it out or choose another method"
+            )
+
+
+def _with_preset(method: Method, config: Config) -> Config:
+    """The configuration with the method's preset, and with ``auto`` resolved."""
+    values, mirrors = {**config.flat(), **method.preset}, may_be_mirrored(config.data)
+    if values["augment"] == "auto":
+        values["augment"] = "flip-shift" if mirrors else "none"
+    if values["views"] == "auto":
+        values["views"] = "mirrored" if mirrors else "one"
+    return Config.parse(values)
+
+
+def warn_of_replacements(config: Config) -> None:
+    """Log a warning for each name of this package that the run uses and that another package would like to replace."""
+    plugins.warn_of_replacements("method", config.method, OWN_METHODS)
+    plugins.warn_of_replacements("network", config.model.network, NETWORKS)
+    plugins.warn_of_replacements("dataset", config.data.dataset, DATASETS)
+
+
+def check_network(method: Method, config: Config) -> None:
+    """Check that a method works with the network that a configuration names; the network is built for it.
+
+    Raises
+    ------
+    ConfigError
+        There is no such network, or it cannot be built or used so.
+    """
+    model = config.model
+    if model.network == "resnet18" and not (method.splits and model.weights_file):
+        return
+    half = facts_of(model.network, Blueprint(1, image_size_of(config.data), model.width, model.stem)).half
+    if method.splits and half is None:
+        raise ConfigError(
+            f"network = {model.network!r} with method = {config.method!r}, which trains the halves of a network apart: "
+            f"must be one that can be split, as {', '.join(NETWORKS)}"
+        )
+    if method.splits and model.weights_file:
+        raise ConfigError(
+            f"weights-file = {model.weights_file!r:.200} with method = {config.method!r}, which sends no weights: must be empty"
+        )
+
+
+def _check_privacy(method: Method, config: Config) -> None:
+    asked = config.privacy
+    if method.is_mean or not (asked.hides or asked.statistics == "local"):
+        return
+    key = f"dp = {asked.dp!r}" if asked.dp != "none" else "secagg = true" if asked.secagg else "statistics = 'local'"
+    means = ", ".join(sorted(name for name, each in METHODS.items() if each.is_mean))
+    raise ConfigError(
+        f"{key} with method = {config.method!r}: its server needs more than the mean of the models; must be one of {means}"
+    )
+
+
+def _check_aggregation(method: Method, config: Config) -> None:
+    rule = config.aggregation.aggregation_rule
+    if rule != "mean" and (method.splits or method.strategy.train_action is None):
+        raise ConfigError(
+            f"aggregation-rule = {rule!r} with method = {config.method!r}, whose server aggregates no models; must be "
+            "'mean'"
+        )
+
+
+def _check_attack(method: Method, config: Config) -> None:
+    sends_models = method.strategy.train_action == MessageType.TRAIN
+    # A method that needs the stream draws its samples itself.
+    check_attack(config, sends_models=sends_models, trains_on_chunks=not method.needs_stream)
