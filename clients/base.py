@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import ClassVar
 
 from flwr.app import RecordDict
-from torch import Tensor
 
 from clients.tools import ClientTools
 from clients.values import Acted as Acted
@@ -23,10 +22,8 @@ from clients.values import Training as Training
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import MessageError
 from fedkace_flwr.experiment import as_arrays
-from fedkace_flwr.inference import kept_models as serving
 from fedkace_flwr.inference.kept_models import Answering
 from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.metrics import accuracy, combined_scores
 from fedkace_flwr.networks.network import Network
 from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.training.losses import Objective, TaskLoss
@@ -94,8 +91,7 @@ class ClientRule(ClientTools):
 
     def needs_local_test(self, state: ClientState) -> bool:
         """Whether to test the local model after its training, given the state before the round."""
-        answers = self.config.answers
-        return answers.evaluate == "both" or (state.global_since is None and not answers.averages)
+        return self.predictor.needs_local_test(state)
 
     def report(self, now: ClientRound, training: Training, kept: Kept) -> Metrics:
         """Metrics of training and buffer for the server, beside times."""
@@ -117,69 +113,17 @@ class ClientRule(ClientTools):
         report : dict
             Metrics for the server.
         """
-        if self.config.answers.inference == "local" or self.config.answers.averages:
-            return state, {}
-        return replace(state, global_since=state.global_since or round_number), {}
+        if self.config.answers.inference in ("auto", "global"):
+            state = replace(state, global_since=state.global_since or round_number)
+        return state, {}
 
     def evaluate(self, net: Network, state: ClientState) -> Evaluation:
         """Test the models that the client predicts with; ``net`` holds the global model, as received."""
-        predicting, samples = self.predicting(state), self.source.test_set(state.seen)
-        if not len(samples):
-            return Evaluation(None, 0)
-        answers, classes = state.local_accuracy, state.local_class_accuracy
-        metrics = {
-            serving.GLOBAL: (keys.GLOBAL_ACCURACY, keys.GLOBAL_UNMASKED),
-            serving.LOCAL: (keys.LOCAL_ACCURACY, keys.LOCAL_UNMASKED),
-        }
-        found = {keys.LOCAL_ACCURACY: state.local_accuracy}
-        both = self.config.answers.evaluate == "both"
-        wanted = {*predicting, *([serving.GLOBAL] if both else [])}
-        if tested := predicting == (serving.LOCAL,) and not self.refitted_since(state):
-            wanted.remove(serving.LOCAL)  # after its training
-        logits: dict[str, list[Tensor]] = {}
-        for name in (serving.GLOBAL, serving.AVERAGE, serving.LOCAL):  # the network holds one model at a time
-            weights = (
-                {} if name == serving.GLOBAL or name not in wanted else self.weights_of(name, state, state.evaluated)
-            )
-            if name in wanted and weights is not None:
-                model = self.network(weights) if weights else net
-                logits[name] = [self.test_logits(model, samples)]
-                if name in self.mirrored(state):
-                    logits[name].append(self.logits(model, samples, mirrored=True))
-                if name in metrics:
-                    among_seen, among_all = metrics[name]
-                    found[among_seen] = accuracy(logits[name][0], samples.labels, state.seen)
-                    if both:
-                        found[among_all] = accuracy(logits[name][0], samples.labels)
-        if not tested and any(name in logits for name in predicting):
-            known = {name: logits[name] for name in predicting if name in logits}
-            shares = self.shares(known, state)
-            each = [shares[name] for name, views in known.items() for _ in views] if shares else []
-            scores = combined_scores([view for views in known.values() for view in views], state.seen, each)
-            answers = accuracy(scores, samples.labels, state.seen)
-            classes = self.class_accuracies(scores, samples, state.seen)
-        report = {name: value for name, value in found.items() if value is not None}
-        return Evaluation(answers, len(samples), report, classes)
+        return self.predictor.evaluate(net, state)
 
     def answering(self, sent: Mapping[str, Array], state: ClientState) -> Answering | None:
-        """The networks to keep for inference after an evaluation, and those among them that predict.
-
-        ``sent`` is the global model as the client uses it. Returns None if there is nothing to keep: here, if the local
-        model should predict alone and its file is lost.
-        """
-        predicting = self.predicting(state)
-        weights = {serving.GLOBAL: sent}
-        for name in predicting:
-            own = sent if name == serving.GLOBAL else self.weights_of(name, state, state.evaluated)
-            if own is not None:
-                weights[name] = own
-        known = [name for name in predicting if name in weights]
-        if not known:
-            logger.warning("client %d: no model of round %d to keep; the last one stays", self.number, state.evaluated)
-            return None
-        mirrored = tuple(name for name in known if name in self.mirrored(state))
-        shares = self.shares(known, state)
-        return Answering(weights, dict.fromkeys(known, state.seen), combined="mean", mirrored=mirrored, shares=shares)
+        """The networks to keep for inference after an evaluation; None if the last ones stay."""
+        return self.predictor.answering(sent, state)
 
     def act(self, action: str, content: RecordDict, round_number: int) -> Acted:
         """Answer a message of the method's own, such as ``query.features``, within a round.

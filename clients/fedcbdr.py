@@ -151,7 +151,7 @@ class FedCbdrClient(ClientRule):
             sent = {name: received[name] for name in self.experiment.weight_names}
             # In a resumed run the stored buffer may be the server's choice already.
             state = replace(self.store.before(round_number + 1), buffer=self._drawn(pool, round_number))
-            net = self.received(sent, state, round_number)
+            net = self.predictor.received(sent, state, round_number)
             features = self._features(net, pool)
             shared = generator_for(self.config.run.seed, "fedcbdr-q", round_number)
             right = cbdr.random_orthogonal(features.shape[1], shared)

@@ -96,8 +96,7 @@ class RefedClient(ClientRule):
             return Kept(pool)
         if settings.refed_anchor == "previous":
             sent = copied(training.net, {name: torch.from_numpy(array) for name, array in now.sent.items()})
-            if self.config.answers.recalibrate:
-                self.recalibrate(sent, pool, now.number)
+            self.predictor.recalibrate(sent, pool, now.number)
             return self._highest(pool, now.seen, sent, training.net, now.state.extra)
         if settings.refed_start == "local":
             return Kept(now.state.buffer, snapshot("local", training.net.state_dict()))

@@ -107,7 +107,7 @@ class StreamingClient(NumPyClient):
         current = chunk.class_counts(rule.experiment.num_classes) > 0
         now = ClientRound(round_number, chunk, state, current, sent)
         with watch(keys.EVALUATION_SECONDS):
-            untrained, tested = rule.new_class_accuracies(now), rule.tested_on_chunk(now)
+            untrained, tested = rule.new_class_accuracies(now), rule.predictor.observe(now)
         net = rule.network(sent)
         with watch(keys.TRAINING_SECONDS):
             rule.begin(net, now)
@@ -117,7 +117,9 @@ class StreamingClient(NumPyClient):
             kept = rule.maintain(now, training)
             stored = rule.with_new_logits(now, training.net).tensors() if training.stored is not None else {}
         with watch(keys.EVALUATION_SECONDS):
-            local = rule.local_test(now, training, kept) if rule.needs_local_test(state) else Evaluation(None, 0)
+            local = (
+                rule.predictor.test_local(now, training, kept) if rule.needs_local_test(state) else Evaluation(None, 0)
+            )
         report = {**rule.report(now, training, kept), **untrained, **local.report}
         arrays = rule.reply(now, training)
         report |= watch.times(rule.training_times)
@@ -141,9 +143,9 @@ class StreamingClient(NumPyClient):
     ) -> tuple[ClientState, Mapping[str, Array]]:
         """The state after the evaluation, and, if models are kept, the received one as it was tested."""
         rule, watch = self.rule, Stopwatch()
-        state = rule.averaged(sent, replace(state, evaluated=round_number), round_number)
+        state = rule.predictor.take(sent, replace(state, evaluated=round_number), round_number)
         with watch(keys.EVALUATION_SECONDS):
-            net = rule.received(sent, state, round_number)
+            net = rule.predictor.received(sent, state, round_number)
             # Now: the method may choose another buffer, and the network holds other models later.
             received = as_arrays(net.state_dict()) if sent and self._keeps_models else {}
             state, report = rule.receive(net, state, round_number, self.content)

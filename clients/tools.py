@@ -1,32 +1,25 @@
-"""What the client half of a method may use in a round: training, testing, and the models that a client predicts with."""
+"""What the client half of a method may use in a round: random streams, images, training, tests and logits."""
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
-from clients.values import Array, ClientRound, Evaluation, Kept, Metrics, Training
-from fedkace_flwr.algorithms.prequential import best_weight, no_evidence, with_chunk
+from clients.predictor import Predictor, predictor_of
+from clients.values import Array, ClientRound, Evaluation, Metrics, Training
 from fedkace_flwr.errors import RunError
-from fedkace_flwr.experiment import Experiment, as_arrays
-from fedkace_flwr.inference import kept_models as serving
+from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.metrics import accuracy, class_accuracies, fading
+from fedkace_flwr.metrics import accuracy, class_accuracies
 from fedkace_flwr.networks.network import Network
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.seeding import generator_for
 from fedkace_flwr.sources import Source
 from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.storage.client_store import ClientStore
-from fedkace_flwr.training.discriminant import discriminant_share, refit
 from fedkace_flwr.training.loop import predict, train
-from fedkace_flwr.training.recalibration import recalibrate
-from fedkace_flwr.training.snapshots import snapshot, weights_in
 from fedkace_flwr.training.stored_logits import StoredLogits, StoredLogitsLoss
-
-_EVIDENCE, _LATEST = "prequential.evidence", "prequential.latest"
 
 
 class ClientTools:
@@ -66,130 +59,10 @@ class ClientTools:
             return self.experiment.network(self.experiment.initial_weights())
         return self.experiment.network({name: torch.from_numpy(array) for name, array in weights.items()})
 
-    def predicting(self, state: ClientState) -> tuple[str, ...]:
-        """Names of the models that the client predicts with; the probabilities of several are averaged."""
-        settings = self.config.answers
-        received = (serving.GLOBAL, serving.AVERAGE) if settings.model_average else (serving.GLOBAL,)
-        if settings.averages:
-            return (serving.LOCAL, *received)
-        return received[-1:] if state.global_since is not None else (serving.LOCAL,)
-
-    def mirrored(self, state: ClientState) -> tuple[str, ...]:
-        """Names of the models that predict by the mirrored image as well (``views``): the last received one, if any."""
-        received = [name for name in self.predicting(state) if name != serving.LOCAL]
-        return tuple(received[-1:]) if self.config.answers.views == "mirrored" else ()
-
-    def shares(self, names: Collection[str], state: ClientState) -> dict[str, float]:
-        """Weight of each view of some predicting models in the mean of their probabilities; empty if all are equal.
-
-        With ``inference = fading`` the local model's weight begins at twice an equal one; with ``prequential`` it moves
-        from there with the evidence of the newest chunks. All views have 1 together.
-        """
-        inference, views = self.config.answers.inference, sum(1 + (name in self.mirrored(state)) for name in names)
-        if inference not in ("fading", "prequential") or serving.LOCAL not in names or views == 1:
-            return {}
-        local = (1 + fading(state.evaluated)) / views
-        if inference == "prequential" and _EVIDENCE in state.extra:
-            latest_share = int(state.extra[_LATEST].sum()) / int(state.seen.sum())
-            local = best_weight(state.extra[_EVIDENCE], latest_share, local)
-        return {name: local if name == serving.LOCAL else (1 - local) / (views - 1) for name in names}
-
-    def tested_on_chunk(self, now: ClientRound) -> dict[str, Tensor]:
-        """Test the models that the client predicts with on its new chunk, before training (``inference = prequential``).
-
-        Images of classes never met before are left out, as no model can answer them. All models are as the client would
-        predict with them now that the chunk before is gone.
-
-        Returns
-        -------
-        dict of str to Tensor
-            The evidence and the classes of this chunk, to be stored; empty with another ``inference``.
-        """
-        if self.config.answers.inference != "prequential":
-            return {}
-        state = now.state
-        found = {_EVIDENCE: state.extra.get(_EVIDENCE, no_evidence()), _LATEST: now.current}
-        known = now.chunk.take(state.seen[now.chunk.labels].nonzero().flatten())
-        probabilities: dict[str, list[Tensor]] = {}
-        for name in self.predicting(state) if now.sent and len(known) and _LATEST in state.extra else ():
-            weights = now.sent if name == serving.GLOBAL else self.weights_of(name, state, now.number)
-            if weights is None:
-                continue
-            net = self.received(weights, state, now.number) if name == serving.GLOBAL else self.network(weights)
-            views = (False, True) if name in self.mirrored(state) else (False,)
-            probabilities[name] = [self._label_probabilities(net, known, state.seen, mirrored) for mirrored in views]
-        local = probabilities.pop(serving.LOCAL, None)
-        if local is not None and probabilities:
-            received = torch.stack([view for views in probabilities.values() for view in views]).mean(dim=0)
-            latest = state.extra[_LATEST][known.labels]
-            found[_EVIDENCE] = with_chunk(found[_EVIDENCE], local[0], received, latest)
-        return found
-
-    def received(self, sent: Mapping[str, Array], state: ClientState, round_number: int) -> Network:
-        """The process's network, holding a received model as this client predicts with it.
-
-        With ``recalibrate`` it is recalibrated, and its output layer is refitted as ``classifier`` asks.
-        """
-        net, settings = self.network(sent), self.config.answers
-        if sent and (settings.recalibrate or discriminant_share(settings.classifier, round_number)):
-            own = self.own_samples(state, round_number)
-            if settings.recalibrate:
-                self.recalibrate(net, own, round_number)
-            self.refit(net, own, round_number)
-        return net
-
-    def own_samples(self, state: ClientState, round_number: int) -> Samples:
-        """All samples that the client holds in a round, once it has trained: its buffer, and the chunk if it had one."""
-        if state.round != round_number:
-            return state.buffer
-        fresh = self.source.chunk(round_number, state.round)
-        return state.buffer.followed_by(fresh)
-
-    def recalibrate(self, net: Network, samples: Samples, round_number: int) -> None:
-        """Take the network's batch-norm statistics anew, in place, on samples; with fewer than two they stay."""
-        if len(samples) > 1:
-            generator = self.generator("recalibration", round_number)
-            recalibrate(net, self.images(samples), self.experiment.preprocess, generator)
-
-    def refit(self, net: Network, samples: Samples, round_number: int) -> None:
-        """Fit the output layer to samples, in place, as ``classifier`` asks in a round."""
-        settings = self.config.answers
-        share = discriminant_share(settings.classifier, round_number)
-        if share and len(samples):
-            refit(net, self.images(samples), samples.labels, self.experiment.preprocess, settings.shrinkage, share)
-
-    def refitted_since(self, state: ClientState) -> bool:
-        """Whether the local model's output layer is another one than after its training, as the client has missed rounds.
-
-        It is then fitted without the chunk, which is gone, and by the newest round's share.
-        """
-        shares = [
-            discriminant_share(self.config.answers.classifier, number) for number in (state.round, state.evaluated)
-        ]
-        return state.round != state.evaluated and any(shares)
-
-    def averaged(self, sent: Mapping[str, Array], state: ClientState, round_number: int) -> ClientState:
-        """Take a received model into the exponential mean that the client keeps with ``model-average``."""
-        if not sent or not self.config.answers.model_average:
-            return state
-        decay = min(self.config.answers.model_average, round_number / (round_number + 9))
-        mean = {name: torch.from_numpy(array) for name, array in sent.items()}
-        for name, before in weights_in(serving.AVERAGE, state.extra).items():
-            if mean[name].is_floating_point():
-                mean[name] = torch.lerp(mean[name], before, decay)
-        return replace(state, extra={**state.extra, **snapshot(serving.AVERAGE, mean)})
-
-    def weights_of(self, name: str, state: ClientState, round_number: int) -> Mapping[str, Array] | None:
-        """Weights of the local or the averaged model, ready to predict in a round; None if they are not there."""
-        if name == serving.LOCAL:
-            trained = self.store.answer(state.round)
-            if trained is None or not discriminant_share(self.config.answers.classifier, round_number):
-                return trained.arrays if trained is not None else None
-            net = self.network(trained.arrays)
-            self.refit(net, self.own_samples(state, round_number), round_number)
-            return as_arrays(net.state_dict())
-        kept = weights_in(serving.AVERAGE, state.extra)
-        return as_arrays(self.received(as_arrays(kept), state, round_number).state_dict()) if kept else None
+    @cached_property
+    def predictor(self) -> Predictor:
+        """How the client predicts."""
+        return predictor_of(self)
 
     def images(self, samples: Samples) -> Tensor:
         """Pixels, uint8 (n, 3, H, W)."""
@@ -234,8 +107,7 @@ class ClientTools:
 
     def teacher_logits(self, net: Network, now: ClientRound) -> Tensor:
         """Logits of the chunk by the received model, float32 (n, C) on the CPU; for distillation, before training."""
-        if self.config.answers.recalibrate:
-            self.recalibrate(net, now.state.buffer.followed_by(now.chunk), now.number)
+        self.predictor.recalibrate(net, now.state.buffer.followed_by(now.chunk), now.number)
         return self.logits(net, now.chunk)
 
     def stored_logits(self, state: ClientState) -> StoredLogits:
@@ -275,21 +147,8 @@ class ClientTools:
         samples = self.source.test_set(fresh)
         if not len(samples) or not self.config.run.report_classes:
             return {}
-        net = self.received(now.sent, now.state, now.number)
+        net = self.predictor.received(now.sent, now.state, now.number)
         return {keys.NEW_CLASS_ACCURACY: self.class_accuracies(self.test_logits(net, samples), samples, now.seen)}
-
-    def local_test(self, now: ClientRound, training: Training, kept: Kept) -> Evaluation:
-        """Test the trained local model, as it predicts; the network ends as it was."""
-        if not discriminant_share(self.config.answers.classifier, now.number):
-            return self.test(training.net, now.seen)
-        output = training.net.output
-        trained = [layer.detach().clone() for layer in (output.weight, output.bias)]
-        self.refit(training.net, kept.buffer.followed_by(now.chunk), now.number)
-        tested = self.test(training.net, now.seen)
-        with torch.no_grad():
-            output.weight.copy_(trained[0])
-            output.bias.copy_(trained[1])
-        return tested
 
     def test(self, net: Network, seen: Tensor) -> Evaluation:
         """Test a local model on the test images of the classes seen, bool (C,)."""
@@ -310,11 +169,6 @@ class ClientTools:
         if not self.config.run.report_classes:
             return []
         return class_accuracies(scores, samples.labels, seen).nan_to_num(keys.UNTESTED).tolist()
-
-    def _label_probabilities(self, net: Network, samples: Samples, seen: Tensor, mirrored: bool) -> Tensor:
-        """Probability of each sample's label among the classes seen, float64 (n,)."""
-        logits = self.logits(net, samples, mirrored=mirrored).double().masked_fill(~seen, -float("inf"))
-        return logits.softmax(dim=1).gather(1, samples.labels[:, None]).flatten()
 
     def test_logits(self, net: Network, samples: Samples) -> Tensor:
         """As :meth:`logits`, for a client's test set; clients of a process that test the same model share them."""

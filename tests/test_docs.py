@@ -37,15 +37,15 @@ def test_a_method_can_be_added_as_the_page_says(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "add-a-method.md").read_text()
     files = re.findall(r"^(?:.* )?`([\w/]+\.(?:py|yaml))`:\n\n```\w+\n(.*?)```", page, re.DOTALL | re.MULTILINE)
     assert [Path(name).parent.as_posix() for name, _ in files] == [
-        *("fedkace_flwr/methods", "clients", "strategies", "experiments/studies")
+        *("clients", "strategies", "experiments/studies")
     ]
     for name, body in files:
         (copy / name).write_text(body)
-    imports, entry = re.findall(r"```python\n(.*?)```", page.split("## 4 The registry")[1], re.DOTALL)
+    (line,) = re.findall(r"```python\n(.*?)```", page.split("## 3 The line")[1], re.DOTALL)
     registry = copy / "fedkace_flwr" / "registry.py"
-    head = "METHODS: dict[str, Method] = {\n"
-    text = registry.read_text().replace(head, head + entry)
-    registry.write_text(text.replace("from clients.refed", imports + "from clients.refed"))
+    head = "METHODS = _Methods(\n    {\n"
+    assert head in registry.read_text()
+    registry.write_text(registry.read_text().replace(head, head + line))
 
     def run(*command: str) -> str:
         environment = {**os.environ, "PYTHONPATH": str(copy)}

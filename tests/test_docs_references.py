@@ -9,7 +9,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")))
 TO_BE_CREATED = {  # by the reader of docs/add-a-method.md, the last by `make lock-cpu`
-    "fedkace_flwr/methods/recent.py",
     "clients/recent.py",
     "strategies/recent.py",
     "experiments/studies/recent.yaml",

@@ -41,7 +41,7 @@ PUBLIC = {
     "Models": ["fedkace_flwr.export.loading"],
     "Clients' half of a method": ["clients.base.ClientRule", "clients.tools.ClientTools", "clients.values"],
     "Server's half of a method": ["strategies.base.ServerRule", "fedkace_flwr.rounds.server_round.ServerRound"],
-    "Keys and metrics": ["fedkace_flwr.keys.key", "fedkace_flwr.methods.metric.Metric"],
+    "Keys and metrics": ["fedkace_flwr.keys.key", "fedkace_flwr.messaging.metrics.Metric"],
     "Networks": ["fedkace_flwr.networks.network"],
     "Data sets and streams": ["fedkace_flwr.data.readers.source", "fedkace_flwr.data.partitioner"],
     "Losses": ["fedkace_flwr.training.losses"],

@@ -64,12 +64,12 @@ def test_the_local_model_begins_with_twice_its_weight(
     rule = ClientRule(0, federation.experiment, StreamSource(federation.experiment, 0), store)
     for number, expected in zip((1, 2, 3, 8), locals_, strict=True):  # from round 8 on, nothing is left of the excess
         state = replace(store.before(1), evaluated=number)
-        names = rule.predicting(state)
-        shares = rule.shares(names, state)
+        names = rule.predictor.models(state)
+        shares = rule.predictor.shares(names, state)
         assert shares["local"] == pytest.approx(expected)
         assert len({round(share, 9) for name, share in shares.items() if name != "local"}) == 1
-        assert sum(share * (1 + (name in rule.mirrored(state))) for name, share in shares.items()) == pytest.approx(1)
-        assert rule.shares(names[1:], state) == {}, "without the local model the others have equal weights"
+        assert sum(share * (1 + (name in rule.predictor.mirrored(state))) for name, share in shares.items()) == pytest.approx(1)
+        assert rule.predictor.shares(names[1:], state) == {}, "without the local model the others have equal weights"
 
 
 @pytest.mark.parametrize("views", ["one", "mirrored"])
@@ -231,7 +231,7 @@ def test_the_average_decays_by_the_round_and_then_by_its_key(small: Make) -> Non
     rule = ClientRule(0, federation.experiment, StreamSource(federation.experiment, 0), store)
     state, sent = store.before(1), [torch.full((2,), value) for value in (1.0, 2.0, 4.0)]
     for number, value in enumerate(sent, start=1):
-        state = rule.averaged({"w": value.numpy(), "n": torch.tensor(number).numpy()}, state, number)
+        state = rule.predictor.take({"w": value.numpy(), "n": torch.tensor(number).numpy()}, state, number)
     second = 2 + (1 - 2) * 0.15  # round 2 would decay by 2/11
     assert state.extra["average.w"].tolist() == pytest.approx([4 + (second - 4) * 0.15] * 2)
     assert int(state.extra["average.n"]) == 3, "counters are the last ones"
