@@ -1,7 +1,6 @@
 """The client of FedCBDR: temperature-scaled replay, buffer by global leverage (Qi et al., NeurIPS 2025)."""
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
 import torch
 from flwr.app import RecordDict
@@ -9,9 +8,8 @@ from torch import Tensor
 
 from clients.base import Acted, Array, ClientRound, ClientRule, Kept, Metrics, Training
 from fedkace_flwr.algorithms import fedcbdr_leverage as cbdr
-from fedkace_flwr.algorithms.fedcbdr_loss import TemperatureLoss, TwiceScaledLoss
+from fedkace_flwr.algorithms.fedcbdr_loss import TemperatureLoss
 from fedkace_flwr.errors import MessageError, RunError
-from fedkace_flwr.keys import key
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.messaging.metrics import Bound, Metric
 from fedkace_flwr.networks.network import Network
@@ -34,33 +32,8 @@ POOL_SIZE, SELECTED = "pool-size", "selected"
 """Names of the metrics."""
 
 
-@dataclass(frozen=True)
-class FedcbdrKeys:
-    """FedCBDR."""
-
-    fedcbdr_tau_old: float = key(0.9, "Temperature for the logits of old classes.", above=0)
-    fedcbdr_tau_new: float = key(1.1, "Temperature for the logits of the chunk's classes.", above=0)
-    fedcbdr_weight_old: float = key(1.1, "Weight of the buffered samples' loss.", low=0)
-    fedcbdr_weight_new: float = key(0.9, "Weight of the chunk's loss.", low=0)
-    fedcbdr_new_columns: Literal["chunk", "novel"] = key(
-        "chunk", "Inferred: treat all classes of the chunk as new (`chunk`), or only those never seen before (`novel`)."
-    )
-    fedcbdr_temperatures: Literal["paper", "published-code"] = key(
-        "paper",
-        "Inferred: scale logits by class and average old and new samples separately (`paper`), or scale them again by the sample's origin and average all samples together (`published-code`).",
-    )
-    fedcbdr_scores: Literal["joint", "published-code"] = key(
-        "joint",
-        "Inferred: compute leverage scores from one SVD of all clients' features and undo each client's rotation (`joint`), or from one SVD per client without undoing the rotation, so that only each client's total is correct (`published-code`).",
-    )
-    fedcbdr_balanced: bool = key(
-        True, "Inferred: draw class by class with equal quotas; `false` draws from all of a client's samples at once."
-    )
-    fedcbdr_replacement: bool = key(
-        False,
-        "Inferred: draw with replacement, as the paper does; a sample drawn twice is kept only once, so the buffer may hold fewer than M samples.",
-    )
-
+TEMPERATURES = {"tau_old": 0.9, "tau_new": 1.1, "weight_old": 1.1, "weight_new": 0.9}
+"""The publication's temperatures, and its weights of the replayed and of the new samples' loss."""
 
 METRICS = (
     Metric(
@@ -89,17 +62,14 @@ class FedCbdrClient(ClientRule):
     The paper selects once per task, from disjoint tasks, with one budget for all clients. Inferred for the stream:
 
     - every round is a task, and the candidates are buffer and chunk together, of which M are kept;
-    - new classes are those of the chunk, old ones the other classes seen (``fedcbdr-new-columns``);
+    - new classes are those of the chunk, old ones the other classes seen;
     - logits are scaled once, by class, and old and new samples are averaged separately, as in the paper; the
-      published code scales each row again, by the sample's origin, and averages once (``fedcbdr-temperatures``);
-    - the draw is class by class (``fedcbdr-balanced``), so the client sends the candidates' labels beside their
-      scores, which the paper's messages do not contain. ``report-classes`` does not cover them; with
-      ``fedcbdr-balanced = false`` no labels leave the client;
-    - the draw is without replacement; the paper's is with replacement (``fedcbdr-replacement``). A buffer holds
-      distinct samples, so a sample drawn twice is kept once and a place stays empty;
+      published code scales each row again, by the sample's origin, and averages once;
+    - the draw is class by class, so the client sends the candidates' labels beside their scores, which the paper's
+      messages do not contain. ``report-classes`` does not cover them;
+    - the draw is without replacement, since a buffer holds distinct samples; the paper's is with replacement;
     - P is removed from the returned rows, as otherwise they belong to no sample; the published code, which also
-      factorises each client's features separately, does not remove it, so its draw is nearly uniform
-      (``fedcbdr-scores``);
+      factorises each client's features separately, does not remove it, so its draw is nearly uniform;
     - the global model answers, and logits are scaled during training only (``inference``).
 
     Q is derived from the run's seed, which the server of a simulation knows too. Anyone who holds Q sees the Gram
@@ -110,17 +80,8 @@ class FedCbdrClient(ClientRule):
         """Temperature-scaled cross-entropy; the plain one while the buffer is empty."""
         if len(now.state.buffer) == 0:
             return super().objective(net, now)
-        settings, device = self.config.of(FedcbdrKeys), self.experiment.device
-        new = now.current if settings.fedcbdr_new_columns == "chunk" else now.current & ~now.old
-        loss = TemperatureLoss if settings.fedcbdr_temperatures == "paper" else TwiceScaledLoss
-        return loss(
-            now.seen.to(device),
-            new.to(device),
-            tau_old=settings.fedcbdr_tau_old,
-            tau_new=settings.fedcbdr_tau_new,
-            weight_old=settings.fedcbdr_weight_old,
-            weight_new=settings.fedcbdr_weight_new,
-        )
+        device = self.experiment.device
+        return TemperatureLoss(now.seen.to(device), now.current.to(device), **TEMPERATURES)
 
     def maintain(self, now: ClientRound, training: Training) -> Kept:
         """All samples while they fit; then a class-balanced random choice, until the server's choice arrives."""
@@ -160,11 +121,8 @@ class FedCbdrClient(ClientRule):
         rows = torch.from_numpy(received[ROWS])
         if rows.ndim != 2 or len(rows) != len(pool) or rows.dtype != torch.float64:
             raise MessageError(f"{ROWS} are {rows.dtype} {tuple(rows.shape)}: must be float64 ({len(pool)}, rank)")
-        own = cbdr.unmask(rows, left) if self.config.of(FedcbdrKeys).fedcbdr_scores == "joint" else rows
-        answer = {SCORES: cbdr.leverage(own).numpy()}
-        if self.config.of(FedcbdrKeys).fedcbdr_balanced:
-            answer[LABELS] = pool.labels.numpy()
-        return _acted(answer)
+        scores = cbdr.leverage(cbdr.unmask(rows, left))
+        return _acted({SCORES: scores.numpy(), LABELS: pool.labels.numpy()})
 
     def receive(
         self, net: Network, state: ClientState, round_number: int, content: RecordDict
@@ -180,8 +138,6 @@ class FedCbdrClient(ClientRule):
         if kept is None:
             return state, report | {SELECTED: 0}
         buffer = pool.take(kept)
-        if self.config.of(FedcbdrKeys).fedcbdr_replacement:
-            report[keys.BUFFER_SIZE] = len(buffer)
         return replace(state, buffer=buffer), report | self.class_histogram(buffer) | {SELECTED: 1}
 
     def _pool(self, round_number: int) -> Samples:
@@ -215,9 +171,7 @@ class FedCbdrClient(ClientRule):
         if record is None or POSITIONS not in record:
             return None
         kept = torch.from_numpy(keys.unpack(record)[POSITIONS])
-        capacity = self.config.buffer.capacity
-        fewest = 1 if self.config.of(FedcbdrKeys).fedcbdr_replacement else capacity
-        whole = kept.dtype == torch.int64 and kept.ndim == 1 and fewest <= len(kept) <= capacity
+        whole = kept.dtype == torch.int64 and kept.ndim == 1 and len(kept) == self.config.buffer.capacity
         fits = whole and len(set(kept.tolist())) == len(kept) and int(kept.min()) >= 0 and int(kept.max()) < size
         return kept if fits else None
 
@@ -230,12 +184,11 @@ METHOD = Method(
     FedCbdrClient,
     "FedCBDR",
     server="strategies.fedcbdr:FedCbdr",
-    keys=(FedcbdrKeys,),
     metrics=METRICS,
     actions=(FEATURES_QUERY, SCORES_QUERY),
     sends_labels=True,
     traffic=Traffic(
         "2*(S + c) + (m > M)*((S + c) + (8*m*r + 132 + c) + (8*k + 137))",
-        "S + R + (m > M)*((8*m*F + 136) + (1 + balanced)*(8*m + 134))",
+        "S + R + (m > M)*((8*m*F + 136) + 2*(8*m + 134))",
     ),
 )

@@ -9,13 +9,14 @@ from fedkace_flwr.registry import Method
 from fedkace_flwr.training.distillation import DistillationLoss
 from fedkace_flwr.training.losses import Objective
 
+TEMPERATURE = 2.0
+
 
 @dataclass(frozen=True)
 class FlwfKeys:
     """FLwF."""
 
     flwf_lambda: float = key(1.0, "Weight of distillation from the received model.", low=0)
-    flwf_temperature: float = key(2.0, "Temperature of distillation.", above=0)
 
 
 class FlwfClient(ClientRule):
@@ -23,18 +24,18 @@ class FlwfClient(ClientRule):
 
     As in FLwF (Usmanova et al., "A distillation-based approach integrating continual learning and federated learning
     for pervasive services", 2021): cross-entropy on the chunk, plus lambda times distillation of the classes met in
-    earlier rounds. Inferred: lambda = 1 and T = 2 (``flwf-lambda``, ``flwf-temperature``), as in Li and Hoiem's
+    earlier rounds. Inferred: lambda = 1 (``flwf-lambda``) and T = 2, as in Li and Hoiem's
     publication; the model of a client's previous task, a second teacher in one variant of FLwF, is left out.
     """
 
     def objective(self, net: Network, now: ClientRound) -> Objective:
         """Cross-entropy plus distillation from ``net`` as received; in round 1 there is nothing to distil."""
-        settings, device = self.config.of(FlwfKeys), self.experiment.device
+        device = self.experiment.device
         if not bool(now.old.any()):
             return super().objective(net, now)
         teacher = self.teacher_logits(net, now).to(device)
         masks = now.seen.to(device), now.old.to(device)
-        return DistillationLoss(*masks, teacher, settings.flwf_lambda, settings.flwf_temperature)
+        return DistillationLoss(*masks, teacher, self.config.of(FlwfKeys).flwf_lambda, TEMPERATURE)
 
 
 METHOD = Method(FlwfClient, "FLwF", keys=(FlwfKeys,), is_mean=True, samples=chunk_alone)

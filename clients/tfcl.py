@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 import torch
@@ -40,46 +39,17 @@ FEATURES, LOGITS, LABELS, SEEN = "features", "logits", "labels", "seen"
 """Names of the arrays exchanged."""
 
 
+LABEL_WEIGHT, TEMPERATURE, PICK_LEARNING_RATE = 0.9, 5.0, 1e-4
+"""The publication's weight of the label loss beside distillation and its temperature, on both sides, and the learning
+rate of Adam for the pick mask."""
+
+
 @dataclass(frozen=True)
 class TfclKeys:
     """TFCL."""
 
-    tfcl_label_weight: float = key(
-        0.9, "Weight of the label loss relative to distillation, on both sides.", low=0, high=1
-    )
-    tfcl_temperature: float = key(5.0, "Temperature of distillation.", above=0)
     tfcl_server_epochs: int = key(
         20, "Number of epochs that the server's network trains per round.", unit="epochs", low=1
-    )
-    tfcl_pick_learning_rate: float = key(0.0001, "Learning rate of Adam for the pick mask.", above=0)
-    tfcl_loss: Literal["cross-entropy", "bce"] = key(
-        "cross-entropy", "Inferred: label loss; the published code uses `bce`."
-    )
-    tfcl_inference: Literal["latest", "most-confident"] = key(
-        "latest",
-        "Inferred: answer with the latest sub-model (`latest`), or with the most confident of all (`most-confident`).",
-    )
-    tfcl_head: Literal["fresh", "copy"] = key(
-        "fresh",
-        "Inferred: the output layer of a new sub-model starts from the run's initial weights, as published (`fresh`), or from its weights at the end of the previous round (`copy`).",
-    )
-    tfcl_prune: Literal["within-round", "literal"] = key(
-        "within-round",
-        "Inferred: prune a sub-model to its share in the round that opens it (`within-round`), or not before its second round, as the published code does (`literal`). With `literal` and one round per sub-model, the first claims all weights and the others get none.",
-    )
-    tfcl_trace: Literal["round", "class-set"] = key(
-        "round",
-        "Inferred: each round opens a new sub-model (`round`), or a chunk with exactly the same classes as an earlier chunk continues that chunk's sub-model (`class-set`).",
-    )
-    tfcl_group: Literal["round", "class-overlap"] = key(
-        "round",
-        "Inferred: the server trains one network for all clients of a round (`round`), or one for each group of clients whose chunks have overlapping classes (`class-overlap`).",
-    )
-    tfcl_group_jaccard: float = key(
-        0.5,
-        "Inferred: with `class-overlap`, smallest Jaccard index (common classes over all classes of both chunks) at which two clients belong to the same group.",
-        low=0,
-        high=1,
     )
 
     def check(self, config: Config) -> None:
@@ -138,19 +108,17 @@ class TfclClient(ClientRule):
 
     Inferred, because the method was published for tasks of several rounds with the task known in tests:
 
+    - every round opens a task, also where a chunk has the same classes as an earlier one;
     - a round's share of each layer is 1 / ``rounds``; the task is pruned to it within the round, in the last of
-      ``epochs`` (``tfcl-prune``; ``literal``: not in a task's first round, as in the published code, so that with a
-      task per round the first one claims everything and later ones only pick);
-    - every round opens a task (``tfcl-trace``; ``class-set``: a chunk with the same classes as an earlier one
-      continues that task's weights, normalisation, output layer and mask, of which only the bits were kept, and
-      claims nothing; a task that is not the newest trains a copy of its weights, as in the published code);
-    - the output layer starts from the run's initial weights, as published (``tfcl-head``; ``copy``: from the end of
-      the previous round), batch normalisation from the previous round, free weights from 0;
+      ``epochs`` (the published code prunes in a task's second round; with a task per round the first one would claim
+      everything, and later ones only pick);
+    - the output layer starts from the run's initial weights, as published, batch normalisation from the previous
+      round, free weights from 0;
     - the first half of ``epochs``, at least one, precedes the exchange; both halves share one cosine and the
       optimisers (with one epoch nothing is left to train after the exchange);
-    - losses cover all classes seen and are averaged over the batch; the label loss is ``tfcl-loss`` (``bce``: as
-      published, both losses are averaged over the classes too);
-    - which sub-model answers is ``tfcl-inference``; the latest is the one trained last;
+    - losses cover all classes seen and are averaged over the batch; the label loss is cross-entropy (the published
+      code's is binary cross-entropy, averaged over the classes too);
+    - the latest sub-model answers;
     - earlier rounds are not retrained, because their data are gone;
     - a client that receives no logits keeps its chunk until its next message, then ends the round with the label
       loss.
@@ -168,7 +136,7 @@ class TfclClient(ClientRule):
         return self._finished(state)
 
     def training(self, net: Network, now: ClientRound) -> HalfTraining:
-        """The first half of the epochs, on the weights that the round claims or continues."""
+        """The first half of the epochs, on the weights that the round claims."""
         begun = self._begun(net, now)
         claim = self._claim(net, begun)
         adam = adamw(claim.net, self.config.training)
@@ -235,10 +203,8 @@ class TfclClient(ClientRule):
         adam = adamw(claim.net, self.config.training)
         tags.write_moments(adam, state.extra[_MOMENTS], steps)
         tags.write_moments(claim.pick_optimiser, state.extra[_PICK_MOMENTS], steps)
-        prunes = self._prunes(state.extra, task, state.round)
-        self.train(self._half(claim, adam, task, now, teacher, self._halves()[1], prunes=prunes), chunk, state.buffer)
-        if prunes:
-            claim.prune()
+        self.train(self._half(claim, adam, task, now, teacher, self._halves()[1], prunes=True), chunk, state.buffer)
+        claim.prune()
 
         weights, others, owners, pick = claim.read()
         known = {name: tensor for name, tensor in state.extra.items() if not name.startswith(_PENDING)}
@@ -256,16 +222,9 @@ class TfclClient(ClientRule):
         return state, {}
 
     def evaluate(self, net: Network, state: ClientState) -> Evaluation:
-        """Test the latest sub-model, or the most confident of all for each image."""
+        """Test the latest sub-model."""
         test = self.source.test_set(state.seen)
-        if self.config.of(TfclKeys).tfcl_inference == "latest":
-            scores = self.logits(self.sub_model(state.extra, int(state.extra[submodels.TASK])), test)
-        else:
-            scores = torch.zeros(len(test), self.experiment.num_classes)
-            for task in submodels.finished(state.extra):
-                logits = self.logits(self.sub_model(state.extra, task), test)
-                own = logits.masked_fill(~state.extra[submodels.classes_of(task)], -torch.inf)
-                scores = torch.maximum(scores, own.softmax(dim=1))
+        scores = self.logits(self.sub_model(state.extra, int(state.extra[submodels.TASK])), test)
         if not len(test):
             return Evaluation(None, 0)
         correct = accuracy(scores, test.labels, state.seen)
@@ -273,14 +232,10 @@ class TfclClient(ClientRule):
         return Evaluation(correct, len(test), {keys.LOCAL_ACCURACY: correct}, classes)
 
     def answering(self, sent: Mapping[str, Array], state: ClientState) -> Answering:
-        """The latest sub-model, or all sub-models, each for its task's classes."""
-        extra = state.extra
-        if self.config.of(TfclKeys).tfcl_inference == "latest":
-            answers = {int(extra[submodels.TASK]): state.seen}
-        else:
-            answers = {task: extra[submodels.classes_of(task)] for task in submodels.finished(extra)}
-        weights = {f"task-{task}": as_arrays(self.sub_model(extra, task).state_dict()) for task in answers}
-        return Answering(weights, {f"task-{task}": classes for task, classes in answers.items()})
+        """The latest sub-model."""
+        task = int(state.extra[submodels.TASK])
+        name = f"task-{task}"
+        return Answering({name: as_arrays(self.sub_model(state.extra, task).state_dict())}, {name: state.seen})
 
     def sub_model(self, extra: Extra, task: int) -> Network:
         """The network of a finished task: its own weights, and the weights of earlier tasks that it picked."""
@@ -292,11 +247,7 @@ class TfclClient(ClientRule):
 
     def _begun(self, net: Network, now: ClientRound) -> Extra:
         """The state with which a round starts: task, weights, tags, normalisation, output layer and mask."""
-        extra, by_classes = now.state.extra, self.config.of(TfclKeys).tfcl_trace == "class-set"
-        earlier = submodels.task_with(extra, now.current) if by_classes else None
-        if earlier is not None:
-            picked = tags.unpack_bits(extra[submodels.pick_of(earlier)], len(extra[submodels.WEIGHTS]))
-            return {**extra, submodels.TASK: torch.tensor(earlier), _PICK: tags.mask_of(picked)}
+        extra = now.state.extra
         weights, others = tags.read_weights(net)
         owners = torch.full(weights.shape, now.number, dtype=torch.int16)
         if submodels.TAGS in extra:
@@ -307,8 +258,7 @@ class TfclClient(ClientRule):
             weights = extra[submodels.WEIGHTS]  # free weights are 0
             before = extra[submodels.rest_of(int(extra[submodels.TASK]))]
             head = net.output.weight.numel() + net.output.bias.numel()  # at the end of the untagged values
-            fresh = self.config.of(TfclKeys).tfcl_head == "fresh"
-            others = torch.cat([before[:-head], others[-head:]]) if fresh else before
+            others = torch.cat([before[:-head], others[-head:]])
         return {
             submodels.TASK: torch.tensor(now.number),
             submodels.WEIGHTS: weights,
@@ -321,21 +271,14 @@ class TfclClient(ClientRule):
         task = int(extra[submodels.TASK])
         return tags.Claim(
             net,
-            submodels.weights_of(extra, task),
+            extra[submodels.WEIGHTS],
             extra[submodels.rest_of(task)],
             extra[submodels.TAGS],
             task,
             extra[_PICK],
             rounds=self.config.stream.rounds,
-            pick_rate=self.config.of(TfclKeys).tfcl_pick_learning_rate,
+            pick_rate=PICK_LEARNING_RATE,
         )
-
-    def _prunes(self, extra: Extra, task: int, round_number: int) -> bool:
-        """Whether a task frees weights in this round; never once a later task may have picked among them."""
-        first = task == round_number
-        if self.config.of(TfclKeys).tfcl_prune == "within-round":
-            return first
-        return not first and submodels.is_newest(extra, task)
 
     def _halves(self) -> tuple[range, range]:
         epochs = self.config.training.epochs
@@ -353,13 +296,12 @@ class TfclClient(ClientRule):
         *,
         prunes: bool,
     ) -> HalfTraining:
-        settings, device = self.config.of(TfclKeys), self.experiment.device
+        device = self.experiment.device
         objective = DistilledLoss(
             now.seen.expand(len(now.chunk), -1).to(device),
             None if teacher is None else teacher.to(device),
-            weight=settings.tfcl_label_weight,
-            temperature=settings.tfcl_temperature,
-            kind=settings.tfcl_loss,
+            weight=LABEL_WEIGHT,
+            temperature=TEMPERATURE,
         )
         last = self.config.training.epochs if prunes else None
         return HalfTraining(

@@ -38,6 +38,47 @@ _FORMER: Mapping[str, Mapping[object, Mapping[str, object]]] = {
 """Keys of version 1.0 that are now called otherwise: by their values, the keys and values that replace them."""
 
 
+_FIXED: Mapping[str, object] = {
+    "fedcbdr-tau-old": 0.9,
+    "fedcbdr-tau-new": 1.1,
+    "fedcbdr-weight-old": 1.1,
+    "fedcbdr-weight-new": 0.9,
+    "fedcbdr-new-columns": "chunk",
+    "fedcbdr-temperatures": "paper",
+    "fedcbdr-scores": "joint",
+    "fedcbdr-balanced": True,
+    "fedcbdr-replacement": False,
+    "ofcl-views": "per-sample",
+    "ofcl-rescore": "current",
+    "ofcl-merge": "global",
+    "ofcl-aggregation": "mean",
+    "refed-steps": 5,
+    "refed-learning-rate": 0.01,
+    "refed-reduction": "mean",
+    "refed-gradient": "full",
+    "refed-power": 1,
+    "refed-start": "global",
+    "refed-anchor": "current",
+    "tfcl-label-weight": 0.9,
+    "tfcl-temperature": 5.0,
+    "tfcl-pick-learning-rate": 0.0001,
+    "tfcl-loss": "cross-entropy",
+    "tfcl-inference": "latest",
+    "tfcl-head": "fresh",
+    "tfcl-prune": "within-round",
+    "tfcl-trace": "round",
+    "tfcl-group": "round",
+    "tfcl-group-jaccard": 0.5,
+    "dcfcl-epsilon": 0.2,
+    "dcfcl-temperature": 2.0,
+    "dcfcl-batch-norm": "mean",
+    "dcfcl-distil-classes": "old",
+    "dcfcl-candidates": "auto",
+    "flwf-temperature": 2.0,
+}
+"""Keys of version 1.0 that nobody has ever set otherwise, with the value that is a constant of the method now."""
+
+
 def add_method(name: str) -> None:
     """Put a method of another package, with its keys, into the registry; nothing happens if there is none of this name.
 
@@ -77,10 +118,19 @@ def _method_sections(*, added: bool = True) -> dict[type, list[str]]:
 
 
 def _renewed(values: Mapping[str, object]) -> Mapping[str, object]:
-    """Values with the keys of earlier versions replaced by what they are called now; those given as well win."""
+    """Values with the keys of earlier versions replaced by what they are called now; those given as well win.
+
+    Raises
+    ------
+    ConfigError
+        A key that is a constant now has another value.
+    """
+    for name in _FIXED.keys() & values.keys():
+        if values[name] != _FIXED[name]:
+            raise ConfigError(f"{name} = {values[name]!r:.100}: is no key any more; the method has {_FIXED[name]!r}")
     former = [name for name in values if name in _FORMER and values[name] in _FORMER[name]]
     renewed = {key: value for name in former for key, value in _FORMER[name][values[name]].items()}
-    return {**renewed, **{name: value for name, value in values.items() if name not in former}}
+    return {**renewed, **{name: value for name, value in values.items() if name not in {*former, *_FIXED}}}
 
 
 def all_keys(*, added: bool = True) -> Iterator[tuple[type, str, Key]]:

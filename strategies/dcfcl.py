@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord
 
-from clients.dcfcl import DcfclKeys
+from clients.dcfcl import EPSILON
 from fedkace_flwr.algorithms.dcfcl_coalitions import CoalitionGame, Formation, form_coalitions
 from fedkace_flwr.algorithms.robust_aggregation import gram_matrix
 from fedkace_flwr.config import Config
@@ -28,9 +28,10 @@ class Dcfcl(FedAvg):
     all clients is kept for the record and sent to no client. Each round's record holds the ``coalitions`` of the
     clients with a valid reply.
 
-    Inferred: all clients start from one model; batch-norm statistics are averaged like parameters
-    (``dcfcl-batch-norm``; ``local`` is the published code's choice); which coalitions are considered
-    (``dcfcl-candidates``; the paper considers all of them, which is impossible for its runs with 50 clients); a client
+    Inferred: all clients start from one model; batch-norm statistics are averaged like parameters (in the published
+    code each client keeps its own); all coalitions are considered while at most
+    :data:`~fedkace_flwr.algorithms.dcfcl_coalitions.LARGEST_EXACT` clients are left in the game, before that those
+    near the present ones (the paper considers all of them, which is impossible for its runs with 50 clients); a client
     without a valid reply keeps its model and returns as a coalition of its own, while the other members stay together.
 
     Attributes
@@ -48,7 +49,6 @@ class Dcfcl(FedAvg):
         self.models: dict[int, ArrayRecord] = {}
         self.partition: tuple[tuple[int, ...], ...] = ()
         self.formation: Formation | None = None
-        self._settings = config.of(DcfclKeys)
         self._drift = 0.0
 
     def begin_round(self, now: ServerRound, arrays: ArrayRecord) -> None:
@@ -105,22 +105,19 @@ class Dcfcl(FedAvg):
             updates=gram_matrix(weights, now.parameters, sent),
             models=gram_matrix(weights, now.parameters),
             sizes=np.array([self.weight(reply) for reply in replies]),
-            epsilon=self._settings.dcfcl_epsilon,
+            epsilon=EPSILON,
         )
         player = {reply.client: index for index, reply in enumerate(replies)}
         start = [[player[client] for client in coalition if client in player] for coalition in self.partition]
         alone = set(player.values()).difference(*start)
         together = [coalition for coalition in start if coalition]
-        return form_coalitions(game.benefit, together + [[p] for p in alone], self._settings.dcfcl_candidates)
+        return form_coalitions(game.benefit, together + [[p] for p in alone])
 
     def _average(self, now: ServerRound, coalition: Sequence[Reply]) -> float:
         """Give a coalition's members their mean, and return the sum of their squared distances from it."""
         mean = self._mean(now, coalition)
         record = keys.array_record(mean)
-        own = set(now.shapes) - now.parameters if self._settings.dcfcl_batch_norm == "local" else set()
-        for reply in coalition:
-            kept = {name: reply.weights[name] for name in own}
-            self.models[reply.client] = keys.array_record({**mean, **kept}) if kept else record
+        self.models |= {reply.client: record for reply in coalition}
         return client_drift([reply.weights for reply in coalition], mean, now.parameters) * len(coalition)
 
     def _mean(self, now: ServerRound, replies: Sequence[Reply]) -> Weights:

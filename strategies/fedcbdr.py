@@ -7,7 +7,6 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from clients import fedcbdr as names
-from clients.fedcbdr import FedcbdrKeys
 from fedkace_flwr.algorithms import fedcbdr_leverage as cbdr
 from fedkace_flwr.config import Config
 from fedkace_flwr.messaging import records as keys
@@ -26,14 +25,12 @@ class FedCbdr(ServerRule):
     If a client's reply fails, the client keeps its own random choice, and the others' scores are computed without it.
 
     Inferred, in addition to the list of :class:`clients.fedcbdr.FedCbdrClient`: the paper stacks the rows of all
-    clients, its published code does not (``fedcbdr-scores``); U keeps only the columns of nonzero singular values; the
-    server draws M samples for each client; the samples drawn are not rescaled by 1/sqrt(n p); the draw may balance
-    classes (``fedcbdr-balanced``).
+    clients, its published code does not; U keeps only the columns of nonzero singular values; the server draws M
+    samples for each client; the samples drawn are not rescaled by 1/sqrt(n p).
     """
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self._settings = config.of(FedcbdrKeys)
         self._kept: dict[int, ArrayRecord] = {}
 
     def begin_round(self, now: ServerRound, arrays: ArrayRecord) -> None:
@@ -60,13 +57,11 @@ class FedCbdr(ServerRule):
         if not masked:
             return arrays
 
-        rows = _rows_of_u(masked, joint=self._settings.fedcbdr_scores == "joint")
+        rows = _rows_of_u(masked)
         factors = {k: RecordDict({keys.ARRAYS: keys.array_record({names.ROWS: part})}) for k, part in rows.items()}
 
         def selection(client: int, content: RecordDict) -> ArrayRecord:
-            shapes: Shapes = {names.SCORES: ((pools[client],), double)}
-            if self._settings.fedcbdr_balanced:
-                shapes = {**shapes, names.LABELS: ((pools[client],), whole)}
+            shapes: Shapes = {names.SCORES: ((pools[client],), double), names.LABELS: ((pools[client],), whole)}
             return self._draw(now, client, read_arrays(content, shapes))
 
         self._kept = now.ask(names.SCORES_QUERY, names.SCORES_QUERY, factors, selection)
@@ -104,23 +99,17 @@ class FedCbdr(ServerRule):
         MessageError
             A score or a label is impossible.
         """
-        scores, labels = answer[names.SCORES], answer.get(names.LABELS)
+        scores, labels = answer[names.SCORES], answer[names.LABELS]
         check_within(names.SCORES, scores, 0, 1, slack=_SLACK)
-        if labels is None:
-            labels = np.zeros(len(scores), dtype=np.int64)
         check_labels(labels, now.classes)
         draws = generator_for(self.config.run.seed, "fedcbdr-draw", client, now.number)
-        again = self._settings.fedcbdr_replacement
-        pair = torch.from_numpy(scores), torch.from_numpy(labels)
-        kept = cbdr.draw(*pair, self.config.buffer.capacity, draws, replacement=again)
+        kept = cbdr.draw(torch.from_numpy(scores), torch.from_numpy(labels), self.config.buffer.capacity, draws)
         return keys.array_record({names.POSITIONS: kept.numpy()})
 
 
-def _rows_of_u(masked: Mapping[int, NumpyArray], *, joint: bool) -> dict[int, NumpyArray]:
-    """Each client's rows of a left factor: of all features stacked by client number (``joint``), or of its own."""
-    order, rows = sorted(masked), dict[int, NumpyArray]()
-    for group in [order] if joint else [[client] for client in order]:
-        blocks = [torch.from_numpy(masked[client]) for client in group]
-        parts = torch.split(cbdr.left_factor(torch.cat(blocks)), [len(block) for block in blocks])
-        rows |= {client: np.ascontiguousarray(part.numpy()) for client, part in zip(group, parts, strict=True)}
-    return rows
+def _rows_of_u(masked: Mapping[int, NumpyArray]) -> dict[int, NumpyArray]:
+    """Each client's rows of the left factor of all features, stacked by client number."""
+    order = sorted(masked)
+    blocks = [torch.from_numpy(masked[client]) for client in order]
+    parts = torch.split(cbdr.left_factor(torch.cat(blocks)), [len(block) for block in blocks])
+    return {client: np.ascontiguousarray(part.numpy()) for client, part in zip(order, parts, strict=True)}

@@ -4,7 +4,6 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 
 import numpy as np
 import torch
@@ -39,11 +38,9 @@ class Tfcl(ServerRule):
 
     The upper half of ResNet-18 consists of stages 3 and 4.
 
-    Inferred: all clients of a round form one group (``tfcl-group``). With ``class-overlap``, a group consists of
-    clients whose chunks' class sets have a Jaccard index of at least ``tfcl-group-jaccard``, directly or through other
-    clients; each round's record then holds the ``groups``. A group's network is new each round, and all groups start
-    from the same weights. It is trained like a client's, by AdamW on a cosine schedule over ``tfcl-server-epochs``;
-    the loss of a sample is over all classes that its sender has met.
+    Inferred: all clients of a round form one group. Its network is new each round, and is trained like a client's, by
+    AdamW on a cosine schedule over ``tfcl-server-epochs``; the loss of a sample is over all classes that its sender has
+    met.
     """
 
     train_action = names.HEAD_ACTION
@@ -120,66 +117,33 @@ class Tfcl(ServerRule):
         self._lessons = {reply.client: reply for reply in replies}
 
     def between(self, now: ServerRound, arrays: ArrayRecord) -> ArrayRecord:
-        """Train each group's network and send its clients their logits; a client without logits finishes its round without them."""
-        contents = {}
-        for group in self._groups(now):
-            lessons = {client: self._lessons[client] for client in group}
-            try:
-                taught = teach(lessons, now.classes, self.config, now.number)
-            except RunError as error:
-                logger.warning("round %d: no distillation, the server's network diverged: %s", now.number, error)
-                continue
-            for client, logits in taught.items():
-                contents[client] = RecordDict({keys.ARRAYS: keys.array_record({names.LOGITS: logits})})
-        if contents:
-            tails = now.ask(TAIL, names.TAIL_ACTION, contents, lambda client, tail: read_metrics(tail, now.limits))
-            for client, tail in tails.items():
-                head = now.report.trained[client]
-                seconds = head.get(keys.TRAINING_SECONDS, 0.0) + tail.get(keys.TRAINING_SECONDS, 0.0)
-                now.report.trained[client] = {**head, keys.TRAINING_SECONDS: seconds}
+        """Train the network and send the clients their logits; a client without logits finishes its round without them."""
+        try:
+            taught = teach(self._lessons, now.classes, self.config, now.number)
+        except RunError as error:
+            logger.warning("round %d: no distillation, the server's network diverged: %s", now.number, error)
+            return arrays
+        contents = {
+            client: RecordDict({keys.ARRAYS: keys.array_record({names.LOGITS: logits})})
+            for client, logits in taught.items()
+        }
+        if not contents:
+            return arrays
+        tails = now.ask(TAIL, names.TAIL_ACTION, contents, lambda client, tail: read_metrics(tail, now.limits))
+        for client, tail in tails.items():
+            head = now.report.trained[client]
+            seconds = head.get(keys.TRAINING_SECONDS, 0.0) + tail.get(keys.TRAINING_SECONDS, 0.0)
+            now.report.trained[client] = {**head, keys.TRAINING_SECONDS: seconds}
         return arrays
 
     def lacks_global_model(self) -> str:
         """There is none: no weights are sent."""
         return "its clients send no weights, and each has sub-models of its own"
 
-    def _groups(self, now: ServerRound) -> list[list[int]]:
-        """Return the groups of clients that learn from each other."""
-        settings = self.config.of(TfclKeys)
-        if settings.tfcl_group == "round":
-            return [sorted(self._lessons)]
-        held = {client: frozenset(reply.weights[names.LABELS].tolist()) for client, reply in self._lessons.items()}
-        groups = linked(held, settings.tfcl_group_jaccard)
-        now.report.own["groups"] = groups
-        return groups
-
 
 def _blueprint(config: Config, classes: int) -> Blueprint:
     """The blueprint of a network with the stem for small images, whatever the clients' is: the upper halves are alike."""
     return Blueprint(classes, image_size_of(config.data), config.model.width, "cifar")
-
-
-def linked(sets: Mapping[int, frozenset[int]], threshold: float) -> list[list[int]]:
-    """Group clients whose sets overlap enough, directly or through other clients.
-
-    Parameters
-    ----------
-    sets : mapping of int to frozenset
-        Non-empty, by client.
-    threshold : float
-        Smallest Jaccard index, |intersection| / |union|, of two linked clients; in [0, 1].
-
-    Returns
-    -------
-    list of list of int
-        Clients in ascending order; groups ordered by their first client.
-    """
-    groups: list[list[int]] = []
-    for client in sorted(sets):
-        own = sets[client]
-        near = [g for g in groups if any(len(own & sets[o]) / len(own | sets[o]) >= threshold for o in g)]
-        groups = [g for g in groups if g not in near] + [sorted([client, *chain.from_iterable(near)])]
-    return sorted(groups)
 
 
 def teach(lessons: Mapping[int, Reply], classes: int, config: Config, number: int) -> dict[int, NumpyArray]:
@@ -219,9 +183,8 @@ def teach(lessons: Mapping[int, Reply], classes: int, config: Config, number: in
     objective = DistilledLoss(
         seen.repeat_interleave(torch.tensor(sizes), dim=0).to(device),
         logits.to(device),
-        weight=config.of(TfclKeys).tfcl_label_weight,
-        temperature=config.of(TfclKeys).tfcl_temperature,
-        kind=config.of(TfclKeys).tfcl_loss,
+        weight=names.LABEL_WEIGHT,
+        temperature=names.TEMPERATURE,
     )
     net = _upper_network(classes, config, number, device)
     identity = Preprocess(torch.ones(1, 1, 1, 1, device=device), torch.zeros(1, 1, 1, 1, device=device))

@@ -36,9 +36,7 @@ def test_a_method_can_be_added_as_the_page_says(tmp_path: Path) -> None:
         shutil.copy(ROOT / name, copy / name)
     page = (ROOT / "docs" / "add-a-method.md").read_text()
     files = re.findall(r"^(?:.* )?`([\w/]+\.(?:py|yaml))`:\n\n```\w+\n(.*?)```", page, re.DOTALL | re.MULTILINE)
-    assert [Path(name).parent.as_posix() for name, _ in files] == [
-        *("clients", "strategies", "experiments/studies")
-    ]
+    assert [Path(name).parent.as_posix() for name, _ in files] == [*("clients", "strategies", "experiments/studies")]
     for name, body in files:
         (copy / name).write_text(body)
     (line,) = re.findall(r"```python\n(.*?)```", page.split("## 3 The line")[1], re.DOTALL)

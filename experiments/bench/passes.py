@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from clients.refed import RefedKeys
+from clients.refed import LEARNING_RATE, STEPS
 from experiments.bench.measure import Figures, interleaved, ratio, spread
 from experiments.bench.training import BUFFER, CHUNK, SIZE, Setting
 from fedkace_flwr.algorithms.refed_scores import network_scores
@@ -31,12 +31,11 @@ def passes(repeats: int) -> Figures:
         repeats,
     )
     samples = f"{CHUNK + BUFFER:,} images of {SIZE} pixels"
-    steps = RefedKeys().refed_steps
     return {
         f"logits of {samples}, seconds": spread(logits),
         "the same, epochs of local training": ratio(logits, epoch),
         f"logits of {_FEWER} images of {_LARGER} pixels, seconds": spread(of_larger),
-        f"Re-Fed's scores of {samples}, {steps} steps, seconds": spread(scores),
+        f"Re-Fed's scores of {samples}, {STEPS} steps, seconds": spread(scores),
         "the same steps, epochs of local training": ratio(scores, epoch),
     }
 
@@ -50,4 +49,4 @@ def _scores(setting: Setting) -> None:
         for images, labels in zip(torch.split(setting.images, size), torch.split(setting.labels, size), strict=True):
             yield setting.preprocess(images), labels
 
-    network_scores(setting.net, blocks, setting.old, **RefedKeys().scoring)
+    network_scores(setting.net, blocks, setting.old, steps=STEPS, learning_rate=LEARNING_RATE, locality=0.5)

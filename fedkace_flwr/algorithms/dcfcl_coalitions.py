@@ -108,7 +108,7 @@ class Formation:
     benefits: Floats
 
 
-def form_coalitions(benefit: Benefit, start: Iterable[Iterable[int]], candidates: str = "auto") -> Formation:
+def form_coalitions(benefit: Benefit, start: Iterable[Iterable[int]], exact_up_to: int = LARGEST_EXACT) -> Formation:
     """Form coalitions by merge and blocking (the paper's Algorithm 1).
 
     The result is not always stable, since a stable partition need not exist.
@@ -119,9 +119,9 @@ def form_coalitions(benefit: Benefit, start: Iterable[Iterable[int]], candidates
         The game, for instance :meth:`CoalitionGame.benefit`.
     start : iterable of iterable of int
         The partition to begin with, of the players 0 to m - 1.
-    candidates : {"auto", "all", "merges"}
-        Every subset, in time and memory of 2^m; those of :func:`nearby_coalitions`; or the latter while more than
-        ``LARGEST_EXACT`` players are left, then the former.
+    exact_up_to : int
+        Consider every subset, in time and memory of 2^m, once no more players are left; before, those of
+        :func:`nearby_coalitions`.
 
     Notes
     -----
@@ -135,7 +135,7 @@ def form_coalitions(benefit: Benefit, start: Iterable[Iterable[int]], candidates
     passes = 0
     while remaining:
         passes += 1
-        exact = candidates == "all" or (candidates == "auto" and sum(map(len, remaining)) <= LARGEST_EXACT)
+        exact = sum(map(len, remaining)) <= exact_up_to
         remaining, lasted = _evolve(benefit, remaining, players, exact=exact)
         if not lasted:
             settled += remaining

@@ -9,8 +9,6 @@ by an invertible matrix from the right. A rotation P of a client's rows does cha
 it computes its scores.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -85,52 +83,38 @@ def leverage(rows: Tensor) -> Tensor:
     return rows.square().sum(dim=1)
 
 
-def draw(
-    scores: Tensor, labels: Tensor, capacity: int, generator: torch.Generator, *, replacement: bool = False
-) -> Tensor:
-    """Draw within each class, with probability proportional to the score.
+def draw(scores: Tensor, labels: Tensor, capacity: int, generator: torch.Generator) -> Tensor:
+    """Draw within each class without replacement, with probability proportional to the score.
 
     Places are distributed over the classes as evenly as their samples allow; places that cannot be divided go to
     classes in random order. This order is drawn first, so the places per class depend on labels and generator only.
     Dividing weights by independent exponential variables and keeping the largest is sequential weighted
-    drawing without replacement (Efraimidis and Spirakis, 2006). With replacement, the number of draws from a class is
-    its number of places; a sample drawn again is kept once, and a place stays empty.
+    drawing without replacement (Efraimidis and Spirakis, 2006).
 
     Parameters
     ----------
     scores : Tensor
         float64 (n,), not negative.
     labels : Tensor
-        int64 (n,); equal for all samples to ignore classes.
+        int64 (n,).
     capacity : int
         Total number of places, M.
     generator : torch.Generator
         CPU generator.
-    replacement : bool
-        Whether a sample may be drawn again.
 
     Returns
     -------
     Tensor
-        int64 (min(M, n),), possibly fewer with replacement: distinct positions, ascending.
+        int64 (min(M, n),): distinct positions, ascending.
     """
     classes = torch.bincount(labels).nonzero().squeeze(1)
     classes = classes[torch.randperm(len(classes), generator=generator)]
-    chosen = (_drawn_again if replacement else _drawn_once)(scores + _FLOOR, generator)
+    weights = scores + _FLOOR
+    priority = weights / torch.empty_like(weights).exponential_(generator=generator)
     members = [(labels == label).nonzero().squeeze(1) for label in classes]
     quotas = water_filling_quotas([len(positions) for positions in members], capacity)
-    kept = [chosen(positions, quota) for positions, quota in zip(members, quotas, strict=True) if quota > 0]
+    kept = [
+        positions[priority[positions].argsort(descending=True, stable=True)[:places]]
+        for positions, places in zip(members, quotas, strict=True)
+    ]
     return torch.cat(kept).sort().values if kept else torch.empty(0, dtype=torch.int64)
-
-
-def _drawn_once(weights: Tensor, generator: torch.Generator) -> Callable[[Tensor, int], Tensor]:
-    priority = weights / torch.empty_like(weights).exponential_(generator=generator)
-    return lambda members, places: members[priority[members].argsort(descending=True, stable=True)[:places]]
-
-
-def _drawn_again(weights: Tensor, generator: torch.Generator) -> Callable[[Tensor, int], Tensor]:
-    def chosen(members: Tensor, places: int) -> Tensor:
-        drawn = torch.multinomial(weights[members], places, replacement=True, generator=generator)
-        return members[drawn.bincount().nonzero().squeeze(1)]
-
-    return chosen

@@ -6,7 +6,7 @@ Pure tensor mathematics. Shapes: B samples of a batch, C classes.
 import torch
 from torch import Tensor
 
-from fedkace_flwr.training.losses import Batch, WeightedMeansLoss, masked_cross_entropy
+from fedkace_flwr.training.losses import WeightedMeansLoss
 
 
 class TemperatureLoss(WeightedMeansLoss):
@@ -30,23 +30,7 @@ class TemperatureLoss(WeightedMeansLoss):
     ) -> None:
         super().__init__(seen, weight_old=weight_old, weight_new=weight_new)
         self._temperature = torch.where(new, tau_new, tau_old)
-        self._tau_old, self._tau_new = tau_old, tau_new
 
     def scaled(self, logits: Tensor) -> Tensor:
         """Logits, float (B, C), divided by their classes' temperatures."""
         return logits / self._temperature.to(logits.dtype)
-
-
-class TwiceScaledLoss(TemperatureLoss):
-    """Mean over the batch of weighted cross-entropies, over logits scaled by class and again by the sample's origin.
-
-    As in the authors' published code, which departs from the paper here. Parameters as in :class:`TemperatureLoss`.
-    """
-
-    def loss(self, logits: Tensor, features: Tensor, batch: Batch) -> Tensor:
-        """The mean; it depends on the number of samples of each side."""
-        old = batch.replayed.to(logits.dtype)
-        origin = old * self._tau_old + (1 - old) * self._tau_new
-        twice = self.scaled(batch.adjusted(logits)) / origin.unsqueeze(1)
-        losses, _ = masked_cross_entropy(twice, batch.labels, self.masks_of(batch))
-        return (losses * (old * self._weight_old + (1 - old) * self._weight_new)).mean()

@@ -24,21 +24,9 @@ NUMBERS = 24
 _CIFAR_SIDE = 32  # the published sizes of the cut-outs are pixels of such images
 
 
-def draw(count: int, generator: torch.Generator, *, per_sample: bool = True) -> Tensor:
-    """Draw the numbers that determine the views of ``count`` images, float32 (count, NUMBERS), uniform in [0, 1).
-
-    Parameters
-    ----------
-    count : int
-        Number of images.
-    generator : torch.Generator
-        CPU generator.
-    per_sample : bool
-        Draw for each image; otherwise once for all images.
-    """
-    if per_sample:
-        return torch.rand((count, NUMBERS), generator=generator)
-    return torch.rand((1, NUMBERS), generator=generator).expand(count, NUMBERS)
+def draw(count: int, generator: torch.Generator) -> Tensor:
+    """Draw the numbers that determine the views of ``count`` images, float32 (count, NUMBERS), uniform in [0, 1)."""
+    return torch.rand((count, NUMBERS), generator=generator)
 
 
 def rotation_and_scale(degrees: Tensor, scale: Tensor, x: Tensor, y: Tensor) -> Tensor:

@@ -94,11 +94,6 @@ def largest(weights: Tensor, owned: Tensor, count: int) -> Tensor:
     return kept.view(weights.shape) & owned
 
 
-def mask_of(picked: Tensor) -> Tensor:
-    """A real-valued mask (N,) that selects the same as ``picked``, bool (N,), as far from the threshold as a new mask."""
-    return torch.where(picked, PICK_START, 2 * PICK_THRESHOLD - PICK_START)
-
-
 def pack_bits(bits: Tensor) -> Tensor:
     """Bool (N,) as uint8 (ceil(N / 8),)."""
     return torch.from_numpy(np.packbits(bits.numpy()))

@@ -1,7 +1,5 @@
 """Checked reading of what clients send: arrays, numbers, labels and class counts."""
 
-from collections.abc import Sequence
-
 import numpy as np
 from flwr.app import MetricRecord, RecordDict
 
@@ -87,28 +85,3 @@ def check_within(name: str, values: NumpyArray, low: float, high: float, slack: 
     least, most = float(np.min(values)), float(np.max(values))
     if least < low or most > high + slack:
         raise MessageError(f"{name} reach from {least:g} to {most:g}: must be within {low:g} and {high:g}")
-
-
-def check_class_counts(name: str, counts: object, classes: int, examples: int) -> None:
-    """Check that a reported class histogram is possible.
-
-    Parameters
-    ----------
-    name : str
-        Name of the metric.
-    counts : object
-        What the client reports: should be C whole numbers, none negative, whose sum is ``examples``.
-    classes : int
-        C.
-    examples : int
-        Number of samples that the client reports.
-
-    Raises
-    ------
-    MessageError
-        It is not.
-    """
-    if not isinstance(counts, Sequence) or len(counts) != classes or any(type(n) is not int or n < 0 for n in counts):
-        raise MessageError(f"{name} = {keys.shown(counts)}: must be {classes} whole numbers, none negative")
-    if sum(counts) != examples:
-        raise MessageError(f"{name} = {keys.shown(counts)}: must add up to {keys.EXAMPLES} = {examples}")

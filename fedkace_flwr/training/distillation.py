@@ -6,7 +6,6 @@ sides use the same classes; excluded classes have a probability of exactly 0 (no
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from fedkace_flwr.training.losses import Batch, TaskLoss, masked_cross_entropy
 
@@ -57,13 +56,6 @@ def softened_divergence(student: Tensor, teacher: Tensor, mask: Tensor, temperat
     return temperature**2 * (target.exp() * difference).sum(dim=1)
 
 
-def mean_bce(logits: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
-    """Binary cross-entropy against one-hot labels, averaged over the mask's classes, (B, C), and the batch."""
-    one_hot = functional.one_hot(labels, logits.shape[1]).to(logits.dtype)
-    losses = functional.binary_cross_entropy_with_logits(logits, one_hot, reduction="none")
-    return ((losses * mask).sum(dim=1) / mask.sum(dim=1)).mean()
-
-
 class DistillationLoss(TaskLoss):
     """Cross-entropy over all classes met, plus lambda times soft cross-entropy from a teacher over some of them.
 
@@ -106,16 +98,12 @@ class DistilledLoss:
         Of the label loss, in [0, 1].
     temperature : float
         T.
-    kind : {"cross-entropy", "bce"}
-        The label loss. With ``bce`` both terms are also averaged over the classes.
     """
 
-    def __init__(
-        self, masks: Tensor, teacher: Tensor | None, *, weight: float, temperature: float, kind: str = "cross-entropy"
-    ) -> None:
+    def __init__(self, masks: Tensor, teacher: Tensor | None, *, weight: float, temperature: float) -> None:
         self._masks = masks
         self._teacher = teacher if weight < 1 else None
-        self._weight, self._temperature, self._kind = weight, temperature, kind
+        self._weight, self._temperature = weight, temperature
 
     def begin_epoch(self, task_draws: float, replay_draws: float) -> None:
         """Nothing to prepare."""
@@ -123,16 +111,10 @@ class DistilledLoss:
     def loss(self, logits: Tensor, features: Tensor, batch: Batch) -> Tensor:
         """Mean over the batch; each sample over its own classes."""
         mask = self._masks[batch.positions]
-        by_class = self._kind == "bce"
-        if by_class:
-            label_loss = mean_bce(logits, batch.labels, mask)
-        else:
-            label_loss = masked_cross_entropy(batch.adjusted(logits), batch.labels, mask)[0].mean()
+        label_loss = masked_cross_entropy(batch.adjusted(logits), batch.labels, mask)[0].mean()
         if self._teacher is None:
             return label_loss
         divergence = softened_divergence(logits, self._teacher[batch.positions], mask, self._temperature)
-        if by_class:
-            divergence = divergence / mask.sum(dim=1)
         return self._weight * label_loss + (1 - self._weight) * divergence.mean()
 
     def end_epoch(self) -> None:

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.properties import examples
 
-from fedkace_flwr.algorithms import dcfcl_coalitions as coalitions
 from fedkace_flwr.algorithms.dcfcl_coalitions import (
+    LARGEST_EXACT,
     CoalitionGame,
     Formation,
     all_coalitions,
@@ -35,8 +35,8 @@ def singletons(players: int) -> list[list[int]]:
     return [[player] for player in range(players)]
 
 
-def formed(game: CoalitionGame, start: object = None, candidates: str = "auto") -> Formation:
-    return form_coalitions(game.benefit, singletons(len(game.sizes)) if start is None else start, candidates)  # type: ignore[arg-type]
+def formed(game: CoalitionGame, start: object = None, exact_up_to: int = LARGEST_EXACT) -> Formation:
+    return form_coalitions(game.benefit, singletons(len(game.sizes)) if start is None else start, exact_up_to)  # type: ignore[arg-type]
 
 
 def is_partition(partition: Partition, players: int) -> bool:
@@ -110,9 +110,9 @@ def test_equal_positive_affinities_give_the_grand_coalition(players: int) -> Non
 @pytest.mark.parametrize("owners", [[0, 1], [0, 0, 1, 1], [0, 1, 0, 1, 1, 0, 1], [0] * 5 + [1] * 5, [0, 1] * 12])
 def test_two_opposed_blocks_give_exactly_the_two(owners: list[int]) -> None:
     expected = tuple(tuple(p for p, owner in enumerate(owners) if owner == block) for block in (0, 1))
-    for candidates in ("auto", "merges"):
-        assert formed(game_of(blocks(owners)), candidates=candidates).partition == expected
-    if len(owners) <= coalitions.LARGEST_EXACT:
+    for exact_up_to in (LARGEST_EXACT, 0):
+        assert formed(game_of(blocks(owners)), exact_up_to=exact_up_to).partition == expected
+    if len(owners) <= LARGEST_EXACT:
         assert formed(game_of(blocks(owners, noise=0.01))).partition == expected
 
 
@@ -198,15 +198,9 @@ def test_larger_random_games_end_as_well(seed: int, players: int, coarse: bool) 
 @given(st.integers(0, 10**6), st.integers(4, 9))
 def test_few_candidates_end_in_a_partition_too(seed: int, players: int) -> None:
     benefit = table_game(seed, players, False)
-    result = form_coalitions(benefit, singletons(players), "merges")
-    assert is_partition(result.partition, players) and result.passes <= players + 1
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(coalitions, "LARGEST_EXACT", 3)
-        mixed = form_coalitions(benefit, singletons(players), "auto")
-        exact = form_coalitions(benefit, singletons(players), "all")
-    assert is_partition(mixed.partition, players) and mixed.passes <= players + 1
-    plain = form_coalitions(benefit, singletons(players), "auto")
-    assert (exact.partition, exact.passes) == (plain.partition, plain.passes)
+    for exact_up_to in (0, 3):
+        result = form_coalitions(benefit, singletons(players), exact_up_to)
+        assert is_partition(result.partition, players) and result.passes <= players + 1
 
 
 @examples(0.6)
@@ -227,7 +221,7 @@ def test_a_stable_partition_stays_when_the_game_is_played_again(owners: list[int
     assert again.partition == first.partition and again.passes == 1
 
 
-def test_merges_pass_by_what_no_pair_leads_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merges_pass_by_what_no_pair_leads_to() -> None:
     """Three gain together, and any two of them lose; whom it takes a jump to find, one step at a time does not."""
 
     def benefit(player: int, members: np.ndarray) -> np.ndarray:
@@ -235,12 +229,10 @@ def test_merges_pass_by_what_no_pair_leads_to(monkeypatch: pytest.MonkeyPatch) -
         return np.array([together.get(tuple(np.flatnonzero(row).tolist()), -1.0) for row in members])
 
     alone = ((0,), (1,), (2,), (3,))
-    assert form_coalitions(benefit, singletons(4), "all").partition == ((0, 1, 2), (3,))
-    assert form_coalitions(benefit, singletons(4), "auto").partition == ((0, 1, 2), (3,))
-    assert form_coalitions(benefit, singletons(4), "merges").partition == alone
-    monkeypatch.setattr(coalitions, "LARGEST_EXACT", 3)
-    assert form_coalitions(benefit, singletons(4), "auto").partition == alone
-    assert form_coalitions(benefit, [[0, 1], [2], [3]], "merges").partition == ((0, 1, 2), (3,))
+    assert form_coalitions(benefit, singletons(4)).partition == ((0, 1, 2), (3,))
+    assert form_coalitions(benefit, singletons(4), 0).partition == alone
+    assert form_coalitions(benefit, singletons(4), 3).partition == alone
+    assert form_coalitions(benefit, [[0, 1], [2], [3]], 0).partition == ((0, 1, 2), (3,))
 
 
 def test_what_is_left_of_a_broken_coalition_stays_together() -> None:

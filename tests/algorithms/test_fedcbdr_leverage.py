@@ -138,29 +138,6 @@ def test_a_sample_is_drawn_in_proportion_to_its_score() -> None:
     assert torch.allclose(count.double() / 3000, scores, atol=0.03)
 
 
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=60), st.integers(1, 70), st.integers(0, 10**6))
-def test_a_draw_with_replacement_never_exceeds_a_classs_places(labels: list[int], capacity: int, seed: int) -> None:
-    classes = torch.tensor(labels)
-    scores = torch.rand(len(labels), dtype=torch.float64, generator=generator_for(seed, "scores"))
-    once, again = (
-        cbdr.draw(scores, classes, capacity, generator_for(seed, "draw"), replacement=replacement)
-        for replacement in (False, True)
-    )
-    assert len(set(again.tolist())) == len(again) and again.tolist() == sorted(again.tolist())
-    places, held = (torch.bincount(classes[kept], minlength=6) for kept in (once, again))
-    assert bool((held <= places).all()) and bool(((held > 0) == (places > 0)).all())
-
-
-def test_a_sample_drawn_twice_is_kept_once() -> None:
-    scores, labels = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64), torch.zeros(4, dtype=torch.int64)
-    generator = generator_for(0, "again")
-    kept = [cbdr.draw(scores, labels, 2, generator, replacement=True) for _ in range(3000)]
-    found = torch.bincount(torch.cat(kept), minlength=4).double() / 3000
-    assert torch.allclose(found, 1 - (1 - scores) ** 2, atol=0.03)
-    alone = torch.tensor([0.0, 1.0, 0.0, 0.0], dtype=torch.float64)
-    assert cbdr.draw(alone, labels, 3, generator, replacement=True).tolist() == [1]
-
-
 def test_samples_without_leverage_fill_what_the_others_leave() -> None:
     scores = torch.tensor([0.0, 0.5, 0.0, 0.5, 0.0], dtype=torch.float64)
     kept = cbdr.draw(scores, torch.zeros(5, dtype=torch.int64), 3, generator_for(0)).tolist()

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.gradients import gradient_of
 
-from fedkace_flwr.algorithms import tfcl_submodels as submodels
 from fedkace_flwr.algorithms import tfcl_tags as tags
 from fedkace_flwr.networks.catalogue import seeded
 from fedkace_flwr.networks.network import Blueprint
@@ -97,27 +96,3 @@ def test_a_claim_owns_the_weights_of_convolutions_and_not_their_biases(name):
     assert torch.equal(found[owners == 1], weights[owners == 1]) and not found[owners == tags.FREE].any()
     sizes = [layer.weight[0].numel() * len(layer.weight) for layer in tags.convolutions(net)]
     assert int((owners == 1).sum()) == sum(tags.quotas(sizes, 2))
-
-
-def test_an_older_task_learns_in_a_copy_that_no_other_task_sees():
-    owners, empty = torch.tensor([1, 1, 2, 0], dtype=torch.int16), torch.empty(0)
-    known = {f"classes.{task}": torch.tensor([task == 1]) for task in (1, 2)}
-    known |= {"weights": torch.tensor([1.0, 2.0, 3.0, 0.0]), "tags": owners}
-    kept = submodels.with_learned(known, 1, torch.tensor([10.0, 20.0, 3.0, 0.0]), empty, owners)
-    assert submodels.weights_of(kept, 1).tolist() == [10.0, 20.0, 3.0, 0.0]
-    assert submodels.weights_of(kept, 2).tolist() == [1.0, 2.0, 3.0, 0.0]
-
-    later = torch.tensor([1, 1, 2, 3], dtype=torch.int16)
-    grown = {**kept, "classes.3": torch.tensor([False])}
-    kept = submodels.with_learned(grown, 3, torch.tensor([1.0, 2.0, 3.0, 7.0]), empty, later)
-    assert submodels.weights_of(kept, 1).tolist() == [10.0, 20.0, 3.0, 7.0]
-    assert submodels.weights_of(kept, 3).tolist() == [1.0, 2.0, 3.0, 7.0]
-    assert kept["weights"].tolist() == [1.0, 2.0, 3.0, 7.0]
-    assert submodels.task_with(kept, torch.tensor([True])) == 1
-
-
-def test_a_mask_that_comes_back_lets_through_what_it_did():
-    picked = torch.tensor([True, False, True])
-    mask = tags.mask_of(picked)
-    assert torch.equal(tags.binarise(mask).bool(), picked)
-    assert torch.allclose((mask - tags.PICK_THRESHOLD).abs(), torch.tensor(0.005))

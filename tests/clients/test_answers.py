@@ -68,7 +68,9 @@ def test_the_local_model_begins_with_twice_its_weight(
         shares = rule.predictor.shares(names, state)
         assert shares["local"] == pytest.approx(expected)
         assert len({round(share, 9) for name, share in shares.items() if name != "local"}) == 1
-        assert sum(share * (1 + (name in rule.predictor.mirrored(state))) for name, share in shares.items()) == pytest.approx(1)
+        assert sum(
+            share * (1 + (name in rule.predictor.mirrored(state))) for name, share in shares.items()
+        ) == pytest.approx(1)
         assert rule.predictor.shares(names[1:], state) == {}, "without the local model the others have equal weights"
 
 

@@ -1,14 +1,11 @@
 """Re-Fed: the informative model, its scores, and the client that keeps the highest."""
 
-import copy
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from random import Random
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -19,14 +16,12 @@ from support.systems.in_process import Federation
 from torch import Tensor
 from torch.nn import functional
 
-from clients.refed import RefedKeys
+from clients.refed import LEARNING_RATE, STEPS
 from experiments.running.inline import run_inline
 from fedkace_flwr.algorithms.refed_scores import (
     Informative,
     all_gradients,
     informative_scores,
-    last_layer_gradients,
-    last_layer_squared_norms,
     most_informative,
     network_scores,
 )
@@ -34,14 +29,12 @@ from fedkace_flwr.config import Config
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.networks.network import Network
 from fedkace_flwr.networks.resnet import seeded_resnet18
-from fedkace_flwr.rounds.aggregation import weighted_mean
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.storage.client_store import ClientStore
-from fedkace_flwr.training.losses import masked_cross_entropy
 
 Make = Callable[..., Config]
-Gradient = Literal["full", "last-layer"]
+USUAL: dict[str, Any] = {"steps": STEPS, "learning_rate": LEARNING_RATE, "locality": 0.5}
 SEEN = torch.tensor([True, True, False, True, False])
 
 
@@ -53,40 +46,24 @@ def toy(targets: list[float], **settings: Any) -> Informative:
         gradients = parameters["v"] - block[0]  # of half the square of the distance
         return gradients.square(), {"v": gradients.sum()}
 
-    usual: dict[str, Any] = {"steps": 2, "learning_rate": 0.1, "locality": 0.5, "reduction": "sum"}
+    usual: dict[str, Any] = {"steps": 2, "learning_rate": 0.2, "locality": 0.5}
     samples = torch.tensor(targets, dtype=torch.float64)
     anchor = {"v": torch.zeros((), dtype=torch.float64)}
     return informative_scores(measure, lambda: [(samples,)], anchor, **{**usual, **settings})
 
 
 def test_scalar_case_by_hand() -> None:
+    """The mean gradient at a step of 0.2 moves v as their sum would at 0.1, but half as far towards the anchor."""
     assert float(toy([1, 3], steps=1).parameters["v"]) == pytest.approx(0.4)
     found = toy([1, 3])
-    assert float(found.parameters["v"]) == pytest.approx(0.7) == found.drift
-    assert found.scores.tolist() == pytest.approx([1.3, 4.3])
-    squared = toy([1, 3], power=2)
-    assert squared.scores.tolist() == pytest.approx([1 + 0.36 / 2, 9 + 6.76 / 2])
-
-
-def test_a_start_beside_the_anchor_by_hand() -> None:
-    start = {"v": torch.ones((), dtype=torch.float64)}
-    assert float(toy([1, 3], steps=1, start=start).parameters["v"]) == pytest.approx(1.15)
-    found = toy([1, 3], start=start)
-    assert float(found.parameters["v"]) == pytest.approx(1.2625) == found.drift
-    assert found.scores.tolist() == pytest.approx([0 + 0.15 / 2, 2 + 1.85 / 2])
-    assert float(start["v"]) == 1
-
-
-def test_the_mean_follows_the_sum_at_a_step_so_many_times_larger() -> None:
-    by_sum = toy([1, 3], locality=1.0)
-    by_mean = toy([1, 3], locality=1.0, reduction="mean", learning_rate=0.2)
-    assert by_mean.scores.tolist() == pytest.approx(by_sum.scores.tolist())
+    assert float(found.parameters["v"]) == pytest.approx(0.4 - 0.2 * (-1.6 + 0.5 * 0.4)) == found.drift
+    assert found.scores.tolist() == pytest.approx([1 + 0.6 / 2, 3 + 2.6 / 2])
 
 
 def test_a_local_informative_model_is_plain_gradient_descent_and_a_glued_one_stays_nearer() -> None:
     v = 0.0
     for _ in range(4):
-        v -= 0.1 * ((v - 1) + (v - 3))
+        v -= 0.2 * ((v - 1) + (v - 3)) / 2
     assert float(toy([1, 3], steps=4, locality=1.0).parameters["v"]) == pytest.approx(v)
     drifts = [toy([1, 3], steps=4, locality=locality).drift for locality in (0.1, 0.3, 0.5, 0.9, 1.0)]
     assert drifts == sorted(drifts) and drifts[0] < drifts[-1]
@@ -159,73 +136,28 @@ def test_one_backward_pass_tells_what_a_loop_of_single_ones_does() -> None:
     assert not total["output.weight"][~SEEN].any() and not total["output.bias"][~SEEN].any()
 
 
-def test_the_last_layers_closed_form_equals_autograd() -> None:
+def test_one_step_scores_by_the_gradient_at_the_global_model_whatever_lambda_and_eta() -> None:
     net = network()
-    single = single_backward_passes(net)
-    parameters = {name: parameter.detach() for name, parameter in net.named_parameters()}
-    squared, total = last_layer_gradients(net, SEEN)(parameters, data())
-    expected = [squared_norm([one["output.weight"], one["output.bias"]]) for one in single]
-    assert squared.tolist() == pytest.approx(expected, rel=1e-5)
-    for name, part in total.items():
-        torch.testing.assert_close(part, sum(one[name] for one in single), rtol=1e-4, atol=1e-5)
-    with torch.no_grad():
-        images, labels = data()
-        features = net.features(images)
-        _, residual = masked_cross_entropy(net.output(features), labels, SEEN)
-    assert last_layer_squared_norms(residual, features).tolist() == pytest.approx(expected, rel=1e-5)
-
-
-@pytest.mark.parametrize("gradient", ["full", "last-layer"])
-def test_one_step_scores_by_the_gradient_at_the_global_model_whatever_lambda_and_eta(gradient: Gradient) -> None:
-    net = network()
-    taken = None if gradient == "full" else ("output.weight", "output.bias")
-    expected = [
-        math.sqrt(squared_norm(part for name, part in one.items() if taken is None or name in taken))
-        for one in single_backward_passes(net)
-    ]
+    expected = [math.sqrt(squared_norm(one.values())) for one in single_backward_passes(net)]
     for locality, rate in ((0.5, 0.01), (0.1, 0.5)):
-        chosen = RefedKeys(refed_steps=1, refed_lambda=locality, refed_learning_rate=rate, refed_gradient=gradient)
-        assert network_scores(net, in_blocks(), SEEN, **chosen.scoring).scores.tolist() == pytest.approx(
-            expected, rel=1e-5
-        )
+        found = network_scores(net, in_blocks(), SEEN, steps=1, learning_rate=rate, locality=locality)
+        assert found.scores.tolist() == pytest.approx(expected, rel=1e-5)
 
 
 def test_scores_do_not_depend_on_the_blocks() -> None:
-    whole, parts = (
-        network_scores(network(), in_blocks(most=most), SEEN, **RefedKeys().scoring).scores for most in (7, 2)
-    )
+    whole, parts = (network_scores(network(), in_blocks(most=most), SEEN, **USUAL).scores for most in (7, 2))
     torch.testing.assert_close(whole, parts, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("gradient", ["full", "last-layer"])
-def test_the_anchor_pulls_from_the_first_step_where_the_start_is_another_model(gradient: Gradient) -> None:
-    start, anchor = network(), seeded_resnet18(5, 2, "cifar", 9)
-
-    def scores(net: Network, pulled_to: Network | None, **chosen: Any) -> list[float]:
-        usual = RefedKeys(refed_gradient=gradient, refed_learning_rate=0.05)
-        return network_scores(net, in_blocks(), SEEN, pulled_to, **replace(usual, **chosen).scoring).scores.tolist()
-
-    assert scores(start, start) == scores(start, None) != scores(start, anchor)
-    assert scores(start, anchor, refed_steps=1) == scores(start, None, refed_steps=1)
-    assert scores(start, None, refed_steps=2, refed_lambda=0.1) == scores(start, None, refed_steps=2)
-    assert scores(start, anchor, refed_steps=2, refed_lambda=0.1) != scores(start, anchor, refed_steps=2)
-    assert scores(start, anchor, refed_lambda=1.0) == scores(start, None, refed_lambda=1.0)
-
-
-@pytest.mark.parametrize("gradient", ["full", "last-layer"])
 @pytest.mark.parametrize("training", [True, False])
-def test_scoring_leaves_no_trace(gradient: Gradient, training: bool) -> None:
-    nets = [network().train(training), seeded_resnet18(5, 2, "cifar", 9).train(training)]
-    before = [{name: tensor.clone() for name, tensor in net.state_dict().items()} for net in nets]
+def test_scoring_leaves_no_trace(training: bool) -> None:
+    net = network().train(training)
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     state = torch.get_rng_state()
-    chosen = RefedKeys(refed_gradient=gradient, refed_learning_rate=1.0)
-    for anchor in (None, nets[1]):
-        network_scores(nets[0], in_blocks(), SEEN, anchor, **chosen.scoring)
-    for net, kept in zip(nets, before, strict=True):
-        assert all(torch.equal(tensor, kept[name]) for name, tensor in net.state_dict().items())
-        assert all(module.training == training for module in net.modules())
-        assert all(parameter.grad is None for parameter in net.parameters())
+    network_scores(net, in_blocks(), SEEN, **{**USUAL, "learning_rate": 1.0})
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+    assert all(module.training == training for module in net.modules())
+    assert all(parameter.grad is None for parameter in net.parameters())
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -265,63 +197,8 @@ def test_what_fits_is_kept_and_then_the_global_model_chooses_the_highest(small: 
     net = experiment.network({name: torch.from_numpy(array) for name, array in federation.weights.items()})
     pool = first.followed_by(experiment.chunk(0, 2))
     images = experiment.preprocess(pool.images(experiment.dataset.fetch))
-    scores = network_scores(
-        net, lambda size: [(images, pool.labels)], state.seen, **federation.config.of(RefedKeys).scoring
-    ).scores
+    scores = network_scores(net, lambda size: [(images, pool.labels)], state.seen, **USUAL).scores
     assert ids(state.buffer) == ids(pool.take(most_informative(scores, 20)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("anchor", ["current", "previous"])
-@pytest.mark.parametrize("start", ["global", "local", "persistent"])
-def test_the_highest_stay_by_the_start_and_the_anchor_that_were_chosen(small: Make, start: str, anchor: str) -> None:
-    config = small(method="refed", refed_start=start, refed_anchor=anchor, refed_learning_rate=0.05)
-    federation = Federation(config)
-    experiment = federation.experiment
-
-    def net_of(weights: Mapping[str, np.ndarray]) -> Network:
-        tensors = {name: torch.as_tensor(array) for name, array in weights.items()}
-        return copy.deepcopy(experiment.network(tensors))
-
-    last: Network | None = None
-    for number in (1, 2, 3):
-        before, sent = state_of(federation, 0, number - 1).buffer, federation.weights
-        local = federation.train(0, number).weights
-        trained = ids(state_of(federation, 0, number).buffer)
-        federation.weights = weighted_mean([local, sent], [1, 1])
-        metrics, state = federation.evaluate(0, number).metrics, state_of(federation, 0, number)
-        pool = before.followed_by(experiment.chunk(0, number))
-        assert (keys.BUFFER_SIZE in metrics) == (anchor == "current" and number > 1)
-        if number == 1:  # everything fits, and no informative model moves
-            assert ids(state.buffer) == ids(pool) and not state.extra
-            continue
-        w = net_of(sent if anchor == "previous" else federation.weights)
-        first = {"global": w, "local": net_of(local), "persistent": last or w}[start]
-        images = experiment.preprocess(pool.images(experiment.dataset.fetch))
-        blocks = [(images, pool.labels)]
-        scoring = config.of(RefedKeys).scoring
-        found = network_scores(first, lambda size: blocks, state.seen, w, **scoring)  # noqa: B023
-        assert ids(state.buffer) == ids(pool.take(most_informative(found.scores, 20)))
-        assert (trained == ids(state.buffer)) == (anchor == "previous")
-        last = copy.deepcopy(first)
-        last.load_state_dict({**first.state_dict(), **found.parameters})
-
-        kind = "informative" if start == "persistent" else "local"
-        stored = start == "persistent" or (start, anchor) == ("local", "current")
-        assert set(state.extra) == ({f"{kind}.{name}" for name in sent} if stored else set())
-        if start == "persistent":
-            for name, tensor in last.state_dict().items():
-                torch.testing.assert_close(state.extra[f"informative.{name}"], tensor, rtol=1e-4, atol=1e-6)
-
-
-def test_with_the_previous_anchor_no_second_message_is_needed(small: Make) -> None:
-    federation = Federation(small(method="refed", refed_anchor="previous"))
-    for number in (1, 2, 3):
-        metrics = federation.train(0, number).metrics
-        state = state_of(federation, 0, number)
-        assert metrics[keys.BUFFER_SIZE] == len(state.buffer) == min(20, 16 * number)
-        assert metrics[keys.BUFFER_CLASSES] == state.buffer.class_counts(10).tolist()
-    assert max(state.buffer.rounds.tolist()) > 1
 
 
 def test_a_class_with_the_highest_losses_may_fill_the_buffer(small: Make) -> None:
@@ -335,13 +212,8 @@ def test_a_class_with_the_highest_losses_may_fill_the_buffer(small: Make) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "reading",
-    [{}, {"refed_start": "local"}, {"refed_start": "persistent"}, {"refed_anchor": "previous"}],
-    ids=lambda reading: " ".join(reading.values()) or "usual",
-)
-def test_a_repeated_message_changes_nothing(small: Make, reading: dict[str, str]) -> None:
-    federation = Federation(small(method="refed", **reading))
+def test_a_repeated_message_changes_nothing(small: Make) -> None:
+    federation = Federation(small(method="refed"))
     for number in (1, 2, 3):
         federation.train(0, number)
         first = federation.evaluate(0, number)
@@ -378,22 +250,3 @@ def test_three_rounds_from_end_to_end_repeat_with_the_seed(small: Make) -> None:
     assert all(size <= 20 for record in records for size in record["buffer_size"])
     assert records[2]["buffer_size"] == [20] * 3
     assert records[0]["client_accuracy"] == records[0]["global_accuracy"]
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"refed_steps": 1},
-        {"refed_lambda": 0.05},
-        {"refed_learning_rate": 0.05},
-        {"refed_reduction": "sum"},
-        {"refed_gradient": "last-layer"},
-        {"refed_power": 2},
-    ],
-)
-def test_every_reading_makes_a_difference_to_the_scores(changes: dict[str, Any]) -> None:
-    usual = RefedKeys(refed_learning_rate=0.02)
-    one, other = (
-        network_scores(network(), in_blocks(), SEEN, **c.scoring).scores for c in (usual, replace(usual, **changes))
-    )
-    assert not torch.allclose(one, other)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from flwr.app import RecordDict
 
+from clients import tfcl
 from clients.round import StreamingClient
 from clients.tfcl import TfclClient
 from fedkace_flwr.algorithms import tfcl_submodels as submodels
@@ -17,8 +18,6 @@ from fedkace_flwr.algorithms import tfcl_tags as tags
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.metrics import accuracy
-from fedkace_flwr.networks.network import Network
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.sources import StreamSource
 from fedkace_flwr.storage.client_state import ClientState
@@ -109,14 +108,10 @@ def test_an_old_sub_model_answers_as_it_did(small: Make) -> None:
     assert not torch.equal(answers[1], answers[3])
 
 
-# Two classes a round of four or six, so that they come back in every second or third round.
-RETURNING = {"window": 2, "overlap": 0, "num_classes": 4, "tfcl_trace": "class-set"}
-
-
-@pytest.mark.parametrize("changes", [{}, RETURNING])
-def test_what_is_answered_is_the_network_that_was_trained(small: Make, changes: dict[str, Any]) -> None:
+def test_what_is_answered_is_the_network_that_was_trained(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pick mask, tags and all else survive the way through packed bits and the disk."""
-    client, found = client_of(small(**SHAPE, tfcl_pick_learning_rate=0.02, **changes)), []
+    monkeypatch.setattr(tfcl, "PICK_LEARNING_RATE", 0.02)
+    client, found = client_of(small(**SHAPE)), []
     read = tags.Claim.read
 
     def noted(claim: tags.Claim) -> Any:
@@ -164,10 +159,13 @@ def test_repeated_messages_get_the_stored_answer(small: Make) -> None:
     assert evaluate(client, 1) == evaluate(client, 1)
 
 
-def test_a_client_without_an_answer_ends_its_round_by_labels_alone(small: Make) -> None:
+def test_a_client_without_an_answer_ends_its_round_by_labels_alone(
+    small: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     weights = []
     for name, weight in (("none", 0.9), ("labels", 1.0), ("taught", 0.1)):
-        config = small(**SHAPE, tfcl_label_weight=weight)
+        monkeypatch.setattr(tfcl, "LABEL_WEIGHT", weight)
+        config = small(**SHAPE)
         client = client_of(replace(config, run=replace(config.run, results_dir=f"{config.run.results_dir}/{name}")))
         head(client, 1)
         if name != "none":
@@ -207,30 +205,6 @@ def test_a_tail_without_its_head_is_an_error(small: Make) -> None:
         tail(client_of(small(**SHAPE)), 1)
 
 
-@pytest.mark.parametrize("inference", ["latest", "most-confident"])
-def test_predictions_stay_within_the_classes_met(small: Make, inference: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from clients import tfcl
-
-    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def noted(scores: torch.Tensor, labels: torch.Tensor, mask: torch.Tensor) -> float:
-        seen.append((scores.masked_fill(~mask, -torch.inf).argmax(1), mask))
-        if inference == "most-confident":
-            assert bool(mask[scores.argmax(1)].all())
-        return accuracy(scores, labels, mask)
-
-    monkeypatch.setattr(tfcl, "accuracy", noted)
-    client = client_of(small(**SHAPE, tfcl_inference=inference))
-    for number in (1, 2):
-        head(client, number)
-        tail(client, number)
-        reported = evaluate(client, number)
-        predicted, mask = seen[-1]
-        assert bool(mask[predicted].all()) and int(mask.sum()) == reported[keys.SEEN_CLASSES]
-    if inference == "most-confident":
-        assert len(set(seen[-1][0].tolist())) > 1
-
-
 def test_one_epoch_prunes_and_leaves_nothing_to_distil(small: Make) -> None:
     client = client_of(small(**{**SHAPE, "epochs": 1}))
     head(client, 1)
@@ -238,130 +212,8 @@ def test_one_epoch_prunes_and_leaves_nothing_to_distil(small: Make) -> None:
     assert int((state_of(client, 1).extra["tags"] == 1).sum()) == sum(max(1, s // 3) for s in sizes_of(client))
 
 
-# What the publication leaves open
-
-
 def trained(client: TfclClient, *numbers: int) -> Mapping[str, torch.Tensor]:
     for number in numbers:
         head(client, number)
         tail(client, number)
     return state_of(client, numbers[-1]).extra
-
-
-@pytest.mark.parametrize("start", ["fresh", "copy"])
-def test_an_output_layer_begins_as_at_the_start_of_the_run_or_as_it_was_last(small: Make, start: str) -> None:
-    client = client_of(small(**SHAPE, tfcl_head=start))
-    first = trained(client, 1)
-    still = replace(client.config.training, learning_rate=1e-30)
-    client.config = replace(client.config, training=still)
-    second = trained(client, 2)
-    initial = client.network({}).output.weight.detach().clone()
-    before, after = (
-        client.sub_model(extra, task).output.weight.detach().clone() for extra, task in ((first, 1), (second, 2))
-    )
-    assert not torch.equal(initial, before)
-    assert torch.equal(after, before if start == "copy" else initial)
-
-
-def test_literally_the_first_round_claims_all_and_no_other_gets_any(small: Make) -> None:
-    client = client_of(small(**SHAPE, tfcl_prune="literal"))
-    first = trained(client, 1)
-    assert bool((first["tags"] == 1).all()) and "pick.1" in first
-    later = trained(client, 2, 3)
-    assert torch.equal(later["tags"], first["tags"]) and torch.equal(later["weights"], first["weights"])
-    assert not torch.equal(later["rest.3"], later["rest.2"])
-    assert 0 <= evaluate(client, 3)[keys.ACCURACY] <= 1
-
-
-def test_literally_a_task_is_pruned_in_its_second_round(small: Make) -> None:
-    """Classes change every second round."""
-    client = client_of(small(**SHAPE, rounds=4, overlap=2, tfcl_prune="literal", tfcl_trace="class-set"))
-    sizes = sizes_of(client)
-    quotas = [max(1, size // 4) for size in sizes]
-
-    def owned(extra: Mapping[str, torch.Tensor], task: int) -> list[int]:
-        return [int((part == task).sum()) for part in torch.split(extra["tags"], sizes)]
-
-    assert owned(trained(client, 1), 1) == sizes
-    second = trained(client, 2)
-    assert owned(second, 1) == quotas
-    assert bool((second["weights"][second["tags"] == tags.FREE] == 0).all())
-    assert owned(trained(client, 3), 3) == [size - quota for size, quota in zip(sizes, quotas, strict=True)]
-    fourth = trained(client, 4)
-    assert owned(fourth, 1) == owned(fourth, 3) == quotas
-    assert submodels.finished(fourth) == [1, 3]
-
-
-def test_a_task_that_goes_on_trains_its_own_weights_and_claims_none(small: Make) -> None:
-    client = client_of(small(**SHAPE, overlap=2, tfcl_trace="class-set"))
-    first, second = trained(client, 1), trained(client, 2)
-    assert torch.equal(first["tags"], second["tags"]) and submodels.opened(second) == [1]
-    own = first["tags"] == 1
-    assert not torch.equal(first["weights"][own], second["weights"][own])
-    assert bool((second["weights"][~own] == 0).all())
-    assert submodels.opened(trained(client, 3)) == [1, 3]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("prune", ["within-round", "literal"])
-def test_a_task_that_comes_back_changes_its_own_sub_model_and_no_other(small: Make, prune: str) -> None:
-    client = client_of(small(**SHAPE, **{**RETURNING, "num_classes": 6}, rounds=8, tfcl_prune=prune))
-    images, answers, tasks = torch.randn(4, 3, 8, 8), dict[int, torch.Tensor](), []
-    for number in range(1, 9):
-        extra = trained(client, number)
-        tasks.append(int(extra[submodels.TASK]))
-        for task in submodels.finished(extra):
-            with torch.inference_mode():
-                logits = client.sub_model(extra, task).eval()(images)
-            if task == tasks[-1]:
-                assert task == number or not torch.equal(answers[task], logits)
-                answers[task] = logits
-            assert torch.equal(answers[task], logits)
-    assert tasks == [1, 2, 3, 1, 2, 3, 1, 2]
-
-
-@pytest.mark.parametrize("inference", ["latest", "most-confident"])
-def test_who_came_back_answers(small: Make, inference: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    client = client_of(small(**SHAPE, **RETURNING, tfcl_inference=inference))
-    trained(client, 1, 2, 3)
-    asked: list[int] = []
-    of = client.sub_model
-
-    def noted(extra: Mapping[str, torch.Tensor], task: int) -> Network:
-        asked.append(task)
-        return of(extra, task)
-
-    monkeypatch.setattr(client, "sub_model", noted)
-    evaluate(client, 3)
-    assert asked == ([1] if inference == "latest" else [1, 2])
-
-
-@pytest.mark.slow
-def test_a_returning_round_that_is_repeated_or_left_open_ends_alike(small: Make) -> None:
-    """Round 3 goes on with the first one's task; it is trained again from the disk, and ended by the next message."""
-    config = small(**SHAPE, **RETURNING, rounds=4)
-
-    def ended(name: str) -> TfclClient:
-        client = client_of(replace(config, run=replace(config.run, results_dir=f"{config.run.results_dir}/{name}")))
-        trained(client, 1, 2)
-        return client
-
-    plain, repeated, open_ended = ended("plain"), ended("repeated"), ended("open")
-    first = head(plain, 3)
-    evaluate(plain, 3)
-    head(repeated, 3)
-    (repeated.store.folder / "state-000003.npz").unlink()
-    again = head(repeated, 3)
-    assert all(first.array_records[keys.ARRAYS][n].data == a.data for n, a in again.array_records[keys.ARRAYS].items())
-    evaluate(repeated, 3)
-    head(open_ended, 3)
-    wanted = state_of(plain, 3).extra
-    for client in (plain, repeated, open_ended):
-        head(client, 4)
-        found = client.store.before(4).extra if client is not open_ended else {}
-        assert all(torch.equal(found[name], wanted[name]) for name in found if name != "tail")
-    fourth = state_of(plain, 4).extra
-    for client in (repeated, open_ended):
-        other = state_of(client, 4).extra
-        assert set(other) == set(fourth)
-        assert all(torch.equal(other[name], fourth[name]) for name in fourth if name != "tail")

@@ -46,8 +46,6 @@ CASES = [
         pytest.param({"method": name}, id=name, marks=[] if name == "fedkace" else [pytest.mark.slow])
         for name in SERVED
     ),
-    pytest.param({"method": "tfcl", "tfcl_inference": "most-confident"}, id="tfcl-most", marks=pytest.mark.slow),
-    pytest.param({"method": "dcfcl", "dcfcl_batch_norm": "local"}, id="dcfcl-local", marks=pytest.mark.slow),
     pytest.param({"method": "er", "inference": "local", "evaluate": "both"}, id="er-local", marks=pytest.mark.slow),
     pytest.param({"method": "fedkace", "precision": "bf16"}, id="bf16", marks=pytest.mark.slow),
 ]

@@ -104,17 +104,6 @@ def test_the_buffer_is_what_global_leverage_draws(cbdr_config: Make) -> None:
     assert not any(report.failures for report in reports)
 
 
-def test_with_the_published_codes_scores_only_each_clients_sum_is_that_of_its_features(cbdr_config: Make) -> None:
-    config = cbdr_config(rounds=2, width=2, fedcbdr_scores="published-code")
-    reports, grid = start(config)
-    _, clients = pools_and_features(config, grid)
-    for number, x in enumerate(clients):
-        own, sent = pinv_leverage(x), array_of(grid.of(fedcbdr_names.SCORES_QUERY, 2)[number].up, fedcbdr_names.SCORES)
-        assert sent.sum() == pytest.approx(float(own.sum()), abs=1e-3) and own.sum() < len(x) - 1
-        assert np.abs(sent - own.numpy()).max() > 0.05
-    assert selected(reports[1]) == {0: 1, 1: 1, 2: 1} and not any(report.failures for report in reports)
-
-
 @pytest.mark.slow
 def test_three_rounds_with_the_same_seed_give_the_same_numbers(cbdr_config: Make) -> None:
     first, second, other = (cbdr_config(run_name=name, seed=seed) for name, seed in (("a", 7), ("b", 7), ("c", 8)))
@@ -160,37 +149,6 @@ def test_no_pixels_and_no_plain_features_leave_a_client(cbdr_config: Make) -> No
             assert all(a.dtype != np.uint8 and a.ndim <= 2 and a.shape[-1] != image for _, a in own)
     masked = array_of(grid.of(fedcbdr_names.FEATURES_QUERY, 2)[0].up, fedcbdr_names.FEATURES)
     assert masked.min() < 0  # features end in a ReLU and an average
-
-
-def test_without_classes_no_labels_travel_and_the_record_shows_the_true_buffer(cbdr_config: Make) -> None:
-    config = cbdr_config(rounds=2, fedcbdr_balanced=False)
-    reports, grid = start(config)
-    for client, crossing in grid.of(fedcbdr_names.SCORES_QUERY, 2).items():
-        reply = crossing.up
-        assert reply is not None and set(reply.array_records[keys.ARRAYS]) == {fedcbdr_names.SCORES}
-        labels = buffer_of(config, client, 2)[1]
-        assert reports[1].evaluated[client][keys.BUFFER_CLASSES] == np.bincount(labels, minlength=10).tolist()
-        assert len(labels) == 20
-
-
-def test_with_replacement_the_buffer_is_what_was_drawn_and_the_record_says_how_much(cbdr_config: Make) -> None:
-    config = cbdr_config(rounds=3, fedcbdr_replacement=True)
-    run_inline(config)
-    records = rounds_of(Path(config.run.results_dir) / config.run.run_name)
-    for number in (2, 3):
-        held = [buffer_of(config, client, number) for client in range(3)]
-        assert records[number - 1]["buffer_size"] == [len(set(ids)) for ids, _ in held]
-        assert all(len(set(ids)) == len(ids) < 20 for ids, _ in held)
-        assert records[number - 1]["buffer_classes"] == [np.bincount(y, minlength=10).tolist() for _, y in held]
-        assert records[number - 1]["failures"] == []
-
-
-def test_with_replacement_the_evaluation_is_longer_by_the_size_and_the_selection_shorter(cbdr_config: Make) -> None:
-    reports, _ = start(cbdr_config(rounds=2, evaluate="both", fedcbdr_replacement=True))
-    before, after = (report.exchanges["evaluation"] for report in reports)
-    kept = sum(reports[1].evaluated[client][keys.BUFFER_SIZE] for client in range(3))
-    assert after.bytes_down == before.bytes_down + 3 * 137 + 8 * kept
-    assert after.bytes_up == before.bytes_up + 3 * (16 + 14 + 8 * 10 + 19)
 
 
 def emptied(reply: Message) -> Message:
@@ -266,24 +224,15 @@ def test_repeated_messages_get_the_same_answers(cbdr_config: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("positions", "replacement"),
-    [
-        ([0] * 20, False),
-        (list(range(13, 33)), False),
-        (list(range(19)), False),
-        (list(range(-1, 19)), False),
-        ([3, 3], True),
-        ([], True),
-        (list(range(21)), True),
-    ],
+    "positions", [[0] * 20, list(range(13, 33)), list(range(19)), list(range(-1, 19)), [], list(range(21))]
 )
 def test_a_selection_that_does_not_fit_is_not_taken(
-    cbdr_config: Make, positions: list[int], replacement: bool, monkeypatch: pytest.MonkeyPatch
+    cbdr_config: Make, positions: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn = torch.tensor(positions, dtype=torch.int64)
     servers = SimpleNamespace(left_factor=cbdr.left_factor, draw=lambda *told, **more: drawn)
     monkeypatch.setattr(strategies.fedcbdr, "cbdr", servers)
-    reports, _ = start(cbdr_config(rounds=2, fedcbdr_replacement=replacement))
+    reports, _ = start(cbdr_config(rounds=2))
     assert selected(reports[1]) == {0: 0, 1: 0, 2: 0}
     assert {failure["phase"] for failure in reports[1].failures} == {fedcbdr_names.SELECTION}
 
@@ -301,27 +250,6 @@ def test_a_query_out_of_turn_is_refused(cbdr_config: Make) -> None:
 
     assert "client 0 has not trained in round 3" in ask(3, fedcbdr_names.SCORES_QUERY, rows)
     assert "must be float64 (32, rank)" in ask(2, fedcbdr_names.SCORES_QUERY, rows[1:])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"fedcbdr_tau_old": 0.5},
-        {"fedcbdr_tau_new": 2.0},
-        {"fedcbdr_weight_old": 2.0},
-        {"fedcbdr_weight_new": 0.5},
-        {"fedcbdr_new_columns": "novel"},
-        {"fedcbdr_temperatures": "published-code"},
-    ],
-)
-def test_every_key_makes_a_difference_from_the_second_round(cbdr_config: Make, changes: dict[str, object]) -> None:
-    outcomes = []
-    for name, other in (("usual", {}), ("other", changes)):
-        _, grid = start(cbdr_config(rounds=2, overlap=1, run_name=name, **other))
-        outcomes.append([array_of(grid.of(MessageType.TRAIN, n)[0].up, "output.weight") for n in (1, 2)])
-    (first, second), (first_other, second_other) = outcomes
-    assert np.array_equal(first, first_other) and not np.array_equal(second, second_other)
 
 
 def test_the_local_model_answers_when_asked_for(cbdr_config: Make) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +12,9 @@ from experiments.running.inline import InlineGrid, run_inline
 from fedkace_flwr import client_app, server_app
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import RunError
-from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.messaging.records import Reply
-from strategies.tfcl import linked, teach
+from strategies.tfcl import teach
 
 Make = Callable[..., Config]
 SHAPE = {"method": "tfcl", "epochs": 2, "tfcl_server_epochs": 2, "weight_decay": 1e-3}
@@ -62,29 +60,6 @@ def test_nobody_to_teach_is_no_error(small: Make) -> None:
 def test_a_diverging_network_is_an_error_of_its_own(small: Make) -> None:
     with pytest.raises(RunError):
         teach({0: lesson(0, 8)}, 10, small(**{**SHAPE, "learning_rate": 1e30}), 1)
-
-
-@pytest.mark.parametrize(
-    ("threshold", "expected"),
-    [
-        (0.0, [[0, 1, 2, 3, 4]]),
-        (0.2, [[0, 1, 2, 4], [3]]),  # 0 and 2 share nothing, but 1 and 4 link them
-        (1 / 3, [[0, 1, 2, 4], [3]]),
-        (0.34, [[0, 4], [1], [2], [3]]),
-        (1.0, [[0, 4], [1], [2], [3]]),
-    ],
-)
-def test_groups_are_those_linked_by_common_classes(threshold: float, expected: list[list[int]]) -> None:
-    sets = {0: {1, 2}, 1: {2, 3}, 2: {3, 4}, 3: {7, 8}, 4: {1, 2}}
-    held = {client: frozenset(classes) for client, classes in sets.items()}
-    assert linked(held, threshold) == expected
-    assert linked(dict(reversed(held.items())), threshold) == expected
-
-
-def test_a_threshold_is_met_by_the_share_that_it_names() -> None:
-    ten, seven = frozenset(range(10)), frozenset(range(7))
-    assert linked({0: ten, 1: seven}, 0.7) == [[0, 1]]
-    assert linked({}, 0.5) == []
 
 
 # Whole runs
@@ -204,57 +179,3 @@ def test_a_diverging_server_leaves_the_clients_to_themselves(small: Make, monkey
     folder, grid = run(small(**SHAPE, rounds=1))
     assert "train.tail" not in {kind for kind, _, _ in grid.sent}
     assert None not in rounds_of(folder)[0]["client_accuracy"]
-
-
-@pytest.mark.slow
-def test_a_group_learns_from_its_own_members_alone(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    from strategies import tfcl
-
-    asked: list[list[int]] = []
-
-    def noted(lessons: Any, *told: Any) -> Any:
-        asked.append(sorted(lessons))
-        return teach(lessons, *told)
-
-    monkeypatch.setattr(tfcl, "teach", noted)
-    config = small(**SHAPE, rounds=2, clients=6, window=3, tfcl_group="class-overlap", tfcl_group_jaccard=0.5)
-
-    def lose(kind: str, number: int, client: int, reply: Message) -> Message | None:
-        return FAULTS["nan"][0](reply) if (kind, number, client) == ("train.head", 2, 1) else reply
-
-    folder, _ = run(config, lose)
-    records, experiment = rounds_of(folder), Experiment(config)
-    assert asked == [group for record in records for group in record["groups"]]
-    for record, present in zip(records, ({0, 1, 2, 3, 4, 5}, {0, 2, 3, 4, 5}), strict=True):
-        windows = {k: frozenset(experiment.stream(k).windows[record["round"] - 1]) for k in present}
-        assert record["groups"] == linked(windows, 0.5)
-    assert any(1 < len(group) < 6 for record in records for group in record["groups"])
-
-
-@pytest.mark.slow
-def test_one_group_of_all_is_the_round(small: Make) -> None:
-    folders = [
-        run(small(**SHAPE, run_name=name, **changes))[0]
-        for name, changes in (("round", {}), ("linked", {"tfcl_group": "class-overlap", "tfcl_group_jaccard": 0.0}))
-    ]
-    plain, grouped = (rounds_of(folder) for folder in folders)
-    assert [record.pop("groups") for record in grouped] == [[[0, 1, 2]]] * 3
-    assert grouped == plain
-
-
-def test_a_group_whose_network_diverges_leaves_the_others_their_logits(
-    small: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from strategies import tfcl
-
-    def diverge(lessons: Any, *told: Any) -> Any:
-        if 0 in lessons:
-            raise RunError("epoch 1: the training loss is not finite")
-        return teach(lessons, *told)
-
-    monkeypatch.setattr(tfcl, "teach", diverge)
-    config = small(**SHAPE, rounds=1, tfcl_group="class-overlap", tfcl_group_jaccard=1.0)
-    folder, grid = run(config)
-    (record,) = rounds_of(folder)
-    assert record["groups"] == [[0], [1], [2]] and None not in record["client_accuracy"]
-    assert {client for kind, _, client in grid.sent if kind == "train.tail"} == {1, 2}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedkace_flwr.algorithms.fedcbdr_loss import TemperatureLoss, TwiceScaledLoss
+from fedkace_flwr.algorithms.fedcbdr_loss import TemperatureLoss
 from fedkace_flwr.algorithms.fedkace_loss import BalancedReplayLoss, FullGradientReplayLoss
 from fedkace_flwr.algorithms.fedkace_replay import GradientBalance
 from fedkace_flwr.compute.seats import undone
@@ -39,7 +39,6 @@ OBJECTIVES: dict[str, Callable[[ResNet18], Objective]] = {
     ),
     "full gradient": lambda net: FullGradientReplayLoss(CURRENT, OLD, GradientBalance(), list(net.parameters())),
     "temperature": lambda net: TemperatureLoss(CURRENT | OLD, CURRENT, **TEMPERATURES),
-    "twice scaled": lambda net: TwiceScaledLoss(CURRENT | OLD, CURRENT, **TEMPERATURES),
 }
 
 

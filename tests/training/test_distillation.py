@@ -7,7 +7,6 @@ from support.gradients import gradient_of
 from fedkace_flwr.networks.resnet import seeded_resnet18
 from fedkace_flwr.training.distillation import (
     DistilledLoss,
-    mean_bce,
     soft_cross_entropy,
     softened_divergence,
 )
@@ -46,35 +45,23 @@ def test_divergence_differs_from_soft_cross_entropy_by_the_teachers_entropy():
     assert difference.item() == pytest.approx(soft_cross_entropy(teacher, teacher, mask, 2.0).item(), abs=1e-12)
 
 
-@pytest.mark.parametrize("kind", ["cross-entropy", "bce"])
-def test_a_label_weight_of_one_is_plain_training(kind):
-    logits, labels = random_logits(6), torch.tensor([0, 2, 0, 3, 3, 2])
-    mask = torch.tensor([True, False, True, True, False])
-    batch = Batch(torch.empty(6, 0), labels, torch.zeros(6, dtype=torch.bool), torch.arange(6))
-    make = {"temperature": 5.0, "kind": kind}
-    with_teacher = DistilledLoss(mask.expand(6, 5), random_logits(7), weight=1.0, **make)
-    by_labels = DistilledLoss(mask.expand(6, 5), None, weight=0.3, **make)
-    loss = with_teacher.loss(logits, logits, batch)
-    assert torch.equal(loss, by_labels.loss(logits, logits, batch))
-    plain = TaskLoss(mask, mask).loss(logits, logits, batch) if kind == "cross-entropy" else None
-    assert plain is None or torch.equal(loss, plain)
-    half = DistilledLoss(mask.expand(6, 5), random_logits(7), weight=0.5, **make).loss(logits, logits, batch)
-    divergence = softened_divergence(logits, random_logits(7), mask, 5.0) / (3 if kind == "bce" else 1)
-    assert half.item() == pytest.approx(0.5 * float(loss) + 0.5 * float(divergence.mean()), abs=1e-12)
-
-
-def test_bce_is_the_mean_over_the_classes_left():
-    logits, labels = random_logits(8, size=2, classes=3), torch.tensor([0, 2])
-    mask = torch.tensor([[True, True, False], [True, True, True]])
-    p = logits.sigmoid()
-    first = -(p[0, 0].log() + (1 - p[0, 1]).log()) / 2
-    second = -((1 - p[1, 0]).log() + (1 - p[1, 1]).log() + p[1, 2].log()) / 3
-    assert mean_bce(logits, labels, mask).item() == pytest.approx(float(first + second) / 2, abs=1e-12)
-
-
 def test_the_two_halves_of_a_network_make_the_whole():
     net, images = seeded_resnet18(5, 2, "cifar", 1).eval(), torch.randn(3, 3, 8, 8)
     with torch.no_grad():
         whole, maps = net(images), net.lower_half()(images)
         assert maps.shape == (3, 4, 4, 4)
         assert torch.equal(net.upper_half()(maps), whole)
+
+
+def test_a_label_weight_of_one_is_plain_training():
+    logits, labels = random_logits(6), torch.tensor([0, 2, 0, 3, 3, 2])
+    mask = torch.tensor([True, False, True, True, False])
+    batch = Batch(torch.empty(6, 0), labels, torch.zeros(6, dtype=torch.bool), torch.arange(6))
+    with_teacher = DistilledLoss(mask.expand(6, 5), random_logits(7), weight=1.0, temperature=5.0)
+    by_labels = DistilledLoss(mask.expand(6, 5), None, weight=0.3, temperature=5.0)
+    loss = with_teacher.loss(logits, logits, batch)
+    assert torch.equal(loss, by_labels.loss(logits, logits, batch))
+    assert torch.equal(loss, TaskLoss(mask, mask).loss(logits, logits, batch))
+    half = DistilledLoss(mask.expand(6, 5), random_logits(7), weight=0.5, temperature=5.0).loss(logits, logits, batch)
+    divergence = softened_divergence(logits, random_logits(7), mask, 5.0)
+    assert half.item() == pytest.approx(0.5 * float(loss) + 0.5 * float(divergence.mean()), abs=1e-12)

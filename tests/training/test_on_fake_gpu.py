@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from clients.fedprox import ProximalLoss
 from fedkace_flwr.algorithms import fedkace_buffer
-from fedkace_flwr.algorithms.fedcbdr_loss import TemperatureLoss, TwiceScaledLoss
+from fedkace_flwr.algorithms.fedcbdr_loss import TemperatureLoss
 from fedkace_flwr.algorithms.fedkace_loss import BalancedReplayLoss, FullGradientReplayLoss
 from fedkace_flwr.algorithms.fedkace_replay import GradientBalance
 from fedkace_flwr.algorithms.ofcl_views import VIEWS
@@ -50,7 +50,6 @@ LOSSES: dict[str, Callable[[ResNet18, torch.device], Objective]] = {
         *masks(device), GradientBalance(), list(net.parameters())
     ),
     "temperature": lambda net, device: TemperatureLoss(*masks(device), **TEMPERATURES),
-    "twice scaled": lambda net, device: TwiceScaledLoss(*masks(device), **TEMPERATURES),
     "proximal": lambda net, device: ProximalLoss(masks(device)[0], list(net.parameters()), 0.1),
     "stored logits": lambda net, device: StoredLogitsLoss(TaskLoss(*masks(device)), stored(device), 0.1, 14),
     "distilled": lambda net, device: DistilledLoss(

@@ -12,7 +12,6 @@ import torch
 from flwr.app import Message, MessageType, RecordDict
 
 from clients import fedcbdr as fedcbdr_names
-from clients.fedcbdr import FedcbdrKeys
 from experiments.running.inline import InlineGrid
 from fedkace_flwr import client_app, server_app
 from fedkace_flwr.config import Config
@@ -218,7 +217,6 @@ def assert_bytes_are_as_declared(run: Watched) -> None:
         "F": 8 * config.model.width,
         "A": maps.numel(),
         "M": config.buffer.capacity,
-        "balanced": int(config.of(FedcbdrKeys).fedcbdr_balanced),
     }
     held = [0] * config.stream.clients
     for record in records:
