@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.made.keys import KEYS
 
-from clients.dcfcl import DcfclKeys
 from experiments.running.inline import run_inline
 from experiments.studies.study import load_study
 from fedkace_flwr import config_docs
@@ -137,8 +136,6 @@ def configurations(draw: st.DrawFn) -> dict[str, Any]:
     window = draw(st.integers(1, classes))
     fitting = (classes, window, draw(st.integers(0, window)), draw(st.integers(2, 500)), classes + draw(st.integers(0)))
     chosen = {name: draw(inside(name), label=name) for name in names}
-    if chosen.get("dcfcl-candidates") == "all":
-        chosen["clients"] = draw(st.integers(1, 20))
     if chosen.get("data-source") == "inbox":
         chosen |= {
             "class-names": ",".join(f"c{i}" for i in range(min(classes, 50) + 1)),
@@ -299,15 +296,6 @@ def test_a_chunk_has_two_samples_at_least() -> None:
     assert "at least 2" in text
 
 
-def test_all_coalitions_are_for_few_clients() -> None:
-    assert Config.parse({"dcfcl-candidates": "all", "clients": 20}).stream.clients == 20
-    for value in ("auto", "merges"):
-        assert Config.parse({"dcfcl-candidates": value, "clients": 21}).of(DcfclKeys).dcfcl_candidates == value
-    text = refusal({"dcfcl-candidates": "all", "clients": 21})
-    assert "dcfcl-candidates = 'all' with clients = 21" in text
-    assert "20" in text and "merges" in text
-
-
 # Files that must agree with the code
 
 
@@ -380,3 +368,8 @@ def test_federations_are_left_to_the_users_flower_settings() -> None:
 )
 def test_devices_keep_their_models_unless_told_otherwise(chosen: dict[str, str], on_device: bool, kept: bool) -> None:
     assert Config.parse(chosen).keeps_models(on_device=on_device) is kept
+
+
+def test_a_key_that_became_a_constant_passes_with_its_value_and_no_other() -> None:
+    assert Config.parse({"refed-steps": 5, "fedcbdr-balanced": True}) == Config()
+    assert "refed-steps = 6" in refusal({"refed-steps": 6}) and "has 5" in refusal({"refed-steps": 6})

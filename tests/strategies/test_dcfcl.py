@@ -1,6 +1,7 @@
 """DCFCL: both halves over the inline grid on digits, with clients that drop out."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.networks.network import Network
-from fedkace_flwr.registry import METHODS, Method
+from fedkace_flwr.registry import METHODS
 from fedkace_flwr.rounds.aggregation import client_drift, weighted_mean
 from fedkace_flwr.rounds.server_round import ServerRound
 from fedkace_flwr.training.distillation import DistillationLoss
@@ -58,7 +59,7 @@ class Observed(DcfclClient):
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(METHODS, "dcfcl", Method(Observed, server=Kept))
+    monkeypatch.setitem(METHODS, "dcfcl", replace(METHODS["dcfcl"], client=Observed, server=Kept))
     SERVERS.clear()
     OBJECTIVES.clear()
 
