@@ -7,31 +7,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from experiments.bench.measure import Figures, spread, unmeasured
+from experiments.bench.measure import Figures, spread
 from experiments.running.engines import FlowerEngine
-from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
-from fedkace_flwr.errors import DataError
 from fedkace_flwr.experiment import Experiment
 
 _WORKERS = 2
 _QUICK = {"epochs": 1, "rounds": 4, "threads": 1}
 _TINY = {**_QUICK, "width": 4, "samples-per-class": 2, "capacity": 10, "test-per-class": 1}
 _PAPERS = {"image-size": 32, "width": 16, "window": 10, "overlap": 10, "samples-per-class": 40, "capacity": 1000}
-
-_ON_CIFAR = {
-    "dataset": "cifar100",
-    "clients": 1,
-    "rounds": 3,
-    "window": 5,
-    "overlap": 5,
-    "samples-per-class": 100,
-    "capacity": 1000,
-    "width": 16,
-    "epochs": 20,
-    "threads": 1,
-    "diagnostics": False,
-}
 
 
 def rounds(repeats: int) -> Figures:
@@ -58,21 +42,6 @@ def rounds(repeats: int) -> Figures:
         shares = [line["seconds"]["round"] / (_compute(line["seconds"]) / _WORKERS) for line in lines[1:]]
         figures["ten clients on two workers, round against compute / 2"] = spread(shares, "<= 1.10")
     return figures
-
-
-def paper_round(repeats: int) -> Figures:
-    """Time one client's third round with the paper's settings on CIFAR-100, when its buffer is full; measured once."""
-    parts = ("training", "selection", "evaluation", "transport", "round")
-    names = {part: f"a client's round on CIFAR-100, paper's settings, {part}, seconds" for part in parts}
-    with tempfile.TemporaryDirectory(prefix="fedkace-bench-") as folder:
-        config = Config.parse({**_ON_CIFAR, "results-dir": folder, "run-name": "round"})
-        try:
-            Experiment(config)
-        except DataError:
-            return {name: unmeasured(reason="needs CIFAR-100 in ./data") for name in names.values()}
-        run_inline(config)
-        last = json.loads((Path(folder) / "round" / "rounds.jsonl").read_text().splitlines()[-1])
-    return {name: {"median": last["seconds"][part]} for part, name in names.items()}
 
 
 def _compute(seconds: dict[str, float]) -> float:

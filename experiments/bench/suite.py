@@ -6,36 +6,22 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from experiments.bench.compiled import compiled
 from experiments.bench.gpu import gpu, gpu_run, gpu_tests
-from experiments.bench.machines import machines
 from experiments.bench.measure import Figures, report
-from experiments.bench.memory import memory
-from experiments.bench.optimiser import optimiser
 from experiments.bench.parts import parts as costs_of_parts
-from experiments.bench.passes import passes
 from experiments.bench.plain import plain, start
-from experiments.bench.rounds import paper_round, rounds
+from experiments.bench.rounds import rounds
 from experiments.bench.selection import selection
 from experiments.bench.serving.delays import service
-from experiments.bench.state import evaluation, state
 from experiments.bench.training import training
 from experiments.outputs import check_output
 from fedkace_flwr.errors import ConfigError
 
 PARTS: dict[str, Callable[[int], Figures]] = {
     "training": training,
-    "compiled": compiled,
-    "optimiser": optimiser,
-    "passes": passes,
     "parts": costs_of_parts,
     "selection": selection,
-    "evaluation": evaluation,
-    "state": state,
     "rounds": rounds,
-    "paper-round": paper_round,
-    "memory": memory,
-    "machines": machines,
     "service": service,
     "plain": plain,
     "start": start,

@@ -78,7 +78,7 @@ def test_a_study_runs_on_two_nodes_of_a_ray_cluster_with_the_same_numbers(
 
 
 def test_two_hundred_virtual_clients_take_part(tmp_path: Path, environment: dict[str, str]) -> None:
-    """All of them, in one round; what they cost in memory ``python -m experiments bench memory`` measures."""
+    """All of them, in one round."""
     settings = {**TINY, "clients": 200, "rounds": 1, "diagnostics": False}
     config = Config.parse({**settings, "results-dir": str(tmp_path), "run-name": "many"})
     folder = tmp_path / "many"

@@ -2,7 +2,6 @@
 
 import io
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,6 @@ from rich.console import Console
 
 from experiments.__main__ import main
 from experiments.bench import gpu as gpu_part
-from experiments.bench import machines as machines_part
-from experiments.bench.machines import machines
 from experiments.bench.measure import Figures, kept, report, spread, unmeasured, verdict
 from experiments.bench.suite import bench
 
@@ -76,19 +73,6 @@ def test_large_figures_have_no_exponent(tmp_path: Path) -> None:
     figures: Figures = {"many": {"median": 14486.7, "low": 9999.4, "high": 1234567.0}, "few": {"median": 0.00212307}}
     report(Console(file=text, width=200), figures, repeats=2, output=output)
     assert kept(output).splitlines()[2:4] == ["| many | 14,490 | 9999 | 1,235,000 |  |", "| few | 0.002123 |  |  |  |"]
-
-
-def test_a_figure_that_was_not_measured_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name: None if name == "openssl" else name)
-    figures = machines(1)
-    assert {figure["reason"] for figure in figures.values()} == {"needs openssl"}
-    text = io.StringIO()
-    report(Console(file=text, width=200), figures, repeats=1, output=None)
-    assert text.getvalue().count("not measured (needs openssl)") == len(figures)
-    monkeypatch.undo()
-    monkeypatch.setattr(machines_part, "CHECKOUT", Path("/nowhere"))
-    monkeypatch.setattr(shutil, "which", lambda name: name)
-    assert {figure["reason"] for figure in machines(1).values()} == {"needs a checkout of the project, for deploy/"}
 
 
 @pytest.mark.slow
