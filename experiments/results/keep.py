@@ -116,7 +116,7 @@ def _state_to_resume(run: Path, *, wanted: bool) -> Iterator[list[Path]]:
         if newest is None:
             raise RunError(f"{run}: has no checkpoint, so it cannot be resumed; leave out --resumable")
         checkpoint = atomic.path_of(Path(_SERVER), "checkpoint", newest.round)
-        patterns = ["state-*.npz", "ledger*"] + (["answer-*.npz"] if _reads_answers(run) else [])
+        patterns = ["state-*.npz"] + (["answer-*.npz"] if _reads_answers(run) else [])
         files = (run / _CLIENTS).glob("client-*/*")
         states = [path for path in files if path.is_file() and any(path.match(pattern) for pattern in patterns)]
         yield [checkpoint, *(path.relative_to(run) for path in states)]

@@ -53,7 +53,7 @@ def global_model(experiment: Experiment, weights: Mapping[str, Array], number: i
 
 def why_not_left(experiment: Experiment) -> str:
     """Why a finished run does not leave its global model, in half a sentence; empty if it does."""
-    if encryption.key() is not None:
+    if any(encryption.keys()):
         return f"{encryption.VARIABLE} is set, and the model would not be encrypted"
     return lacks_statistics(experiment)
 

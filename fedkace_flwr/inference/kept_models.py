@@ -26,7 +26,6 @@ from fedkace_flwr.metrics import combined_scores
 from fedkace_flwr.networks.catalogue import built
 from fedkace_flwr.networks.network import Blueprint, Network, load_weights
 from fedkace_flwr.storage import atomic as durable
-from fedkace_flwr.storage import encryption
 from fedkace_flwr.storage.files import remove_partials
 from fedkace_flwr.storage.npz import Array
 from fedkace_flwr.training.loop import Preprocess, predict
@@ -200,8 +199,7 @@ def write(folder: Path, kept: KeptModels, group: int | None = None) -> None:
     kept : KeptModels
         The generation.
     group : int, optional
-        Number of a group that may read folder and file. They are then encrypted with the key of models, if there is
-        one.
+        Number of a group that may read folder and file.
 
     Raises
     ------
@@ -211,8 +209,7 @@ def write(folder: Path, kept: KeptModels, group: int | None = None) -> None:
     if group is not None:
         _open_to(group, folder)
         remove_partials(folder, f"{_KIND}-")  # in the state folder, the store does so
-    secret = None if group is None else encryption.key_of_models()
-    durable.write(_path(folder, kept.round), *kept.to_record(), group=group, secret=secret)
+    durable.write(_path(folder, kept.round), *kept.to_record(), group=group)
     numbers = durable.numbered(folder, _KIND)
     stay = [number for number in numbers if number <= kept.round][:_GENERATIONS]
     for number in set(numbers) - set(stay):

@@ -53,9 +53,7 @@ class RunFolder:
         self.checkpoints = Checkpoints(path / "server")
         self._rounds: list[dict[str, Any]] = []
         self._tracking: Tracking | None = None
-        sealing.key()
-        sealing.key(variable=sealing.FORMER)
-        sealing.migrating()
+        sealing.keys()
         self.check(path)
         self._lock = FileLock(path / ".lock")
         try:

@@ -1,27 +1,24 @@
 """Files that are either whole or absent: arrays and one JSON record, versioned, checksummed, atomically replaced.
 
-A file is a SHA-256 of the rest, followed by an archive in NumPy's format without pickled content; or, if the
-environment holds a key, the archive encrypted (:mod:`fedkace_flwr.storage.encryption`). Files are readable by their
-owner only, unless a group is named, and have at most so many bytes as one process can be expected to hold.
+A file is an archive in NumPy's format without pickled content, with a checksum and, if the environment holds a key,
+encrypted (:mod:`fedkace_flwr.storage.encryption`). Files are readable by their owner only, unless a group is named, and
+have at most so many bytes as one process can be expected to hold.
 """
 
 import contextlib
-import hashlib
-import io
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from fedkace_flwr.errors import ConfigError, StateError, UnreadableStateError
 from fedkace_flwr.storage import encryption, npz
-from fedkace_flwr.storage.files import IrregularFileError, LargeFileError, open_regular, read_bytes, write_bytes
+from fedkace_flwr.storage.files import IrregularFileError, LargeFileError, read_bytes, write_bytes
 from fedkace_flwr.storage.folders import make_folder, sync_folder
 from fedkace_flwr.storage.npz import Array
-from fedkace_flwr.storage.places import place_of
 
 LIMIT = "FEDKACE_STATE_LIMIT"
 """The environment variable for the most MiB of a stored file."""
@@ -32,18 +29,8 @@ VERSION = 1
 Migrate = Callable[[dict[str, Array], dict[str, Any], int], tuple[dict[str, Array], dict[str, Any]]]
 """Map arrays, record and version of an older file to what the present version would hold."""
 
-_DIGEST_BYTES = 32
 _MIB = 2**20
 _USUAL_LIMIT = 2**30
-
-
-class Stored(NamedTuple):
-    """The content of a file."""
-
-    arrays: dict[str, Array]
-    record: dict[str, Any]
-    stamp: bytes | None
-    """The stamp of its write; None in plain files, and in sealed ones of version 1."""
 
 
 def limit(environment: Mapping[str, str] = os.environ) -> int:
@@ -68,10 +55,8 @@ def write(
     record: Mapping[str, Any],
     *,
     version: int = VERSION,
-    stamp: bytes | None = None,
     most: int | None = None,
     group: int | None = None,
-    secret: bytes | None = None,
 ) -> None:
     """Replace a file; it is on disk before this returns.
 
@@ -85,14 +70,10 @@ def write(
         JSON-ready; without a key ``version``.
     version : int
         Version of the content.
-    stamp : bytes, optional
-        By which the write of a sealed file is to be recognised.
     most : int, optional
         Most bytes that it may have, as in :func:`read`.
     group : int, optional
         Number of a group that may read the file.
-    secret : bytes, optional
-        Key to encrypt it with, in place of the one in the environment.
 
     Raises
     ------
@@ -101,31 +82,18 @@ def write(
     """
     text = json.dumps({"version": version, **record}, allow_nan=False).encode()
     body = npz.pack({"record": np.frombuffer(text, dtype=np.uint8), **arrays})
-    most = limit() if most is None else most
-    if len(body) > most:
-        raise StateError(
-            f"{path}: would have {len(body)} bytes, and at most {most} are read; {_raise_limit(len(body))}"
-        )
-    secret = secret or encryption.key()
+    parts = encryption.seal(body, path)
+    size, most = sum(map(len, parts)), limit() if most is None else most
+    if size > most:
+        raise StateError(f"{path}: would have {size} bytes, and at most {most} are read; {_raise_limit(size)}")
     make_folder(path.parent)
-    if secret is None:
-        write_bytes(path, hashlib.sha256(body).digest(), body, mode=0o600, group=group)
-    else:
-        write_bytes(path, encryption.seal(body, secret, place_of(path), stamp), mode=0o600, group=group)
+    write_bytes(path, *parts, mode=0o600, group=group)
 
 
 def read(
     path: Path, newest: int = VERSION, migrate: Migrate | None = None, *, most: int | None = None
 ) -> tuple[dict[str, Array], dict[str, Any]] | None:
-    """Arrays and record of a file, as :func:`read_stored` returns them; None if there is none."""
-    stored = read_stored(path, newest, migrate, most=most)
-    return None if stored is None else (stored.arrays, stored.record)
-
-
-def read_stored(
-    path: Path, newest: int = VERSION, migrate: Migrate | None = None, *, most: int | None = None
-) -> Stored | None:
-    """The content of a file; None if there is none.
+    """Arrays and record of a file; None if there is none.
 
     Parameters
     ----------
@@ -141,50 +109,34 @@ def read_stored(
     Raises
     ------
     UnreadableStateError
-        The file may be intact, but this process cannot read it: it has a newer version or too many bytes, is
-        encrypted with another key or belongs to another owner, is not protected by the key that is set, or the system
-        refuses.
+        The file may be intact, but this process cannot read it: it has a newer version or too many bytes, no key
+        opens it, or the system refuses.
     StateError
-        The file is damaged, or was written under another name.
+        The file is damaged.
     """
     with _explained():
-        body, stamp = _body(path, most)
+        body = _body(path, most)
         if body is None:
             return None
-        record, version = _record(npz.unpack(io.BytesIO(body), len(body), only="record"), newest)
-        arrays = npz.unpack(io.BytesIO(body), len(body))
+        record, version = _record(body, newest)
+        arrays = npz.unpack(body)
         del arrays["record"]
         if version < newest and migrate is not None:
             arrays, record = migrate(arrays, record, version)
-        return Stored(arrays, record, stamp)
+        return arrays, record
 
 
 def read_record(path: Path, newest: int = VERSION) -> dict[str, Any] | None:
-    """A file's record alone, as it was written; None if there is no file.
-
-    Neither the arrays nor a plain file's checksum are checked.
+    """A file's record alone, as it was written; None if there is no file. The arrays are not looked at.
 
     Raises
     ------
     UnreadableStateError, StateError
-        As :func:`read_stored`.
+        As :func:`read`.
     """
     with _explained():
-        try:
-            file = os.fdopen(open_regular(path), "rb")
-        except FileNotFoundError:
-            return None
-        with file:
-            sealed = encryption.is_sealed(file.read(_DIGEST_BYTES))
-            if not sealed:
-                size = os.fstat(file.fileno()).st_size
-                if size > limit():
-                    raise LargeFileError(size, limit())
-                record = _record(npz.unpack(file, size, only="record"), newest)[0]
-                encryption.check_plain(place_of(path))
-                return record
-        body, _ = _body(path, None)
-        return None if body is None else _record(npz.unpack(io.BytesIO(body), len(body), only="record"), newest)[0]
+        body = _body(path, None)
+        return None if body is None else _record(body, newest)[0]
 
 
 def path_of(folder: Path, kind: str, number: int) -> Path:
@@ -230,43 +182,18 @@ def _raise_limit(size: int) -> str:
     return f"set {LIMIT} to at least {-(-size // _MIB)} (MiB)"
 
 
-def _body(path: Path, most: int | None) -> tuple[bytes | memoryview | None, bytes | None]:
-    """The archive in a file, and the stamp of its write; None and None if there is no file."""
+def _body(path: Path, most: int | None) -> bytes | None:
+    """The archive in a file; None if there is no file."""
     try:
         content = read_bytes(path, limit() if most is None else most)
     except FileNotFoundError:
-        return None, None
-    return body_of(content, place_of(path))
+        return None
+    return encryption.unseal(content, path)
 
 
-def body_of(content: bytes, place: str, migrate: bool | None = None) -> tuple[bytes | memoryview, bytes | None]:
-    """The archive in a file's content, and the stamp of its write.
-
-    Parameters
-    ----------
-    content : bytes
-        The file's content.
-    place : str
-        Where the file lies.
-    migrate : bool, optional
-        Whether files are taken over that the key does not protect; by default as the environment says.
-
-    Raises
-    ------
-    UnreadableStateError, StateError
-        As :func:`read_stored`.
-    """
-    if encryption.is_sealed(content):
-        return encryption.unseal(content, place, migrate)
-    body = memoryview(content)[_DIGEST_BYTES:]
-    if hashlib.sha256(body).digest() != content[:_DIGEST_BYTES]:
-        raise StateError("its checksum does not match")
-    encryption.check_plain(place, migrate)
-    return body, None
-
-
-def _record(arrays: Mapping[str, Array], newest: int) -> tuple[dict[str, Any], int]:
+def _record(body: bytes, newest: int) -> tuple[dict[str, Any], int]:
     """The record and its version, which this program must know."""
+    arrays = npz.unpack(body, only="record")
     try:
         record = json.loads(arrays["record"].tobytes(), parse_constant=_refuse)
         version = record.pop("version")

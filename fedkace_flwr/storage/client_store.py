@@ -9,7 +9,7 @@ place, the round has not happened. ``earlier/`` holds the files of the previous 
 import contextlib
 import logging
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
@@ -22,12 +22,11 @@ from fedkace_flwr.storage.client_state import Answer, ClientState, Content, reas
 from fedkace_flwr.storage.earlier_runs import EarlierRuns
 from fedkace_flwr.storage.files import remove_partials
 from fedkace_flwr.storage.folders import make_folder, sync_above, sync_folder
-from fedkace_flwr.storage.ledger import Ledger
 
 logger = logging.getLogger(__name__)
 
 _GENERATIONS = 2
-_WRITTEN = ("answer-", "state-", "models-", "ledger")
+_WRITTEN = ("answer-", "state-", "models-")
 _LOCK_SECONDS = 10.0
 
 
@@ -61,7 +60,6 @@ class ClientStore:
         self.folder = folder
         self._empty = empty
         self._earlier = EarlierRuns(folder)
-        self._ledger = Ledger(folder)
         self._is_locked = False
         self._settled = False
 
@@ -85,9 +83,7 @@ class ClientStore:
         if self._is_locked:
             yield self
             return
-        encryption.key()
-        encryption.key(variable=encryption.FORMER)
-        encryption.migrating()
+        encryption.keys()
         atomic.limit()
         lock = FileLock(self.folder / ".lock", mode=0o600)
         with self._explained():
@@ -115,8 +111,8 @@ class ClientStore:
         Raises
         ------
         UnreadableStateError
-            A file has a newer version, is encrypted with another key or not protected by the one that is set, or is
-            not what this client wrote last; it is left as it is.
+            A file has a newer version, is encrypted with another key, or is not encrypted although a key is set; it
+            is left as it is.
         StateError
             That generation has been dropped, because the client has gone on for more rounds than it keeps; or the
             state is another client's.
@@ -131,7 +127,6 @@ class ClientStore:
                     f"{self.folder}: the state before round {round_number} is gone, because the client has done round "
                     f"{generations[0]}; start the run anew"
                 )
-        self._tell_of_missing(state, round_number)
         return state
 
     def answer(self, round_number: int) -> Answer | None:
@@ -166,18 +161,15 @@ class ClientStore:
         """
         with self.locked(), self._explained():
             self._settle()
-            paths = [self._path(kind, state.round) for kind in ("answer", "state")]
-            stamps = self._ledger.intend([path.name for path in paths], state.round)
             # Later rounds belong to a course that the server has given up. They go first: after a crash, a client
             # that is asked for one of them must not find it done.
             self._drop(lambda number: number > state.round)
-            atomic.write(paths[0], *answer.to_record(state.run), stamp=stamps.get(paths[0].name))
-            self._write(state, stamps)
+            atomic.write(self._path("answer", state.round), *answer.to_record(state.run))
+            self._write(state)
             kept = [number for number in self._generations() if number <= state.round][:_GENERATIONS]
             self._drop(lambda number: number not in kept, answers=lambda number: number != state.round)
             remove_partials(self.folder, *_WRITTEN)
             self._earlier.forget()
-            self._ledger.settle(stamps, (state.run, state.round))
 
     def save(self, state: ClientState) -> None:
         """Store a state in place of the one of the same round.
@@ -189,10 +181,8 @@ class ClientStore:
         """
         with self.locked(), self._explained():
             self._settle()
-            stamps = self._ledger.intend([self._path("state", state.round).name])
-            self._write(state, stamps)
+            self._write(state)
             remove_partials(self.folder, *_WRITTEN)
-            self._ledger.settle(stamps)
 
     def _path(self, kind: str, round_number: int) -> Path:
         return atomic.path_of(self.folder, kind, round_number)
@@ -207,9 +197,8 @@ class ClientStore:
                 return state
         return self._empty
 
-    def _write(self, state: ClientState, stamps: Mapping[str, bytes]) -> None:
-        path = self._path("state", state.round)
-        atomic.write(path, *state.to_record(), version=client_state.VERSION, stamp=stamps.get(path.name))
+    def _write(self, state: ClientState) -> None:
+        atomic.write(self._path("state", state.round), *state.to_record(), version=client_state.VERSION)
 
     def _read_state(self, round_number: int) -> ClientState | None:
         path = self._path("state", round_number)
@@ -246,13 +235,8 @@ class ClientStore:
     def _read(self, path: Path) -> Content | None:
         try:
             if path.name.startswith("state-"):
-                stored = atomic.read_stored(path, client_state.VERSION, client_state.migrated)
-            else:
-                stored = atomic.read_stored(path)
-            if stored is None:
-                return None
-            self._ledger.check(path.name, stored.stamp)
-            return stored.arrays, stored.record
+                return atomic.read(path, client_state.VERSION, client_state.migrated)
+            return atomic.read(path)
         except UnreadableStateError as error:
             raise UnreadableStateError(f"{path}: {error}") from error
         except StateError as error:
@@ -263,15 +247,6 @@ class ClientStore:
         with self._explained():
             aside = atomic.set_aside(path)
         logger.warning("%s was set aside as %s: %s; falling back to the previous generation", path, aside.name, reason)
-
-    def _tell_of_missing(self, found: ClientState, round_number: int) -> None:
-        """Warn if the newest state before a round is not there any more; without a key, nobody can know."""
-        newest = self._ledger.newest()
-        if newest is None or newest[0] != found.run or not found.round < newest[1] < round_number:
-            return
-        path = self._path("state", newest[1])
-        if not path.exists() and not any(self.folder.glob(f"{path.stem}.corrupt*")):
-            logger.warning("%s is gone, although this client stored it; going on from round %d", path, found.round)
 
     def _drop(self, states: Callable[[int], bool], answers: Callable[[int], bool] | None = None) -> None:
         """Remove states, and answers, of some rounds from the disk."""

@@ -9,9 +9,8 @@ import os
 from pathlib import Path
 
 from fedkace_flwr.storage import atomic
-from fedkace_flwr.storage.folders import make_folder, sync_folder
+from fedkace_flwr.storage.folders import EARLIER, make_folder, sync_folder
 from fedkace_flwr.storage.names import token
-from fedkace_flwr.storage.places import EARLIER
 
 _KEPT_RUNS = 1
 _KINDS = ("answer", "state")

@@ -7,6 +7,9 @@ import stat
 from pathlib import Path
 from typing import Self
 
+EARLIER = "earlier"
+"""The folder in a client's folder that holds the files of earlier runs, ``earlier/RUN/``."""
+
 _WRITERS = 0o022
 
 

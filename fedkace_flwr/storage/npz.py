@@ -7,7 +7,7 @@ is compared with the bytes present before memory is allocated, so a small file c
 import io
 import zipfile
 from collections.abc import Mapping
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,15 +26,13 @@ def pack(arrays: Mapping[str, Array]) -> bytes:
     return payload.getvalue()  # a view of it, left in a cycle by an error, crashes Python 3.12.1 when it is collected
 
 
-def unpack(file: IO[bytes], size: int, only: str | None = None) -> dict[str, Array]:
+def unpack(body: bytes, only: str | None = None) -> dict[str, Array]:
     """Undo :func:`pack`.
 
     Parameters
     ----------
-    file : binary file
-        The archive; bytes before it are ignored.
-    size : int
-        The archive's bytes.
+    body : bytes
+        The archive.
     only : str, optional
         Read this array alone, if it is there.
 
@@ -45,9 +43,9 @@ def unpack(file: IO[bytes], size: int, only: str | None = None) -> dict[str, Arr
     """
     arrays: dict[str, Array] = {}
     try:
-        with zipfile.ZipFile(file) as archive:
+        with zipfile.ZipFile(io.BytesIO(body)) as archive:
             members = archive.infolist()
-            if sum(member.file_size for member in members) > size:
+            if sum(member.file_size for member in members) > len(body):
                 raise StateError("it promises more than it holds")
             for member in members:
                 name = member.filename.removesuffix(".npy")

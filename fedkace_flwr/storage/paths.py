@@ -7,7 +7,7 @@ from pathlib import Path
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.keys import Scalar
-from fedkace_flwr.storage.places import EARLIER
+from fedkace_flwr.storage.folders import EARLIER
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 

@@ -153,7 +153,7 @@ def test_no_process_is_left_behind_and_none_starts_without_pictures(tmp_path: Pa
 def test_the_process_has_neither_keys_nor_open_files_of_the_client(
     decoder: PictureProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in (encryption.VARIABLE, encryption.FORMER, encryption.MODELS):
+    for name in (encryption.VARIABLE, encryption.MODELS):
         monkeypatch.setenv(name, "c2VjcmV0")
     with Path(os.devnull).open("rb") as file:
         os.set_inheritable(file.fileno(), True)

@@ -1,12 +1,11 @@
 """Fuzz one parser by coverage: ``python tests/fuzz/coverage_guided.py PARSER [libFuzzer's options]``.
 
 Needs the extra ``fuzz`` (atheris). PARSER is one of ``archive`` (below the checksum) and ``stored`` (state, answer,
-checkpoint), ``encrypted`` (below the checksum of an encrypted file) and ``ledger`` (below its encryption), ``arrival``
-and ``picture`` (files in an inbox), ``form`` (sent to the prediction service), ``folded`` (a reply's arrays between
-machines), ``study``, ``setting``, ``run-config``, ``policy`` (a site's), ``safetensors`` and ``pth`` (weights to start
-from), ``idx`` and ``idx-gz`` (images of a data set), ``model`` (taken away); for example ``stored -runs=1000000``. It ends
-with the input in a file ``crash-*`` where anything but the documented errors comes out. Without PARSER it prints the
-names.
+checkpoint), ``encrypted`` (below the checksum of an encrypted file), ``arrival`` and ``picture`` (files in an inbox),
+``form`` (sent to the prediction service), ``folded`` (a reply's arrays between machines), ``study``, ``setting``,
+``run-config``, ``policy`` (a site's), ``safetensors`` and ``pth`` (weights to start from), ``idx`` and ``idx-gz`` (images
+of a data set), ``model`` (taken away); for example ``stored -runs=1000000``. It ends with the input in a file ``crash-*``
+where anything but the documented errors comes out. Without PARSER it prints the names.
 """
 
 import json
@@ -39,7 +38,6 @@ with atheris.instrument_imports(include=INSTRUMENTED):
         folded_weights,
         pristine,
         pristine_idx,
-        pristine_ledger,
         pristine_model,
         pristine_sealed,
         pristine_weights,
@@ -57,7 +55,6 @@ def main() -> None:
         "archive": parsers.archived,
         "stored": lambda content: parsers.stored(sealed(content)),
         "encrypted": parsers.encrypted,
-        "ledger": parsers.ledger,
         "arrival": parsers.archived_arrival,
         "picture": parsers.picture,
         "form": parsers.form,
@@ -93,7 +90,6 @@ def main() -> None:
         "archive": pristine().values(),
         "stored": pristine().values(),
         "encrypted": pristine_sealed(),
-        "ledger": [pristine_ledger()],
         "arrival": dropped().values(),
         "picture": dropped().values(),
         "form": [b'--x\r\nContent-Disposition: form-data; name="a"; filename="a.png"\r\n\r\nabc\r\n--x--\r\n'],

@@ -23,7 +23,6 @@ from support.made.pristine import (
     NAMES,
     pristine,
     pristine_idx,
-    pristine_ledger,
     pristine_model,
     pristine_sealed,
     pristine_weights,
@@ -37,7 +36,6 @@ from fedkace_flwr.storage import npz as archive
 
 BODIES = pristine()
 SEALED = pristine_sealed()
-LEDGER = pristine_ledger()
 WEIGHTS = pristine_weights()
 IDX = pristine_idx()
 MODEL = pristine_model()
@@ -227,11 +225,11 @@ def test_changed_descriptions_of_models(parsers: Parsers, data: st.DataObject, c
     parsers.model(len(text).to_bytes(8, "little") + text + MODEL[start:])
 
 
-# Encrypted files and the ledger
+# Encrypted files
 
 
 @fuzzed
-@given(st.binary(max_size=300) | st.binary(max_size=300).map(lambda content: b"\2" + content))
+@given(st.binary(max_size=300) | st.binary(max_size=300).map(lambda content: b"\3" + content))
 def test_any_bytes_as_an_encrypted_file(parsers: Parsers, content: bytes) -> None:
     parsers.encrypted(content)
 
@@ -248,21 +246,6 @@ def test_changed_heads_of_encrypted_files(parsers: Parsers, data: st.DataObject)
     content = data.draw(st.sampled_from(SEALED))
     head = data.draw(st.composite(lambda draw: mutated(content[:80], draw))())
     parsers.encrypted(head + content[80:])
-
-
-@fuzzed
-@given(st.data())
-def test_changed_ledgers(parsers: Parsers, data: st.DataObject) -> None:
-    parsers.ledger(data.draw(st.composite(lambda draw: mutated(LEDGER, draw))()))
-
-
-@fuzzed
-@given(st.dictionaries(st.sampled_from(["version", "stamps", "newest", "new"]), values))
-def test_ledgers_with_other_fields(parsers: Parsers, record: dict[str, Any]) -> None:
-    packed = BytesIO()
-    text = json.dumps({"version": 1, "stamps": {}, **record}).encode()
-    np.savez(packed, record=np.frombuffer(text, dtype=np.uint8))
-    parsers.ledger(packed.getvalue())
 
 
 def _archive(members: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> bytes:
@@ -307,7 +290,7 @@ def test_what_promises_more_than_it_holds_is_refused_before_memory_is_taken(pars
     try:
         if b"[[" not in body[-200:]:
             with pytest.raises(StateError):
-                archive.unpack(BytesIO(body), len(body))
+                archive.unpack(body)
         parsers.stored(sealed(body))
         assert tracemalloc.get_traced_memory()[1] < 20_000_000
     finally:
@@ -325,7 +308,7 @@ def test_members_that_share_their_bytes_are_refused() -> None:
     tail[12:16] = len(entries).to_bytes(4, "little")
     folded = body[:start] + entries + bytes(tail)
     with pytest.raises(StateError, match="promises more than it holds"):
-        archive.unpack(BytesIO(folded), len(folded))
+        archive.unpack(folded)
 
 
 # Studies and run configurations

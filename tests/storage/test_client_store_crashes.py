@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from support.doubles.crashes import TAILS, Disk, Tree, choices, lay_out
-from support.made.stored import assert_bit_identical, assert_same, empty, learned, reply
+from support.made.stored import assert_bit_identical, assert_same, empty, learned, new_key, reply
 
 from fedkace_flwr.errors import RunError, StateError
+from fedkace_flwr.storage import encryption
 from fedkace_flwr.storage.checkpoint import Checkpoint, Checkpoints
 from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.storage.client_store import ClientStore
@@ -135,9 +136,13 @@ def go_on(root: Path, course: Course, under_way: int) -> None:
     assert len(after) == (2 if number == 1 else 3)
 
 
-@pytest.fixture(params=["one run", "three courses"])
-def course(request: pytest.FixtureRequest, tmp_path: Path) -> Course:
-    return recorded(tmp_path / "disk", {"one run": ONE_RUN, "three courses": THREE_COURSES}[request.param])
+@pytest.fixture(params=["one run", "three courses with a key"])
+def course(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Course:
+    if request.param == "one run":
+        return recorded(tmp_path / "disk", ONE_RUN)
+    monkeypatch.setenv(encryption.VARIABLE, new_key())
+    monkeypatch.setattr(os, "urandom", bytes)  # so that the files of two courses can be compared
+    return recorded(tmp_path / "disk", THREE_COURSES)
 
 
 @pytest.fixture

@@ -8,20 +8,28 @@ from pathlib import Path
 
 import pytest
 from support.doubles.kills import killed_at
-from support.made.stored import assert_bit_identical, assert_same, empty, heard, learned, names, reply, train
+from support.made.stored import assert_bit_identical, assert_same, empty, heard, learned, names, new_key, reply, train
 
 from fedkace_flwr.errors import StateError
+from fedkace_flwr.storage import encryption
 from fedkace_flwr.storage.client_store import ClientStore
 
 
 @pytest.mark.slow
-def test_killed_at_any_moment_the_round_has_either_happened_or_not(tmp_path: Path) -> None:
+@pytest.mark.parametrize("keys", [("", ""), ("old", "new,old")], ids=["plain", "a change of the key"])
+def test_killed_at_any_moment_the_round_has_either_happened_or_not(
+    tmp_path: Path, keys: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = {"old": new_key(), "new": new_key(), "": ""}
+    before, after = (",".join(made[name] for name in each.split(",")) for each in keys)
     outcomes, step = [], 0
     while True:
         step += 1
         folder = tmp_path / str(step)
         store = ClientStore(folder, empty())
+        monkeypatch.setenv(encryption.VARIABLE, before)
         train(store, 1, 2)
+        monkeypatch.setenv(encryption.VARIABLE, after)
         killed = killed_at(step, lambda store=store: train(store, 3))  # type: ignore[misc]
         with heard() as warned:
             happened = store.answer(3) is not None

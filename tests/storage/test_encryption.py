@@ -1,8 +1,9 @@
-"""Encrypted files: what others can read and change, and which key opens them."""
+"""Encrypted files: what others can read and change, which keys open them, and where they belong."""
 
 import base64
 import hashlib
-import logging
+import mmap
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,19 +12,32 @@ import numpy as np
 import pytest
 import torch
 from support.common import rounds_of
-from support.made.stored import assert_bit_identical, assert_same, empty, heard, learned, new_key, reply, trained
+from support.made.stored import (
+    assert_bit_identical,
+    assert_same,
+    body_of,
+    empty,
+    heard,
+    is_sealed,
+    learned,
+    new_key,
+    of_run,
+    reply,
+    train,
+    trained,
+)
 
 from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError, RunError, StateError, UnreadableStateError
+from fedkace_flwr.inference import kept_models
 from fedkace_flwr.results.run_folder import RunFolder
 from fedkace_flwr.samples import Samples
-from fedkace_flwr.storage import atomic as durable
-from fedkace_flwr.storage import encryption as sealing
+from fedkace_flwr.storage import atomic, encryption
+from fedkace_flwr.storage.checkpoint import Checkpoint, Checkpoints
 from fedkace_flwr.storage.client_state import ClientState, read_state
 from fedkace_flwr.storage.client_store import ClientStore
 
-ROOT = Path(__file__).parents[2]
 Make = Callable[..., Config]
 
 
@@ -63,10 +77,12 @@ def test_no_two_writes_of_one_state_are_alike(tmp_path: Path, key: str) -> None:
     for _ in range(5):
         store.save(pixels(1))
         met.add((tmp_path / "state-000001.npz").read_bytes()[48:])
-    assert len(met) == len({content[9:21] for content in met}) == 5
+    assert len(met) == len({content[1:13] for content in met}) == 5
 
 
-@pytest.mark.parametrize(("held", "says"), [(None, "FEDKACE_STATE_KEY is not set"), ("another", "another key")])
+@pytest.mark.parametrize(
+    ("held", "says"), [(None, "FEDKACE_STATE_KEY is not set"), ("another", "no key in FEDKACE_STATE_KEY opens it")]
+)
 def test_without_the_right_key_a_file_is_refused_and_left_alone(
     tmp_path: Path, key: str, held: str | None, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,9 +90,9 @@ def test_without_the_right_key_a_file_is_refused_and_left_alone(
     store.save_trained(pixels(1), reply(1))
     before = {path.name: path.read_bytes() for path in tmp_path.glob("*.npz")}
     if held:
-        monkeypatch.setenv(sealing.VARIABLE, new_key())
+        monkeypatch.setenv(encryption.VARIABLE, new_key())
     else:
-        monkeypatch.delenv(sealing.VARIABLE)
+        monkeypatch.delenv(encryption.VARIABLE)
     path = tmp_path / "state-000001.npz"
     fresh = ClientStore(tmp_path, NO_PIXELS)
     actions: list[Callable[[], object]] = [
@@ -92,15 +108,17 @@ def test_without_the_right_key_a_file_is_refused_and_left_alone(
             assert str(path) in str(caught.value) and "\n" not in str(caught.value)
     assert warned == []
     assert {path.name: path.read_bytes() for path in tmp_path.glob("*.npz")} == before
-    monkeypatch.setenv(sealing.VARIABLE, key)
+    monkeypatch.setenv(encryption.VARIABLE, key)
     assert_same(fresh.before(2), pixels(1))
 
 
-@pytest.mark.parametrize("text", ["x", "A" * 44, base64.b64encode(bytes(16)).decode(), "not base64!"])
+@pytest.mark.parametrize(
+    "text", ["x", "A" * 44, base64.b64encode(bytes(16)).decode(), "not base64!", new_key() + ",", new_key() + " plain"]
+)
 def test_what_is_no_key_is_refused_before_anything_is_done(
     tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(sealing.VARIABLE, text)
+    monkeypatch.setenv(encryption.VARIABLE, text)
     for action in (lambda: trained(tmp_path / "c", "1", 1), lambda: RunFolder(tmp_path / "run")):
         with pytest.raises(ConfigError, match="FEDKACE_STATE_KEY: must be 32 random bytes in base64") as caught:
             action()
@@ -108,27 +126,64 @@ def test_what_is_no_key_is_refused_before_anything_is_done(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_plain_files_are_taken_over_on_request_and_encrypted_when_they_are_next_written(
+def test_plain_files_are_refused_with_a_key_unless_it_says_that_they_are_taken_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = ClientStore(tmp_path, NO_PIXELS)
-    store.save_trained(pixels(1), reply(1))
-    monkeypatch.setenv(sealing.VARIABLE, new_key())
-    monkeypatch.setenv(sealing.MIGRATE, "1")
-    logger, told = logging.getLogger("fedkace_flwr.storage.encryption"), list[str]()
-    ear = logging.Handler()
-    ear.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
-    logger.addHandler(ear)
-    try:
-        for number in (1, 2, 3):
-            assert_same(ClientStore(tmp_path, NO_PIXELS).before(number + 1), pixels(number))
-            ClientStore(tmp_path, NO_PIXELS).save_trained(pixels(number + 1), reply(number + 1))
-    finally:
-        logger.removeHandler(ear)
-    assert len(told) == 1 and "does not protect" in told[0] and tmp_path.name in told[0]
-    assert all(sealing.is_sealed(path.read_bytes()) for path in tmp_path.glob("*.npz"))
-    monkeypatch.delenv(sealing.MIGRATE)
-    assert_same(ClientStore(tmp_path, NO_PIXELS).before(5), pixels(4))
+    """Anyone could have written them."""
+    client, server = tmp_path / "client", tmp_path / "run" / "server"
+    train(ClientStore(client, empty()), 1, 2)
+    atomic.write(client / "models-000001.npz", {}, {"format": 2})
+    Checkpoints(server).save(Checkpoint(1, "1", {"w": np.zeros(3)}))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.npz")}
+    key = new_key()
+    monkeypatch.setenv(encryption.VARIABLE, key)
+    store = ClientStore(client, empty())
+    actions: list[Callable[[], object]] = [
+        lambda: store.before(3),
+        lambda: store.answer(2),
+        lambda: train(store, 3),
+        lambda: read_state(client / "state-000002.npz"),
+        lambda: kept_models.load_newest(client),
+        lambda: Checkpoints(server).newest(),
+    ]
+    with heard() as warned:
+        for action in actions:
+            with pytest.raises((StateError, RunError), match="is not encrypted although") as caught:
+                action()
+            assert "FEDKACE_STATE_KEY is set; to take over plain files, append ,plain" in str(caught.value)
+            assert "\n" not in str(caught.value)
+    assert warned == []
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.npz")} == before
+    monkeypatch.setenv(encryption.VARIABLE, f"{key},plain")
+    assert_same(store.before(3), learned(2))
+    assert_bit_identical(store.answer(2), reply(2))
+    train(store, 3, 4)
+    monkeypatch.setenv(encryption.VARIABLE, key)
+    assert_same(ClientStore(client, empty()).before(5), learned(4))
+    assert_same(ClientStore(client, empty()).before(4), learned(3))
+    assert_bit_identical(ClientStore(client, empty()).answer(4), reply(4))
+
+
+def test_a_new_key_in_front_is_that_of_all_files_after_two_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = new_key(), new_key()
+    monkeypatch.setenv(encryption.VARIABLE, old)
+    train(ClientStore(tmp_path, empty()), 1, 2)
+    monkeypatch.setenv(encryption.VARIABLE, f"{new}, {old}")
+    for number in (3, 4):
+        assert_same(ClientStore(tmp_path, empty()).before(number), learned(number - 1))
+        assert_bit_identical(ClientStore(tmp_path, empty()).answer(number - 1), reply(number - 1))
+        train(ClientStore(tmp_path, empty()), number)
+    monkeypatch.setenv(encryption.VARIABLE, new)
+    assert_same(ClientStore(tmp_path, empty()).before(5), learned(4))
+    assert_same(ClientStore(tmp_path, empty()).before(4), learned(3))
+    assert_bit_identical(ClientStore(tmp_path, empty()).answer(4), reply(4))
+    monkeypatch.setenv(encryption.VARIABLE, f"plain,{new}")  # no more encryption is a change of the key as well
+    train(ClientStore(tmp_path, empty()), 5, 6)
+    monkeypatch.delenv(encryption.VARIABLE)
+    assert_same(ClientStore(tmp_path, empty()).before(7), learned(6))
+    body_of(tmp_path / "state-000006.npz")
 
 
 @pytest.mark.parametrize("at", [0, 20, 48, 50, 60, 90, -1])
@@ -149,21 +204,100 @@ def test_a_changed_encrypted_file_is_set_aside(tmp_path: Path, key: str, at: int
 def test_who_does_not_have_the_key_cannot_write_a_file_that_is_read(tmp_path: Path, key: str) -> None:
     """A checksum can be made right by anyone; the cipher's own can not."""
     path = tmp_path / "file.npz"
-    durable.write(path, {"w": np.zeros(100)}, {})
+    atomic.write(path, {"w": np.zeros(100)}, {})
     content = bytearray(path.read_bytes())
     content[-40] ^= 1
     content[16:48] = hashlib.sha256(content[48:]).digest()
     path.write_bytes(content)
-    with pytest.raises(StateError, match="changed by someone without the key"):
-        durable.read(path)
+    with pytest.raises(UnreadableStateError, match="someone without the key has changed it"):
+        atomic.read(path)
 
 
-def test_a_younger_encryption_is_refused(tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(sealing, "VERSION", 3)
-        durable.write(tmp_path / "state-000001.npz", *pixels(1).to_record(), version=2)
-    with pytest.raises(UnreadableStateError, match="encrypted in version 3, this program reads up to 2"):
-        ClientStore(tmp_path, NO_PIXELS).before(2)
+@pytest.mark.parametrize("version", [0, 2, 4])
+def test_another_version_of_the_encryption_is_refused_and_left_alone(tmp_path: Path, key: str, version: int) -> None:
+    train(ClientStore(tmp_path, empty()), 1)
+    path = tmp_path / "state-000001.npz"
+    rest = bytes([version]) + path.read_bytes()[49:]
+    path.write_bytes(path.read_bytes()[:16] + hashlib.sha256(rest).digest() + rest)
+    with pytest.raises(UnreadableStateError, match=f"encrypted in version {version} and this program reads version 3"):
+        ClientStore(tmp_path, empty()).before(2)
+    assert path.read_bytes()[48:] == rest
+
+
+def test_what_is_too_large_to_be_encrypted_is_refused_in_one_line(tmp_path: Path, key: str) -> None:
+    with mmap.mmap(-1, 2**31) as body, pytest.raises(StateError, match=r"state\.npz: would have 2147483648 bytes"):
+        encryption.seal(body, tmp_path / "state.npz")  # type: ignore[arg-type]
+
+
+def test_a_file_that_was_written_elsewhere_or_under_another_name_is_refused_and_left_alone(
+    tmp_path: Path, key: str
+) -> None:
+    """Another client's, another round's, another kind's; a checkpoint of another run, models of another client."""
+    for client in ("client-000", "client-001"):
+        train(ClientStore(tmp_path / client, empty()), 1, 2)
+        atomic.write(tmp_path / client / "models-000001.npz", {}, {"format": 2})
+    for run in ("first", "second"):
+        Checkpoints(tmp_path / run / "server").save(Checkpoint(1, run, {"w": np.zeros(3)}))
+    store = ClientStore(tmp_path / "client-001", empty())
+    answer = store.answer(2)
+    moves: list[tuple[str, str, Callable[[], object]]] = [
+        ("client-000/state-000002.npz", "client-001/state-000002.npz", lambda: store.before(3)),
+        ("client-000/answer-000002.npz", "client-001/answer-000002.npz", lambda: store.answer(2)),
+        ("client-001/state-000001.npz", "client-001/state-000002.npz", lambda: store.before(3)),
+        ("client-001/state-000002.npz", "client-001/answer-000002.npz", lambda: store.answer(2)),
+        (
+            "client-000/models-000001.npz",
+            "client-001/models-000001.npz",
+            lambda: kept_models.load_newest(tmp_path / "client-001"),
+        ),
+        (
+            "first/server/checkpoint-000001.npz",
+            "second/server/checkpoint-000001.npz",
+            lambda: Checkpoints(tmp_path / "second" / "server").newest(),
+        ),
+    ]
+    for source, target, read in moves:
+        kept, moved = (tmp_path / target).read_bytes(), (tmp_path / source).read_bytes()
+        (tmp_path / target).write_bytes(moved)
+        with pytest.raises((StateError, RunError), match=r"put it back where it was written") as caught:
+            read()
+        assert f"opens it as '{target.replace('server/', '')}'" in str(caught.value)
+        assert str(tmp_path / target) in str(caught.value) and "\n" not in str(caught.value)
+        assert (tmp_path / target).read_bytes() == moved
+        (tmp_path / target).write_bytes(kept)
+    assert_same(store.before(3), learned(2))
+    assert answer is not None
+    assert_bit_identical(store.answer(2), answer)
+
+
+def test_a_folder_may_be_moved_and_reached_through_links_but_not_renamed(tmp_path: Path, key: str) -> None:
+    train(ClientStore(tmp_path / "a" / "cam7", empty()), 1)
+    (tmp_path / "a").rename(tmp_path / "b")
+    (tmp_path / "link").symlink_to(tmp_path / "b" / "cam7")
+    assert read_state(tmp_path / "b" / "cam7" / "state-000001.npz").round == 1
+    assert_same(ClientStore(tmp_path / "link", empty()).before(2), learned(1))
+    (tmp_path / "b" / "cam7").rename(tmp_path / "b" / "cam8")
+    with pytest.raises(UnreadableStateError, match=r"opens it as 'cam8/state-000001\.npz'"):
+        ClientStore(tmp_path / "b" / "cam8", empty()).before(2)
+
+
+@pytest.mark.parametrize("name", ["server", "earlier", "state-000001.npz", "\u00dcbung 1"])
+def test_a_client_may_have_any_name(name: str, tmp_path: Path, key: str) -> None:
+    for client in (name, "other"):
+        trained(tmp_path / client, "0", 1)
+        trained(tmp_path / client, "1", 1, 2)
+    assert read_state(tmp_path / name / "earlier" / "0" / "state-000001.npz").run == "0"
+    shutil.copy(tmp_path / "other" / "state-000002.npz", tmp_path / name / "state-000002.npz")
+    with pytest.raises(UnreadableStateError, match="put it back where it was written"):
+        ClientStore(tmp_path / name, of_run("1")).before(3)
+
+
+def test_earlier_runs_are_moved_and_taken_up_again(tmp_path: Path, key: str) -> None:
+    trained(tmp_path, "1", 1, 2)
+    trained(tmp_path, "2", 1, 2, 3)
+    trained(tmp_path, "1", 3)
+    assert_bit_identical(ClientStore(tmp_path, of_run("1")).answer(3), reply(3))
+    assert ClientStore(tmp_path, of_run("2")).before(4).round == 3
 
 
 @pytest.mark.slow
@@ -171,12 +305,12 @@ def test_a_run_with_a_key_makes_the_numbers_of_one_without(
     small: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_inline(small(run_name="plain", rounds=2))
-    monkeypatch.setenv(sealing.VARIABLE, new_key())
+    monkeypatch.setenv(encryption.VARIABLE, new_key())
     run_inline(small(run_name="sealed", rounds=2))
     assert rounds_of(tmp_path / "sealed") == rounds_of(tmp_path / "plain")
     files = list((tmp_path / "sealed").rglob("*.npz"))
-    assert len(files) >= 10 and all(sealing.is_sealed(path.read_bytes()) for path in files)
-    monkeypatch.delenv(sealing.VARIABLE)
+    assert len(files) >= 10 and all(is_sealed(path) for path in files)
+    monkeypatch.delenv(encryption.VARIABLE)
     summary = tmp_path / "sealed" / "summary.json"
     summary.unlink()
     with pytest.raises(RunError, match="is encrypted and FEDKACE_STATE_KEY is not set"):

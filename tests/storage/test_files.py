@@ -23,7 +23,7 @@ from fedkace_flwr.errors import ConfigError, FedkaceError, RunError, StateError,
 from fedkace_flwr.results.reference_cache import cached_accuracy
 from fedkace_flwr.results.run_folder import RunFolder, read_json
 from fedkace_flwr.sections import DataConfig
-from fedkace_flwr.storage import atomic, files
+from fedkace_flwr.storage import atomic, encryption, files
 from fedkace_flwr.storage.checkpoint import Checkpoint, Checkpoints
 from fedkace_flwr.storage.client_state import read_state
 from fedkace_flwr.storage.client_store import ClientStore
@@ -247,6 +247,19 @@ def test_the_limit_can_be_set_and_holds_for_writing_too(tmp_path: Path, monkeypa
     monkeypatch.setenv(atomic.LIMIT, "1")
     with pytest.raises(UnreadableStateError, match="at most 1048576 are read"):
         store.before(3)
+
+
+@pytest.mark.parametrize("key", ["", "A" * 43 + "="])
+def test_what_may_be_written_may_be_read(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit is that of the file, not of what is in it."""
+    monkeypatch.setenv(encryption.VARIABLE, key)
+    path = tmp_path / "state-000001.npz"
+    atomic.write(path, {}, {})
+    most = path.stat().st_size
+    atomic.write(path, {}, {}, most=most)
+    assert atomic.read(path, most=most) is not None
+    with pytest.raises(StateError, match=f"would have {most} bytes, and at most {most - 1} are read"):
+        atomic.write(path, {}, {}, most=most - 1)
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "x", "1.5", "1e3", "9" * 40, "\u0661"])

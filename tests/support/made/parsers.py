@@ -4,7 +4,6 @@
 """
 
 import hashlib
-import io
 import json
 import shutil
 
@@ -28,15 +27,12 @@ from fedkace_flwr.messaging import validation as plausibility
 from fedkace_flwr.messaging.packing import unfolded
 from fedkace_flwr.privacy.site_policy import read_policy
 from fedkace_flwr.storage import atomic as durable
-from fedkace_flwr.storage import client_state, encryption
+from fedkace_flwr.storage import client_state
 from fedkace_flwr.storage import npz as archive
 from fedkace_flwr.storage.checkpoint import Checkpoints
 from fedkace_flwr.storage.client_state import Answer, ClientState, read_state
 from fedkace_flwr.storage.client_store import ClientStore
 from fedkace_flwr.storage.folders import OpenFolder
-from fedkace_flwr.storage.ledger import NAME as LEDGER
-from fedkace_flwr.storage.ledger import Ledger
-from fedkace_flwr.storage.places import place_of
 from support.made.pristine import (
     AGREED,
     CLIENT,
@@ -44,7 +40,6 @@ from support.made.pristine import (
     LIMITS,
     NAMES,
     NETWORK,
-    SECRET,
     SHAPES,
     SIDE,
     WEIGHTS,
@@ -108,14 +103,13 @@ class Parsers:
         folder = self.folder / CLIENT
         folder.mkdir()
         file = b"\x89FEDKACE-SEALED\n" + hashlib.sha256(content).digest() + content
-        for name in (*NAMES, LEDGER):
+        for name in NAMES:
             (folder / name).write_bytes(file)
         with with_key():
             for action in (
                 lambda: durable.read(folder / NAMES[0], client_state.VERSION),
                 lambda: ClientStore(folder, empty()).before(3),
                 lambda: ClientStore(folder, empty()).answer(2),
-                lambda: Ledger(folder).newest(),
             ):
                 try:
                     action()
@@ -123,26 +117,10 @@ class Parsers:
                     _assert_line(error)
         self._clear()
 
-    def ledger(self, body: bytes) -> None:
-        """Read as the archive in a client's ledger, under the right key."""
-        folder = self.folder / CLIENT
-        folder.mkdir()
-        path = folder / LEDGER
-        path.write_bytes(encryption.seal(body, SECRET, place_of(path)))
-        with with_key():
-            try:
-                newest = Ledger(folder).newest()
-                assert newest is None or (isinstance(newest[0], str) and type(newest[1]) is int)
-                Ledger(folder).settle(Ledger(folder).intend([NAMES[0]], 2), ("1", 2))
-                assert Ledger(folder).newest() == ("1", 2)
-            except StateError as error:
-                _assert_line(error)
-        self._clear()
-
     def archived(self, body: bytes) -> None:
         """Parse without the checksum."""
         try:
-            arrays = archive.unpack(io.BytesIO(body), len(body))
+            arrays = archive.unpack(body)
         except StateError as error:
             _assert_line(error)
         else:

@@ -4,7 +4,6 @@ import base64
 import gzip
 import hashlib
 import io
-import json
 import os
 import shutil
 import tempfile
@@ -30,7 +29,6 @@ from fedkace_flwr.networks.network import Blueprint, Network
 from fedkace_flwr.storage import encryption
 from fedkace_flwr.storage.checkpoint import Checkpoint, Checkpoints
 from fedkace_flwr.storage.client_store import ClientStore
-from fedkace_flwr.storage.ledger import NAME as LEDGER
 from support.made.datasets import idx
 from support.made.stored import empty, learned, reply
 
@@ -89,25 +87,16 @@ def with_key() -> Iterator[None]:
 
 
 def pristine_sealed() -> list[bytes]:
-    """Return encrypted files as this package writes them, without mark and checksum; the last is the ledger."""
+    """Return encrypted files as this package writes them, without mark and checksum."""
     root = scratch()
     folder = root / CLIENT
     with with_key():
         store = ClientStore(folder, empty())
         for number in (1, 2):
             store.save_trained(learned(number), reply(number))
-    content = [(folder / name).read_bytes()[48:] for name in ("state-000002.npz", "answer-000002.npz", LEDGER)]
+    content = [(folder / name).read_bytes()[48:] for name in ("state-000002.npz", "answer-000002.npz")]
     shutil.rmtree(root)
     return content
-
-
-def pristine_ledger() -> bytes:
-    """Return a ledger's archive."""
-    name = "state-000002.npz"
-    record = {"version": 1, "stamps": {name: ["00" * 16], "answer-000002.npz": ["11" * 16]}, "newest": ["1", 2]}
-    packed = io.BytesIO()
-    np.savez(packed, record=np.frombuffer(json.dumps(record).encode(), dtype=np.uint8))
-    return packed.getvalue()
 
 
 def dropped() -> dict[str, bytes]:

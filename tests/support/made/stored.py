@@ -91,6 +91,11 @@ def sealed(body: bytes) -> bytes:
     return hashlib.sha256(body).digest() + body
 
 
+def is_sealed(path: Path) -> bool:
+    """Whether a file is encrypted, by its first bytes."""
+    return path.read_bytes().startswith(b"\x89FEDKACE-SEALED\n")
+
+
 def body_of(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Read a file's arrays and record without this project's code."""
     content = path.read_bytes()
