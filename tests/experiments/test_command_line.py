@@ -88,7 +88,6 @@ def test_a_misspelt_word_is_answered_with_the_nearest(capsys: pytest.CaptureFixt
         (["table", "x", "--columns", "AA"], "aa"),
         (["table", "x", "--colums", "aa"], "--columns"),
         (["bench", "trainin"], "training"),
-        (["background", "strat", "x"], "start"),
         (["feed", "x", "--set", "dataset=mnst"], "mnist"),
         (["run", "quickstart.yml", "--dry-run"], "quickstart"),
     ):

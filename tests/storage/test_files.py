@@ -11,7 +11,6 @@ import torch
 from support.made.results import made_round
 from support.made.stored import assert_same, empty, heard, learned, names, train
 
-from experiments.background.folder import Folder
 from experiments.feed import feed
 from experiments.results.loading import load_results
 from experiments.running import runner
@@ -68,12 +67,6 @@ def _of_a_study(folder: Path, make: Make) -> Path:
     return study.folder / "study.json"
 
 
-def _of_a_background_folder(folder: Path, make: Make) -> Path:
-    linked(folder / "study" / "command.json.partial", folder / "theirs")
-    Folder(folder / "study").write("command.json", {"a": 1})
-    return folder / "study" / "command.json"
-
-
 def _of_a_fed_inbox(folder: Path, make: Make) -> Path:
     linked(folder / "inboxes" / "client-0" / "new" / ".chunk-000001.npz.part", folder / "theirs")
     feed(make(clients=1, rounds=1), folder / "inboxes")
@@ -87,7 +80,7 @@ def _of_a_state(folder: Path, make: Make) -> Path:
     return folder / "client" / "state-000001.npz"
 
 
-WRITERS = [_of_a_run, _of_a_reference, _of_a_study, _of_a_background_folder, _of_a_fed_inbox, _of_a_state]
+WRITERS = [_of_a_run, _of_a_reference, _of_a_study, _of_a_fed_inbox, _of_a_state]
 
 
 @pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__.strip("_").replace("_", " "))

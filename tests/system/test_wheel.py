@@ -136,7 +136,6 @@ def test_every_command_works(installed: Installed, results: Path) -> None:
         "predict",
         "serve",
         "gradient-cost",
-        "background",
         "app",
     }
     assert names >= wanted
@@ -167,12 +166,6 @@ def a_picture(folder: Path) -> Path:
 
     Image.new("L", (8, 8), 128).save(folder / "grey.png")
     return folder / "grey.png"
-
-
-def test_what_needs_a_checkout_says_so(installed: Installed) -> None:
-    said = installed.fedkace("background", "start", installed.folder / "long", "--", "quickstart", fails=True)
-    (line,) = [line for line in said.splitlines() if line]
-    assert line.startswith("error: ") and "checkout" in line
 
 
 def test_the_wheel_has_the_same_app_as_the_checkout(installed: Installed, tmp_path: Path) -> None:
