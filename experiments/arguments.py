@@ -151,7 +151,9 @@ def make_parser(program: str) -> Parser:
         "keep", help="copy the records of a run or a study for publication, without the paths of this machine"
     )
     keep.add_argument("run", type=Path, help="folder of a finished run or of a study")
-    keep.add_argument("target", type=Path, help="folder to copy to")
+    keep.add_argument(
+        "target", type=Path, help="folder to copy to: new, empty, or that of an earlier copy, which is replaced"
+    )
     keep.add_argument(
         "--resumable",
         action="store_true",
@@ -163,17 +165,27 @@ def make_parser(program: str) -> Parser:
     export.add_argument(
         "source", type=Path, help="folder of a run, finished or not, of a client's state, or of a model"
     )
-    export.add_argument("target", type=Path, help="folder to write: new, empty, or that of a model, which is replaced")
+    export.add_argument(
+        "target", type=Path, help="folder to write: new, empty, or that of an earlier export, which is replaced"
+    )
     export.add_argument("--onnx", action="store_true", help="also write model.onnx, with the preprocessing inside")
     export.add_argument("--data-dir", type=Path, help="folder of the data set's files, for a run that is not finished")
     report = commands.add_parser("report", help="write tables, figures and a page with charts from finished runs")
     report.add_argument("folders", type=Path, nargs="+", help="results folders of studies or of single runs")
-    report.add_argument("--output", type=Path, help="output folder (default: report/ in the first folder)")
+    report.add_argument(
+        "--output",
+        type=Path,
+        help="output folder: new, empty, or that of an earlier report, which is replaced (default: report/ in the first folder)",
+    )
     report.add_argument(
         "--data-dir", type=Path, help="folder of the data set's files, to show the images in the clients' buffers"
     )
     fed = commands.add_parser("feed", help="write a data set's streams to inboxes, see docs/edge-data.md")
-    fed.add_argument("folder", type=Path, help="folder in which client-0/new, client-0/test and so on are created")
+    fed.add_argument(
+        "folder",
+        type=Path,
+        help="folder in which client-0/new, client-0/test and so on are created: new, empty, or that of an earlier feed",
+    )
     fed.add_argument(
         "--set",
         action="extend",
@@ -204,7 +216,7 @@ def make_parser(program: str) -> Parser:
     drawn.add_argument("--output", type=Path, default=Path("stream.png"), help="PNG file (default: stream.png)")
     drawn.set_defaults(seeds=[], engine=None, workers=None, gpu_fraction=None, mps=False)
     app = commands.add_parser("app", help="write the Flower app to a folder, for `flwr run FOLDER` and `flwr build`")
-    app.add_argument("folder", type=Path, help="the folder; must be new or empty")
+    app.add_argument("folder", type=Path, help="the folder: new, empty, or that of an earlier app, which is replaced")
     predict = commands.add_parser("predict", help="classify pictures with the model that a client predicts with")
     serve = commands.add_parser("serve", help="serve a client's predictions over HTTP")
     for parts in (predict, serve):  # parsed by fedkace_flwr.inference.predict

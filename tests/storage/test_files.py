@@ -20,12 +20,13 @@ from fedkace_flwr.config import Config
 from fedkace_flwr.data.datasets import load_dataset
 from fedkace_flwr.errors import ConfigError, FedkaceError, RunError, StateError, UnreadableStateError
 from fedkace_flwr.results.reference_cache import cached_accuracy
-from fedkace_flwr.results.run_folder import RunFolder, read_json
+from fedkace_flwr.results.run_folder import HOLDS, RunFolder, read_json
 from fedkace_flwr.sections import DataConfig
 from fedkace_flwr.storage import atomic, files
 from fedkace_flwr.storage.checkpoint import Checkpoint, Checkpoints
 from fedkace_flwr.storage.client_state import read_state
 from fedkace_flwr.storage.client_store import ClientStore
+from fedkace_flwr.storage.targets import claim
 
 Make = Callable[..., Config]
 pytestmark = pytest.mark.timeout(120)
@@ -68,6 +69,7 @@ def _of_a_study(folder: Path, make: Make) -> Path:
 
 
 def _of_a_fed_inbox(folder: Path, make: Make) -> Path:
+    claim(folder / "inboxes", "inboxes")
     linked(folder / "inboxes" / "client-0" / "new" / ".chunk-000001.npz.part", folder / "theirs")
     feed(make(clients=1, rounds=1), folder / "inboxes")
     return folder / "inboxes" / "client-0" / "new" / "chunk-000001.npz"
@@ -125,6 +127,7 @@ def test_a_link_in_the_place_of_a_prepared_data_set_is_removed_and_not_followed(
 
 
 def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path: Path) -> None:
+    claim(tmp_path / "run", HOLDS)
     linked(tmp_path / "run" / ".lock", tmp_path / "theirs")
     linked(tmp_path / "client" / ".lock", tmp_path / "theirs")
     (tmp_path / "client").chmod(0o700)
