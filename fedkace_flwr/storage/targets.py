@@ -101,22 +101,26 @@ def _claimed(folder: Path, holds: str, *, private: bool, known: bool = False) ->
             make_folder(folder)
         else:
             folder.mkdir(parents=True, exist_ok=True)
-        _mark(folder, holds, files)
-    return files
+        if files is None:
+            _mark(folder, holds, {})
+        else:
+            with tempfile.TemporaryFile(dir=folder):  # a folder in which nothing is to do is left as it is
+                pass
+    return files or {}
 
 
-def _listed(folder: Path, holds: str, *, known: bool) -> _Files:
-    """The files that a folder's mark lists; none if the folder is new, empty or known without a mark."""
+def _listed(folder: Path, holds: str, *, known: bool) -> _Files | None:
+    """The files that a folder's mark lists; None if the folder is new, empty, or known without that mark."""
     if not os.path.lexists(folder):
-        return {}
+        return None
     with _writing(folder):
         half_written = f"{MARK}.", f"{MARK}-"  # perhaps by another process, at this moment
         if all(path.name.startswith(half_written) for path in folder.iterdir()):
-            return {}
+            return None
         found, files = _told(folder / MARK)
         if found != holds:
             if known:
-                return {}
+                return None
             what = f"{found}, not {holds}" if found else f"files, and no {MARK} of {holds}"
             raise ConfigError(f"{folder}: holds {what}; name a new or an empty folder, or remove this one first")
         for name, digests in files.items():
