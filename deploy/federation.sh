@@ -45,11 +45,14 @@ setup() {
   [[ $connection =~ ^[A-Za-z0-9_-]{1,64}$ ]] \
     || die "--connection = '$connection': must be 1 to 64 letters, digits, dashes or underscores"
   [[ ! -e $folder/settings ]] || die "$folder is already set up; start it, or choose another folder"
+  [[ -e $folder/.fedkace || ! -e $folder || (-d $folder && -z $(ls -A "$folder")) ]] \
+    || die "$folder holds files that no setup has written; choose a new or an empty folder"
   need_flower flwr
   need python3 "activate the environment that contains Flower"
   read -ra ports <<<"$(ports_for "$port" "$nodes")"
   free_connection "$connection" "127.0.0.1:${ports[0]}" "$folder/certificates/ca.crt"
   mkdir -p "$folder"
+  echo '{"holds": "a federation", "files": {}}' >"$folder/.fedkace"
   [[ -e $folder/certificates/ca.key ]] || "$scripts/certificates.sh" ca "$folder/certificates" >/dev/null
   [[ -e $folder/certificates/superlink.key ]] \
     || "$scripts/certificates.sh" superlink "$folder/certificates" localhost >/dev/null

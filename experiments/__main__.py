@@ -42,17 +42,13 @@ def main(arguments: list[str] | None = None) -> int:
         from fedkace_flwr.inference.predict import main as predict
 
         return predict(given if given[0] == "serve" else given[1:], program=_program())
-    # argparse cannot pass options through to another parser, so the arguments after "--" are split off first.
-    own, study = (given[: given.index("--")], given[given.index("--") + 1 :]) if "--" in given else (given, [])
-    if not own:
+    if not given:
         print(overview(_program()))
         return 0
     parser = make_parser(_program())
     try:
-        check_command(own, commands_of(parser))
-        options = parser.parse_args(study_first(own))
-        if study and (options.command, getattr(options, "action", "")) != ("background", "start"):
-            raise ConfigError(f"{options.command}: takes no arguments after --; only background start does")
+        check_command(given, commands_of(parser))
+        options = parser.parse_args(study_first(given))
     except ConfigError as error:
         return _refused(error)
     console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
@@ -106,8 +102,6 @@ def main(arguments: list[str] | None = None) -> int:
             from experiments.running.processes import staged_app
 
             print(staged_app(options.folder))
-        elif options.command == "background":
-            _background(options, study, console)
         else:
             return _run(options, console)
     except FedkaceError as error:
@@ -254,41 +248,6 @@ def _robustness(options: argparse.Namespace) -> None:
             write_text(options.output, runs.to_csv(index=False))
         except OSError as fault:
             raise ResultsError(f"--output {options.output}: cannot be written ({fault.strerror})") from fault
-
-
-def _background(options: argparse.Namespace, arguments: list[str], console: Console) -> None:
-    from experiments.background import control
-    from experiments.background.folder import Command, Folder
-    from experiments.background.status import show_status
-
-    def study_of(command: Command, folder: Folder) -> "Study":
-        asked = make_parser(_program()).parse_args(study_first(["run", *command.arguments]))
-        path = find_study(asked.study, folder.source / "experiments" / "studies")
-        return _study(asked, Path(command.directory) / path, folder.results)
-
-    folder = Folder(options.folder)
-    if options.action == "status":
-        show_status(folder, study_of, console)
-    elif options.action == "pause":
-        paused = control.pause(folder)
-        console.print("paused; `start` continues the study" if paused else "nothing is running", highlight=False)
-    else:
-        if arguments:
-            _check_background(arguments)
-
-        def tell(text: str) -> None:
-            console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-        process = control.start(folder, arguments, options.commit, options.python, options.priority, tell)
-        tell(f"process {process}; log: {folder.log}")
-
-
-def _check_background(arguments: list[str]) -> None:
-    """Reject arguments now that would otherwise fail in the background."""
-    asked = make_parser(_program()).parse_args(study_first(["run", *arguments]))
-    if asked.dry_run or asked.results != RESULTS:
-        raise ConfigError("background: --results and --dry-run cannot be used; results are written below the folder")
-    _study(asked, find_study(asked.study), RESULTS)
 
 
 def _stream(options: argparse.Namespace, console: Console) -> None:

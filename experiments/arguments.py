@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from experiments.background.folder import LOWEST, NORMAL
 from experiments.studies.inheritance import FULL
 from experiments.studies.names import ENGINES, study_names
 from fedkace_flwr import __version__
@@ -41,7 +40,7 @@ class Parser(argparse.ArgumentParser):
             command = commands_of(self)[options.command]
             word = next((word for word in unknown if word.startswith("-")), unknown[0])
             what = "unknown option" if word.startswith("-") else "unexpected argument"
-            hint = closest(word, _options_of(command, options)) or f"; see {command.prog} --help"
+            hint = closest(word, list(command._option_string_actions)) or f"; see {command.prog} --help"
             raise ConfigError(f"{options.command}: {what} {word}{hint}")
         return options
 
@@ -105,30 +104,6 @@ def make_parser(program: str) -> Parser:
     run.add_argument(
         "--results", type=Path, default=RESULTS, help="folder in which each study gets its own (default: results)"
     )
-    background = commands.add_parser("background", help="run a study in the background, see docs/long-runs.md")
-    actions = background.add_subparsers(dest="action", required=True)
-    for action, text in (
-        ("start", "start a study or continue it"),
-        ("pause", "stop its processes; `start` continues it"),
-        ("status", "print its progress and the estimated time left"),
-    ):
-        parts = actions.add_parser(action, help=text)
-        parts.add_argument(
-            "folder", type=Path, help="folder for checkout, environment and results; must lie outside any checkout"
-        )
-        if action == "start":
-            parts.add_argument("--commit", help="commit to run (default: HEAD)")
-            parts.add_argument(
-                "--python",
-                type=Path,
-                help="Python interpreter that has the dependencies (default: create a new environment)",
-            )
-            parts.add_argument(
-                "--priority",
-                choices=(LOWEST, NORMAL),
-                help="lowest: yield to all other work (default: lowest, or the previous choice)",
-            )
-            parts.usage = f"{parts.prog} [--commit COMMIT] [--python PYTHON] [--priority PRIORITY] folder [-- STUDY [OPTIONS of run]]"
     bench = commands.add_parser("bench", help="measure training, selection, evaluation, state and whole rounds")
     bench.add_argument(
         "parts",
@@ -176,11 +151,13 @@ def make_parser(program: str) -> Parser:
         "keep", help="copy the records of a run or a study for publication, without the paths of this machine"
     )
     keep.add_argument("run", type=Path, help="folder of a finished run or of a study")
-    keep.add_argument("target", type=Path, help="folder to copy to")
+    keep.add_argument(
+        "target", type=Path, help="folder to copy to: new, empty, or that of an earlier copy, which is replaced"
+    )
     keep.add_argument(
         "--resumable",
         action="store_true",
-        help="also copy what `run` needs to continue unfinished runs on another machine, see docs/long-runs.md",
+        help="also copy what `run` needs to continue unfinished runs on another machine, see docs/running.md",
     )
     export = commands.add_parser(
         "export", help="write a model for others to use, with a card and on request as ONNX, see docs/models.md"
@@ -188,17 +165,27 @@ def make_parser(program: str) -> Parser:
     export.add_argument(
         "source", type=Path, help="folder of a run, finished or not, of a client's state, or of a model"
     )
-    export.add_argument("target", type=Path, help="folder to write: new, empty, or that of a model, which is replaced")
+    export.add_argument(
+        "target", type=Path, help="folder to write: new, empty, or that of an earlier export, which is replaced"
+    )
     export.add_argument("--onnx", action="store_true", help="also write model.onnx, with the preprocessing inside")
     export.add_argument("--data-dir", type=Path, help="folder of the data set's files, for a run that is not finished")
     report = commands.add_parser("report", help="write tables, figures and a page with charts from finished runs")
     report.add_argument("folders", type=Path, nargs="+", help="results folders of studies or of single runs")
-    report.add_argument("--output", type=Path, help="output folder (default: report/ in the first folder)")
+    report.add_argument(
+        "--output",
+        type=Path,
+        help="output folder: new, empty, or that of an earlier report, which is replaced (default: report/ in the first folder)",
+    )
     report.add_argument(
         "--data-dir", type=Path, help="folder of the data set's files, to show the images in the clients' buffers"
     )
     fed = commands.add_parser("feed", help="write a data set's streams to inboxes, see docs/edge-data.md")
-    fed.add_argument("folder", type=Path, help="folder in which client-0/new, client-0/test and so on are created")
+    fed.add_argument(
+        "folder",
+        type=Path,
+        help="folder in which client-0/new, client-0/test and so on are created: new, empty, or that of an earlier feed",
+    )
     fed.add_argument(
         "--set",
         action="extend",
@@ -229,7 +216,7 @@ def make_parser(program: str) -> Parser:
     drawn.add_argument("--output", type=Path, default=Path("stream.png"), help="PNG file (default: stream.png)")
     drawn.set_defaults(seeds=[], engine=None, workers=None, gpu_fraction=None, mps=False)
     app = commands.add_parser("app", help="write the Flower app to a folder, for `flwr run FOLDER` and `flwr build`")
-    app.add_argument("folder", type=Path, help="the folder; must be new or empty")
+    app.add_argument("folder", type=Path, help="the folder: new, empty, or that of an earlier app, which is replaced")
     predict = commands.add_parser("predict", help="classify pictures with the model that a client predicts with")
     serve = commands.add_parser("serve", help="serve a client's predictions over HTTP")
     for parts in (predict, serve):  # parsed by fedkace_flwr.inference.predict
@@ -238,12 +225,5 @@ def make_parser(program: str) -> Parser:
 
 
 def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """Return the parsers of all commands by name; none if the parser has no commands."""
-    found = (action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-    return dict(next(found, {}))
-
-
-def _options_of(command: argparse.ArgumentParser, options: argparse.Namespace) -> list[str]:
-    """Return the options of a command, and those of its action if it has actions."""
-    action = commands_of(command).get(getattr(options, "action", ""))
-    return [*command._option_string_actions, *(action._option_string_actions if action else ())]
+    """Return the parsers of all commands by name."""
+    return next(action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))

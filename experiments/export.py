@@ -10,11 +10,12 @@ from fedkace_flwr.configured import configured
 from fedkace_flwr.errors import ConfigError, MissingDataError, ModelError
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.export.card import Training
-from fedkace_flwr.export.folder import CARD, ONNX, check_target, write_folder
+from fedkace_flwr.export.folder import CARD, HOLDS, ONNX, write_folder
 from fedkace_flwr.export.global_model import global_model, lacks_statistics
 from fedkace_flwr.export.loading import read_model
 from fedkace_flwr.export.onnx_file import check_installed, to_onnx
 from fedkace_flwr.inference.kept_models import MODEL, TENSORS, KeptModels, load_newest
+from fedkace_flwr.storage import targets
 from fedkace_flwr.storage.checkpoint import Checkpoints
 from fedkace_flwr.storage.files import read_text
 from fedkace_flwr.storage.names import closest_path
@@ -47,7 +48,7 @@ def export(source: Path, target: Path, *, onnx: bool = False, data_dir: Path | N
     source : Path
         The folder of a run, finished or not; the state folder of a client; or the folder of a model.
     target : Path
-        The folder to write: new, empty, or that of a model, which is replaced.
+        The folder to write: new, empty, or that of an earlier export, which is replaced.
     onnx : bool
         Whether to write ``model.onnx`` as well.
     data_dir : Path, optional
@@ -60,7 +61,7 @@ def export(source: Path, target: Path, *, onnx: bool = False, data_dir: Path | N
     """
     if onnx:
         check_installed()
-    check_target(target)
+    targets.check(target, HOLDS)
     found = _find(source, data_dir)
     content, difference = to_onnx(found.kept) if onnx else (b"", None)
     try:

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from experiments.outputs import make_output
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError, ResultsError
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.storage.files import write_bytes
 from fedkace_flwr.storage.folders import make_folder
+from fedkace_flwr.storage.targets import claim
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ def feed(config: Config, folder: Path, *, every: float = 0.0) -> None:
     config : Config
         Data set and streams, with ``data-source`` as in simulation.
     folder : Path
-        Created if necessary; new folders are for this user only.
+        New, empty, or that of an earlier feed; new folders are for this user only.
     every : float
         Seconds between the files of consecutive rounds.
 
@@ -43,9 +43,11 @@ def feed(config: Config, folder: Path, *, every: float = 0.0) -> None:
         raise ConfigError(f"--every {every:g}: must be a number of seconds from 0 to {_LONGEST}")
     experiment = Experiment(config)
     experiment.check_streams()
-    make_output(folder)
     everything = torch.ones(experiment.num_classes, dtype=torch.bool)
     homes = [folder / f"client-{client}" for client in range(config.stream.clients)]
+    for place in [path for home in homes for path in (home, home / "test", home / "new") if path.is_symlink()]:
+        raise ConfigError(f"{place}: is a link, which is not followed; remove it, or name another folder")
+    claim(folder, "inboxes")
     for client, home in enumerate(homes):
         drop(experiment, experiment.test_set(client, everything), home / "test" / "test.npz")
     for number in range(1, config.stream.rounds + 1):

@@ -10,7 +10,7 @@ import html
 import json
 import posixpath
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from experiments.arguments import make_parser
+from experiments.arguments import commands_of, make_parser
 from fedkace_flwr.inference.predict import prediction_parser, service_parser
 
 ROOT = Path(__file__).parents[2]
@@ -154,17 +154,9 @@ def _commands() -> str:
         "predict": prediction_parser("fedkace predict", "fedkace serve"),
         "serve": service_parser("fedkace serve"),
     }
-    for name, parser in {**dict(_subcommands(make_parser("fedkace"))), **elsewhere}.items():
+    for name, parser in {**commands_of(make_parser("fedkace")), **elsewhere}.items():
         lines += ["", f"## {name}", "", f"```text\n{_help(parser)}```"]
     return "\n".join(lines) + "\n"
-
-
-def _subcommands(parser: argparse.ArgumentParser, before: str = "") -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for name, each in action.choices.items():
-                below = list(_subcommands(each, f"{before}{name} "))
-                yield from below or [(f"{before}{name}", each)]
 
 
 def _help(parser: argparse.ArgumentParser) -> str:

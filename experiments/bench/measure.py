@@ -14,7 +14,7 @@ from rich.table import Table
 
 from fedkace_flwr.errors import ConfigError, ResultsError
 from fedkace_flwr.results.record import environment
-from fedkace_flwr.storage.files import read_text
+from fedkace_flwr.storage.files import read_text, write_text
 
 _HEADINGS = ("figure", "median", "low", "high", "aim")
 
@@ -121,7 +121,7 @@ def report(console: Console, figures: Figures, *, repeats: int, output: Path | N
     if output is not None:
         content = {"environment": header, **more, "figures": figures}
         try:
-            output.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+            write_text(output, json.dumps(content, indent=2) + "\n")
         except OSError as fault:
             raise ResultsError(f"--output {output}: cannot be written ({fault.strerror})") from fault
 

@@ -15,6 +15,7 @@ The folder is relative to the document. The keys are:
 """
 
 import re
+import stat
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -26,6 +27,7 @@ from experiments.report.single_runs import only_run_table, unfinished_table
 from experiments.report.tables import CHANCE, ResultTable, markdown, spread, study_tables
 from experiments.results.loading import load_results
 from fedkace_flwr.errors import ResultsError, closest
+from fedkace_flwr.storage.files import write_text
 
 _STAGES = {"aa": "AA", "early": "first quarter", "late": "second half"}
 _OPENING = "<!-- table "
@@ -113,7 +115,7 @@ def main(arguments: Sequence[str]) -> str | None:
             text = with_tables(path.read_text(encoding="utf-8"), path.parent)
         except (OSError, ResultsError) as error:
             return f"{path}: {error}"
-        path.write_text(text, encoding="utf-8")
+        write_text(path.resolve(), text, mode=stat.S_IMODE(path.stat().st_mode))
         print(path)
     return None
 

@@ -41,8 +41,6 @@ def write_classes(results: Results, target: Path) -> list[Path]:
         words = frame.astype(dict.fromkeys(("study", "run"), "category"))
         paths.append(target / "classes.parquet")
         write_bytes(paths[-1], words.to_parquet(None, index=False))
-    for name in {"classes.csv", "classes.parquet"} - {path.name for path in paths}:
-        (target / name).unlink(missing_ok=True)  # of an earlier report
     return paths
 
 

@@ -1,7 +1,6 @@
 """Archive the record of a run or of a study for the documentation, without the folder names of the original machine."""
 
 import json
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,10 +14,12 @@ from fedkace_flwr.storage.checkpoint import LARGEST_CHECKPOINT, Checkpoints
 from fedkace_flwr.storage.files import LARGEST_LOG, read_bytes, read_text, write_bytes, write_text
 from fedkace_flwr.storage.folders import make_folder
 from fedkace_flwr.storage.names import closest_path
+from fedkace_flwr.storage.targets import check, renewed
 
 _REQUIRED = ("config.json", "environment.json", "rounds.jsonl")
 _SUMMARY, _PICTURE = "summary.json", "accuracy.png"
 _SERVER, _CLIENTS = "server", "clients"
+_RUN, _STUDY = "a kept run", "a kept study"
 
 
 def keep(source: Path, target: Path, *, resumable: bool = False) -> None:
@@ -32,16 +33,18 @@ def keep(source: Path, target: Path, *, resumable: bool = False) -> None:
     source : Path
         A run's folder or a study's.
     target : Path
-        The folder to copy to.
+        The folder to copy to: new, empty, or that of an earlier copy. Each run in it is replaced as a whole.
     resumable : bool
         Also copy the last checkpoint and the clients' states of unfinished runs, so that the runner can resume them
         in a copy of ``target``.
 
     Raises
     ------
+    ConfigError
+        The target holds something else, or cannot be written.
     RunError
-        No run has completed a round, a file cannot be read or written, the target is the folder of a run and not a
-        copy, or a run that should be resumable is running or has no checkpoint.
+        No run has completed a round, a file cannot be read, or a run that should be resumable is running or has no
+        checkpoint.
     """
     try:
         _keep(source, target, resumable)
@@ -53,51 +56,46 @@ def _keep(source: Path, target: Path, resumable: bool) -> None:
     if not source.is_dir():
         raise RunError(f"{source}: is not a folder; must be that of a run or of a study{closest_path(source)}")
     if not (source / "study.json").exists():
-        _check_is_copy(target)
-        _keep_run(source, target, resumable)
-        if (source / _PICTURE).exists():
-            _copy(source / _PICTURE, target / _PICTURE)
+        _keep_run(source, target, resumable, picture=True)
         return
     runs = sorted(path.parent for path in source.glob("*/rounds.jsonl") if path.stat().st_size)
     if not runs:
         raise RunError(f"{source}: no run has completed a round; keep it later")
+    check(target, _STUDY)
     for run in runs:
-        _check_is_copy(target / run.name)
-    for run in runs:
-        _keep_run(run, target / run.name, resumable)
-    _copy(source / "study.json", target / "study.json")
+        check(target / run.name, _RUN)
+    with renewed(target, _STUDY, private=False) as new:
+        for run in runs:
+            _keep_run(run, target / run.name, resumable, picture=False)
+        _copy(source / "study.json", new / "study.json")
 
 
-def _check_is_copy(target: Path) -> None:
-    """Check that a folder to copy to is not a run's own, whose state would be lost; a copy has no lock."""
-    if (target / ".lock").exists():
-        raise RunError(f"{target}: is the folder of a run and not a copy; choose another target")
-
-
-def _keep_run(run: Path, target: Path, resumable: bool) -> None:
+def _keep_run(run: Path, target: Path, resumable: bool, *, picture: bool) -> None:
     missing = [name for name in _REQUIRED if not (run / name).exists()]
     if missing:
         raise RunError(f"{run}: has no {missing[0]}; must be the folder of a run that has completed a round")
     is_finished = (run / _SUMMARY).exists()
-    with _state_to_resume(run, wanted=resumable and not is_finished) as state:
-        target.mkdir(parents=True, exist_ok=True)
+    with (
+        _state_to_resume(run, wanted=resumable and not is_finished) as state,
+        renewed(target, _RUN, private=False) as new,
+    ):
         config = json.loads(read_text(run / "config.json"))
         files = path_keys() - folder_keys()  # of which the name tells enough
         kept = {key: value for key, value in config.items() if key not in folder_keys()}
         kept |= {key: Path(kept[key]).name for key in files & kept.keys()}
-        write_text(target / "config.json", json.dumps(kept, indent=2) + "\n")
-        _copy(run / "environment.json", target / "environment.json")
+        write_text(new / "config.json", json.dumps(kept, indent=2) + "\n")
+        _copy(run / "environment.json", new / "environment.json")
         # Only whole lines: the run may be writing one.
         lines = read_text(run / "rounds.jsonl", LARGEST_LOG).splitlines(keepends=True)
         rounds = "".join(line for line in lines if line.endswith("\n"))
-        write_text(target / "rounds.jsonl", rounds)
+        write_text(new / "rounds.jsonl", rounds)
         if is_finished:
-            _copy(run / _SUMMARY, target / _SUMMARY)
-        for name in (_SERVER, _CLIENTS):  # of an earlier copy
-            shutil.rmtree(target / name, ignore_errors=True)
+            _copy(run / _SUMMARY, new / _SUMMARY)
+        if picture and (run / _PICTURE).exists():
+            _copy(run / _PICTURE, new / _PICTURE)
         for path in state:
-            make_folder((target / path).parent)
-            write_bytes(target / path, read_bytes(run / path, LARGEST_CHECKPOINT), mode=0o600)
+            make_folder((new / path).parent)
+            write_bytes(new / path, read_bytes(run / path, LARGEST_CHECKPOINT), mode=0o600)
 
 
 @contextmanager

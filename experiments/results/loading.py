@@ -121,11 +121,14 @@ class Results:
         """Return the full records of a run, given the ``folder`` of its row."""
         return read_rounds(Path(folder))
 
-    def write(self, target: Path) -> list[Path]:
-        """Write ``runs`` and ``rounds`` as CSV and Parquet, with folders relative to ``target``; return the paths."""
+    def write(self, target: Path, seen_from: Path | None = None) -> list[Path]:
+        """Write ``runs`` and ``rounds`` as CSV and Parquet, and return the paths.
+
+        The runs' folders are relative to ``seen_from``, by default ``target``.
+        """
         make_folder(target)
         paths = []
-        place = [os.path.relpath(folder, target.resolve()) for folder in self.runs["folder"]]
+        place = [os.path.relpath(folder, (seen_from or target).resolve()) for folder in self.runs["folder"]]
         for name, frame in (("runs", self.runs.assign(folder=place)), ("rounds", self.rounds)):
             write_text(target / f"{name}.csv", frame.to_csv(index=False))
             write_bytes(target / f"{name}.parquet", _uniform(frame).to_parquet(None, index=False))

@@ -11,10 +11,10 @@ from filelock import FileLock, Timeout
 
 from fedkace_flwr.config import Config
 from fedkace_flwr.configured import configured
-from fedkace_flwr.errors import FedkaceError, RunError
-from fedkace_flwr.results.run_folder import SCHEMA, differences, read_json, schema_of, stored_digests
+from fedkace_flwr.errors import ConfigError, FedkaceError, RunError
+from fedkace_flwr.results.run_folder import HOLDS, SCHEMA, differences, read_json, schema_of, stored_digests
 from fedkace_flwr.storage.files import LARGEST_LOG, read_bytes
-from fedkace_flwr.storage.folders import make_folder
+from fedkace_flwr.storage.targets import check, claim
 
 _RECORDS = ("config.json", "rounds.jsonl", "summary.json", "server", "clients")  # of a run that has begun
 _CHANGES = 3  # keys named when a run is set aside
@@ -86,7 +86,7 @@ class Cell:
         resume = (self.folder / "config.json").exists() and self._matches()
         if not resume and not self._unused():
             self._set_aside()
-        make_folder(self.folder)
+        claim(self.folder, HOLDS, known=True)
         self._keep_log()
         return replace(self.config, run=replace(self.config.run, resume=resume))
 
@@ -132,8 +132,12 @@ class Cell:
             log.rename(self.folder / f"app.{1 + len(list(self.folder.glob('app.*.log')))}.log")
 
     def _unused(self) -> bool:
-        """Whether the folder holds at most a log and a lock, since its run was stopped before it began."""
-        return self.folder.is_dir() and not any((self.folder / name).exists() for name in _RECORDS)
+        """Whether the folder is new or empty, or its run was stopped before it began."""
+        try:
+            check(self.folder, HOLDS, known=(self.folder / ".lock").exists())
+        except ConfigError:
+            return False
+        return not any((self.folder / name).exists() for name in _RECORDS)
 
     def _set_aside(self) -> None:
         """Rename the folder of an earlier run with the same name."""

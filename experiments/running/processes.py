@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedkace_flwr.errors import ConfigError
+from fedkace_flwr.storage.targets import renewed
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 """The folder of the packages: the project's root folder in a checkout, otherwise where they are installed."""
@@ -18,7 +19,7 @@ _APP = Path(__file__).parent / "app"  # what the app has beside packages; a whee
 
 
 def staged_app(folder: Path) -> Path:
-    """Copy only the files of the Flower app to a new folder, and return the folder.
+    """Copy only the files of the Flower app to a folder, and return the folder.
 
     ``flwr run`` visits every file below its folder, which in a checkout includes the virtual environment and all
     results. The bundle that it builds is identical for both folders.
@@ -26,7 +27,7 @@ def staged_app(folder: Path) -> Path:
     Parameters
     ----------
     folder : Path
-        The folder to create; must not exist, or be empty.
+        The folder: new, empty, or that of an earlier app, which is replaced.
 
     Raises
     ------
@@ -39,12 +40,10 @@ def staged_app(folder: Path) -> Path:
         if pattern not in copies:
             copies |= {path.relative_to(CHECKOUT).as_posix(): path for path in CHECKOUT.glob(pattern)}
     try:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise ConfigError(f"{folder}: must be a new or an empty folder")
-        for name, path in copies.items():
-            target = folder / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, target)
+        with renewed(folder, "an app", private=False) as new:
+            for name, path in copies.items():
+                (new / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, new / name)
     except OSError as error:
         raise ConfigError(
             f"{folder}: cannot be written ({error.strerror or error}); choose a writable folder"

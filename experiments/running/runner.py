@@ -33,9 +33,10 @@ from fedkace_flwr.config import Config
 from fedkace_flwr.configured import check_network, configured
 from fedkace_flwr.errors import ConfigError, FedkaceError, MissingDataError, ResultsError, RunError
 from fedkace_flwr.experiment import Experiment
-from fedkace_flwr.results.run_folder import SCHEMA, RunFolder
+from fedkace_flwr.results.run_folder import SCHEMA, is_run
 from fedkace_flwr.results.trackers.catalogue import check_server, check_tracker
 from fedkace_flwr.storage.files import write_text
+from fedkace_flwr.storage.targets import claim
 
 _POLL_SECONDS = 0.25
 _NAMED = 4  # runs without data that are named
@@ -80,8 +81,10 @@ def run_study(study: Study, console: Console, guard: Guard | None = None, waitin
     """
     study, missing, workers = check_study(study, progress=console.is_terminal)
     cells = [Cell(name, config) for name, config in study.runs.items()]
-    for config in study.runs.values():
-        RunFolder.check(Path(config.run.results_dir))
+    runs = study.folder.glob("*/environment.json")
+    claim(
+        study.folder, "a study", known=(study.folder / ".claims").is_dir() or any(is_run(path.parent) for path in runs)
+    )
     for config in {cell.config.run.tracker: cell.config for cell in cells if not cell.finished}.values():
         check_server(config)
     describe(study)

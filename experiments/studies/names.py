@@ -16,12 +16,12 @@ TABLES = ("table1", "table2", "table3", "table4")
 _FOLDER = Path(__file__).parent
 
 
-def study_names(folder: Path = _FOLDER) -> list[str]:
+def study_names() -> list[str]:
     """The names of the project's own studies, sorted."""
-    return sorted(path.stem for path in folder.glob("*.yaml"))
+    return sorted(path.stem for path in _FOLDER.glob("*.yaml"))
 
 
-def find_study(text: str, folder: Path = _FOLDER) -> Path:
+def find_study(text: str) -> Path:
     """Find a study's file.
 
     Parameters
@@ -29,8 +29,6 @@ def find_study(text: str, folder: Path = _FOLDER) -> Path:
     text : str
         The name of one of the project's own studies, such as ``table1``, or the path of a YAML file. A text with a
         folder or a YAML suffix in it is a path; otherwise a study of that name takes precedence over a file.
-    folder : Path
-        Holds the project's own studies; by default those of this checkout.
 
     Raises
     ------
@@ -40,9 +38,9 @@ def find_study(text: str, folder: Path = _FOLDER) -> Path:
     path = Path(text)
     if path.name != text or path.suffix in SUFFIXES:
         return path
-    names = study_names(folder)
+    names = study_names()
     if text in names:
-        return folder / f"{text}.yaml"
+        return _FOLDER / f"{text}.yaml"
     if path.is_file():
         return path
     raise ConfigError(f"{text}: unknown study; name a YAML file, or one of {', '.join(names)}{closest(text, names)}")

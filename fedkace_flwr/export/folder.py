@@ -5,20 +5,21 @@ programs that do not read its metadata.
 """
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import fedkace_flwr
-from fedkace_flwr.errors import ModelError
 from fedkace_flwr.export.card import Training, card, with_onnx
 from fedkace_flwr.export.tensor_file import described, format_of, pack
 from fedkace_flwr.inference.kept_models import TENSORS, KeptModels
 from fedkace_flwr.storage import files
-from fedkace_flwr.storage.folders import make_folder
+from fedkace_flwr.storage.targets import renewed
 
 DESCRIPTION, CARD, ONNX = "config.json", "README.md", "model.onnx"
 """The files of a folder, beside that of the tensors."""
+
+HOLDS = "a model"
+"""What such a folder's mark says."""
 
 
 def write_folder(
@@ -26,13 +27,10 @@ def write_folder(
 ) -> None:
     """Write a model's folder; of an earlier model in it nothing is left.
 
-    Each file is replaced as a whole. Whenever this is interrupted, ``model.safetensors`` is the old or the new model,
-    and there is no ``model.onnx`` of another one.
-
     Parameters
     ----------
     folder : Path
-        Made for its owner alone if it does not exist.
+        New, made for its owner alone; empty; or written by this function.
     kept : KeptModels
         The model.
     training : Training, optional
@@ -44,31 +42,18 @@ def write_folder(
 
     Raises
     ------
+    ConfigError
+        The folder holds something else, or cannot be written.
     OSError
-        The system refuses.
+        The system refuses; the folder is as before.
     """
-    make_folder(folder)
-    (folder / ONNX).unlink(missing_ok=True)
-    files.write_bytes(folder / TENSORS, pack(kept))
-    files.write_text(folder / DESCRIPTION, json.dumps(_description(kept), indent=2, allow_nan=False) + "\n")
     told = card(kept, training, onnx=bool(onnx)) if text is None else with_onnx(text, onnx=bool(onnx))
-    files.write_text(folder / CARD, told)
-    if onnx:
-        files.write_bytes(folder / ONNX, onnx)
-
-
-def check_target(folder: Path) -> None:
-    """Check that a model may be written to a folder: it is new or empty, or holds a model already.
-
-    Raises
-    ------
-    ModelError
-        It holds something else.
-    """
-    if not os.path.lexists(folder):
-        return
-    if not folder.is_dir() or (any(folder.iterdir()) and not (folder / TENSORS).exists()):
-        raise ModelError(f"{folder}: must be a new or an empty folder, or that of a model, which is replaced")
+    with renewed(folder, HOLDS) as new:
+        files.write_bytes(new / TENSORS, pack(kept))
+        files.write_text(new / DESCRIPTION, json.dumps(_description(kept), indent=2, allow_nan=False) + "\n")
+        files.write_text(new / CARD, told)
+        if onnx:
+            files.write_bytes(new / ONNX, onnx)
 
 
 def _description(kept: KeptModels) -> dict[str, Any]:

@@ -6,7 +6,6 @@ process that writes to the folder holds ``.lock``. With ``tracker``, rounds are 
 """
 
 import json
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,9 +23,12 @@ from fedkace_flwr.results.trackers.catalogue import Tracking
 from fedkace_flwr.storage import encryption as sealing
 from fedkace_flwr.storage import files
 from fedkace_flwr.storage.checkpoint import Checkpoint, Checkpoints
-from fedkace_flwr.storage.folders import make_folder
+from fedkace_flwr.storage.targets import claim
 
 SCHEMA = 1
+HOLDS = "a run"
+"""What the mark of a run's folder says."""
+
 _LOCK_SECONDS = 10
 
 
@@ -36,14 +38,14 @@ class RunFolder:
     Parameters
     ----------
     path : Path
-        The folder; created if it does not exist, for this user only: it may hold the clients' states.
+        The folder: new, created for this user only, as it may hold the clients' states; empty; or that of a run.
     resume : bool
         Whether the folder may already hold rounds.
 
     Raises
     ------
     RunError
-        The folder cannot be written, is being written by another process, or already holds rounds.
+        The folder holds something else, cannot be written, is being written by another process, or already holds rounds.
     ConfigError
         An environment variable for the checkpoints' encryption has a wrong value: the key is not a key, for example.
     """
@@ -54,7 +56,10 @@ class RunFolder:
         self._rounds: list[dict[str, Any]] = []
         self._tracking: Tracking | None = None
         sealing.keys()
-        self.check(path)
+        try:
+            claim(path, HOLDS, known=is_run(path))
+        except ConfigError as error:
+            raise RunError(f"results-dir: {error}") from error
         self._lock = FileLock(path / ".lock")
         try:
             self._lock.acquire(timeout=_LOCK_SECONDS)
@@ -70,24 +75,6 @@ class RunFolder:
                 f"run-name = {path.name!r}: {path} already holds a run; choose another name, or set resume = true "
                 "to continue it"
             )
-
-    @staticmethod
-    def check(path: Path) -> None:
-        """Create a folder, for this user only, and check that it is writable.
-
-        Raises
-        ------
-        RunError
-            It is not.
-        """
-        try:
-            make_folder(path)
-            with tempfile.TemporaryFile(dir=path):
-                pass
-        except OSError as error:
-            raise RunError(
-                f"results-dir: {path} cannot be written ({error.strerror}); choose a writable folder"
-            ) from error
 
     @property
     def finished(self) -> bool:
@@ -266,6 +253,14 @@ def _read(path: Path, most: int) -> str:
         return files.read_text(path, most)
     except (OSError, ValueError) as error:
         raise RunError(f"{path} cannot be read ({error}); move its folder away and start anew") from error
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder holds a run of this program, as its ``environment.json`` tells: of version 1.0, or a copy."""
+    try:
+        return "fedkace_flwr" in read_json(folder / "environment.json")
+    except RunError:
+        return False
 
 
 def differences(before: Mapping[str, Any], config: Config, digests: Mapping[str, str] | None = None) -> list[str]:

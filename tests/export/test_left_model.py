@@ -18,7 +18,7 @@ from support.made.models import constant
 from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
 from fedkace_flwr.data.weights_file import weights_for
-from fedkace_flwr.errors import RunError
+from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.export.card import Training, card
 from fedkace_flwr.export.folder import write_folder
@@ -28,7 +28,7 @@ from fedkace_flwr.storage.checkpoint import Checkpoints
 from fedkace_flwr.storage.names import printable
 
 Make = Callable[..., Config]
-FILES = ["README.md", "config.json", "model.safetensors"]
+FILES = [".fedkace", "README.md", "config.json", "model.safetensors"]
 HOSTILE = [
     "<script>alert(1)</script>",
     "[x](javascript:alert(1)) ![y](https://evil.example/y.png) https://evil.example www.evil.example",
@@ -95,7 +95,7 @@ def test_the_same_run_leaves_the_same_bytes_also_when_it_ended_before_its_summar
         run_inline(small())
     folder = Path(small().run.results_dir) / "run"
     assert not (folder / "summary.json").exists() and sorted(content(folder / "model")) == FILES
-    (folder / "model" / "README.md").write_text("torn")
+    (folder / "model" / "README.md").unlink()
     run_inline(small(resume=True))
     assert (folder / "summary.json").exists()
     assert content(folder / "model") == content(run / "model")
@@ -103,9 +103,9 @@ def test_the_same_run_leaves_the_same_bytes_also_when_it_ended_before_its_summar
 
 def test_a_model_that_cannot_be_written_is_told_and_the_run_can_be_finished_later(small: Make) -> None:
     folder = Path(small().run.results_dir) / "run"
-    folder.mkdir()
+    RunFolder(folder).close()
     (folder / "model").write_text("in the way")
-    with pytest.raises(RunError, match=r"run cannot be written \(File exists\); completed rounds are kept"):
+    with pytest.raises(ConfigError, match=r"model: cannot be written \(Not a directory\)"):
         run_inline(small(rounds=1))
     assert not (folder / "summary.json").exists()
     (folder / "model").unlink()

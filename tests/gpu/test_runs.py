@@ -17,8 +17,9 @@ from experiments.running.machine import Machine
 from fedkace_flwr.config import Config
 from fedkace_flwr.networks.catalogue import NETWORKS
 from fedkace_flwr.registry import METHODS
-from fedkace_flwr.results.run_folder import RunFolder
+from fedkace_flwr.results.run_folder import HOLDS, RunFolder
 from fedkace_flwr.storage.checkpoint import Checkpoint
+from fedkace_flwr.storage.targets import claim
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
@@ -91,7 +92,7 @@ def test_clients_that_share_a_gpu_under_ray_give_the_same_run(
 ) -> None:
     alone = run("alone")
     config = small(run_name="together", **GPU)
-    (tmp_path / "together").mkdir()
+    claim(tmp_path / "together", HOLDS)
     name = Machine.here().gpus[0].name
     with FlowerEngine(3, 0.25, visible=[name]) as engine:
         job = engine.start(replace(config), tmp_path / "together" / "app.log")

@@ -173,8 +173,8 @@ def test_a_folder_below_a_file_is_refused_with_key_and_path(tmp_path: Path, deep
 
 
 def test_a_folder_that_the_system_does_not_let_anyone_write_is_refused() -> None:
-    with pytest.raises(RunError, match="results-dir: /proc/fedkace cannot be written"):
-        RunFolder.check(Path("/proc/fedkace"))
+    with pytest.raises(RunError, match="results-dir: /proc/fedkace: cannot be written"):
+        RunFolder(Path("/proc/fedkace"))
 
 
 def test_the_rounds_of_another_run_are_not_touched(tmp_path: Path) -> None:
@@ -205,7 +205,8 @@ def test_config_and_environment_are_there_before_the_first_round(tmp_path: Path)
     assert environment["flwr"].startswith("1.")
     assert environment["cores"] >= 1
     assert environment["gpu"] is None
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [".lock", "config.json", "environment.json"]
+    names = [".fedkace", ".lock", "config.json", "environment.json"]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == names
 
 
 def test_each_round_is_readable_as_soon_as_it_is_added(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def test_an_accuracy_is_computed_once_and_again_if_its_file_is_damaged(tmp_path:
 
 def test_a_round_does_not_depend_on_the_rounds_before_it(small: Make, tmp_path: Path) -> None:
     for name, every in (("each", 1), ("third", 3)):
-        changes = {"cache_dir": str(tmp_path / name), "centralized_every": every, "clients": 2, "rounds": 4}
+        changes = {"cache_dir": str(tmp_path / "caches" / name), "centralized_every": every, "clients": 2, "rounds": 4}
         run_inline(small(method="centralized", run_name=name, **changes))
     each, third = rounds_of(tmp_path / "each"), rounds_of(tmp_path / "third")
     assert [record["interpolated"] for record in each] == [False] * 4

@@ -11,7 +11,6 @@ import torch
 from support.made.results import made_round
 from support.made.stored import assert_same, empty, heard, learned, names, train
 
-from experiments.background.folder import Folder
 from experiments.feed import feed
 from experiments.results.loading import load_results
 from experiments.running import runner
@@ -21,12 +20,13 @@ from fedkace_flwr.config import Config
 from fedkace_flwr.data.datasets import load_dataset
 from fedkace_flwr.errors import ConfigError, FedkaceError, RunError, StateError, UnreadableStateError
 from fedkace_flwr.results.reference_cache import cached_accuracy
-from fedkace_flwr.results.run_folder import RunFolder, read_json
+from fedkace_flwr.results.run_folder import HOLDS, RunFolder, read_json
 from fedkace_flwr.sections import DataConfig
 from fedkace_flwr.storage import atomic, encryption, files
 from fedkace_flwr.storage.checkpoint import Checkpoint, Checkpoints
 from fedkace_flwr.storage.client_state import read_state
 from fedkace_flwr.storage.client_store import ClientStore
+from fedkace_flwr.storage.targets import claim
 
 Make = Callable[..., Config]
 pytestmark = pytest.mark.timeout(120)
@@ -68,13 +68,8 @@ def _of_a_study(folder: Path, make: Make) -> Path:
     return study.folder / "study.json"
 
 
-def _of_a_background_folder(folder: Path, make: Make) -> Path:
-    linked(folder / "study" / "command.json.partial", folder / "theirs")
-    Folder(folder / "study").write("command.json", {"a": 1})
-    return folder / "study" / "command.json"
-
-
 def _of_a_fed_inbox(folder: Path, make: Make) -> Path:
+    claim(folder / "inboxes", "inboxes")
     linked(folder / "inboxes" / "client-0" / "new" / ".chunk-000001.npz.part", folder / "theirs")
     feed(make(clients=1, rounds=1), folder / "inboxes")
     return folder / "inboxes" / "client-0" / "new" / "chunk-000001.npz"
@@ -87,7 +82,7 @@ def _of_a_state(folder: Path, make: Make) -> Path:
     return folder / "client" / "state-000001.npz"
 
 
-WRITERS = [_of_a_run, _of_a_reference, _of_a_study, _of_a_background_folder, _of_a_fed_inbox, _of_a_state]
+WRITERS = [_of_a_run, _of_a_reference, _of_a_study, _of_a_fed_inbox, _of_a_state]
 
 
 @pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__.strip("_").replace("_", " "))
@@ -132,6 +127,7 @@ def test_a_link_in_the_place_of_a_prepared_data_set_is_removed_and_not_followed(
 
 
 def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path: Path) -> None:
+    claim(tmp_path / "run", HOLDS)
     linked(tmp_path / "run" / ".lock", tmp_path / "theirs")
     linked(tmp_path / "client" / ".lock", tmp_path / "theirs")
     (tmp_path / "client").chmod(0o700)

@@ -240,6 +240,14 @@ def test_a_federation_whose_connection_has_another_s_name_is_refused_before_any_
     assert not folder.exists()
 
 
+def test_a_federation_is_not_set_up_among_a_users_files(tmp_path: Path, env: dict[str, str]) -> None:
+    mine = tmp_path / "superlink" / "env"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    assert "holds files that no setup has written" in refused("federation.sh", "setup", tmp_path, env=env)
+    assert mine.read_text() == "mine" and [path.name for path in tmp_path.iterdir()] == ["superlink"]
+
+
 def test_a_federation_with_inboxes_has_the_folders_for_new_files(tmp_path: Path, env: dict[str, str]) -> None:
     need_tools("openssl", "ssh-keygen")
     file, folder = Path(env["FLWR_HOME"]) / "config.toml", tmp_path / "federation"

@@ -16,6 +16,8 @@ from experiments.running.engines import FlowerEngine
 from experiments.running.inline import run_inline
 from experiments.running.ports import free_ports
 from fedkace_flwr.config import Config
+from fedkace_flwr.results.run_folder import HOLDS
+from fedkace_flwr.storage.targets import claim
 
 ROOT = Path(__file__).resolve().parents[2]
 Make = Callable[..., Config]
@@ -66,7 +68,7 @@ def test_flower_with_one_worker_and_the_inline_engine_agree(small: Make) -> None
     inline, config = small(run_name="inline"), small(run_name="flower")
     run_inline(inline)
     folder = Path(inline.run.results_dir) / "flower"
-    folder.mkdir()
+    claim(folder, HOLDS)
     with FlowerEngine(1, 0.0) as engine:
         engine.start(config, folder / "app.log").check()
     assert rounds_of(folder) == rounds_of(folder.with_name("inline"))

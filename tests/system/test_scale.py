@@ -16,6 +16,8 @@ from experiments.running.engines import FlowerEngine, Job
 from experiments.running.guard import all_of, end_all_of
 from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
+from fedkace_flwr.results.run_folder import HOLDS
+from fedkace_flwr.storage.targets import claim
 
 Make = Callable[..., Config]
 MARK = "FEDKACE_TEST_MARK"
@@ -60,7 +62,7 @@ def test_a_study_runs_on_two_nodes_of_a_ray_cluster_with_the_same_numbers(
 
     config = small(run_name="cluster", clients=4, rounds=2)
     folder = tmp_path / "cluster"
-    folder.mkdir()
+    claim(folder, HOLDS)
     nodes: dict[int, set[int]] = {}
 
     def look() -> None:
@@ -82,7 +84,7 @@ def test_two_hundred_virtual_clients_take_part(tmp_path: Path, environment: dict
     settings = {**TINY, "clients": 200, "rounds": 1, "diagnostics": False}
     config = Config.parse({**settings, "results-dir": str(tmp_path), "run-name": "many"})
     folder = tmp_path / "many"
-    folder.mkdir()
+    claim(folder, HOLDS)
     with FlowerEngine(2, 0.0, environment) as engine:
         engine.start(config, folder / "app.log").check()
     (record,) = rounds_of(folder)

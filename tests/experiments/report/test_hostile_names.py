@@ -19,7 +19,7 @@ from experiments.report.escaping import in_markdown, in_tex
 from experiments.report.tables import Cell, ResultTable, latex, markdown
 from experiments.report.write import write_report
 from experiments.results.loading import load_results
-from fedkace_flwr.errors import ResultsError
+from fedkace_flwr.errors import ConfigError, ResultsError
 from fedkace_flwr.results.plot import draw_accuracy, in_plot
 
 SCRIPT = "<script>alert(1)</script>"
@@ -169,24 +169,15 @@ def test_a_run_whose_name_no_table_can_hold_is_refused_by_name(tmp_path: Path) -
 
 def test_links_in_the_place_of_a_reports_files_are_not_written_through(tmp_path: Path) -> None:
     folder = hostile_study(tmp_path / "study", "kind")
-    names = [
-        "tables.md",
-        "tables.tex",
-        "tables.csv",
-        "runs.csv",
-        "rounds.parquet",
-        "index.html",
-        "curves.png",
-        "curves.svg",
-    ]
-    (folder / "report").mkdir()
-    for name in names:
-        (tmp_path / name).write_text("theirs")
-        (folder / "report" / name).symlink_to(tmp_path / name)
     write_report([folder])
-    for name in names:
+    for name in ("tables.md", "runs.csv", "rounds.parquet", "index.html", "curves.png"):
+        (tmp_path / name).write_text("theirs")
+        (folder / "report" / name).unlink()
+        (folder / "report" / name).symlink_to(tmp_path / name)
+        with pytest.raises(ConfigError, match=f"{name}: was changed"):
+            write_report([folder])
         assert (tmp_path / name).read_text() == "theirs"
-        assert (folder / "report" / name).is_file() and not (folder / "report" / name).is_symlink()
+        (folder / "report" / name).unlink()
 
 
 # Plots

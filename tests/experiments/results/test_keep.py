@@ -18,6 +18,7 @@ from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError, RunError
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.results.run_folder import RunFolder
+from fedkace_flwr.storage.targets import MARK
 
 
 def made_run(folder: Path, *, finished: bool, rounds: int = 2, half: str = "") -> Path:
@@ -38,7 +39,8 @@ def made_run(folder: Path, *, finished: bool, rounds: int = 2, half: str = "") -
 
 
 def contents(folder: Path) -> set[str]:
-    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    """The files in a folder, but for its mark."""
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file() and path.name != MARK}
 
 
 def test_a_finished_run_is_kept_with_its_plot_and_without_folders_or_states(tmp_path: Path) -> None:
@@ -64,7 +66,7 @@ def test_a_study_is_kept_with_every_run_that_has_a_round(tmp_path: Path) -> None
     made_run(study / "begun", finished=False, rounds=0)
     (study / "study.json").write_text("{}")
     keep(study, tmp_path / "kept")
-    assert {path.name for path in (tmp_path / "kept").iterdir()} == {"done", "going", "study.json"}
+    assert {path.name for path in (tmp_path / "kept").iterdir()} == {MARK, "done", "going", "study.json"}
     assert (tmp_path / "kept" / "done" / "summary.json").exists()
     assert not (tmp_path / "kept" / "going" / "summary.json").exists()
 
@@ -104,7 +106,7 @@ def test_a_resumable_copy_goes_on_elsewhere_as_the_run_would_have(
         run = moved
     assert rounds_of(run) == rounds_of(tmp_path / "whole")
     keep(run, tmp_path / "kept", resumable=True)  # finished by now: nothing is left to resume
-    assert {path.name for path in (tmp_path / "kept").iterdir()} == {
+    assert contents(tmp_path / "kept") == {
         *("config.json", "environment.json", "rounds.jsonl", "summary.json", "accuracy.png")
     }
 
@@ -156,7 +158,7 @@ def test_a_run_is_never_kept_in_place_of_one(
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     (tmp_path / "study.json").write_text("{}")
     for source, target in ((run, run), (run, other), (tmp_path, tmp_path)):
-        with pytest.raises(RunError, match="is the folder of a run and not a copy; choose another target"):
+        with pytest.raises(ConfigError, match=r"run, not a kept run;|holds files, and no \.fedkace of a kept study;"):
             keep(source, target, resumable=resumable)
     assert {path: path.read_bytes() for path in before} == before
 

@@ -17,6 +17,7 @@ from experiments.running import runner
 from experiments.running.cells import Cell
 from experiments.running.runner import run_study
 from experiments.studies.study import Study, load_study
+from fedkace_flwr.storage.targets import claim
 
 NAME = "fedkace_seed-7"
 
@@ -83,7 +84,8 @@ def test_a_folder_in_which_no_run_has_begun_is_used_again(make: Make, capsys: py
     """Ctrl-C before the first round leaves a log and a lock."""
     study = make()
     folder = study.folder / NAME
-    folder.mkdir(parents=True)
+    claim(study.folder, "a study")
+    folder.mkdir()
     (folder / "app.log").write_text("stopped")
     (folder / ".lock").touch()
     assert list(run_study(study, Console(width=200)).summaries) == [NAME]
@@ -96,6 +98,7 @@ def test_a_folder_in_which_no_run_has_begun_is_used_again(make: Make, capsys: py
 def test_what_an_earlier_run_has_recorded_is_kept(make: Make, left: str, capsys: pytest.CaptureFixture[str]) -> None:
     study = make()
     path = study.folder / NAME / left
+    claim(study.folder, "a study")
     path.parent.mkdir(parents=True)
     path.write_text("damaged")
     assert list(run_study(study, Console(width=200)).summaries) == [NAME]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from experiments.running.processes import staged_app
+from fedkace_flwr.storage.targets import MARK
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -24,5 +25,5 @@ def bundle(app: Path, place: Path) -> bytes:
 def test_the_staged_app_is_the_checkouts(tmp_path: Path) -> None:
     staged = staged_app(tmp_path / "app")
     packages = {"fedkace_flwr", "strategies", "clients"}
-    assert {path.name for path in staged.iterdir()} == {"pyproject.toml", "LICENSE", *packages}
+    assert {path.name for path in staged.iterdir()} == {MARK, "pyproject.toml", "LICENSE", *packages}
     assert bundle(staged, tmp_path / "of-staged") == bundle(ROOT, tmp_path / "of-checkout")

@@ -120,7 +120,7 @@ def test_a_tracker_that_fails_costs_the_run_nothing(
 
 @pytest.mark.slow
 def test_a_damaged_name_of_the_run_is_answered_with_the_file(small: Make, tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
+    RunFolder(tmp_path / "run").close()
     (tmp_path / "run" / "tracker.json").write_text("{")
     with pytest.raises(RunError, match=r"tracker.json: cannot be read .*; remove it"):
         run_inline(small(tracker="mlflow"))

@@ -68,7 +68,7 @@ def test_only_declared_state_is_on_disk(watched: Watched) -> None:
     left = set() if watched.config.method in WITHOUT_GLOBAL_MODEL else {"model"}
     assert top == {
         *("config.json", "environment.json", "rounds.jsonl", "summary.json", "accuracy.png"),
-        *("clients", "server", ".lock", *left),
+        *("clients", "server", ".lock", ".fedkace", *left),
     }
 
 
