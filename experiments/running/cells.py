@@ -29,6 +29,8 @@ class Cell:
         The name of the run's folder.
     config : Config
         The run's configuration.
+    data : str
+        Digest of its data set; if it is empty, an earlier run's data count as the same.
 
     Attributes
     ----------
@@ -36,8 +38,9 @@ class Cell:
         After :meth:`prepare`: what became of an earlier run of the same name with another configuration, if any.
     """
 
-    def __init__(self, name: str, config: Config) -> None:
+    def __init__(self, name: str, config: Config, data: str = "") -> None:
         self.name = name
+        self._data = data
         self.config = config
         self.folder = Path(config.run.results_dir) / name
         self.set_aside = ""
@@ -109,7 +112,7 @@ class Cell:
         try:
             stored = read_json(self.folder / "config.json")
             config, digests = configured(self.config)[1], stored_digests(self.folder)
-            return schema_of(self.folder) == SCHEMA and not differences(stored, config, digests)
+            return schema_of(self.folder) == SCHEMA and not differences(stored, config, digests, self._data)
         except RunError:
             return False
 
@@ -117,7 +120,7 @@ class Cell:
         """Return what distinguishes the earlier run from this one, such as ``rounds 4, now 5``."""
         try:
             stored, config = read_json(self.folder / "config.json"), configured(self.config)[1]
-            keys = differences(stored, config, stored_digests(self.folder))
+            keys = differences(stored, config, stored_digests(self.folder), self._data)
         except RunError:
             return ""
         known, values = {**Config().flat(), **stored}, config.flat()

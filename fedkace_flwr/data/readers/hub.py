@@ -134,15 +134,13 @@ class _Split:
         if self._declared is not None:
             return self._declared
         values = self._values()
-        if not all(isinstance(value, int | str) for value in values) or len(set(map(type, values))) != 1:
+        if not all(isinstance(value, int | str) for value in values) or len(set(map(type, values))) > 1:
             raise DataError(f"{self._where}: labels in {self._label!r} must all be whole numbers, or all be strings")
         return tuple(map(str, sorted(set(values))))
 
     def labels(self, names: Sequence[str]) -> NDArray[np.int64]:
         """Positions of the labels in the names of the classes, int64 (n,)."""
         values = self._values()
-        if not values:
-            raise DataError(f"{self._where}: has no rows")
         if self._declared is not None:
             if self._declared != tuple(names):
                 raise DataError(
