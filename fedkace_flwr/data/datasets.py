@@ -276,15 +276,14 @@ def _prepare(folder: Path, name: str, content: Content, form: Form, progress: bo
         shape = (len(content.labels), *form.shape)
         mean, std, images = _write_images(aside / _IMAGES, content, shape, _shown(content, name, progress))
         np.save(aside / _LABELS, content.labels)
-        names, train_size = [str(each) for each in content.class_names], int(content.train_size)
         meta = {
             "format": _FORMAT,
-            "class_names": names,
-            "train_size": train_size,
+            "class_names": content.class_names,
+            "train_size": content.train_size,
             "mean": mean,
             "std": std,
             "shape": shape,
-            "digest": _digest(images, content.labels, train_size, names),
+            "digest": _digest(images, content.labels, content.train_size, content.class_names),
         }
         (aside / _META).write_text(json.dumps(meta, indent=1), encoding="utf-8")
         _sync(aside / _LABELS, aside / _META)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 import torch
@@ -160,7 +161,7 @@ def checked(name: str, origin: Origin, form: Form) -> Content:
     origin : Origin
         Reads it.
     form : Form
-        What each sample must be; nothing is converted.
+        What each sample must be; nothing is converted, but for class names to Unicode's composed form (NFC).
 
     Raises
     ------
@@ -172,10 +173,9 @@ def checked(name: str, origin: Origin, form: Form) -> Content:
         content = origin.read()
         if wrong := _wrong(content):
             raise DataError(f"dataset = {name!r}: {wrong}")
-        blocks = iter(content.blocks)
-    return Content(
-        content.class_names, content.labels, content.train_size, _checked(name, blocks, content.labels, form)
-    )
+        names = tuple(normalize("NFC", each) for each in content.class_names)
+        blocks = _checked(name, iter(content.blocks), len(content.labels), form)
+    return Content(names, content.labels, int(content.train_size), blocks)
 
 
 def _wrong(content: Content) -> str:
@@ -186,7 +186,7 @@ def _wrong(content: Content) -> str:
     if not isinstance(train, int | np.integer) or not 0 < train < len(labels):
         return f"train_size = {train} of {len(labels)} samples; there must be some for training, and others for testing"
     texts = not isinstance(names, str) and all(isinstance(each, str) for each in names)
-    if not texts or len(set(names)) < len(names):
+    if not texts or len({normalize("NFC", each) for each in names}) < len(names):
         return f"it has the class names {names!r:.200}; must be different texts"
     low, high = labels.min(), labels.max()
     if not 0 <= low <= high < len(names):
@@ -196,7 +196,7 @@ def _wrong(content: Content) -> str:
     return ""
 
 
-def _checked(name: str, blocks: Iterator[Any], labels: NDArray[np.int64], form: Form) -> Iterator[NDArray[Any]]:
+def _checked(name: str, blocks: Iterator[Any], labels: int, form: Form) -> Iterator[NDArray[Any]]:
     samples = 0
     while True:
         with faults_of(name):
@@ -209,11 +209,11 @@ def _checked(name: str, blocks: Iterator[Any], labels: NDArray[np.int64], form: 
                 f"dataset = {name!r}: its samples are {_described(block)}; must be {form.dtype} of shape (n, {wanted})"
             )
         samples += len(block)
-        if samples > len(labels):
-            raise DataError(f"dataset = {name!r}: has more than {len(labels)} samples for {len(labels)} labels")
+        if samples > labels:
+            raise DataError(f"dataset = {name!r}: has more than {labels} samples for {labels} labels")
         yield block
-    if samples < len(labels):
-        raise DataError(f"dataset = {name!r}: has {samples} samples for {len(labels)} labels; must be as many")
+    if samples < labels:
+        raise DataError(f"dataset = {name!r}: has {samples} samples for {labels} labels; must be as many")
 
 
 def _described(value: object) -> str:
