@@ -27,6 +27,14 @@ def with_both_models(folder: Path, local: list[float], together: list[float]) ->
     (folder / "rounds.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
 
+def test_a_run_over_inboxes_is_named_by_them(tmp_path: Path) -> None:
+    """And not by a data set and an overlap that have no effect there."""
+    arriving = {"data_source": "inbox", "class_names": "a,b", "image_size": 8}
+    write_run(tmp_path, "er_0", [0.4, 0.3], method="er", **arriving)
+    assert list(load_results(tmp_path / "er_0").runs["dataset"]) == ["inbox"]
+    assert tables_of(tmp_path / "er_0")["aa"].columns == ["inbox"]
+
+
 def test_a_run_that_tested_both_models_has_the_averages_of_each(tmp_path: Path) -> None:
     runs = {}
     for overlap in (5, 4):
