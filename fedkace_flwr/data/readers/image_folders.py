@@ -91,13 +91,14 @@ def find_imagenet100(config: DataConfig, size: int) -> Origin:
     root = data_dir(config)
     root = root / "train" if (root / "train").is_dir() else root
     wanted = config.num_classes or 100
-    folders = _folders(root, _IMAGENET_LAYOUT)
-    synsets = [name for name in folders if re.fullmatch(r"n\d+", name)][:wanted]
+    split = _split(root, _IMAGENET_LAYOUT)
+    synsets = [name for name in split.folders if re.fullmatch(r"n\d+", name)][:wanted]
     if len(synsets) < wanted:
         raise MissingDataError(
             f"{root}: {len(synsets)} synset folders, expected {wanted}; data-dir should hold {_IMAGENET_LAYOUT}"
         )
-    listing = _listed({synset: folders[synset] for synset in synsets}, _JPEG, at_least=2)
+    wanted_alone = _Split({synset: split.folders[synset] for synset in synsets}, split.others)
+    listing = _listed(wanted_alone, _JPEG, at_least=2)
     return Origin(digest(pixels.READING, str(root), listing.facts), partial(_read_imagenet100, listing, size))
 
 
@@ -129,16 +130,17 @@ def find_folder(config: DataConfig, size: int) -> Origin:
     root = data_dir(config)
     train = root / "train"
     held_out = root / "val" if (root / "val").is_dir() else root / "test"
-    names = _folders(train, _FOLDER_LAYOUT)
-    if not names:
+    splits = [_split(train, _FOLDER_LAYOUT)]
+    if not splits[0].folders:
         raise MissingDataError(f"{train}: no class folders; data-dir should hold {_FOLDER_LAYOUT}")
-    others = _folders(held_out, f"{_FOLDER_LAYOUT}; of a set without one, move some of each class's images there")
+    splits.append(_split(held_out, f"{_FOLDER_LAYOUT}; of a set without one, move some of each class's images there"))
+    names, others = (split.folders for split in splits)
     if names.keys() != others.keys():
         sides = ((held_out, set(names) - set(others)), (train, set(others) - set(names)))
         lacks = "; ".join(f"{where} lacks {', '.join(sorted(missing))}" for where, missing in sides if missing)
         raise DataError(f"{lacks}: both need the same class folders")
     check_num_classes(config, len(names))
-    listings = [_listed(folders, _PICTURES) for folders in (names, others)]
+    listings = [_listed(split, _PICTURES) for split in splits]
     found = digest(pixels.READING, str(root), held_out.name, [listing.facts for listing in listings])
     return Origin(found, partial(_read_folder, listings, size))
 
@@ -212,32 +214,38 @@ def _decode(path: Path, *, framing: Framing) -> NDArray[np.uint8]:
     return framing.square(picture)
 
 
-def _folders(root: Path, layout: str) -> dict[str, list[Path]]:
-    """The folders in ``root`` by their names in Unicode's composed form (NFC), sorted: one for each class, as a rule.
+@dataclass(frozen=True)
+class _Split:
+    """The folders in a folder by their names in Unicode's composed form (NFC), sorted; what else lies there."""
 
-    Errors say that ``data-dir`` should hold ``layout``.
-    """
+    folders: Mapping[str, Sequence[Path]]
+    others: Sequence[Path]
+
+
+def _split(root: Path, layout: str) -> _Split:
+    """Look into ``root``; errors say that ``data-dir`` should hold ``layout``."""
     try:
         with os.scandir(root) as entries:
-            names = sorted(entry.name for entry in entries if entry.is_dir() and _counts(entry.name))
+            kinds = {entry.name: entry.is_dir() for entry in entries if _counts(entry.name)}
     except OSError as fault:
         kind = MissingDataError if isinstance(fault, FileNotFoundError | NotADirectoryError) else DataError
         raise kind(f"{root}: cannot be read ({fault.strerror}); data-dir should hold {layout}") from fault
-    found: dict[str, list[Path]] = {name: [] for name in sorted(normalize("NFC", name) for name in names)}
+    names = sorted(name for name, is_folder in kinds.items() if is_folder)
+    folders: dict[str, list[Path]] = {name: [] for name in sorted(normalize("NFC", name) for name in names)}
     for name in names:
-        found[normalize("NFC", name)].append(root / name)
-    return found
+        folders[normalize("NFC", name)].append(root / name)  # more than one only if both forms are there
+    return _Split(folders, [root / name for name in kinds.keys() - set(names)])
 
 
 def _counts(name: str) -> bool:
     return not name.startswith(".") and name not in _NOT_OURS
 
 
-def _listed(folders: Mapping[str, Sequence[Path]], suffixes: tuple[str, ...], at_least: int = 1) -> _Listing:
+def _listed(split: _Split, suffixes: tuple[str, ...], at_least: int = 1) -> _Listing:
     """List the images in the folders of each class."""
     pictures: dict[str, list[_Picture]] = {}
-    others: list[Path] = []
-    for name, places in folders.items():
+    others = list(split.others)
+    for name, places in split.folders.items():
         pictures[name] = []
         for place in places:
             _list(place, "", suffixes, pictures[name], others)

@@ -170,6 +170,7 @@ def test_pictures_below_the_folder_of_a_class_are_its_own(folder: DataConfig) ->
 def test_what_is_not_taken_is_counted_and_named(folder: DataConfig, caplog: pytest.LogCaptureFixture) -> None:
     cat = Path(folder.data_dir) / "train" / "cat"
     (cat / "more").mkdir()
+    write_picture(cat.parent / "of_no_class.jpg")
     for name in ("a.heic", "more/b.txt", ".hidden.txt", "Z.AVIF"):
         (cat / name).write_text("no image of a kind that is read")
     os.mkfifo(cat / "pipe.png")
@@ -177,7 +178,7 @@ def test_what_is_not_taken_is_counted_and_named(folder: DataConfig, caplog: pyte
     with caplog.at_level(logging.WARNING):
         assert load_dataset(folder).train_size == 10
     (told,) = [record.getMessage() for record in caplog.records]
-    assert "left out: 5 entries" in told and f"{cat}/a.heic" in told
+    assert "left out: 6 entries" in told and f"{cat}/Z.AVIF" in told
     caplog.clear()
     load_dataset(folder)
     assert not caplog.records
