@@ -10,7 +10,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from fedkace_flwr.config import Config
-from fedkace_flwr.errors import FedkaceError, RunError
+from fedkace_flwr.data.datasets import load_dataset
+from fedkace_flwr.errors import DataError, FedkaceError, RunError
 from fedkace_flwr.registry import configured
 from fedkace_flwr.results.run_folder import SCHEMA, differences, read_json, schema_of, stored_digests
 from fedkace_flwr.storage.files import LARGEST_LOG, read_bytes
@@ -84,7 +85,16 @@ class Cell:
 
         A partial run with the same configuration is resumed, and a folder in which no run has begun is used; anything
         else is moved aside.
+
+        Raises
+        ------
+        DataError
+            The data set is no longer that with which the study began.
         """
+        if self._data and load_dataset(configured(self.config)[1].data).digest != self._data:
+            raise DataError(
+                f"dataset = {self.config.data.dataset!r}: has changed since the study began; begin the study again"
+            )
         self.set_aside = ""
         resume = (self.folder / "config.json").exists() and self._matches()
         if not resume and not self._unused():

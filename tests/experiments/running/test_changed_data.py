@@ -13,11 +13,13 @@ from support.systems.cut_off import cut_after_round
 from support.systems.engines import InProcessEngine
 
 from experiments.running import runner
+from experiments.running.cells import Cell
 from experiments.running.inline import run_inline
 from experiments.running.runner import run_study
 from experiments.studies.study import Study, load_study
 from fedkace_flwr.config import Config
-from fedkace_flwr.errors import ConfigError
+from fedkace_flwr.data.datasets import load_dataset
+from fedkace_flwr.errors import ConfigError, DataError
 from fedkace_flwr.experiment import shared_experiment
 from fedkace_flwr.results.run_folder import RunFolder
 
@@ -77,6 +79,15 @@ def test_a_run_of_an_earlier_version_which_stored_no_digest_is_finished(
     path.write_text(json.dumps(stored))
     add_a_class(photos)
     assert "already finished" in run(study, capsys)
+
+
+def test_data_that_change_while_a_study_runs_are_not_mixed(study: Study, photos: Path) -> None:
+    (name,) = study.runs
+    cell = Cell(name, study.runs[name], load_dataset(study.runs[name].data).digest)
+    cell.prepare()
+    add_a_class(photos)
+    with pytest.raises(DataError, match="dataset = 'folder': has changed since the study began"):
+        cell.prepare()
 
 
 def test_an_unfinished_run_on_other_data_is_not_resumed(
