@@ -117,7 +117,7 @@ class Form:
 
 
 @contextmanager
-def faults_of(name: str) -> Iterator[None]:
+def _faults_of(name: str) -> Iterator[None]:
     """Name the data set, in one line, in whatever its reader raises, which may be another package's code.
 
     Raises
@@ -141,7 +141,7 @@ def found(name: str, source: Source, config: DataConfig, size: int) -> Origin:
     FedkaceError
         They are missing or not as expected, or the reader fails.
     """
-    with faults_of(name):
+    with _faults_of(name):
         origin = source.find(config, size)
         if not is_plain_name(origin.fingerprint):
             raise DataError(
@@ -169,7 +169,7 @@ def checked(name: str, origin: Origin, form: Form) -> Content:
         Labels, names or splits are not as :class:`Content` has them, or the reader fails. The blocks raise it if their
         samples are of another form, or not as many as there are labels.
     """
-    with faults_of(name):
+    with _faults_of(name):
         content = origin.read()
         if wrong := _wrong(content):
             raise DataError(f"dataset = {name!r}: {wrong}")
@@ -199,7 +199,7 @@ def _wrong(content: Content) -> str:
 def _checked(name: str, blocks: Iterator[Any], labels: int, form: Form) -> Iterator[NDArray[Any]]:
     samples = 0
     while True:
-        with faults_of(name):
+        with _faults_of(name):
             block = next(blocks, None)
         if block is None:
             break

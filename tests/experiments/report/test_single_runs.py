@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
@@ -29,7 +30,7 @@ def with_both_models(folder: Path, local: list[float], together: list[float]) ->
 
 def test_a_run_over_inboxes_is_named_by_them(tmp_path: Path) -> None:
     """And not by a data set and an overlap that have no effect there."""
-    arriving = {"data_source": "inbox", "class_names": "a,b", "image_size": 8}
+    arriving: dict[str, Any] = {"data_source": "inbox", "class_names": "a,b", "image_size": 8}
     write_run(tmp_path, "er_0", [0.4, 0.3], method="er", **arriving)
     assert list(load_results(tmp_path / "er_0").runs["dataset"]) == ["inbox"]
     assert tables_of(tmp_path / "er_0")["aa"].columns == ["inbox"]
