@@ -107,8 +107,9 @@ class CentralizedClient(ClientRule):
         below, above = settings.of(CentralizedKeys).anchors(number, settings.stream.rounds)
         first = next(each for each in range(1, number + 1) if self.experiment.trains(self.number, each))
         below = max(below, first)  # there is nothing to train on before
+        data = self.experiment.dataset.digest
         left, right = (
-            cached_accuracy(settings, self.number, anchor, lambda anchor=anchor: self._train_and_test(anchor))  # type: ignore[misc]
+            cached_accuracy(settings, self.number, anchor, lambda anchor=anchor: self._train_and_test(anchor), data)  # type: ignore[misc]
             for anchor in (below, above)
         )
         share = (number - below) / (above - below) if above > below else 0.0

@@ -90,7 +90,8 @@ class Experiment:
     def stream(self, client: int) -> ClientStream:
         """The stream of one client, drawn once."""
         if client not in self._streams:
-            self._streams[client] = client_stream(client, self.config.run.seed, self._train_ids, self.config.stream)
+            seed, names = self.config.run.seed, self.dataset.class_names
+            self._streams[client] = client_stream(client, seed, self._train_ids, self.config.stream, names)
         return self._streams[client]
 
     def chunk(self, client: int, round_number: int) -> Samples:
@@ -252,7 +253,7 @@ class Experiment:
         ids, wanted = self.dataset.test_ids(label), self.config.data.test_per_class
         if len(ids) < max(1, wanted):
             raise DataError(
-                f"test-per-class = {wanted}: class {label} ({self.dataset.class_names[label]}) of {self.dataset.name} "
+                f"test-per-class = {wanted}: class {self.dataset.class_names[label]} of {self.dataset.name} "
                 f"has {len(ids)} test images"
             )
         if wanted == 0:

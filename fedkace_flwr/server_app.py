@@ -65,7 +65,7 @@ def run(grid: Grid, config: Config, run_id: int) -> None:
     experiment.check_streams()
     experiment.check_weights_file()
     check_tracker(config)
-    folder = RunFolder(run_folder(config, run_id), resume=config.run.resume)
+    folder = RunFolder(run_folder(config, run_id), resume=config.run.resume, data=experiment.dataset.digest)
     try:
         _run(grid, config, run_id, method, experiment, folder)
     finally:

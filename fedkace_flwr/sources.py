@@ -1,5 +1,6 @@
 """Sources of a client's samples: a stream of a data set (simulation), or an inbox (device)."""
 
+import logging
 from pathlib import Path
 from typing import Protocol
 
@@ -14,6 +15,8 @@ from fedkace_flwr.errors import DataError
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.storage.folders import OpenFolder
+
+logger = logging.getLogger(__name__)
 
 
 class Source(Protocol):
@@ -84,7 +87,7 @@ class InboxSource:
     Raises
     ------
     DataError
-        A folder cannot be used, or a test file is not valid.
+        The inbox cannot be used.
     """
 
     def __init__(self, experiment: Experiment, folder: Path, run: str, test_folder: Path | None = None) -> None:
@@ -108,10 +111,14 @@ class InboxSource:
         self._inbox.learned(number)
 
     def test_set(self, seen: Tensor) -> Samples:
-        """The test folder's images of the classes seen."""
+        """The test folder's images of the classes seen; none, with a warning, if the folder cannot be read."""
         if self._test_folder is None:
             return self.none()
-        images, labels = read_folder(self._test_folder, self._names, self._size)
+        try:
+            images, labels = read_folder(self._test_folder, self._names, self._size)
+        except DataError as fault:  # what cannot be measured can be learned nevertheless
+            logger.warning("%s; nothing is tested", fault)
+            return self.none()
         samples = Samples.arrived(torch.from_numpy(images), torch.from_numpy(labels), 0)
         return samples.take(seen[samples.labels].nonzero().squeeze(1))
 
@@ -119,18 +126,29 @@ class InboxSource:
 def read_folder(folder: Path, class_names: tuple[str, ...], image_size: int) -> arrivals.Arrived:
     """All samples of a folder with files like those of an inbox; uint8 (n, 3, S, S) and int64 (n,).
 
+    Files that an inbox would reject are left out, with a warning that counts them.
+
     Raises
     ------
     DataError
-        The folder cannot be read, or a file in it is not valid.
+        The folder cannot be read, or the process that decodes pictures does not work.
     """
     images, labels = [np.empty((0, 3, image_size, image_size), dtype=np.uint8)], [np.empty(0, dtype=np.int64)]
+    faults: list[str] = []
     try:
         with OpenFolder.at(folder) as opened, PictureProcess() as decoder:
             for arrival in arrivals.listing(opened):
-                more = arrivals.read(arrival, class_names, image_size, decoder.square)
+                try:
+                    more = arrivals.read(arrival, class_names, image_size, decoder.square)
+                except (DataError, OSError) as fault:
+                    if isinstance(fault, OSError) and arrivals.concerns_all(fault):
+                        raise
+                    faults.append(str(fault))
+                    continue
                 images.append(more[0])
                 labels.append(more[1])
-    except (OSError, DataError) as fault:
+    except OSError as fault:
         raise DataError(f"test = {folder}: {fault}") from fault
+    if faults:
+        logger.warning("test = %s: %d files cannot be tested on and are left out: %s", folder, len(faults), faults[0])
     return np.concatenate(images), np.concatenate(labels)

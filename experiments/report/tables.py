@@ -153,8 +153,8 @@ def place(study: StudyInfo, run: Mapping[str, Any]) -> tuple[str, str]:
     Rows are methods and their variants or, if all runs are of one method, axes other than data and overlap.
     """
     cell = {axis: axis_value(study, run, axis) for axis in ("data", "overlap")}
-    if run["stream"] == "dirichlet" and "overlap" not in study.axes:
-        del cell["overlap"]  # that stream has no windows
+    if (run["stream"] == "dirichlet" or run["data-source"] == "inbox") and "overlap" not in study.axes:
+        del cell["overlap"]  # there are no windows
     if run["stream"] != "windows" and "stream" not in study.axes:
         cell["stream"] = run["stream"]
     others = {axis: run[f"axis.{axis}"] for axis in _down(study) if axis not in cell}

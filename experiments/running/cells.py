@@ -11,7 +11,8 @@ from filelock import FileLock, Timeout
 
 from fedkace_flwr.config import Config
 from fedkace_flwr.configured import configured
-from fedkace_flwr.errors import ConfigError, FedkaceError, RunError
+from fedkace_flwr.data.datasets import load_dataset
+from fedkace_flwr.errors import ConfigError, DataError, FedkaceError, RunError
 from fedkace_flwr.results.run_folder import HOLDS, SCHEMA, differences, read_json, schema_of, stored_digests
 from fedkace_flwr.storage.files import LARGEST_LOG, read_bytes
 from fedkace_flwr.storage.targets import check, claim
@@ -29,6 +30,8 @@ class Cell:
         The name of the run's folder.
     config : Config
         The run's configuration.
+    data : str
+        Digest of its data set; if it is empty, an earlier run's data count as the same.
 
     Attributes
     ----------
@@ -36,8 +39,9 @@ class Cell:
         After :meth:`prepare`: what became of an earlier run of the same name with another configuration, if any.
     """
 
-    def __init__(self, name: str, config: Config) -> None:
+    def __init__(self, name: str, config: Config, data: str = "") -> None:
         self.name = name
+        self._data = data
         self.config = config
         self.folder = Path(config.run.results_dir) / name
         self.set_aside = ""
@@ -81,7 +85,16 @@ class Cell:
 
         A partial run with the same configuration is resumed, and a folder in which no run has begun is used; anything
         else is moved aside.
+
+        Raises
+        ------
+        DataError
+            The data set is no longer that with which the study began.
         """
+        if self._data and load_dataset(configured(self.config)[1].data).digest != self._data:
+            raise DataError(
+                f"dataset = {self.config.data.dataset!r}: has changed since the study began; begin the study again"
+            )
         self.set_aside = ""
         resume = (self.folder / "config.json").exists() and self._matches()
         if not resume and not self._unused():
@@ -109,7 +122,7 @@ class Cell:
         try:
             stored = read_json(self.folder / "config.json")
             config, digests = configured(self.config)[1], stored_digests(self.folder)
-            return schema_of(self.folder) == SCHEMA and not differences(stored, config, digests)
+            return schema_of(self.folder) == SCHEMA and not differences(stored, config, digests, self._data)
         except RunError:
             return False
 
@@ -117,7 +130,7 @@ class Cell:
         """Return what distinguishes the earlier run from this one, such as ``rounds 4, now 5``."""
         try:
             stored, config = read_json(self.folder / "config.json"), configured(self.config)[1]
-            keys = differences(stored, config, stored_digests(self.folder))
+            keys = differences(stored, config, stored_digests(self.folder), self._data)
         except RunError:
             return ""
         known, values = {**Config().flat(), **stored}, config.flat()

@@ -40,7 +40,7 @@ def show_plan(study: Study, console: Console) -> None:
     estimates: list[float] = []
     for name, asked in study.runs.items():
         config = configured(asked)[1]
-        done = Cell(name, asked).finished
+        done = Cell(name, asked, study.data[name]).finished
         if _network(config) not in speeds:
             speeds[_network(config)] = _calibrate(config, None if workers.gpus else 0.0)
         per_sample, per_image = speeds[_network(config)]

@@ -80,7 +80,7 @@ def run_study(study: Study, console: Console, guard: Guard | None = None, waitin
         answer; raised before any run starts.
     """
     study, missing, workers = check_study(study, progress=console.is_terminal)
-    cells = [Cell(name, config) for name, config in study.runs.items()]
+    cells = [Cell(name, config, study.data[name]) for name, config in study.runs.items()]
     runs = study.folder.glob("*/environment.json")
     claim(
         study.folder, "a study", known=(study.folder / ".claims").is_dir() or any(is_run(path.parent) for path in runs)
@@ -122,7 +122,7 @@ def check_study(
     Returns
     -------
     study : Study
-        The study without the runs whose data are missing.
+        The study without the runs whose data are missing, and with the digests of the others' data.
     missing : dict of str to str
         The reason for each run that is left out.
     workers : Workers
@@ -134,6 +134,7 @@ def check_study(
         The first check that fails, or no run has its data.
     """
     found: dict[str, Config] = {}
+    data: dict[str, str] = {}
     missing: dict[str, str] = {}
     for name, config in study.runs.items():
         try:
@@ -146,10 +147,10 @@ def check_study(
         experiment.check_streams()
         experiment.check_weights_file()
         check_tracker(config)
-        found[name] = config
+        found[name], data[name] = config, experiment.dataset.digest
     if missing and not found:
         raise MissingDataError(next(iter(missing.values())))
-    study = replace(study, runs=found)
+    study = replace(study, runs=found, data=data)
     workers = plan_workers(study, machine)
     check_devices(study, workers)
     if study.mps:

@@ -86,6 +86,8 @@ class Study:
         Whether clients share GPUs by NVIDIA's Multi-Process Service.
     keys : dict of str to list of str
         The configuration keys that each axis of the grid sets.
+    data : dict of str to str
+        The digest of each run's data set, once the data sets have been opened.
     """
 
     name: str
@@ -102,6 +104,7 @@ class Study:
     gpu_fraction: float | None
     mps: bool = False
     keys: dict[str, list[str]] = field(default_factory=dict)
+    data: dict[str, str] = field(default_factory=dict)
 
 
 def load_study(

@@ -5,15 +5,18 @@ instead of holding a copy. A cache folder is built under a temporary name and th
 or absent; if it is damaged later, it is built again. :mod:`fedkace_flwr.data.readers` reads the original files.
 """
 
+import hashlib
 import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,10 +24,10 @@ from filelock import FileLock
 from numpy.typing import NDArray
 
 from fedkace_flwr.data.readers.catalogue import source_of
-from fedkace_flwr.data.readers.source import Content, check_num_classes
+from fedkace_flwr.data.readers.source import BLOCK, Content, Form, check_num_classes, checked, found
 from fedkace_flwr.errors import DataError, MissingDataError
 from fedkace_flwr.sections import DataConfig
-from fedkace_flwr.storage.files import read_text
+from fedkace_flwr.storage.files import read_text, write_text
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +55,8 @@ class Dataset:
         The classes kept; labels of ``num_classes`` and above belong to classes that are not used.
     mean, std : tuple of float
         Per channel, over all prepared training images scaled to [0, 1].
+    digest : str
+        SHA-256 of images, labels and class names and of where the training split ends; empty without images.
     """
 
     name: str
@@ -61,6 +66,7 @@ class Dataset:
     class_names: tuple[str, ...]
     mean: _Triple
     std: _Triple
+    digest: str = ""
 
     @property
     def num_classes(self) -> int:
@@ -166,17 +172,20 @@ def load_dataset(config: DataConfig, *, progress: bool = False, download: bool =
     place = Path(config.data_dir).expanduser().resolve() / source.downloaded
     if source.downloaded and not download and not place.exists():
         raise MissingDataError(f"{place}: is missing; a run would download {config.dataset} there")
-    origin = source.find(config, size)
+    origin, form = found(config.dataset, source, config, size), Form.picture(size)
     cache = cache_dir(config)
     folder = cache / f"{config.dataset}-{size}-{origin.fingerprint}"
     try:
-        dataset = _open(folder, config.dataset)  # without the lock: a finished cache may be on a read-only disk
+        dataset = _open(folder, config.dataset, form)  # without the lock: a finished cache may be on a read-only disk
         if dataset is None:
             if origin.remote and not download:
                 raise MissingDataError(f"{origin.remote}: is not on this machine; a run would download it")
             cache.mkdir(parents=True, exist_ok=True)
             with FileLock(cache / f"{folder.name}.lock"):
-                dataset = _open(folder, config.dataset) or _prepare(folder, config.dataset, origin.read(), progress)
+                dataset = _open(folder, config.dataset, form)
+                if dataset is None:
+                    content = checked(config.dataset, origin, form)
+                    dataset = _prepare(folder, config.dataset, content, form, progress)
     except OSError as fault:
         raise DataError(f"cache-dir = {cache}: cannot be used ({fault}); must be writable and have room") from fault
     check_num_classes(config, dataset.num_classes)
@@ -195,12 +204,12 @@ def cache_dir(config: DataConfig) -> Path:
     return Path(chosen).expanduser().resolve()
 
 
-def _open(folder: Path, name: str) -> Dataset | None:
+def _open(folder: Path, name: str, form: Form) -> Dataset | None:
     """Map a prepared data set; None if it does not exist or is damaged."""
     if not folder.exists():
         return None
     try:
-        return _read(folder, name)
+        return _read(folder, name, form)
     except (FileNotFoundError, _DamagedError) as fault:
         logger.warning("%s is damaged (%s); it will be prepared again", folder, fault)
         return None
@@ -210,22 +219,32 @@ class _DamagedError(Exception):
     """A cache folder does not hold what was written to it."""
 
 
-def _read(folder: Path, name: str) -> Dataset:
+def _read(folder: Path, name: str, form: Form) -> Dataset:
     try:
         meta = json.loads(read_text(folder / _META))
         if meta["format"] != _FORMAT:
             raise ValueError(f"format {meta['format']}, expected {_FORMAT}")
         images = np.load(folder / _IMAGES, mmap_mode="r")
         labels = np.array(np.load(folder / _LABELS, mmap_mode="r"))  # mapped: of a false size, nothing is allocated
-        if (images.dtype, list(images.shape)) != (np.uint8, meta["shape"]):
-            raise ValueError(f"{_IMAGES}: {images.dtype} {images.shape}, expected uint8 {meta['shape']}")
+        expected = (meta["shape"][0], *form.shape)
+        if (images.dtype, images.shape, tuple(meta["shape"])) != (form.dtype, expected, expected):
+            raise ValueError(f"{_IMAGES}: {images.dtype} {images.shape}, expected {form.dtype} {expected}")
+        if (size := (folder / _IMAGES).stat().st_size) != images.offset + images.nbytes:
+            raise ValueError(f"{_IMAGES}: {size} bytes, expected {images.offset + images.nbytes}")
         names = tuple(str(each) for each in meta["class_names"])
         if labels.dtype != np.int64 or labels.shape != images.shape[:1]:
             raise ValueError(f"{_LABELS}: {labels.dtype} {labels.shape}, expected int64 {images.shape[:1]}")
         if not 0 <= labels.min() <= labels.max() < len(names):
             raise ValueError(f"{_LABELS}: labels {labels.min()} to {labels.max()}, expected 0 to {len(names) - 1}")
-        mean, std = _triple(meta["mean"]), _triple(meta["std"])
-        return Dataset(name, images, labels, int(meta["train_size"]), names, mean, std)
+        train_size, mean, std = int(meta["train_size"]), _triple(meta["mean"]), _triple(meta["std"])
+        if "digest" not in meta:  # a copy of an earlier version; hashed again if it cannot be added
+            content = hashlib.sha256()
+            for start in range(0, len(images), BLOCK):
+                content.update(np.ascontiguousarray(images[start : start + BLOCK]).data)
+            meta["digest"] = _digest(content, labels, train_size, names)
+            with suppress(OSError):
+                write_text(folder / _META, json.dumps(meta, indent=1))
+        return Dataset(name, images, labels, train_size, names, mean, std, str(meta["digest"]))
     except OSError:  # a matter of permissions or of the disk, not of damaged bytes: keep the folder
         raise
     except Exception as fault:  # parsers may raise anything on damaged bytes
@@ -237,7 +256,14 @@ def _triple(values: list[float]) -> _Triple:
     return float(red), float(green), float(blue)
 
 
-def _prepare(folder: Path, name: str, content: Content, progress: bool) -> Dataset:
+def _digest(content: "hashlib._Hash", labels: NDArray[np.int64], train_size: int, names: Sequence[str]) -> str:
+    """The digest of a data set, of which ``content`` has taken the images so far."""
+    content.update(labels.tobytes())
+    content.update(json.dumps([train_size, list(names)]).encode())
+    return content.hexdigest()
+
+
+def _prepare(folder: Path, name: str, content: Content, form: Form, progress: bool) -> Dataset:
     """Build the cache folder under a temporary name and rename it; the caller holds the lock."""
     aside = folder.with_name(f"{folder.name}.partial")  # a fixed name, so that a killed process's leftover is removed
     for stale in (aside, folder):
@@ -247,7 +273,8 @@ def _prepare(folder: Path, name: str, content: Content, progress: bool) -> Datas
             shutil.rmtree(stale)
     aside.mkdir()
     try:
-        shape, mean, std = _write_images(aside / _IMAGES, content, _shown(content, name, progress))
+        shape = (len(content.labels), *form.shape)
+        mean, std, images = _write_images(aside / _IMAGES, content, shape, _shown(content, name, progress))
         np.save(aside / _LABELS, content.labels)
         meta = {
             "format": _FORMAT,
@@ -256,6 +283,7 @@ def _prepare(folder: Path, name: str, content: Content, progress: bool) -> Datas
             "mean": mean,
             "std": std,
             "shape": shape,
+            "digest": _digest(images, content.labels, content.train_size, content.class_names),
         }
         (aside / _META).write_text(json.dumps(meta, indent=1), encoding="utf-8")
         _sync(aside / _LABELS, aside / _META)
@@ -264,35 +292,33 @@ def _prepare(folder: Path, name: str, content: Content, progress: bool) -> Datas
         shutil.rmtree(aside, ignore_errors=True)
         raise
     logger.info("prepared %s: %d images in %s", name, len(content.labels), folder)
-    return _read(folder, name)
+    return _read(folder, name, form)
 
 
 def _write_images(
-    path: Path, content: Content, blocks: Iterator[NDArray[np.uint8]]
-) -> tuple[tuple[int, ...], list[float], list[float]]:
-    """Stream the images into an .npy file; return its shape and the training images' mean and std."""
+    path: Path, content: Content, shape: tuple[int, ...], blocks: Iterator[NDArray[Any]]
+) -> tuple[list[float], list[float], "hashlib._Hash"]:
+    """Stream the images into an .npy file; return the training images' mean and std, and the hash of all images."""
     # Written as a plain file, not through a memory map: a full disk then raises an error instead of a bus error.
-    shape: tuple[int, ...] = ()
-    rows = 0
+    rows, hashed = 0, hashlib.sha256()
     counts = np.zeros((3, 256), dtype=np.int64)  # a histogram is exact for any number of images
     with path.open("wb") as file:
+        header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
         for block in blocks:
-            if not shape:
-                shape = (len(content.labels), *block.shape[1:])
-                header = {"descr": "|u1", "fortran_order": False, "shape": shape}
-                np.lib.format.write_array_header_1_0(file, header)
-            file.write(np.ascontiguousarray(block).data)
-            for channel, values in enumerate(np.moveaxis(block[: max(content.train_size - rows, 0)], 1, 0)):
-                counts[channel] += np.bincount(values.reshape(-1), minlength=256)
+            values = np.ascontiguousarray(block).data
+            file.write(values)
+            hashed.update(values)
+            for channel, of_one in enumerate(np.moveaxis(block[: max(content.train_size - rows, 0)], 1, 0)):
+                counts[channel] += np.bincount(of_one.reshape(-1), minlength=256)
             rows += len(block)
         file.flush()
         os.fsync(file.fileno())
-    assert rows == len(content.labels), f"{rows} images for {len(content.labels)} labels"
     scaled = np.arange(256) / 255
     shares = counts / counts.sum(axis=1, keepdims=True)
     mean = shares @ scaled
     std = np.sqrt((shares * (scaled - mean[:, None]) ** 2).sum(axis=1))
-    return shape, mean.tolist(), std.tolist()
+    return mean.tolist(), std.tolist(), hashed
 
 
 def _sync(*paths: Path) -> None:

@@ -13,6 +13,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -220,9 +221,10 @@ def _check_kind(arrival: Arrival, suffixes: tuple[str, ...]) -> None:
 
 
 def _label_of(class_name: str, class_names: Sequence[str]) -> int:
-    if class_name not in class_names:
+    name = normalize("NFC", class_name)  # as class-names are; a Mac's programs write folders decomposed
+    if name not in class_names:
         raise DataError(f"class {class_name!r:.100} is not one of the {len(class_names)} agreed classes")
-    return class_names.index(class_name)
+    return class_names.index(name)
 
 
 def _array(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:

@@ -27,7 +27,7 @@ A picture in RGB takes 4 bytes a pixel. A progressive JPEG also holds its coeffi
 channels, and a WebP two frames and its planes.
 """
 
-SUFFIXES = (".jpeg", ".jpg", ".png", ".webp")
+SUFFIXES = (".jpeg", ".jpg", ".jfif", ".jpe", ".png", ".webp")
 """What names of files in these formats end in."""
 
 MAX_FILE = 2**26

@@ -37,7 +37,9 @@ class ClientStream:
     chunks: tuple[Ids, ...]
 
 
-def client_stream(client: int, seed: int, ids_by_class: Sequence[Ids], settings: StreamConfig) -> ClientStream:
+def client_stream(
+    client: int, seed: int, ids_by_class: Sequence[Ids], settings: StreamConfig, class_names: Sequence[str] = ()
+) -> ClientStream:
     """Draw the stream of one client, who never receives a sample twice.
 
     Clients draw independently, so two clients may hold the same sample, unless ``shared-samples`` is off: then each
@@ -51,6 +53,8 @@ def client_stream(client: int, seed: int, ids_by_class: Sequence[Ids], settings:
         Training sample ids of each class.
     settings : StreamConfig
         Which stream, and its keys.
+    class_names : sequence of str
+        For messages; by default, classes are named by their numbers.
 
     Raises
     ------
@@ -61,7 +65,7 @@ def client_stream(client: int, seed: int, ids_by_class: Sequence[Ids], settings:
     """
     classes = len(ids_by_class)
     schedule = schedule_of(client, seed, classes, settings)
-    _check(client, seed, ids_by_class, settings)
+    _check(client, seed, ids_by_class, settings, class_names or range(classes))
     dealt = None if settings.shared_samples else _dealt(seed, classes, settings)[client]
 
     def shuffled(label: int) -> Ids:
@@ -95,7 +99,9 @@ def _needed(client: int, seed: int, classes: int, settings: StreamConfig) -> Cou
     return needed
 
 
-def _check(client: int, seed: int, ids_by_class: Sequence[Ids], settings: StreamConfig) -> None:
+def _check(
+    client: int, seed: int, ids_by_class: Sequence[Ids], settings: StreamConfig, class_names: Sequence[object]
+) -> None:
     classes, held, shared = len(ids_by_class), np.array([len(ids) for ids in ids_by_class]), settings.shared_samples
     needed = _needed(client, seed, classes, settings) if shared else _dealt(seed, classes, settings)[client + 1]
     short = np.flatnonzero(needed > held)
@@ -114,7 +120,7 @@ def _check(client: int, seed: int, ids_by_class: Sequence[Ids], settings: Stream
     who = f"client {client}" if shared else f"shared-samples = false: clients up to {client} together"
     raise StreamError(
         f"{kind}samples-per-class = {settings.samples_per_class}, rounds = {settings.rounds}: {who} would need "
-        f"{needed[label]} training samples of class {label}, the data set has {held[label]}; at most "
+        f"{needed[label]} training samples of class {class_names[label]}, the data set has {held[label]}; at most "
         f"{rounds} rounds or {samples} samples per class and round are possible"
     )
 

@@ -1,4 +1,4 @@
-"""Digests of the files that a configuration names, by which a run is recognised wherever they lie."""
+"""Digests of the files and the data that a configuration names, by which a run is recognised wherever they lie."""
 
 import hashlib
 import os
@@ -8,12 +8,18 @@ from pathlib import Path
 from fedkace_flwr.config import Config, folder_keys, path_keys
 from fedkace_flwr.storage.files import open_regular
 
+DATA = "dataset"
+"""The key whose digest is that of the prepared data."""
 
-def file_digests(config: Config) -> dict[str, str]:
-    """Return the SHA-256 of each file that a configuration names, by key; without those that cannot be read."""
+
+def file_digests(config: Config, data: str = "") -> dict[str, str]:
+    """Return the SHA-256 of each file that a configuration names, by key; without those that cannot be read.
+
+    ``data`` is that of the prepared data set, if there is one.
+    """
     values = config.flat()
     named = {key: str(values[key]) for key in sorted((path_keys() - folder_keys()) & values.keys()) if values[key]}
-    found = {key: _digest(Path(path).expanduser()) for key, path in named.items()}
+    found = {DATA: data} | {key: _digest(Path(path).expanduser()) for key, path in named.items()}
     return {key: digest for key, digest in found.items() if digest}
 
 

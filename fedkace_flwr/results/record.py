@@ -114,7 +114,7 @@ def summarise(config: Config, rounds: Sequence[Mapping[str, Any]]) -> dict[str, 
     """Return the content of ``summary.json``."""
     return {
         "method": config.method,
-        "dataset": config.data.dataset,
+        "dataset": config.data.learned,
         "clients": config.stream.clients,
         "rounds": len(rounds),
         "seed": config.run.seed,
@@ -208,6 +208,6 @@ def title(config: Config) -> str:
     if stream.stream == "dirichlet":
         chunks = f"chunks of {config.largest_chunk}"
     return (
-        f"{config.method} on {config.data.dataset}: {stream.clients} clients, {kind}{chunks}, "
+        f"{config.method} on {config.data.learned}: {stream.clients} clients, {kind}{chunks}, "
         f"M = {config.buffer.capacity}"
     )

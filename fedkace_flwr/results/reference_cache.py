@@ -34,7 +34,9 @@ _LATER = {
 """Keys that were added later, with their defaults, which change no reference."""
 
 
-def cached_accuracy(config: Config, client: int, round_number: int, compute: Callable[[], float]) -> float:
+def cached_accuracy(
+    config: Config, client: int, round_number: int, compute: Callable[[], float], data: str = ""
+) -> float:
     """Return the reference accuracy of a client after a round; compute it only if it is not in the cache.
 
     Parameters
@@ -46,14 +48,17 @@ def cached_accuracy(config: Config, client: int, round_number: int, compute: Cal
         Client from 0, round from 1.
     compute : callable
         Trains and tests; returns the accuracy.
+    data : str
+        Digest of the data set. An accuracy on other data that had the same place is computed again; of one that an
+        earlier version has stored, the data are not known.
     """
     path = cache_dir(config.data) / "centralized" / fingerprint(config) / f"client-{client:03d}-{round_number:06d}.json"
-    known = _read(path)
+    known = _read(path, data)
     if known is not None:
         return known
     value = compute()
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps({"accuracy": value}))
+    write_text(path, json.dumps({"accuracy": value, "data": data}))
     return value
 
 
@@ -116,8 +121,9 @@ def _identity(path: Path) -> list[Any]:
     return [str(path), facts.st_size, facts.st_mtime_ns]
 
 
-def _read(path: Path) -> float | None:
+def _read(path: Path, data: str) -> float | None:
     try:
-        return float(json.loads(read_text(path))["accuracy"])
-    except (OSError, RecursionError, ValueError, KeyError, TypeError):
+        stored = json.loads(read_text(path))
+        return float(stored["accuracy"]) if stored.get("data", data) == data else None
+    except (OSError, RecursionError, ValueError, KeyError, TypeError, AttributeError):
         return None  # missing or damaged: compute it again

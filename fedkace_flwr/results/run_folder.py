@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 
 from fedkace_flwr.config import Config, keys_affecting, keys_of_other_methods
 from fedkace_flwr.errors import ConfigError, RunError
-from fedkace_flwr.results.digests import file_digests
+from fedkace_flwr.results.digests import DATA, file_digests
 from fedkace_flwr.results.plot import draw_accuracy
 from fedkace_flwr.results.record import accuracy_so_far, environment, summarise, title
 from fedkace_flwr.results.trackers.catalogue import Tracking
@@ -41,6 +41,8 @@ class RunFolder:
         The folder: new, created for this user only, as it may hold the clients' states; empty; or that of a run.
     resume : bool
         Whether the folder may already hold rounds.
+    data : str
+        Digest of the data set's content; empty if it has none.
 
     Raises
     ------
@@ -50,8 +52,9 @@ class RunFolder:
         An environment variable for the checkpoints' encryption has a wrong value: the key is not a key, for example.
     """
 
-    def __init__(self, path: Path, *, resume: bool = False) -> None:
+    def __init__(self, path: Path, *, resume: bool = False, data: str = "") -> None:
         self.path = path
+        self._data = data
         self.checkpoints = Checkpoints(path / "server")
         self._rounds: list[dict[str, Any]] = []
         self._tracking: Tracking | None = None
@@ -108,7 +111,7 @@ class RunFolder:
         self._tracking = Tracking(self.path, config, first_round=1)
         files.remove_partials(self.path)
         own = {"schema": SCHEMA, "run": token}
-        self._write("environment.json", own | environment(device) | {"files": file_digests(config)})
+        self._write("environment.json", own | environment(device) | {"files": file_digests(config, self._data)})
         self._write("config.json", config.flat())
 
     def go_on(self, config: Config) -> Checkpoint | None:
@@ -214,9 +217,11 @@ class RunFolder:
             raise RunError(
                 f"{self.path} is of schema {schema}, this program writes {SCHEMA}; move it away and start anew"
             )
-        for key in differences(before, config, stored_digests(self.path)):
+        for key in differences(before, config, stored_digests(self.path), self._data):
             value, former = config.flat()[key], before.get(key)
-            begun = f"{former!r}" if former != value else "another content of that file"
+            begun = (
+                f"{former!r}" if former != value else f"another content of that {'data set' if key == DATA else 'file'}"
+            )
             raise ConfigError(
                 f"{key} = {value!r}: the run in {self.path} was begun with {begun}; resume it with that, or choose "
                 "another run-name"
@@ -263,26 +268,31 @@ def is_run(folder: Path) -> bool:
         return False
 
 
-def differences(before: Mapping[str, Any], config: Config, digests: Mapping[str, str] | None = None) -> list[str]:
+def differences(
+    before: Mapping[str, Any], config: Config, digests: Mapping[str, str] | None = None, data: str = ""
+) -> list[str]:
     """Return the keys for which a stored ``config.json`` would give different numbers from ``config``.
 
     A key that is missing from the file was added later; its default is the program's earlier behaviour. Keys that only
     other methods read give the same numbers whatever their values. Files are compared by content if the stored
-    ``digests`` have theirs and the present file can be read, else by path.
+    ``digests`` have theirs and the present file can be read, else by path; the data set by its name, and by its content
+    if the digests have it and ``data``, the present one's, is known.
     """
     known, values = {**replace(Config(), method=config.method).flat(), **before}, config.flat()
     affecting = keys_affecting("numbers") - keys_of_other_methods(config.method)
     stored = digests or {}
-    present = file_digests(config) if stored else {}
+    present = file_digests(config, data) if stored else {}
 
     def differs(key: str) -> bool:
-        return stored[key] != present[key] if key in stored and key in present else bool(known[key] != values[key])
+        if key in stored and key in present and (stored[key] != present[key] or key != DATA):
+            return stored[key] != present[key]
+        return bool(known[key] != values[key])
 
     return [key for key in values if key in affecting and differs(key)]
 
 
 def stored_digests(folder: Path) -> dict[str, str]:
-    """Return the digests of the files that a run was begun with, by key; earlier versions stored none.
+    """Return the digests of the files and the data that a run was begun with, by key; earlier versions stored none.
 
     Raises
     ------

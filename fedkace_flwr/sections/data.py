@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from typing import Literal
+from unicodedata import normalize
 
 from fedkace_flwr.keys import key
 
@@ -84,5 +85,10 @@ class DataConfig:
     )
 
     def classes(self) -> tuple[str, ...]:
-        """The names in ``class-names``."""
-        return tuple(name.strip() for name in self.class_names.split(","))
+        """The names in ``class-names``, in Unicode's composed form (NFC)."""
+        return tuple(normalize("NFC", name.strip()) for name in self.class_names.split(","))
+
+    @property
+    def learned(self) -> str:
+        """Name of the data that are learned, for tables and titles."""
+        return "inbox" if self.data_source == "inbox" else self.dataset

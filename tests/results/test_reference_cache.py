@@ -129,6 +129,15 @@ def test_an_accuracy_is_computed_once_and_again_if_its_file_is_damaged(tmp_path:
     assert cached_accuracy(config, 2, 5, compute) == 0.625 and len(computed) == 2
 
 
+def test_an_accuracy_on_other_data_in_the_same_place_is_computed_again(tmp_path: Path) -> None:
+    config = Config.parse({"cache-dir": str(tmp_path)})
+    assert [cached_accuracy(config, 0, 1, lambda: 0.5, data) for data in ("one", "one")] == [0.5, 0.5]
+    assert [cached_accuracy(config, 0, 1, lambda: 0.25, data) for data in ("one", "two", "two")] == [0.5, 0.25, 0.25]
+    (path,) = tmp_path.rglob("*.json")
+    path.write_text('{"accuracy": 0.75}')  # as earlier versions stored it
+    assert cached_accuracy(config, 0, 1, lambda: 0.25, "one") == 0.75
+
+
 def test_a_round_does_not_depend_on_the_rounds_before_it(small: Make, tmp_path: Path) -> None:
     for name, every in (("each", 1), ("third", 3)):
         changes = {"cache_dir": str(tmp_path / "caches" / name), "centralized_every": every, "clients": 2, "rounds": 4}

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,7 +56,8 @@ def find_hub(config: DataConfig, size: int) -> Origin:
         if not (folder / _MARK).is_file():
             raise MissingDataError(
                 f"{folder}: holds no {_MARK}; data-dir should be a folder to which save_to_disk of the package datasets "
-                "wrote the splits of a data set, or hub-name a name on the Hugging Face Hub"
+                "wrote the splits of a data set (of a single Dataset, write what its train_test_split returns), or "
+                "hub-name a name on the Hugging Face Hub"
             )
         files = sorted(Path(place, name) for place, _, names in os.walk(folder) for name in names)
         facts = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
@@ -94,7 +96,8 @@ def _splits(where: str, found: Mapping[str, Any], config: DataConfig) -> tuple[s
     if _TRAIN not in found or test is None:
         raise DataError(
             f"{where}: has the splits {', '.join(map(str, found))}; must have {_TRAIN}, and for testing "
-            f"{' or '.join(wanted)} (hub-test names another)"
+            f"{' or '.join(wanted)} (hub-test names another); of a set with one split alone, write what its "
+            "train_test_split returns with save_to_disk, and name the folder as data-dir"
         )
     return _TRAIN, test
 
@@ -118,10 +121,16 @@ class _Split:
             raise ConfigError(f"hub-{what} = {chosen!r:.200}: {self._where} has the columns {listed}")
         if chosen and what == "image" and chosen not in fitting:
             raise ConfigError(f"hub-image = {chosen!r:.200}: must be a column of the kind Image; there are {listed}")
+        if not chosen and what == "image" and not fitting:
+            raise DataError(
+                f"{self._where}: has no column of the kind Image, which cast_column of the package datasets makes of "
+                f"files or bytes; there are {listed}"
+            )
         if not chosen and len(fitting) != 1:
+            of = ", ".join(fitting) if what == "image" else listed
             raise ConfigError(
                 f"hub-{what} = '': {self._where} has {len(fitting)} columns of the kind {kind.__name__}; must name one "
-                f"of {listed}"
+                f"of {of}"
             )
         return chosen or fitting[0]
 
@@ -134,15 +143,13 @@ class _Split:
         if self._declared is not None:
             return self._declared
         values = self._values()
-        if not all(isinstance(value, int | str) for value in values) or len(set(map(type, values))) != 1:
+        if not all(isinstance(value, int | str) for value in values) or len(set(map(type, values))) > 1:
             raise DataError(f"{self._where}: labels in {self._label!r} must all be whole numbers, or all be strings")
         return tuple(map(str, sorted(set(values))))
 
     def labels(self, names: Sequence[str]) -> NDArray[np.int64]:
         """Positions of the labels in the names of the classes, int64 (n,)."""
         values = self._values()
-        if not values:
-            raise DataError(f"{self._where}: has no rows")
         if self._declared is not None:
             if self._declared != tuple(names):
                 raise DataError(
@@ -184,4 +191,5 @@ class _Split:
         return None if names is None else tuple(map(str, names))
 
     def _values(self) -> list[Any]:
-        return list(self._rows[self._label][:])
+        values = self._rows[self._label][:]
+        return [normalize("NFC", value) if isinstance(value, str) else value for value in values]

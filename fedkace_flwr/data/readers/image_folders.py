@@ -3,15 +3,23 @@
 The fingerprint of an image folder covers how pictures are read, the resolved path, and every image's name, size and
 modification time. This takes one ``stat`` per file: on a local disk 0.9 s for the 130,000 images of ImageNet100.
 Contents are not read, so replacing a file by one of the same size and time goes unnoticed.
+
+Pictures may lie in folders within that of their class. Hidden entries, and folders that systems and archivers leave
+behind (:data:`_NOT_OURS`), do not count; all else that is not taken is named when the pictures are read.
 """
 
 import logging
 import os
 import re
+import threading
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,15 +29,57 @@ from fedkace_flwr.data.images import Framing
 from fedkace_flwr.data.readers.source import BLOCK, Content, Origin, check_num_classes, data_dir, digest
 from fedkace_flwr.errors import DataError, MissingDataError
 from fedkace_flwr.sections import DataConfig
+from fedkace_flwr.storage.files import open_regular
+from fedkace_flwr.storage.names import printable
 
 logger = logging.getLogger(__name__)
 
-_JPEG = (".jpeg", ".jpg")
+_JPEG = (".jpeg", ".jpg", ".jfif", ".jpe")
 _PICTURES = (*_JPEG, ".bmp", ".gif", ".png", ".ppm", ".tif", ".tiff", ".webp")
 _IMAGENET_LAYOUT = "ILSVRC2012's train/<synset>/*.JPEG"
 _FOLDER_LAYOUT = "train/<class>/<image> and val/<class>/<image> (or test/)"
 
-_Listing = Mapping[str, Sequence[tuple[str, int, int]]]  # class -> (file name, size, modification time), sorted
+_NOT_OURS = ("__MACOSX", "@eaDir", "#recycle", "$RECYCLE.BIN", "System Volume Information", "lost+found")
+_NAMED = 3  # of the files that are not taken
+
+_now = threading.local()  # the picture that a thread decodes
+
+
+@dataclass(frozen=True, order=True)
+class _Picture:
+    """An image file that was found.
+
+    Attributes
+    ----------
+    name : str
+        Its path within the folder of its class.
+    size, changed : int
+        Bytes, and modification time in nanoseconds.
+    folder : Path
+        The folder of its class.
+    """
+
+    name: str
+    size: int
+    changed: int
+    folder: Path
+
+    @property
+    def path(self) -> Path:
+        return self.folder / self.name
+
+
+@dataclass(frozen=True)
+class _Listing:
+    """The pictures of each class, sorted by name, and what lies among them and is not taken."""
+
+    pictures: Mapping[str, Sequence[_Picture]]
+    others: Sequence[Path]
+
+    @property
+    def facts(self) -> dict[str, list[tuple[str, int, int]]]:
+        """What identifies the pictures."""
+        return {name: [(each.name, each.size, each.changed) for each in of] for name, of in self.pictures.items()}
 
 
 def find_imagenet100(config: DataConfig, size: int) -> Origin:
@@ -41,30 +91,33 @@ def find_imagenet100(config: DataConfig, size: int) -> Origin:
     root = data_dir(config)
     root = root / "train" if (root / "train").is_dir() else root
     wanted = config.num_classes or 100
-    synsets = [name for name in _folders(root, _IMAGENET_LAYOUT) if re.fullmatch(r"n\d+", name)][:wanted]
+    split = _split(root, _IMAGENET_LAYOUT)
+    synsets = [name for name in split.folders if re.fullmatch(r"n\d+", name)][:wanted]
     if len(synsets) < wanted:
         raise MissingDataError(
             f"{root}: {len(synsets)} synset folders, expected {wanted}; data-dir should hold {_IMAGENET_LAYOUT}"
         )
-    listing = {synset: _pictures(root / synset, _JPEG, at_least=2) for synset in synsets}
-    return Origin(digest(pixels.READING, str(root), listing), partial(_read_imagenet100, root, listing, size))
+    wanted_alone = _Split({synset: split.folders[synset] for synset in synsets}, split.others)
+    listing = _listed(wanted_alone, _JPEG, at_least=2)
+    return Origin(digest(pixels.READING, str(root), listing.facts), partial(_read_imagenet100, listing, size))
 
 
-def _read_imagenet100(root: Path, listing: _Listing, size: int) -> Content:
+def _read_imagenet100(listing: _Listing, size: int) -> Content:
+    _tell(listing)
     train: list[tuple[int, Path]] = []
     test: list[tuple[int, Path]] = []
     small: list[str] = []
-    for label, (synset, files) in enumerate(listing.items()):
+    for label, (synset, files) in enumerate(listing.pictures.items()):
         cut = 1000
         if len(files) < 1300:
             cut = min(max(round(len(files) * 10 / 13), 1), len(files) - 1)
             small.append(f"{synset} ({len(files)})")
-        paths = [(label, root / synset / name) for name, _, _ in files[:1300]]
+        paths = [(label, each.path) for each in files[:1300]]
         train += paths[:cut]
         test += paths[cut:]
     if small:
         logger.warning("imagenet100: fewer than 1300 images, still split 10 to 3: %s", ", ".join(small))
-    return _pictured(tuple(listing), train, test, imagenet_framing(size))
+    return _pictured(tuple(listing.pictures), train, test, imagenet_framing(size))
 
 
 def imagenet_framing(size: int) -> Framing:
@@ -77,25 +130,43 @@ def find_folder(config: DataConfig, size: int) -> Origin:
     root = data_dir(config)
     train = root / "train"
     held_out = root / "val" if (root / "val").is_dir() else root / "test"
-    names, others = _folders(train, _FOLDER_LAYOUT), _folders(held_out, _FOLDER_LAYOUT)
-    if not names:
+    splits = [_split(train, _FOLDER_LAYOUT)]
+    if not splits[0].folders:
         raise MissingDataError(f"{train}: no class folders; data-dir should hold {_FOLDER_LAYOUT}")
-    if names != others:
+    splits.append(_split(held_out, f"{_FOLDER_LAYOUT}; of a set without one, move some of each class's images there"))
+    names, others = (split.folders for split in splits)
+    if names.keys() != others.keys():
         sides = ((held_out, set(names) - set(others)), (train, set(others) - set(names)))
         lacks = "; ".join(f"{where} lacks {', '.join(sorted(missing))}" for where, missing in sides if missing)
         raise DataError(f"{lacks}: both need the same class folders")
     check_num_classes(config, len(names))
-    listings = [{name: _pictures(split / name, _PICTURES) for name in names} for split in (train, held_out)]
-    found = digest(pixels.READING, str(root), held_out.name, listings)
-    return Origin(found, partial(_read_folder, (train, held_out), listings, size))
+    listings = [_listed(split, _PICTURES) for split in splits]
+    found = digest(pixels.READING, str(root), held_out.name, [listing.facts for listing in listings])
+    return Origin(found, partial(_read_folder, listings, size))
 
 
-def _read_folder(splits: tuple[Path, Path], listings: Sequence[_Listing], size: int) -> Content:
+def _read_folder(listings: Sequence[_Listing], size: int) -> Content:
+    _tell(*listings)
     train, test = (
-        [(label, split / name / file) for label, name in enumerate(listing) for file, _, _ in listing[name]]
-        for split, listing in zip(splits, listings, strict=True)
+        [(label, each.path) for label, files in enumerate(listing.pictures.values()) for each in files]
+        for listing in listings
     )
-    return _pictured(tuple(listings[0]), train, test, Framing.of_files(size))
+    foreign = sorted({path.suffix.lower() for _, path in train + test} - set(pixels.SUFFIXES))
+    if foreign:
+        logger.warning(
+            "folder: trains on %s files, too; predictions and inboxes take %s alone",
+            ", ".join(foreign),
+            ", ".join(pixels.SUFFIXES),
+        )
+    return _pictured(tuple(listings[0].pictures), train, test, Framing.of_files(size))
+
+
+def _tell(*listings: _Listing) -> None:
+    """Count and name the files that are not taken."""
+    others = [path for listing in listings for path in listing.others]
+    if others:
+        some = ", ".join(printable(str(path)) for path in others[:_NAMED]) + (", ..." if len(others) > _NAMED else "")
+        logger.warning("left out: %d entries that are no image files (%s): %s", len(others), ", ".join(_PICTURES), some)
 
 
 def _pictured(
@@ -111,14 +182,30 @@ def _decoded(paths: Sequence[Path], framing: Framing) -> Iterator[NDArray[np.uin
     with ThreadPoolExecutor() as pool:
         for start in range(0, len(paths), BLOCK):
             decode = partial(_decode, framing=framing)
-            yield np.stack(list(pool.map(decode, paths[start : start + BLOCK])))
+            with _warnings_named():
+                block = np.stack(list(pool.map(decode, paths[start : start + BLOCK])))
+            yield block
+
+
+@contextmanager
+def _warnings_named() -> Iterator[None]:
+    """Log each of Pillow's warnings, which name no file, with the file that its thread decodes."""
+
+    def told(message: Warning | str, *_: object, **__: object) -> None:
+        logger.warning("%s: %s", getattr(_now, "path", "an image"), printable(str(message)))
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", module=r"PIL\b")
+        warnings.showwarning = told
+        yield
 
 
 def _decode(path: Path, *, framing: Framing) -> NDArray[np.uint8]:
     from PIL import Image
 
+    _now.path = path
     try:
-        with Image.open(path) as file:
+        with os.fdopen(open_regular(path), "rb") as content, Image.open(content) as file:
             picture = pixels.as_viewed(file)  # ImageNet also holds greyscale and CMYK files
     except DataError as fault:
         raise DataError(f"{path}: {fault}; convert or remove it") from fault
@@ -127,27 +214,65 @@ def _decode(path: Path, *, framing: Framing) -> NDArray[np.uint8]:
     return framing.square(picture)
 
 
-def _folders(root: Path, layout: str) -> list[str]:
-    """Sorted names of the folders in ``root``; errors say that ``data-dir`` should hold ``layout``."""
+@dataclass(frozen=True)
+class _Split:
+    """The folders in a folder by their names in Unicode's composed form (NFC), sorted; what else lies there."""
+
+    folders: Mapping[str, Sequence[Path]]
+    others: Sequence[Path]
+
+
+def _split(root: Path, layout: str) -> _Split:
+    """Look into ``root``; errors say that ``data-dir`` should hold ``layout``."""
     try:
         with os.scandir(root) as entries:
-            return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+            kinds = {entry.name: entry.is_dir() for entry in entries if _counts(entry.name)}
     except OSError as fault:
         kind = MissingDataError if isinstance(fault, FileNotFoundError | NotADirectoryError) else DataError
         raise kind(f"{root}: cannot be read ({fault.strerror}); data-dir should hold {layout}") from fault
+    names = sorted(name for name, is_folder in kinds.items() if is_folder)
+    folders: dict[str, list[Path]] = {name: [] for name in sorted(normalize("NFC", name) for name in names)}
+    for name in names:
+        folders[normalize("NFC", name)].append(root / name)  # more than one only if both forms are there
+    return _Split(folders, [root / name for name in kinds.keys() - set(names)])
 
 
-def _pictures(folder: Path, suffixes: tuple[str, ...], at_least: int = 1) -> list[tuple[str, int, int]]:
-    """Name, size and modification time of the images in ``folder``, sorted by name."""
-    found = []
+def _counts(name: str) -> bool:
+    return not name.startswith(".") and name not in _NOT_OURS
+
+
+def _listed(split: _Split, suffixes: tuple[str, ...], at_least: int = 1) -> _Listing:
+    """List the images in the folders of each class."""
+    pictures: dict[str, list[_Picture]] = {}
+    others = list(split.others)
+    for name, places in split.folders.items():
+        pictures[name] = []
+        for place in places:
+            _list(place, "", suffixes, pictures[name], others)
+        if len(pictures[name]) < at_least:
+            raise DataError(
+                f"{places[0]}: {len(pictures[name])} images ({', '.join(suffixes)}), expected at least {at_least}"
+            )
+        pictures[name].sort()
+    return _Listing(pictures, sorted(others))
+
+
+def _list(folder: Path, within: str, suffixes: tuple[str, ...], pictures: list[_Picture], others: list[Path]) -> None:
+    """Append the images below ``folder / within``, and what is neither an image nor a folder of some."""
     try:
-        with os.scandir(folder) as entries:
+        with os.scandir(folder / within) as entries:
             for entry in entries:
-                if entry.name.lower().endswith(suffixes) and not entry.name.startswith("."):
+                name = f"{within}{os.sep}{entry.name}" if within else entry.name
+                if not _counts(entry.name):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    _list(folder, name, suffixes, pictures, others)
+                elif (
+                    entry.name.lower().endswith(suffixes) and entry.is_file()
+                ):  # and no pipe, which would be waited for
                     facts = entry.stat()
-                    found.append((entry.name, facts.st_size, facts.st_mtime_ns))
+                    pictures.append(_Picture(name, facts.st_size, facts.st_mtime_ns, folder))
+                else:
+                    others.append(folder / name)
     except OSError as fault:
-        raise DataError(f"{folder}: cannot be read ({fault})") from fault
-    if len(found) < at_least:
-        raise DataError(f"{folder}: {len(found)} images ({', '.join(suffixes)}), expected at least {at_least}")
-    return sorted(found)
+        raise DataError(f"{folder / within}: cannot be read ({fault})") from fault

@@ -6,15 +6,19 @@ names the prepared copy. The files are read only if there is no prepared copy ye
 
 import hashlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from fedkace_flwr.data.images import Framing, FramingOf, scaled
-from fedkace_flwr.errors import ConfigError
+from fedkace_flwr.errors import ConfigError, DataError, FedkaceError
+from fedkace_flwr.keys import is_plain_name
 from fedkace_flwr.sections import DataConfig
 
 BLOCK = 128
@@ -89,6 +93,131 @@ class Source:
     framing: FramingOf = Framing.of_arrays
     mirrors: bool = False
     downloaded: str = ""
+
+
+@dataclass(frozen=True)
+class Form:
+    """What each sample of a data set is.
+
+    Attributes
+    ----------
+    dtype : dtype
+        Of its values.
+    shape : tuple of int
+        Of one sample.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @classmethod
+    def picture(cls, size: int) -> "Form":
+        """A colour picture with values from 0 to 255."""
+        return cls(np.dtype(np.uint8), (3, size, size))
+
+
+@contextmanager
+def _faults_of(name: str) -> Iterator[None]:
+    """Name the data set, in one line, in whatever its reader raises, which may be another package's code.
+
+    Raises
+    ------
+    DataError
+        The block has raised something else than an error of this package.
+    """
+    try:
+        yield
+    except FedkaceError:
+        raise
+    except Exception as fault:
+        raise DataError(f"dataset = {name!r}: its files cannot be read ({type(fault).__name__}: {fault})") from fault
+
+
+def found(name: str, source: Source, config: DataConfig, size: int) -> Origin:
+    """Find a data set's files.
+
+    Raises
+    ------
+    FedkaceError
+        They are missing or not as expected, or the reader fails.
+    """
+    with _faults_of(name):
+        origin = source.find(config, size)
+        if not is_plain_name(origin.fingerprint):
+            raise DataError(
+                f"dataset = {name!r}: gives the fingerprint {origin.fingerprint!r:.100}; must be a text that can be a "
+                "part of a file's name"
+            )
+    return origin
+
+
+def checked(name: str, origin: Origin, form: Form) -> Content:
+    """Read a data set, and check all that the reader gives: labels and names now, samples block by block.
+
+    Parameters
+    ----------
+    name : str
+        The data set's, for messages.
+    origin : Origin
+        Reads it.
+    form : Form
+        What each sample must be; nothing is converted, but for class names to Unicode's composed form (NFC).
+
+    Raises
+    ------
+    DataError
+        Labels, names or splits are not as :class:`Content` has them, or the reader fails. The blocks raise it if their
+        samples are of another form, or not as many as there are labels.
+    """
+    with _faults_of(name):
+        content = origin.read()
+        if wrong := _wrong(content):
+            raise DataError(f"dataset = {name!r}: {wrong}")
+        names = tuple(normalize("NFC", each) for each in content.class_names)
+        blocks = _checked(name, iter(content.blocks), len(content.labels), form)
+    return Content(names, content.labels, int(content.train_size), blocks)
+
+
+def _wrong(content: Content) -> str:
+    """What is wrong with labels, names and splits, and what would be right; empty if nothing is."""
+    names, labels, train = content.class_names, content.labels, content.train_size
+    if not isinstance(labels, np.ndarray) or labels.dtype != np.int64 or labels.ndim != 1:
+        return f"its labels are {_described(labels)}; must be int64 of shape (N,)"
+    if not isinstance(train, int | np.integer) or not 0 < train < len(labels):
+        return f"train_size = {train} of {len(labels)} samples; there must be some for training, and others for testing"
+    texts = not isinstance(names, str) and all(isinstance(each, str) for each in names)
+    if not texts or len({normalize("NFC", each) for each in names}) < len(names):
+        return f"it has the class names {names!r:.200}; must be different texts"
+    low, high = labels.min(), labels.max()
+    if not 0 <= low <= high < len(names):
+        return (
+            f"it has labels {low} to {high}; must be 0 to {len(names) - 1}, the places of its {len(names)} class names"
+        )
+    return ""
+
+
+def _checked(name: str, blocks: Iterator[Any], labels: int, form: Form) -> Iterator[NDArray[Any]]:
+    samples = 0
+    while True:
+        with _faults_of(name):
+            block = next(blocks, None)
+        if block is None:
+            break
+        if not isinstance(block, np.ndarray) or block.dtype != form.dtype or block.shape[1:] != form.shape:
+            wanted = ", ".join(map(str, form.shape))
+            raise DataError(
+                f"dataset = {name!r}: its samples are {_described(block)}; must be {form.dtype} of shape (n, {wanted})"
+            )
+        samples += len(block)
+        if samples > labels:
+            raise DataError(f"dataset = {name!r}: has more than {labels} samples for {labels} labels")
+        yield block
+    if samples < labels:
+        raise DataError(f"dataset = {name!r}: has {samples} samples for {labels} labels; must be as many")
+
+
+def _described(value: object) -> str:
+    return f"{value.dtype} of shape {value.shape}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
 
 
 def check_num_classes(config: DataConfig, classes: int) -> None:

@@ -18,6 +18,7 @@ from fedkace_flwr.data import inbox_files as arrivals
 from fedkace_flwr.data.images import read_square
 from fedkace_flwr.data.inbox_files import Arrival
 from fedkace_flwr.errors import DataError
+from fedkace_flwr.sections import DataConfig
 from fedkace_flwr.storage.folders import OpenFolder
 
 CLASSES = ("cat", "dog", "sea lion")
@@ -147,6 +148,18 @@ def test_an_unknown_class_folder_is_refused(tmp_path: Path) -> None:
         read(tmp_path / "a.png", "cow")
 
 
+def test_a_class_is_the_same_however_its_name_is_composed(tmp_path: Path) -> None:
+    """Macs write the names of folders decomposed."""
+    agreed = DataConfig(class_names="cafe\u0301, tea").classes()
+    path = archive(tmp_path / "a.npz", images=images(2), labels=np.array(["caf\u00e9", "cafe\u0301"]))
+    with OpenFolder.at(tmp_path) as folder:
+        assert arrivals.read(Arrival(folder, path.name, None), agreed, SIZE, read_square)[1].tolist() == [0, 0]
+    (tmp_path / "cafe\u0301").mkdir()
+    Image.new("RGB", (SIZE, SIZE)).save(tmp_path / "cafe\u0301" / "a.png")
+    with OpenFolder.at(tmp_path / "cafe\u0301") as folder:
+        assert arrivals.read(Arrival(folder, "a.png", "cafe\u0301"), agreed, SIZE, read_square)[1].tolist() == [0]
+
+
 def test_unfinished_and_hidden_files_do_not_count(tmp_path: Path) -> None:
     (tmp_path / "cat").mkdir()
     for name in (
@@ -239,7 +252,9 @@ def test_an_inbox_accepts_the_same_formats(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=rf"^{name}: it is not an image, or its format is not supported"):
             read(tmp_path / name, "cat")
     for name in ("a.tif", "a.gif", "a.jp2", "a.bmp"):
-        with pytest.raises(DataError, match=rf"^{name}: must be an .npz .*, or a picture \(.jpeg, .jpg, .png, .webp\)"):
+        with pytest.raises(
+            DataError, match=rf"^{name}: must be an .npz .*, or a picture \(.jpeg, .jpg, .jfif, .jpe, .png, .webp\)"
+        ):
             count(tmp_path / name, "cat")
 
 

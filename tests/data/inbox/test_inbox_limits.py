@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from support.made.inboxes import CLASSES, SIZE, drop, numbers_of, opened, picture
 
 from fedkace_flwr.errors import DataError
@@ -179,10 +180,15 @@ def test_rejected_reasons_are_for_its_user_alone(tmp_path: Path) -> None:
     assert (tmp_path / "rejected" / "bad.npz.reason.txt").stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.parametrize("what", ["pipe", "link"])
-def test_a_test_folder_with_a_pipe_or_a_link_is_refused_by_name(what: str, tmp_path: Path) -> None:
+def test_what_cannot_be_tested_on_is_left_out_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     drop(tmp_path, "good.npz", 1)
-    path = tmp_path / "new" / "odd.npz"
-    os.mkfifo(path) if what == "pipe" else path.symlink_to("good.npz")
-    with pytest.raises(DataError, match=r"test = .*odd\.npz: must be a plain file"):
-        read_folder(tmp_path / "new", CLASSES, SIZE)
+    new = tmp_path / "new"
+    os.mkfifo(new / "pipe.npz")
+    (new / "link.npz").symlink_to("good.npz")
+    for name in ("a/scan.tiff", "unknown/x.png"):
+        (new / name).parent.mkdir(exist_ok=True)
+        Image.new("RGB", (SIZE, SIZE)).save(new / name)
+    with caplog.at_level("WARNING"):
+        assert len(read_folder(new, CLASSES, SIZE)[1]) == 1
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told.startswith(f"test = {new}: 4 files cannot be tested on and are left out: scan.tiff: must be")

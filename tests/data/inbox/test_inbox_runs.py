@@ -1,6 +1,7 @@
 """Whole runs over inboxes, and single messages to a client with one."""
 
 import itertools
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from fedkace_flwr.configured import configured
 from fedkace_flwr.errors import ConfigError, RunError
 from fedkace_flwr.experiment import Experiment, as_arrays
 from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.results.record import title
 from fedkace_flwr.storage.checkpoint import Checkpoints
 from fedkace_flwr.storage.client_state import read_state
 from fedkace_flwr.storage.targets import MARK
@@ -164,9 +166,33 @@ def test_without_a_test_folder_no_accuracy_is_reported(small: Make, tmp_path: Pa
     assert all(gap is not None for gap in lines[0]["gap"])
 
 
+def test_a_test_folder_that_is_gone_or_holds_other_files_stops_no_training(
+    device: Callable[[str, int], Message], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tests = tmp_path / "data" / "client-0" / "test"
+    (tests / "scan.tiff").write_bytes(b"II*")
+    device(MessageType.TRAIN, 1)  # makes the inbox
+    for number, faulty in ((2, "1 files cannot be tested on"), (3, "nothing is tested")):
+        arrive(tmp_path, number - 1)
+        with caplog.at_level("WARNING"):
+            assert device(MessageType.TRAIN, number).content.metric_records[keys.METRICS][keys.EXAMPLES] == 16
+            tested = device(MessageType.EVALUATE, number).content.metric_records[keys.METRICS]
+        assert (keys.ACCURACY in tested) == (number == 2)
+        assert faulty in caplog.text
+        shutil.rmtree(tests, ignore_errors=True)
+
+
+def test_titles_and_summaries_name_what_was_learned(small: Make, tmp_path: Path) -> None:
+    feed(small(rounds=1), tmp_path / "data")
+    run_inline(over_inbox(small, rounds=1), node_config=at(tmp_path / "data"))
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["dataset"] == "inbox"
+    assert " on inbox: " in title(over_inbox(small))
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
+        ({"class-names": "caf\u00e9,cafe\u0301"}, "at least two different names"),
         ({"class-names": ""}, "at least two different names"),
         ({"class-names": "a,a"}, "at least two different names"),
         ({"image-size": 0}, "image-size = 0"),

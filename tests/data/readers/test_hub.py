@@ -110,6 +110,15 @@ def test_columns_are_chosen_by_name_where_several_fit(hf: Any, save: Save) -> No
         load_dataset(replace(config, hub_label="fine", hub_image="note"))
 
 
+def test_only_columns_that_are_accepted_are_offered(hf: Any, save: Save) -> None:
+    two = split(hf, 3, second=(pictures(3), hf.Image()), kind=([0, 1, 2], hf.ClassLabel(names=NAMES)))
+    with pytest.raises(ConfigError, match=r"^hub-image = '': .* 2 columns of the kind Image; must name one of picture, second$"):  # fmt: skip
+        load_dataset(save(train=two, test=two))
+    none = split(hf, 3).remove_columns("picture")
+    with pytest.raises(DataError, match=r"has no column of the kind Image, which cast_column .* note \(Value\)"):
+        load_dataset(save(train=none, test=none))
+
+
 @pytest.mark.parametrize(
     ("kind", "labels", "names"), [("int64", [10, 9, 10, 2], ("2", "9", "10")), ("string", ["b", "a", "b", "c"], ("a", "b", "c"))]
 )  # fmt: skip

@@ -6,6 +6,7 @@ import shutil
 import struct
 import tarfile
 import time
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from fedkace_flwr.data import pixels
 from fedkace_flwr.data.datasets import load_dataset
 from fedkace_flwr.errors import ConfigError, DataError
 from fedkace_flwr.sections import DataConfig
+
+COMPOSED, DECOMPOSED = "caf\u00e9", "cafe\u0301"
 
 
 def test_imagenet_classes_and_proportional_split(imagenet: DataConfig, caplog: pytest.LogCaptureFixture) -> None:
@@ -152,6 +155,76 @@ def test_folder_without_images_or_splits(folder: DataConfig, tmp_path: Path) -> 
         load_dataset(replace(folder, data_dir=str(tmp_path / "nowhere")))
     with pytest.raises(DataError, match=f"{tmp_path}/nowhere: cannot be read .*data-dir"):
         load_dataset(replace(folder, dataset="imagenet100", data_dir=str(tmp_path / "nowhere")))
+
+
+def test_pictures_below_the_folder_of_a_class_are_its_own(folder: DataConfig) -> None:
+    """Half of a class in a folder within its own, or under a rarer suffix."""
+    before = load_dataset(folder)
+    cat = Path(folder.data_dir) / "train" / "cat"
+    (cat / "more" / "still").mkdir(parents=True)
+    (cat / "cat_03.JPEG").rename(cat / "more" / "cat_03.jfif")
+    (cat / "cat_04.JPEG").rename(cat / "more" / "still" / "cat_04.JPEG")
+    np.testing.assert_array_equal(load_dataset(folder).images, before.images)
+
+
+def test_what_is_not_taken_is_counted_and_named(folder: DataConfig, caplog: pytest.LogCaptureFixture) -> None:
+    cat = Path(folder.data_dir) / "train" / "cat"
+    (cat / "more").mkdir()
+    write_picture(cat.parent / "of_no_class.jpg")
+    for name in ("a.heic", "more/b.txt", ".hidden.txt", "Z.AVIF"):
+        (cat / name).write_text("no image of a kind that is read")
+    os.mkfifo(cat / "pipe.png")
+    (cat / "gone.png").symlink_to("nowhere")
+    with caplog.at_level(logging.WARNING):
+        assert load_dataset(folder).train_size == 10
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert "left out: 6 entries" in told and f"{cat}/Z.AVIF" in told
+    caplog.clear()
+    load_dataset(folder)
+    assert not caplog.records
+
+
+def test_what_systems_and_archivers_leave_is_no_class_and_no_picture(folder: DataConfig) -> None:
+    before = load_dataset(folder)
+    root = Path(folder.data_dir)
+    for place in ("train/__MACOSX", "val/@eaDir", "train/lost+found", "train/cat/@eaDir/cat_00.JPEG"):
+        write_picture(root / place / "SYNOPHOTO_THUMB_M.jpg")
+    dataset = load_dataset(folder)
+    assert dataset.class_names == ("cat", "dog")
+    np.testing.assert_array_equal(dataset.images, before.images)
+
+
+def test_a_class_is_the_same_however_its_name_is_composed(folder: DataConfig) -> None:
+    root = Path(folder.data_dir)
+    (root / "train" / "cat").rename(root / "train" / COMPOSED)
+    (root / "val" / "cat").rename(root / "val" / DECOMPOSED)
+    assert load_dataset(folder).class_names == (COMPOSED, "dog")
+    write_picture(root / "train" / DECOMPOSED / "x.png")
+    dataset = load_dataset(folder)
+    assert len(dataset.train_ids(dataset.class_names.index(COMPOSED))) == 6
+
+
+def test_a_set_with_a_training_part_alone_is_told_what_to_do(folder: DataConfig) -> None:
+    shutil.rmtree(Path(folder.data_dir) / "val")
+    with pytest.raises(DataError, match=r"/test: cannot be read .*move some of each class's images there"):
+        load_dataset(folder)
+
+
+def test_warnings_about_a_picture_name_its_file(folder: DataConfig, caplog: pytest.LogCaptureFixture) -> None:
+    path = Path(folder.data_dir) / "train" / "dog" / "odd.jpg"
+    Image.new("RGB", (12, 12)).save(path, exif=b"Exif\0\0II*\0\xff\xff\xff\xff")
+    with caplog.at_level(logging.WARNING), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_dataset(folder)
+    assert any(record.getMessage().startswith(f"{path}: ") for record in caplog.records)
+
+
+def test_formats_that_predictions_refuse_are_named(folder: DataConfig, caplog: pytest.LogCaptureFixture) -> None:
+    Image.new("RGB", (12, 12)).save(Path(folder.data_dir) / "val" / "dog" / "x.BMP")
+    with caplog.at_level(logging.WARNING):
+        load_dataset(folder)
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert ".bmp files, too" in told
 
 
 def tiff(greys: np.ndarray, bits: int, packed: bytes) -> bytes:

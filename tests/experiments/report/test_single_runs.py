@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
@@ -25,6 +26,14 @@ def with_both_models(folder: Path, local: list[float], together: list[float]) ->
     for line, one, other in zip(lines, local, together, strict=True):
         line |= {"local_accuracy": [one - 0.1, one + 0.1], "global_accuracy": [other] * 2}
     (folder / "rounds.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+
+def test_a_run_over_inboxes_is_named_by_them(tmp_path: Path) -> None:
+    """And not by a data set and an overlap that have no effect there."""
+    arriving: dict[str, Any] = {"data_source": "inbox", "class_names": "a,b", "image_size": 8}
+    write_run(tmp_path, "er_0", [0.4, 0.3], method="er", **arriving)
+    assert list(load_results(tmp_path / "er_0").runs["dataset"]) == ["inbox"]
+    assert tables_of(tmp_path / "er_0")["aa"].columns == ["inbox"]
 
 
 def test_a_run_that_tested_both_models_has_the_averages_of_each(tmp_path: Path) -> None:
