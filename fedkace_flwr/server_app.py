@@ -20,7 +20,7 @@ from fedkace_flwr.privacy.accounting import spent
 from fedkace_flwr.registry import Method, check_network, configured, warn_of_replacements
 from fedkace_flwr.results.plot import import_ahead
 from fedkace_flwr.results.record import round_record
-from fedkace_flwr.results.run_folder import RunFolder
+from fedkace_flwr.results.run_folder import RunFolder, compare
 from fedkace_flwr.results.trackers.catalogue import check_tracker
 from fedkace_flwr.rounds.driver import RoundDriver
 from fedkace_flwr.rounds.round_report import RoundReport
@@ -73,6 +73,7 @@ def run(grid: Grid, config: Config, run_id: int) -> None:
 
 def _run(grid: Grid, config: Config, run_id: int, method: Method, experiment: Experiment, folder: RunFolder) -> None:
     if config.run.resume and folder.finished:
+        compare(folder.path, config)
         logger.info("%s is finished; nothing to do", folder.path)
         return
     found = folder.go_on(config) if config.run.resume else None

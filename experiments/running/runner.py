@@ -80,8 +80,9 @@ def run_study(study: Study, console: Console, guard: Guard | None = None, waitin
     """
     study, missing, workers = check_study(study, progress=console.is_terminal)
     cells = [Cell(name, config) for name, config in study.runs.items()]
-    for config in study.runs.values():
-        RunFolder.check(Path(config.run.results_dir))
+    for cell in cells:
+        RunFolder.check(Path(cell.config.run.results_dir))
+        cell.check()
     for config in {cell.config.run.tracker: cell.config for cell in cells if not cell.finished}.values():
         check_server(config)
     describe(study)

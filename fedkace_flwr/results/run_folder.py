@@ -28,6 +28,7 @@ from fedkace_flwr.storage.folders import make_folder
 
 SCHEMA = 1
 _LOCK_SECONDS = 10
+_NAMED = 3  # keys in which a run differs
 
 
 class RunFolder:
@@ -140,7 +141,7 @@ class RunFolder:
         """
         if not (self.path / "config.json").exists():
             return None
-        self._compare(config)
+        compare(self.path, config)
         checkpoint = self.checkpoints.newest()
         done = checkpoint.round if checkpoint else 0
         rounds = self.path / "rounds.jsonl"
@@ -222,21 +223,6 @@ class RunFolder:
             self._tracking.close()
         self._lock.release()
 
-    def _compare(self, config: Config) -> None:
-        before = read_json(self.path / "config.json")
-        schema = schema_of(self.path)
-        if schema != SCHEMA:
-            raise RunError(
-                f"{self.path} is of schema {schema}, this program writes {SCHEMA}; move it away and start anew"
-            )
-        for key in differences(before, config, stored_digests(self.path)):
-            value, former = config.flat()[key], before.get(key)
-            begun = f"{former!r}" if former != value else "another content of that file"
-            raise ConfigError(
-                f"{key} = {value!r}: the run in {self.path} was begun with {begun}; resume it with that, or choose "
-                "another run-name"
-            )
-
     def _full(self, error: OSError) -> RunError:
         return RunError(
             f"{self.path} cannot be written ({error.strerror}); completed rounds are kept: free some space, then resume the run"
@@ -244,6 +230,45 @@ class RunFolder:
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
         files.write_text(self.path / name, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+def compare(folder: Path, config: Config) -> None:
+    """Check that the run in a folder, finished or not, was begun with this configuration.
+
+    Raises
+    ------
+    ConfigError
+        It was not; the first keys that differ are named, with both values.
+    RunError
+        The files cannot be read, or have another schema.
+    """
+    before, schema = read_json(folder / "config.json"), schema_of(folder)
+    if schema != SCHEMA:
+        raise RunError(f"{folder} is of schema {schema}, this program writes {SCHEMA}; move it away and start anew")
+    if found := differences(before, config, stored_digests(folder)):
+        known, values = _known(before, config), config.flat()
+        now = [f"{key} = {values[key]!r}" for key in found]
+        begun = [repr(known[key]) if known[key] != values[key] else "another content of that file" for key in found]
+        raise ConfigError(
+            f"{_first(now, ', ')}: the run in {folder} was begun with {_first(begun, ', ')}; resume it with that, or "
+            "choose another run-name"
+        )
+
+
+def changes(before: Mapping[str, Any], config: Config, digests: Mapping[str, str] | None = None) -> str:
+    """Describe the first of the :func:`differences`, such as ``rounds 4, now 5``."""
+    known, values = _known(before, config), config.flat()
+    return _first(
+        [
+            f"{key} {known[key]}, now {values[key] if values[key] != known[key] else 'with another content'}"
+            for key in differences(before, config, digests)
+        ],
+        "; ",
+    )
+
+
+def _first(words: Sequence[str], between: str) -> str:
+    return between.join([*words[:_NAMED], *(["..."] if len(words) > _NAMED else [])])
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -277,7 +302,7 @@ def differences(before: Mapping[str, Any], config: Config, digests: Mapping[str,
     other methods read give the same numbers whatever their values. Files are compared by content if the stored
     ``digests`` have theirs and the present file can be read, else by path.
     """
-    known, values = {**replace(Config(), method=config.method).flat(), **before}, config.flat()
+    known, values = _known(before, config), config.flat()
     affecting = keys_affecting("numbers") - keys_of_other_methods(config.method)
     stored = digests or {}
     present = file_digests(config) if stored else {}
@@ -286,6 +311,10 @@ def differences(before: Mapping[str, Any], config: Config, digests: Mapping[str,
         return stored[key] != present[key] if key in stored and key in present else bool(known[key] != values[key])
 
     return [key for key in values if key in affecting and differs(key)]
+
+
+def _known(before: Mapping[str, Any], config: Config) -> dict[str, Any]:
+    return {**replace(Config(), method=config.method).flat(), **before}
 
 
 def stored_digests(folder: Path) -> dict[str, str]:
