@@ -58,7 +58,13 @@ def run(grid: Grid, config: Config, run_id: int) -> None:
         raise ConfigError('resume = true: name the run to go on with, for example run-name = "mine"')
     warn_of_replacements(config)
     for key, value in config.unread.items():
-        logger.warning("%s = %r has no effect: method = %r does not read it", key, value, config.method)
+        logger.warning(
+            "%s = %r has no effect with method = %r and data-source = %r",
+            key,
+            value,
+            config.method,
+            config.data.data_source,
+        )
     check_network(method, config)
     experiment = Experiment(config)
     experiment.check_streams()

@@ -83,6 +83,13 @@ class DataConfig:
         affects="place",
     )
 
+    @property
+    def name(self) -> str:
+        """The name of the data that are learned, to show."""
+        if self.data_source == "inbox":
+            return "inbox"
+        return self.hub_name if self.dataset == "hub" and self.hub_name else self.dataset
+
     def classes(self) -> tuple[str, ...]:
         """The names in ``class-names``."""
         return tuple(name.strip() for name in self.class_names.split(","))

@@ -72,7 +72,9 @@ def test_the_report_is_the_page_of_the_study(found: StudyResult) -> None:
 
 def test_a_finished_run_is_resumed_only_with_its_own_keys(found: StudyResult) -> None:
     before = sorted(found.folder.parent.rglob("*"))
-    with pytest.raises(ConfigError, match=r"^er_seed-1: rounds = 5: the run in \S+ was begun with 2; resume it with that"):
+    with pytest.raises(
+        ConfigError, match=r"^er_seed-1: rounds = 5: the run in \S+ was begun with 2; resume it with that"
+    ):
         run({**TINY, "rounds": 5, "method": "er", "seed": 1, "resume": True}, name="pair", results=found.folder.parent)
     assert sorted(found.folder.parent.rglob("*")) == before
 

@@ -80,7 +80,9 @@ def test_another_configuration_is_refused_by_key(small: Make, monkeypatch: pytes
 def test_a_finished_run_is_not_called_finished_with_another_configuration(small: Make, whole: Path) -> None:
     """Else somebody who asks for more rounds, another method or other classes believes that they were done."""
     before = {path: path.read_bytes() for path in whole.rglob("*.*") if path.is_file()}
-    with pytest.raises(ConfigError, match=r"^method = 'er', rounds = 5: the run in \S+whole was begun with 'fedkace', 3;"):
+    with pytest.raises(
+        ConfigError, match=r"^method = 'er', rounds = 5: the run in \S+whole was begun with 'fedkace', 3;"
+    ):
         run_inline(small(run_name="whole", resume=True, rounds=5, method="er"))
     assert {path: path.read_bytes() for path in before} == before
 

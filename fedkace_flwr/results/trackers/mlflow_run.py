@@ -48,7 +48,7 @@ class MlflowRun(Tracker):
             self._run = self._client.create_run(number, run_name=folder.name).info.run_id
             self._done = 0
             keep_run(folder, NAME, self._run)
-            params = [Param(key, str(value)) for key, value in config.flat().items()]
+            params = [Param(key, str(value)) for key, value in config.effective().items()]
             for first in range(0, len(params), _MOST_AT_ONCE):
                 self._client.log_batch(self._run, params=params[first : first + _MOST_AT_ONCE])
             self._client.log_batch(self._run, tags=[RunTag("folder", str(folder.resolve()))])

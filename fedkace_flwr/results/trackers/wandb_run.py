@@ -37,7 +37,7 @@ class WandbRun(Tracker):
                 resume="allow",
                 dir=str(folder),
                 mode=_mode(wandb),
-                config=config.flat(),
+                config=config.effective(),
                 settings=wandb.Settings(silent=True, console="off"),
             )
         except Exception as fault:  # its errors, and those of its service, have no common class

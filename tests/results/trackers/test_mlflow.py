@@ -47,8 +47,8 @@ def test_a_run_says_in_mlflow_what_its_record_says(small: Make, tmp_path: Path, 
     folder = tmp_path / "run"
     run, records = only_run(client, tmp_path.name), records_of(folder)
     assert (run.info.run_name, run.info.status) == ("run", "FINISHED")
-    config = json.loads((folder / "config.json").read_text())
-    assert run.data.params == {key: str(value) for key, value in config.items()}
+    config = Config.parse(json.loads((folder / "config.json").read_text()))
+    assert run.data.params == {key: str(value) for key, value in config.effective().items()}
     assert run.data.tags["folder"] == str(folder)
     assert steps(client, run, "accuracy/mean") == {r["round"]: pytest.approx(r["accuracy"]) for r in records}
     assert steps(client, run, "gap/0") == {r["round"]: r["gap"][0] for r in records if r["gap"][0] is not None}
