@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fedkace_flwr.data.images import Framing, FramingOf, scaled
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.sections import DataConfig
+from fedkace_flwr.storage.folders import absolute
 
 BLOCK = 128
 """Images that are decoded, resized and written at a time: 19 MB at 224 pixels."""
@@ -106,7 +107,7 @@ def resized(images: NDArray[np.uint8], size: int) -> Iterator[NDArray[np.uint8]]
 
 def data_dir(config: DataConfig) -> Path:
     """Return the folder with the original files, as an absolute path."""
-    return Path(config.data_dir).expanduser().resolve()
+    return absolute(config.data_dir, "data-dir")
 
 
 def digest(*parts: object) -> str:
