@@ -4,6 +4,11 @@
 set -euo pipefail
 umask 077
 
+# The parts of a federation on one machine reach each other directly, whatever proxy the environment names.
+no_proxy=${no_proxy:-${NO_PROXY:-}}
+export no_proxy=${no_proxy:+$no_proxy,}localhost,127.0.0.1,::1
+export NO_PROXY=$no_proxy
+
 # die TEXT: print one line to stderr and exit with code 2.
 die() {
   printf 'error: %s\n' "$*" >&2
@@ -98,6 +103,12 @@ name_of_key() {
   name=$(awk '{ print $3; exit }' "$1")
   plain_name "the comment of $1" "$name"
   echo "$name"
+}
+
+# through_proxy HOST: say if the environment sends connections to a host through a proxy, without the proxy's password.
+through_proxy() {
+  [[ -z ${https_proxy:-}${HTTPS_PROXY:-}${ALL_PROXY:-}${all_proxy:-} || ",$no_proxy," == *",$1,"* ]] \
+    || echo "note: $1 is reached through the proxy that https_proxy names; if it is not meant to be, add $1 to no_proxy" >&2
 }
 
 # listening HOST PORT: whether something listens on the port.
