@@ -20,7 +20,7 @@ from experiments.results.folders import is_set_aside
 from experiments.results.reading import read_study
 from experiments.running.cells import Cell, naming
 from experiments.running.display import Display, display
-from experiments.running.engines import Engine, FlowerEngine, InlineEngine, Job
+from experiments.running.engines import Engine, FlowerEngine, InlineEngine, Job, check_ray
 from experiments.running.guard import Guard
 from experiments.running.machine import VISIBLE, Machine
 from experiments.running.service import MultiProcessService, program
@@ -83,6 +83,8 @@ def run_study(study: Study, console: Console, guard: Guard | None = None, waitin
     for cell in cells:
         RunFolder.check(Path(cell.config.run.results_dir))
         cell.check()
+    if study.engine == "flower":
+        check_ray()
     for config in {cell.config.run.tracker: cell.config for cell in cells if not cell.finished}.values():
         check_server(config)
     describe(study)
