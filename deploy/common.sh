@@ -38,6 +38,12 @@ needs_setting() {
   [[ -n ${!1:-} ]] || die "$1 is not set: it must $2"
 }
 
+# flower_home: set `home` to the folder of Flower's command line.
+flower_home() {
+  [[ -n ${FLWR_HOME:-} ]] || needs_setting HOME "name your home folder; or set FLWR_HOME, the folder of Flower's settings"
+  home=${FLWR_HOME:-$HOME/.flwr}
+}
+
 # readable FILE WHAT
 readable() {
   [[ -f $1 ]] || die "$1 ($2) does not exist"

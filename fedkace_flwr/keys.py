@@ -152,13 +152,13 @@ def checked(name: str, value: object, of: Key, default: Scalar) -> Scalar:
         words = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
         raise ConfigError(f"{name} = {value!r:.200}: must be {words[kind]}")
     assert isinstance(value, bool | int | float | str)
-    if isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
-        shown = value if abs(value) < 10**100 else "a number of more than 100 digits"
-        raise ConfigError(f"{name} = {shown}: must be at least -2^63 and less than 2^63")
     if not of.allows(value):
         wanted = ["finite"] if isinstance(value, float) and not math.isfinite(value) else []
         if of.range_text():
             wanted.append(("one of " if of.choices else "") + of.range_text().replace("`", ""))
         hint = closest(value, of.choices) if isinstance(value, str) else ""
         raise ConfigError(f"{name} = {value!r:.200}: must be {' and '.join(wanted)}{hint}")
+    if isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
+        shown = value if abs(value) < 10**100 else "a number of more than 100 digits"
+        raise ConfigError(f"{name} = {shown}: must be at least -2^63 and less than 2^63")
     return value

@@ -211,7 +211,7 @@ def test_too_few_samples_for_any_round_tell_what_to_change() -> None:
             "lower both keys, or clients, or add samples of that class",
         ),
     ):
-        settings = StreamConfig(window=5, overlap=0, samples_per_class=10, **changes)
+        settings = StreamConfig(window=5, overlap=0, samples_per_class=10, **changes)  # type: ignore[arg-type]
         with pytest.raises(StreamError, match=f"the data set has 5; {remedy}$"):
             for client in range(settings.clients):
                 client_stream(client, 0, data_set([5] * 5), settings)

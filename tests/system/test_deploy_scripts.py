@@ -387,6 +387,13 @@ def test_the_scripts_pass_shellcheck(tmp_path: Path) -> None:
     assert "SC2086" in complaints(wrong)
 
 
+def test_without_a_home_flower_s_folder_must_be_named(certificates: Path, tmp_path: Path, env: dict[str, str]) -> None:
+    homeless = {name: value for name, value in env.items() if name not in ("HOME", "FLWR_HOME")}
+    connection = ("connection.sh", "fedkace", "hub:1", certificates / "ca.crt")
+    for arguments in (connection, ("federation.sh", "setup", tmp_path / "federation")):
+        assert "HOME is not set" in (said := refused(*arguments, env=homeless)) and "FLWR_HOME" in said
+
+
 @pytest.mark.parametrize("given", [{}, {"no_proxy": "intranet"}, {"NO_PROXY": "intranet"}])
 def test_no_proxy_stands_between_the_parts_of_one_machine(given: dict[str, str], env: dict[str, str]) -> None:
     outside = {name: value for name, value in env.items() if name.lower() != "no_proxy"} | given

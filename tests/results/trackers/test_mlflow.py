@@ -78,7 +78,8 @@ def test_runs_that_begin_at_once_share_one_store(tmp_path: Path, capsys: pytest.
     assert main([*study, "--set", *keys]) == 0
     assert "retrying" not in capsys.readouterr().out
     client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'quickstart' / 'mlflow.db'}")
-    assert len(client.search_runs([client.get_experiment_by_name("quickstart").experiment_id])) == 2
+    assert (found := client.get_experiment_by_name("quickstart")) is not None
+    assert len(client.search_runs([found.experiment_id])) == 2
 
 
 @pytest.mark.parametrize("name", ["what? größe", "50%25 #1"])
