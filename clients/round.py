@@ -182,7 +182,7 @@ class StreamingClient(NumPyClient):
             switched_at=state.global_since,
             seen=_labels(state.seen),
             class_names=experiment.dataset.class_names,
-            framing=framing_of(rule.config.data.dataset, experiment.dataset.image_size),
+            framing=framing_of(rule.config.data, experiment.dataset.image_size),
             mean=mean,
             std=std,
             network=rule.config.model.network,

@@ -4,6 +4,11 @@
 set -euo pipefail
 umask 077
 
+# The parts of a federation on one machine reach each other directly, whatever proxy the environment names.
+no_proxy=${no_proxy:-${NO_PROXY:-}}
+export no_proxy=${no_proxy:+$no_proxy,}localhost,127.0.0.1,::1
+export NO_PROXY=$no_proxy
+
 # die TEXT: print one line to stderr and exit with code 2.
 die() {
   printf 'error: %s\n' "$*" >&2
@@ -31,6 +36,12 @@ needs_value() {
 # needs_setting NAME WHAT: fail unless the environment variable, which has no default, is set.
 needs_setting() {
   [[ -n ${!1:-} ]] || die "$1 is not set: it must $2"
+}
+
+# flower_home: set `home` to the folder of Flower's command line.
+flower_home() {
+  [[ -n ${FLWR_HOME:-} ]] || needs_setting HOME "name your home folder; or set FLWR_HOME, the folder of Flower's settings"
+  home=${FLWR_HOME:-$HOME/.flwr}
 }
 
 # readable FILE WHAT
@@ -98,6 +109,12 @@ name_of_key() {
   name=$(awk '{ print $3; exit }' "$1")
   plain_name "the comment of $1" "$name"
   echo "$name"
+}
+
+# through_proxy HOST: say if the environment sends connections to a host through a proxy, without the proxy's password.
+through_proxy() {
+  [[ -z ${https_proxy:-}${HTTPS_PROXY:-}${ALL_PROXY:-}${all_proxy:-} || ",$no_proxy," == *",$1,"* ]] \
+    || echo "note: $1 is reached through the proxy that https_proxy names; if it is not meant to be, add $1 to no_proxy" >&2
 }
 
 # listening HOST PORT: whether something listens on the port.

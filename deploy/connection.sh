@@ -24,7 +24,7 @@ ca=$(realpath "$3")
 unquoted CA_CERTIFICATE "$ca"
 need_flower flwr
 need python3 "activate the environment that contains Flower"
-home=${FLWR_HOME:-$HOME/.flwr}
+flower_home
 file=$home/config.toml
 if [[ ! -e $file ]]; then
   # Let Flower write its default entries first; without them a plain `flwr run .` would fail.

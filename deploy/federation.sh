@@ -76,7 +76,9 @@ setup() {
 
 # free_connection NAME HOST:PORT CA_CERTIFICATE: fail if Flower's config.toml has another entry of that name.
 free_connection() {
-  local file=${FLWR_HOME:-$HOME/.flwr}/config.toml said
+  local home said
+  flower_home
+  local file=$home/config.toml
   if [[ ! -e $file ]]; then return; fi
   said=$(python3 - "$file" "$@" <<'PYTHON'
 import sys, tomllib

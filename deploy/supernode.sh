@@ -79,6 +79,7 @@ if [[ -n $more ]]; then settings+=" $more"; fi
 options=()
 if [[ -n $trusted ]]; then options+=(--trusted-entities "$trusted"); fi
 quiet_flower
+through_proxy "${superlink%:*}"
 program=(flower-supernode)
 if [[ -n $certificate ]]; then program=(python3 "$(dirname "${BASH_SOURCE[0]}")/supernode.py"); fi
 exec "${program[@]}" --superlink "$superlink" --root-certificates "$ca" --auth-supernode-private-key "$key" \

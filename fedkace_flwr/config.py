@@ -32,6 +32,14 @@ LARGEST_SUM = 1000
 
 Section = TypeVar("Section")
 
+_OF_DATA_SETS = frozenset(
+    {
+        *("dataset", "data-dir", "num-classes", "test-per-class", "emnist-split"),
+        *("hub-name", "hub-subset", "hub-image", "hub-label", "hub-test"),
+    }
+)
+"""Keys that an inbox ignores, beside those of streams."""
+
 _FORMER: Mapping[str, Mapping[object, Mapping[str, object]]] = {
     "tensorboard": {True: {"tracker": "tensorboard"}, False: {}},
 }
@@ -279,12 +287,23 @@ class Config:
             values |= {kebab(name): getattr(section, name) for name in keys_of(type(section))}
         return values
 
+    def effective(self) -> dict[str, Scalar]:
+        """Return the keys that this configuration reads, with their values."""
+        ignored = self.ignored
+        return {name: value for name, value in self.flat().items() if name not in ignored}
+
     @property
     def unread(self) -> dict[str, Scalar]:
-        """The keys that only other methods read and whose values differ from their defaults, with the values."""
+        """The keys that this configuration ignores and whose values differ from their defaults, with the values."""
+        changed, defaults, ignored = self.flat(), type(self)().flat(), self.ignored
+        return {name: value for name, value in changed.items() if name in ignored and value != defaults[name]}
+
+    @property
+    def ignored(self) -> frozenset[str]:
+        """The names of the keys that nothing reads: those of other methods; with an inbox, those of data sets and streams."""
+        of_streams = {kebab(name) for name in keys_of(StreamConfig)} - {"clients", "rounds", "fraction-train"}
         foreign = keys_of_other_methods(self.method)
-        changed, defaults = self.flat(), type(self)().flat()
-        return {name: value for name, value in changed.items() if name in foreign and value != defaults[name]}
+        return foreign | of_streams | _OF_DATA_SETS if self.data.data_source == "inbox" else foreign
 
     @property
     def largest_chunk(self) -> int:
@@ -295,6 +314,17 @@ class Config:
     def mean_chunk(self) -> int:
         """Number of samples in a chunk, averaged over clients; of an inbox, the largest."""
         return self.data.inbox_bound if self.data.data_source == "inbox" else self.stream.mean_chunk(self.run.seed)
+
+    @property
+    def chunks(self) -> str:
+        """What a client's chunks hold, in words; empty for an inbox, of which nobody knows."""
+        stream = self.stream
+        if self.data.data_source == "inbox":
+            return ""
+        if stream.stream == "dirichlet":
+            return f"dirichlet stream, chunks of {self.largest_chunk}"
+        kind = "" if stream.stream == "windows" else f"{stream.stream} stream, "
+        return f"{kind}window {stream.window}, overlap {stream.overlap}"
 
     def keeps_models(self, *, on_device: bool) -> bool:
         """Whether a client stores the models that it answers with: ``keep-models``, with ``auto`` resolved.

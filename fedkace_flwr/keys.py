@@ -17,6 +17,8 @@ Scalar = bool | int | float | str
 Affects = Literal["numbers", "waiting", "place"]
 """What a key changes: the numbers of a run, how long it waits, or only where things are stored and how."""
 
+_LARGEST = 2**63  # Flower's messages have 64 bits
+
 LONGEST_NAME = 200
 """Most bytes of a name in a path, which leaves room in the system's 255 for the endings that programs add."""
 
@@ -156,4 +158,7 @@ def checked(name: str, value: object, of: Key, default: Scalar) -> Scalar:
             wanted.append(("one of " if of.choices else "") + of.range_text().replace("`", ""))
         hint = closest(value, of.choices) if isinstance(value, str) else ""
         raise ConfigError(f"{name} = {value!r:.200}: must be {' and '.join(wanted)}{hint}")
+    if isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
+        shown = value if abs(value) < 10**100 else "a number of more than 100 digits"
+        raise ConfigError(f"{name} = {shown}: must be at least -2^63 and less than 2^63")
     return value

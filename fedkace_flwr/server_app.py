@@ -21,7 +21,7 @@ from fedkace_flwr.privacy.accounting import spent
 from fedkace_flwr.registry import Method
 from fedkace_flwr.results.plot import import_ahead
 from fedkace_flwr.results.record import round_record
-from fedkace_flwr.results.run_folder import RunFolder
+from fedkace_flwr.results.run_folder import RunFolder, compare
 from fedkace_flwr.results.trackers.catalogue import check_tracker
 from fedkace_flwr.rounds.driver import RoundDriver
 from fedkace_flwr.rounds.round_report import RoundReport
@@ -59,7 +59,13 @@ def run(grid: Grid, config: Config, run_id: int) -> None:
         raise ConfigError('resume = true: name the run to go on with, for example run-name = "mine"')
     warn_of_replacements(config)
     for key, value in config.unread.items():
-        logger.warning("%s = %r has no effect: method = %r does not read it", key, value, config.method)
+        logger.warning(
+            "%s = %r has no effect with method = %r and data-source = %r",
+            key,
+            value,
+            config.method,
+            config.data.data_source,
+        )
     check_network(method, config)
     experiment = Experiment(config)
     experiment.check_streams()
@@ -74,6 +80,7 @@ def run(grid: Grid, config: Config, run_id: int) -> None:
 
 def _run(grid: Grid, config: Config, run_id: int, method: Method, experiment: Experiment, folder: RunFolder) -> None:
     if config.run.resume and folder.finished:
+        compare(folder.path, config, experiment.dataset.digest)
         logger.info("%s is finished; nothing to do", folder.path)
         return
     found = folder.go_on(config) if config.run.resume else None

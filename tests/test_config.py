@@ -115,7 +115,7 @@ def test_a_run_warns_of_a_key_that_its_method_does_not_read(
 ) -> None:
     run_inline(small(method="fedprox", lambda_max=5.0, fedprox_mu=0.5, rounds=1))
     (warning,) = (record.getMessage() for record in caplog.records if "no effect" in record.getMessage())
-    assert warning == "lambda-max = 5.0 has no effect: method = 'fedprox' does not read it"
+    assert warning == "lambda-max = 5.0 has no effect with method = 'fedprox' and data-source = 'stream'"
 
 
 @pytest.mark.parametrize("name", KEYS)

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedkace_flwr.registry import METHODS, Role
+from fedkace_flwr.sections import DataConfig
 
 _ROLES: tuple[Role, ...] = ("method", "rival", "ablation", "reference")
 _SYMBOLS = {"overlap": "O", "epochs": "J", "clients": "K", "capacity": "M", "rounds": "T", "window": "W"}
@@ -47,6 +48,11 @@ def method_rank(method: str) -> tuple[int, int, str]:
     """Return a sort key: by role, then in the registry's order, with unregistered methods last and by name."""
     order = list(METHODS)
     return _ROLES.index(role(method)), order.index(method) if method in METHODS else len(order), method
+
+
+def data_of(run: Mapping[str, Any]) -> str:
+    """Return the name of the data that a run learned, given its configuration keys."""
+    return DataConfig(dataset=run["dataset"], data_source=run["data-source"], hub_name=run["hub-name"]).name
 
 
 def data_name(data: str) -> str:

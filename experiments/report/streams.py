@@ -13,6 +13,7 @@ from fedkace_flwr.config import Config
 from fedkace_flwr.data.datasets import load_dataset
 from fedkace_flwr.data.readers.catalogue import known_classes
 from fedkace_flwr.data.schedules import class_order, schedule_of
+from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.sections import StreamConfig
 from fedkace_flwr.storage.files import write_bytes
 
@@ -41,7 +42,15 @@ class DrawnStream:
 
     @classmethod
     def of(cls, config: Config) -> "DrawnStream":
-        """Return the stream of a run; the data set is opened only if its files determine the number of classes."""
+        """Return the stream of a run; the data set is opened only if its files determine the number of classes.
+
+        Raises
+        ------
+        ConfigError
+            The run has no stream.
+        """
+        if config.data.data_source == "inbox":
+            raise ConfigError("data-source = 'inbox': has no stream to draw; must be 'stream'")
         classes = config.data.num_classes or known_classes(config.data.dataset) or load_dataset(config.data).num_classes
         return cls(config.stream, classes, config.run.seed)
 

@@ -17,6 +17,7 @@ from experiments.report.markup import latex_table, markdown_table
 from experiments.report.names import (
     axis_label,
     data_name,
+    data_of,
     labelled,
     method_name,
     method_rank,
@@ -153,9 +154,10 @@ def place(study: StudyInfo, run: Mapping[str, Any]) -> tuple[str, str]:
     Rows are methods and their variants or, if all runs are of one method, axes other than data and overlap.
     """
     cell = {axis: axis_value(study, run, axis) for axis in ("data", "overlap")}
-    if (run["stream"] == "dirichlet" or run["data-source"] == "inbox") and "overlap" not in study.axes:
+    streams = run["data-source"] == "stream"
+    if (run["stream"] == "dirichlet" or not streams) and "overlap" not in study.axes:
         del cell["overlap"]  # there are no windows
-    if run["stream"] != "windows" and "stream" not in study.axes:
+    if run["stream"] != "windows" and streams and "stream" not in study.axes:
         cell["stream"] = run["stream"]
     others = {axis: run[f"axis.{axis}"] for axis in _down(study) if axis not in cell}
     if study.paper != "table4" and ("method" in others or not others):
@@ -168,7 +170,7 @@ def place(study: StudyInfo, run: Mapping[str, Any]) -> tuple[str, str]:
 
 def axis_value(study: StudyInfo, run: Mapping[str, Any], axis: str) -> Any:
     """Return a run's value on ``data`` or ``overlap``: the study's name for it, or the configuration's value."""
-    return run[f"axis.{axis}"] if axis in study.axes else run["dataset" if axis == "data" else axis]
+    return run[f"axis.{axis}"] if axis in study.axes else data_of(run) if axis == "data" else run[axis]
 
 
 def markdown(table: ResultTable) -> str:

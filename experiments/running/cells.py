@@ -13,12 +13,17 @@ from fedkace_flwr.config import Config
 from fedkace_flwr.configured import configured
 from fedkace_flwr.data.datasets import load_dataset
 from fedkace_flwr.errors import ConfigError, DataError, FedkaceError, RunError
-from fedkace_flwr.results.run_folder import HOLDS, SCHEMA, differences, read_json, schema_of, stored_digests
+from fedkace_flwr.results.run_folder import (
+    HOLDS,
+    changes,
+    compare,
+    read_json,
+    stored_digests,
+)
 from fedkace_flwr.storage.files import LARGEST_LOG, read_bytes
 from fedkace_flwr.storage.targets import check, claim
 
 _RECORDS = ("config.json", "rounds.jsonl", "summary.json", "server", "clients")  # of a run that has begun
-_CHANGES = 3  # keys named when a run is set aside
 
 
 class Cell:
@@ -46,6 +51,18 @@ class Cell:
         self.folder = Path(config.run.results_dir) / name
         self.set_aside = ""
         self._claim = FileLock(self.folder.parent / ".claims" / f"{name}.lock")
+
+    def check(self) -> None:
+        """Check that a run that is to be resumed by its key ``resume`` was begun with this configuration.
+
+        Raises
+        ------
+        FedkaceError
+            It was not, or its files cannot be read.
+        """
+        if self.config.run.resume and (self.folder / "config.json").exists():
+            with naming(self):
+                compare(self.folder, configured(self.config)[1], self._data)
 
     def claim(self) -> bool:
         """Claim the run for this process; return False if another runner has it. The claim ends with the process."""
@@ -120,23 +137,18 @@ class Cell:
 
     def _matches(self) -> bool:
         try:
-            stored = read_json(self.folder / "config.json")
-            config, digests = configured(self.config)[1], stored_digests(self.folder)
-            return schema_of(self.folder) == SCHEMA and not differences(stored, config, digests, self._data)
-        except RunError:
+            compare(self.folder, configured(self.config)[1], self._data)
+        except FedkaceError:
             return False
+        return True
 
     def _changes(self) -> str:
         """Return what distinguishes the earlier run from this one, such as ``rounds 4, now 5``."""
         try:
-            stored, config = read_json(self.folder / "config.json"), configured(self.config)[1]
-            keys = differences(stored, config, stored_digests(self.folder), self._data)
+            stored = read_json(self.folder / "config.json")
+            return changes(stored, configured(self.config)[1], stored_digests(self.folder), self._data)
         except RunError:
             return ""
-        known, values = {**Config().flat(), **stored}, config.flat()
-        now = {key: values[key] if values[key] != known[key] else "with another content" for key in keys}
-        words = [f"{key} {known[key]}, now {now[key]}" for key in keys[:_CHANGES]]
-        return "; ".join([*words, *(["..."] if len(keys) > _CHANGES else [])])
 
     def _keep_log(self) -> None:
         """Keep the log of an earlier attempt, which may say why it ended."""

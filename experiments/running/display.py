@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.progress import TimeRemainingColumn as Remaining
 from rich.table import Column
 
+from experiments.results.averages import mean
 from experiments.results.summary_table import percent
 from experiments.running.cells import Cell
 from fedkace_flwr.storage.files import LARGEST_LOG, read_text
@@ -44,7 +45,7 @@ class Display:
         self._whole = progress.add_task("all runs", total=rounds, note=f"0 of {total} runs done") if progress else None
         self._bars: dict[str, TaskID] = {}
         self._shown: dict[str, int] = {}
-        self._sums: dict[str, tuple[float, int]] = {}
+        self._accuracies: dict[str, list[float | None]] = {}
 
     def begin(self, cell: Cell, attempt: int) -> None:
         """Show that a run starts, or after which round it continues; rounds on record are counted, but not listed."""
@@ -90,19 +91,18 @@ class Display:
         return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
     def _catch_up(self, cell: Cell, records: list[str], *, listed: bool) -> None:
-        shown = self._shown.get(cell.name, 0)
+        shown, accuracies = self._shown.get(cell.name, 0), self._accuracies.setdefault(cell.name, [])
+        del accuracies[len(records) :]  # a resumed run may have dropped lines that have already been shown
         with suppress(KeyError, TypeError, ValueError):  # a damaged record, which the run itself names
-            for line in records[shown:]:
-                self._show(cell, json.loads(line), listed=listed)
-        # A resumed run may have dropped lines that have already been shown.
+            for line in records[len(accuracies) :]:
+                record = json.loads(line)
+                accuracies.append(record["accuracy"])
+                if len(accuracies) > shown:
+                    self._show(cell, record, mean(accuracies), listed=listed)
         self._shown[cell.name] = max(len(records), shown)
 
-    def _show(self, cell: Cell, record: dict[str, Any], *, listed: bool) -> None:
-        total, count = self._sums.get(cell.name, (0.0, 0))
-        if record["accuracy"] is not None:
-            total, count = total + record["accuracy"], count + 1
-        self._sums[cell.name] = total, count
-        note = f"accuracy {percent(record['accuracy'])} %, so far {percent(total / count if count else None)} %"
+    def _show(self, cell: Cell, record: dict[str, Any], so_far: float | None, *, listed: bool) -> None:
+        note = f"accuracy {percent(record['accuracy'])} %, so far {percent(so_far)} %"
         if self._progress:
             assert self._whole is not None
             self._progress.update(self._bars[cell.name], completed=record["round"], note=note)

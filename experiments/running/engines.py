@@ -2,7 +2,9 @@
 
 import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -12,13 +14,64 @@ from typing import Protocol, Self
 
 from experiments.running.machine import VISIBLE
 from experiments.running.processes import CHECKOUT
+from experiments.running.simulation import CLUSTER
 from experiments.running.waiting import Simulation, last_error
 from fedkace_flwr.compute.devices import GPU_SHARE
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import RunError
 
 _STOP_SECONDS = 20
+_ANSWER_SECONDS = 5
+_LONGEST_PLACE = 107 - len("/ray/session_2026-11-27_21-00-00_123456_4194304/sockets/plasma_store")
+_LEAST_FREE = 64 * 2**20
 _BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def check_ray() -> None:
+    """Check that Ray can start on this machine, or that the cluster that ``RAY_ADDRESS`` names answers.
+
+    Ray itself waits for minutes before it says what is wrong, or does not say it.
+
+    Raises
+    ------
+    RunError
+        It cannot.
+    """
+    inline = "or run with --engine inline, which needs no Ray"
+    if address := os.environ.get(CLUSTER):
+        host, _, port = address.rpartition("://")[2].rpartition(":")
+        if not port.isdecimal():
+            return  # "auto", for example, which Ray looks up
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _ANSWER_SECONDS).close()
+        except (OSError, OverflowError) as error:
+            raise RunError(
+                f"{CLUSTER} = {address!r:.200}: no Ray cluster answers ({error}); start it, or unset {CLUSTER} to use "
+                "this machine alone"
+            ) from error
+        return
+    variable = next((name for name in ("RAY_TMPDIR", "TMPDIR") if name in os.environ), "TMPDIR")
+    place = os.environ.get(variable) or "/tmp"
+    if len(os.fsencode(place)) > _LONGEST_PLACE:
+        raise RunError(
+            f"{variable} = {place}: is too long for the sockets that Ray makes there, at most {_LONGEST_PLACE} bytes; "
+            f"set RAY_TMPDIR=/tmp, {inline}"
+        )
+    there = next(path for path in (Path(place), *Path(place).absolute().parents) if path.exists())  # Ray makes the rest
+    try:
+        if shutil.disk_usage(there).free < _LEAST_FREE:
+            raise RunError(
+                f"{variable} = {place}: less than {_LEAST_FREE >> 20} MiB are free there; set RAY_TMPDIR, {inline}"
+            )
+    except OSError as error:
+        raise RunError(f"{variable} = {place}: cannot be used ({error.strerror}); set RAY_TMPDIR, {inline}") from error
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), _ANSWER_SECONDS).close()
+    except OSError as error:
+        raise RunError(
+            f"127.0.0.1: does not answer ({error}), and Ray needs it; switch the loopback on (ip link set lo up), {inline}"
+        ) from error
 
 
 class Job(Protocol):

@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from fedkace_flwr.errors import RunError
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 """The environment variable that names the GPUs of a process."""
 
-_CGROUP = Path("/sys/fs/cgroup")
+_MEMORY = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))  # versions 2 and 1
 _MEASURING_SECONDS = 120
 
 
@@ -61,8 +61,10 @@ class Machine:
     gpus: tuple[Gpu, ...] = ()
 
     @classmethod
-    def here(cls, cgroup: Path = _CGROUP) -> "Machine":
-        """Measure this machine, within the limits of a container, ``taskset`` or ``CUDA_VISIBLE_DEVICES``.
+    def here(cls, root: Path = Path("/")) -> "Machine":
+        """Measure this machine, within the limits of control groups, ``taskset`` or ``CUDA_VISIBLE_DEVICES``.
+
+        ``root`` holds ``proc/self/cgroup`` and ``sys/fs/cgroup``.
 
         Raises
         ------
@@ -70,13 +72,12 @@ class Machine:
             There are GPUs, but they cannot be measured.
         """
         cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-        quota, *period = _words(cgroup / "cpu.max")
-        if quota.isdecimal() and period:
-            cores = min(cores, int(quota) / int(period[0]))
         memory = psutil.virtual_memory().available
-        (limit,), (used,) = _words(cgroup / "memory.max")[:1], _words(cgroup / "memory.current")[:1]
-        if limit.isdecimal() and used.isdecimal():
-            memory = min(memory, max(0, int(limit) - int(used)))
+        for group in _groups(root):
+            for quota, period in _pairs(group, ("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+                cores = min(cores, quota / period)
+            for limit, used in _pairs(group, *_MEMORY):
+                memory = min(memory, max(0, limit - used + _reclaimable(group)))
         return cls(max(1, int(cores)), memory, measured_gpus(os.environ))
 
 
@@ -121,11 +122,39 @@ def named(found: list[list[int]], visible: str | None) -> tuple[Gpu, ...]:
     return tuple(Gpu(name.strip(), total, free) for name, (free, total) in zip(names, found, strict=False))
 
 
-def _words(path: Path) -> list[str]:
+def _groups(root: Path) -> Iterator[Path]:
+    """The folders of this process's control groups and of those around them, of both versions.
+
+    In a container the path may be that outside it; then the folder of the controller is the container's own group.
+    """
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        controllers, _, path = line.partition(":")[2].partition(":")
+        tops = controllers.split(",") if controllers else ("", "unified")
+        for top in (root / "sys/fs/cgroup" / name for name in tops):
+            inner = top / path.strip("/")
+            yield from (group for group in (inner, *inner.parents) if group.is_relative_to(top))
+
+
+def _pairs(group: Path, *files: tuple[str, ...]) -> Iterator[tuple[int, int]]:
+    """The two numbers that each choice of files holds, where there are two: no limit is a word, or below 0."""
+    for names in files:
+        words = " ".join(_text(group / name) for name in names).split()
+        if len(words) == 2 and all(word.isdecimal() for word in words):
+            yield int(words[0]), int(words[1])
+
+
+def _reclaimable(group: Path) -> int:
+    """Bytes of a group that are copies of files and would be given up first."""
+    words = _text(group / "memory.stat").split()
+    stat = dict(zip(words[::2], words[1::2], strict=False))
+    return int(stat.get("total_inactive_file") or stat.get("inactive_file") or 0)  # of version 1, or 2
+
+
+def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="ascii").split() or [""]
+        return path.read_text(encoding="ascii")
     except (OSError, ValueError):
-        return [""]
+        return ""
 
 
 if __name__ == "__main__":  # this process's own context counts as taken, so that a little less is planned than is free

@@ -15,6 +15,7 @@ from fedkace_flwr.storage.targets import renewed
 CHECKOUT = Path(__file__).resolve().parents[2]
 """The folder of the packages: the project's root folder in a checkout, otherwise where they are installed."""
 
+_LOOPBACK = "localhost,127.0.0.1,::1"  # never reached through a proxy
 _APP = Path(__file__).parent / "app"  # what the app has beside packages; a wheel has no other copy
 
 
@@ -68,6 +69,10 @@ def flower_environment(home: Path, outside: Mapping[str, str]) -> dict[str, str]
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_TELEMETRY_ENABLED": "0",
         "NO_COLOR": "1",
+        **{
+            name: f"{outside[name]},{_LOOPBACK}" if outside.get(name) else _LOOPBACK
+            for name in ("no_proxy", "NO_PROXY")
+        },
     }
 
 

@@ -20,7 +20,7 @@ from experiments.results.folders import is_set_aside
 from experiments.results.reading import read_study
 from experiments.running.cells import Cell, naming
 from experiments.running.display import Display, display
-from experiments.running.engines import Engine, FlowerEngine, InlineEngine, Job
+from experiments.running.engines import Engine, FlowerEngine, InlineEngine, Job, check_ray
 from experiments.running.guard import Guard
 from experiments.running.machine import VISIBLE, Machine
 from experiments.running.service import MultiProcessService, program
@@ -85,6 +85,10 @@ def run_study(study: Study, console: Console, guard: Guard | None = None, waitin
     claim(
         study.folder, "a study", known=(study.folder / ".claims").is_dir() or any(is_run(path.parent) for path in runs)
     )
+    for cell in cells:
+        cell.check()
+    if study.engine == "flower":
+        check_ray()
     for config in {cell.config.run.tracker: cell.config for cell in cells if not cell.finished}.values():
         check_server(config)
     describe(study)

@@ -1,17 +1,21 @@
-"""Safe YAML: files of a bounded size, without repeated keys, in which ``1e-3`` is a number.
+"""Safe YAML, and the settings of the command line, which are no YAML: each is read by the type of its key.
+
+Files are of a bounded size and without repeated keys; in them ``1e-3`` is a number, ``off`` is text, and numbers that YAML 1.1 would take as
+octal or to the base 60 are refused.
 
 The time for a file grows in proportion to its size, whatever it holds.
 """
 
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from experiments.studies.names import SUFFIXES, study_names
-from fedkace_flwr.config import all_keys
+from fedkace_flwr.config import all_keys, declared_keys
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.keys import Scalar, default_of
 from fedkace_flwr.storage.files import read_text
@@ -21,12 +25,15 @@ from fedkace_flwr.storage.names import closest_path
 _MOST_BYTES, _MOST_VALUES, _MOST_LETTERS, _DEEPEST, _LARGEST = 2**18, 100_000, 2**24, 20, 2**63
 _LONGEST_NUMBER = 100  # characters; what is longer is text, and no pattern of a number is tried on it
 
+_BOOL = "tag:yaml.org,2002:bool"
 _MERGE = "tag:yaml.org,2002:merge"
+_WHOLE = re.compile(r"[-+]?(0|[1-9][0-9]*)")
+_OCTAL_OR_SEXAGESIMAL = re.compile(r"[-+]?(0[0-7_]+|.*:.*)")
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 class _Loader(yaml.SafeLoader):
-    """A safe loader that reads 1e-3 as a number, as YAML 1.2 does; PyYAML follows YAML 1.1, where it is a string."""
+    """A safe loader that reads 1e-3 as a number and off as text, as YAML 1.2 does; PyYAML follows YAML 1.1."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
@@ -58,6 +65,9 @@ def _number(loader: _Loader, node: yaml.ScalarNode) -> Any:
     if len(node.value) > _LONGEST_NUMBER:
         text = f"a number of {len(node.value)} characters; at most {_LONGEST_NUMBER} are read"
         raise yaml.constructor.ConstructorError(None, None, text, node.start_mark)
+    if _OCTAL_OR_SEXAGESIMAL.fullmatch(node.value):
+        text = f"{node.value} might be octal or to the base 60; write a decimal number, or text in quotes"
+        raise yaml.constructor.ConstructorError(None, None, text, node.start_mark)
     construct = loader.construct_yaml_int if node.tag == _NUMBERS[0] else loader.construct_yaml_float
     return construct(node)
 
@@ -74,6 +84,11 @@ def _mapping_without_repeats(loader: _Loader, node: yaml.MappingNode) -> dict[An
 _Loader.add_constructor("tag:yaml.org,2002:map", _mapping_without_repeats)
 for _tag in _NUMBERS:
     _Loader.add_constructor(_tag, _number)
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != _BOOL]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(_BOOL, re.compile("(true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
 )
@@ -105,21 +120,42 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def parse_setting(text: str) -> tuple[str, Scalar]:
-    """Read ``key=value``, with the value read as YAML.
+    """Read ``key=value``: a text as it stands, a number or a truth value by the type of the key.
+
+    What is not of the key's type remains text, which the key's check refuses.
 
     Raises
     ------
     ConfigError
-        There is no equals sign, or the value is not a single number, truth value or string.
+        There is no equals sign, or no key.
     """
     key, separator, value = text.partition("=")
-    try:
-        parsed = yaml.load(value, _Loader) if value else ""
-    except Exception:  # as in read_yaml
-        parsed = None
-    if not separator or not key or not isinstance(parsed, bool | int | float | str) or _is_too_large(parsed):
+    if not separator or not key.strip():
         raise ConfigError(f"--set {text:.200}: must be key=value, for example --set overlap=0")
-    return key.strip(), parsed
+    kind = _kind(key.strip())
+    return key.strip(), value if kind is str else _scalar(value.strip(), kind)
+
+
+def _scalar(word: str, kind: type | None) -> Scalar:
+    """Read a number or a truth value; of a key that is not known (``kind`` None), either."""
+    if kind in (bool, None) and word.lower() in ("true", "false"):
+        return word.lower() == "true"
+    if kind in (int, float, None) and len(word) <= _LONGEST_NUMBER:
+        if _WHOLE.fullmatch(word):
+            return int(word)
+        if kind is not int and "_" not in word:
+            with suppress(ValueError):
+                return float(word)
+    return word
+
+
+def _kind(key: str) -> type | None:
+    """Return the type of a key's values, or None if there is no such key."""
+    from fedkace_flwr import registry as registry  # declares the methods' keys, and takes a second
+
+    if key not in (known := declared_keys([key])):
+        return None
+    return type(default_of(known[key][0], key.replace("-", "_")))
 
 
 def parse_settings(texts: Iterable[str]) -> tuple[dict[str, Scalar], dict[str, list[Scalar]]]:

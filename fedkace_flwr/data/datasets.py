@@ -28,6 +28,7 @@ from fedkace_flwr.data.readers.source import BLOCK, Content, Form, check_num_cla
 from fedkace_flwr.errors import DataError, MissingDataError
 from fedkace_flwr.sections import DataConfig
 from fedkace_flwr.storage.files import read_text, write_text
+from fedkace_flwr.storage.folders import absolute
 
 logger = logging.getLogger(__name__)
 
@@ -169,7 +170,7 @@ def load_dataset(config: DataConfig, *, progress: bool = False, download: bool =
     if source.classes is not None:
         check_num_classes(config, source.classes)
     size = config.image_size or source.image_size
-    place = Path(config.data_dir).expanduser().resolve() / source.downloaded
+    place = absolute(config.data_dir, "data-dir") / source.downloaded
     if source.downloaded and not download and not place.exists():
         raise MissingDataError(f"{place}: is missing; a run would download {config.dataset} there")
     origin, form = found(config.dataset, source, config, size), Form.picture(size)
@@ -200,8 +201,8 @@ def _agreed(config: DataConfig) -> Dataset:
 
 def cache_dir(config: DataConfig) -> Path:
     """Folder of prepared data and cached references: ``cache-dir``, else ``$FEDKACE_CACHE_DIR``, else the user's cache."""
-    chosen = config.cache_dir or os.environ.get("FEDKACE_CACHE_DIR") or "~/.cache/fedkace_flwr"
-    return Path(chosen).expanduser().resolve()
+    chosen = config.cache_dir or os.environ.get("FEDKACE_CACHE_DIR")
+    return absolute(chosen or "~/.cache/fedkace_flwr", "cache-dir or the variable FEDKACE_CACHE_DIR")
 
 
 def _open(folder: Path, name: str, form: Form) -> Dataset | None:

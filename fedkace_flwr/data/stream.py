@@ -118,10 +118,19 @@ def _check(
     samples = _largest(settings.samples_per_class, lambda value: suffices(replace(settings, samples_per_class=value)))
     label, kind = int(short[0]), "" if settings.stream == "windows" else f"stream = {settings.stream!r}, "
     who = f"client {client}" if shared else f"shared-samples = false: clients up to {client} together"
+    possible = [
+        f"{most} {what}"
+        for most, what in ((rounds, "rounds"), (samples, "samples per class and round"))
+        if most  # neither if both are too high
+    ]
+    remedy = (
+        f"at most {' or '.join(possible)} are possible"
+        if possible
+        else (f"lower both keys{'' if shared else ', or clients'}, or add samples of that class")
+    )
     raise StreamError(
         f"{kind}samples-per-class = {settings.samples_per_class}, rounds = {settings.rounds}: {who} would need "
-        f"{needed[label]} training samples of class {class_names[label]}, the data set has {held[label]}; at most "
-        f"{rounds} rounds or {samples} samples per class and round are possible"
+        f"{needed[label]} training samples of class {class_names[label]}, the data set has {held[label]}; {remedy}"
     )
 
 

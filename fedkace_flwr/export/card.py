@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 import fedkace_flwr
-from fedkace_flwr.config import Config, folder_keys, keys_affecting, keys_of_other_methods, path_keys
+from fedkace_flwr.config import Config, folder_keys, keys_affecting, path_keys
 from fedkace_flwr.inference.kept_models import KeptModels
 from fedkace_flwr.results.record import accuracy_so_far, known
 from fedkace_flwr.storage.names import in_markdown
@@ -185,11 +185,8 @@ def _data(kept: KeptModels, training: Training) -> str:
         "clients": str(stream.clients),
         "rounds": f"{kept.round} of {stream.rounds}",
     }
-    if config.data.data_source == "stream":
-        rows["chunk of a client"] = (
-            f"{stream.samples_per_class} new images of each of {stream.window} classes a round, "
-            f"{stream.overlap} of which return in the next"
-        )
+    if config.chunks:
+        rows["chunks of a client"] = f"{config.chunks}, {stream.samples_per_class} new images per class and round"
     rows["images that a client may store"] = str(config.buffer.capacity)
     return f"## Training data\n\n{_table(('', ''), rows.items())}"
 
@@ -290,7 +287,7 @@ def _licences(training: Training | None) -> str:
 
 
 def _configuration(config: Config) -> str:
-    wanted = keys_affecting("numbers") - keys_of_other_methods(config.method) - folder_keys()
+    wanted = keys_affecting("numbers") - config.ignored - folder_keys()
     files = path_keys()
     rows = [
         (f"`{key}`", in_markdown(PurePath(str(value)).name if key in files else _shown(value)))
@@ -310,7 +307,7 @@ def _data_set(config: Config) -> _DataSet:
 
 
 def _name_of_data(config: Config) -> str:
-    return "files of its devices" if config.data.data_source == "inbox" else config.data.dataset
+    return "files of its devices" if config.data.data_source == "inbox" else config.data.name
 
 
 def _shown(value: object) -> str:

@@ -39,7 +39,7 @@ def global_model(experiment: Experiment, weights: Mapping[str, Array], number: i
         switched_at=None,
         seen=met,
         class_names=dataset.class_names,
-        framing=framing_of(config.data.dataset, dataset.image_size),
+        framing=framing_of(config.data, dataset.image_size),
         mean=mean,
         std=std,
         network=config.model.network,

@@ -114,7 +114,7 @@ def summarise(config: Config, rounds: Sequence[Mapping[str, Any]]) -> dict[str, 
     """Return the content of ``summary.json``."""
     return {
         "method": config.method,
-        "dataset": config.data.learned,
+        "dataset": config.data.name,
         "clients": config.stream.clients,
         "rounds": len(rounds),
         "seed": config.run.seed,
@@ -202,12 +202,5 @@ def _processor() -> str:
 
 def title(config: Config) -> str:
     """Describe a run in one line."""
-    stream = config.stream
-    kind = "" if stream.stream == "windows" else f"{stream.stream} stream, "
-    chunks = f"window {stream.window}, overlap {stream.overlap}"
-    if stream.stream == "dirichlet":
-        chunks = f"chunks of {config.largest_chunk}"
-    return (
-        f"{config.method} on {config.data.learned}: {stream.clients} clients, {kind}{chunks}, "
-        f"M = {config.buffer.capacity}"
-    )
+    words = [f"{config.stream.clients} clients", config.chunks, f"M = {config.buffer.capacity}"]
+    return f"{config.method} on {config.data.name}: {', '.join(filter(None, words))}"

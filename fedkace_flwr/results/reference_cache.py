@@ -18,6 +18,7 @@ from fedkace_flwr.data.readers.catalogue import DATASETS
 from fedkace_flwr.keys import kebab, keys_of
 from fedkace_flwr.sections import DataConfig, ModelConfig, StreamConfig, TrainingConfig
 from fedkace_flwr.storage.files import read_text, write_text
+from fedkace_flwr.storage.folders import absolute
 
 _VERSION = 1
 _LATER = {
@@ -97,10 +98,10 @@ def fingerprint(config: Config) -> str:
     if config.stream.shared_samples and config.stream.stream != "blurred":
         del stream["rounds"]
     del data["mirroring"]
-    data["data_dir"], data["cache_dir"] = str(Path(config.data.data_dir).expanduser().resolve()), None
+    data["data_dir"], data["cache_dir"] = str(absolute(config.data.data_dir, "data-dir")), None
     model = asdict(config.model)
     if config.model.weights_file:
-        model["weights_file"] = _identity(Path(config.model.weights_file).expanduser().resolve())
+        model["weights_file"] = _identity(absolute(config.model.weights_file, "weights-file"))
     data, stream, model = (
         {name: value for name, value in section.items() if name not in _LATER or _LATER[name] != value}
         for section in (data, stream, model)

@@ -30,6 +30,7 @@ HOLDS = "a run"
 """What the mark of a run's folder says."""
 
 _LOCK_SECONDS = 10
+_NAMED = 3  # keys in which a run differs
 
 
 class RunFolder:
@@ -128,7 +129,7 @@ class RunFolder:
         """
         if not (self.path / "config.json").exists():
             return None
-        self._compare(config)
+        compare(self.path, config, self._data)
         checkpoint = self.checkpoints.newest()
         done = checkpoint.round if checkpoint else 0
         rounds = self.path / "rounds.jsonl"
@@ -210,23 +211,6 @@ class RunFolder:
             self._tracking.close()
         self._lock.release()
 
-    def _compare(self, config: Config) -> None:
-        before = read_json(self.path / "config.json")
-        schema = schema_of(self.path)
-        if schema != SCHEMA:
-            raise RunError(
-                f"{self.path} is of schema {schema}, this program writes {SCHEMA}; move it away and start anew"
-            )
-        for key in differences(before, config, stored_digests(self.path), self._data):
-            value, former = config.flat()[key], before.get(key)
-            begun = (
-                f"{former!r}" if former != value else f"another content of that {'data set' if key == DATA else 'file'}"
-            )
-            raise ConfigError(
-                f"{key} = {value!r}: the run in {self.path} was begun with {begun}; resume it with that, or choose "
-                "another run-name"
-            )
-
     def _full(self, error: OSError) -> RunError:
         return RunError(
             f"{self.path} cannot be written ({error.strerror}); completed rounds are kept: free some space, then resume the run"
@@ -234,6 +218,49 @@ class RunFolder:
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
         files.write_text(self.path / name, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+def compare(folder: Path, config: Config, data: str = "") -> None:
+    """Check that the run in a folder, finished or not, was begun with this configuration, and data of this digest.
+
+    Raises
+    ------
+    ConfigError
+        It was not; the first keys that differ are named, with both values.
+    RunError
+        The files cannot be read, or have another schema.
+    """
+    before, schema = read_json(folder / "config.json"), schema_of(folder)
+    if schema != SCHEMA:
+        raise RunError(f"{folder} is of schema {schema}, this program writes {SCHEMA}; move it away and start anew")
+    if found := differences(before, config, stored_digests(folder), data):
+        known, values = _known(before, config), config.flat()
+        now = [f"{key} = {values[key]!r}" for key in found]
+        begun = [repr(known[key]) if known[key] != values[key] else f"another content of {_what(key)}" for key in found]
+        raise ConfigError(
+            f"{_first(now, ', ')}: the run in {folder} was begun with {_first(begun, ', ')}; resume it with that, or "
+            "choose another run-name"
+        )
+
+
+def changes(before: Mapping[str, Any], config: Config, digests: Mapping[str, str] | None = None, data: str = "") -> str:
+    """Describe the first of the :func:`differences`, such as ``rounds 4, now 5``."""
+    known, values = _known(before, config), config.flat()
+    return _first(
+        [
+            f"{key} {known[key]}, now {values[key] if values[key] != known[key] else 'with another content'}"
+            for key in differences(before, config, digests, data)
+        ],
+        "; ",
+    )
+
+
+def _what(key: str) -> str:
+    return "that data set" if key == DATA else "that file"
+
+
+def _first(words: Sequence[str], between: str) -> str:
+    return between.join([*words[:_NAMED], *(["..."] if len(words) > _NAMED else [])])
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -278,7 +305,7 @@ def differences(
     ``digests`` have theirs and the present file can be read, else by path; the data set by its name, and by its content
     if the digests have it and ``data``, the present one's, is known.
     """
-    known, values = {**replace(Config(), method=config.method).flat(), **before}, config.flat()
+    known, values = _known(before, config), config.flat()
     affecting = keys_affecting("numbers") - keys_of_other_methods(config.method)
     stored = digests or {}
     present = file_digests(config, data) if stored else {}
@@ -289,6 +316,10 @@ def differences(
         return bool(known[key] != values[key])
 
     return [key for key in values if key in affecting and differs(key)]
+
+
+def _known(before: Mapping[str, Any], config: Config) -> dict[str, Any]:
+    return {**replace(Config(), method=config.method).flat(), **before}
 
 
 def stored_digests(folder: Path) -> dict[str, str]:

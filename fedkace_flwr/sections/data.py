@@ -84,11 +84,13 @@ class DataConfig:
         affects="place",
     )
 
+    @property
+    def name(self) -> str:
+        """The name of the data that are learned, to show."""
+        if self.data_source == "inbox":
+            return "inbox"
+        return self.hub_name if self.dataset == "hub" and self.hub_name else self.dataset
+
     def classes(self) -> tuple[str, ...]:
         """The names in ``class-names``, in Unicode's composed form (NFC)."""
         return tuple(normalize("NFC", name.strip()) for name in self.class_names.split(","))
-
-    @property
-    def learned(self) -> str:
-        """Name of the data that are learned, for tables and titles."""
-        return "inbox" if self.data_source == "inbox" else self.dataset

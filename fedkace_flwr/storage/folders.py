@@ -7,10 +7,26 @@ import stat
 from pathlib import Path
 from typing import Self
 
+from fedkace_flwr.errors import ConfigError
+
 EARLIER = "earlier"
 """The folder in a client's folder that holds the files of earlier runs, ``earlier/RUN/``."""
 
 _WRITERS = 0o022
+
+
+def absolute(path: str, what: str) -> Path:
+    """Return a path that a user has given, or that is the default of ``what``, without ``~`` and links.
+
+    Raises
+    ------
+    ConfigError
+        It begins with ``~``, and there is no such home.
+    """
+    try:
+        return Path(path).expanduser().resolve()
+    except RuntimeError as error:
+        raise ConfigError(f"{path}: this user has no such home folder; set {what}, or HOME") from error
 
 
 def make_folder(folder: Path) -> None:

@@ -7,14 +7,14 @@ from pathlib import Path
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.keys import Scalar
-from fedkace_flwr.storage.folders import EARLIER
+from fedkace_flwr.storage.folders import EARLIER, absolute
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 def run_folder(config: Config, run_id: int) -> Path:
     """Return the absolute path of the run's folder in ``results-dir``."""
-    return Path(config.run.results_dir).expanduser().resolve() / (config.run.run_name or f"run-{run_id}")
+    return absolute(config.run.results_dir, "results-dir") / (config.run.run_name or f"run-{run_id}")
 
 
 def client_folder(config: Config, run_id: int, client: int, node_config: Mapping[str, Scalar]) -> Path:
@@ -32,7 +32,7 @@ def client_folder(config: Config, run_id: int, client: int, node_config: Mapping
     if not 0 <= client < config.stream.clients:
         raise ConfigError(f"client {client}: the run has clients 0 to {config.stream.clients - 1}")
     named = str(node_config.get("state-dir", "")) or config.run.state_dir
-    root = Path(named).expanduser().resolve() if named else run_folder(config, run_id) / "clients"
+    root = absolute(named, "state-dir") if named else run_folder(config, run_id) / "clients"
     if root.name == EARLIER:
         raise ConfigError(f"state-dir = {named!r:.200}: must not end in {EARLIER!r}, where clients keep earlier runs")
     name = node_config.get("client-name", "")
@@ -70,7 +70,7 @@ def models_folder(
     named = str(node_config.get("models-dir", ""))
     if not named:
         return state, None
-    root = Path(named).expanduser().resolve()
+    root = absolute(named, "models-dir")
     try:
         group = root.stat().st_gid
     except OSError as error:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import pwd
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from fedkace_flwr.data.datasets import load_dataset
 from fedkace_flwr.data.readers import Content, Origin, Source
 from fedkace_flwr.data.readers import digits as digits_reader
 from fedkace_flwr.data.readers.catalogue import DATASETS
-from fedkace_flwr.errors import DataError
+from fedkace_flwr.errors import ConfigError, DataError
 from fedkace_flwr.sections import DataConfig
 
 
@@ -184,3 +185,16 @@ def test_full_disk_names_the_cache(digits: DataConfig, monkeypatch: pytest.Monke
     monkeypatch.setattr(datasets, "_write_images", full)
     with pytest.raises(DataError, match=r"^cache-dir = .*No space left"):
         load_dataset(digits)
+
+
+def test_a_user_without_a_home_is_told_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container with a user that /etc/passwd does not list."""
+    monkeypatch.setattr(pwd, "getpwuid", lambda number: {}[number])
+    for name in ("HOME", "FEDKACE_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(
+        ConfigError, match=r"cache/fedkace_flwr: .* no such home folder; set cache-dir .*CACHE_DIR, or HOME$"
+    ):
+        load_dataset(DataConfig())
+    with pytest.raises(ConfigError, match=r"^~/x: .* set data-dir, or HOME$"):
+        load_dataset(DataConfig(dataset="cifar10", data_dir="~/x", cache_dir=str(tmp_path)))

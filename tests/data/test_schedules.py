@@ -1,5 +1,6 @@
 """Streams other than the paper's: what each of them promises, and what all of them keep of the paper's."""
 
+import re
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, get_args, get_type_hints
@@ -84,13 +85,12 @@ def test_running_dry_is_told_before_the_first_round_and_the_ways_out_are_true(ca
     text = str(caught.value)
     assert (settings.stream == "windows") == (not text.startswith("stream = "))
     assert settings.shared_samples == ("shared-samples" not in text)
-    words = text.split("at most ")[1].split()
-    rounds, samples = int(words[0]), int(words[3])
-    assert rounds < settings.rounds and samples < settings.samples_per_class
-    if rounds:
-        draw_all(replace(settings, rounds=rounds))
-    if samples:
-        draw_all(replace(settings, samples_per_class=samples))
+    rounds, samples = (re.search(rf"(\d+) {what}", text.split("; ")[1]) for what in ("rounds", "samples per class"))
+    assert rounds or samples or "lower both keys" in text
+    for key, found in (("rounds", rounds), ("samples_per_class", samples)):
+        if found:
+            assert 0 < int(found[1]) < getattr(settings, key)
+            draw_all(replace(settings, **{key: int(found[1])}))  # type: ignore[arg-type]
 
 
 @given(streams())
@@ -201,6 +201,20 @@ def test_the_smallest_chunk_has_two_samples(window: int, least: int):
 def test_large_concentrations_make_clients_alike():
     settings = replace(SKEWED, stream_concentration=1e6)
     assert all(settings.samples_of(client, 0) >= 99 for client in range(8))
+
+
+def test_too_few_samples_for_any_round_tell_what_to_change() -> None:
+    for changes, remedy in (
+        ({"rounds": 3}, "at most 1 samples per class and round are possible"),
+        (
+            {"rounds": 3, "shared_samples": False, "clients": 9},
+            "lower both keys, or clients, or add samples of that class",
+        ),
+    ):
+        settings = StreamConfig(window=5, overlap=0, samples_per_class=10, **changes)  # type: ignore[arg-type]
+        with pytest.raises(StreamError, match=f"the data set has 5; {remedy}$"):
+            for client in range(settings.clients):
+                client_stream(client, 0, data_set([5] * 5), settings)
 
 
 # Divided samples

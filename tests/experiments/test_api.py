@@ -70,6 +70,15 @@ def test_the_report_is_the_page_of_the_study(found: StudyResult) -> None:
     assert page == found.folder / "report" / "index.html" and "fedavg" in page.read_text()
 
 
+def test_a_finished_run_is_resumed_only_with_its_own_keys(found: StudyResult) -> None:
+    before = sorted(found.folder.parent.rglob("*"))
+    with pytest.raises(
+        ConfigError, match=r"^er_seed-1: rounds = 5: the run in \S+ was begun with 2; resume it with that"
+    ):
+        run({**TINY, "rounds": 5, "method": "er", "seed": 1, "resume": True}, name="pair", results=found.folder.parent)
+    assert sorted(found.folder.parent.rglob("*")) == before
+
+
 def test_a_second_call_skips_finished_runs_and_shows_its_own_alone(
     found: StudyResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:

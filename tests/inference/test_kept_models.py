@@ -27,6 +27,7 @@ from fedkace_flwr.inference import kept_models as serving
 from fedkace_flwr.inference.kept_models import Predictor, load_newest
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.registry import METHODS
+from fedkace_flwr.sections import DataConfig
 from fedkace_flwr.storage import atomic as durable
 from fedkace_flwr.storage.client_state import read_state
 
@@ -216,7 +217,7 @@ def test_a_file_of_a_data_set_of_arrays_becomes_the_very_row(small: Make) -> Non
         for row in (0, 700):
             file = io.BytesIO()
             Image.fromarray(native.images[row].transpose(1, 2, 0)).save(file, "PNG")
-            square = read_square(file.getvalue(), framing_of("digits", size))
+            square = read_square(file.getvalue(), framing_of(DataConfig(), size))
             assert np.array_equal(square, dataset.images[row])
 
 
@@ -229,7 +230,7 @@ def test_a_file_of_a_folder_becomes_the_very_row(small: Make, tmp_path: Path) ->
     config = small(dataset="folder", data_dir=str(tmp_path / "pictures"), image_size=16)
     dataset = load_dataset(config.data)
     for row, name in enumerate(("train/a", "train/b", "val/a", "val/b")):
-        square = read_square(tmp_path / "pictures" / name / "0.png", framing_of("folder", 16))
+        square = read_square(tmp_path / "pictures" / name / "0.png", framing_of(config.data, 16))
         assert np.array_equal(square, dataset.images[row])
 
 

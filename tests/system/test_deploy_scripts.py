@@ -6,6 +6,7 @@ import ssl
 import subprocess
 import tomllib
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import pytest
@@ -392,3 +393,31 @@ def test_the_scripts_pass_shellcheck(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.sh"
     wrong.write_text("#!/usr/bin/env bash\ncat $1\n")
     assert "SC2086" in complaints(wrong)
+
+
+def test_without_a_home_flower_s_folder_must_be_named(certificates: Path, tmp_path: Path, env: dict[str, str]) -> None:
+    homeless = {name: value for name, value in env.items() if name not in ("HOME", "FLWR_HOME")}
+    connection = ("connection.sh", "fedkace", "hub:1", certificates / "ca.crt")
+    for arguments in (connection, ("federation.sh", "setup", tmp_path / "federation")):
+        assert "HOME is not set" in (said := refused(*arguments, env=homeless)) and "FLWR_HOME" in said
+
+
+@pytest.mark.parametrize("given", [{}, {"no_proxy": "intranet"}, {"NO_PROXY": "intranet"}])
+def test_no_proxy_stands_between_the_parts_of_one_machine(given: dict[str, str], env: dict[str, str]) -> None:
+    outside = {name: value for name, value in env.items() if name.lower() != "no_proxy"} | given
+    asked = (
+        "import sys, urllib.request as r; sys.exit(not all(map(r.proxy_bypass, ('127.0.0.1', 'localhost'))) "
+        f"or bool(r.proxy_bypass('intranet')) != {bool(given)})"
+    )
+    told = f"source {DEPLOY}/common.sh; through_proxy hub; through_proxy intranet; through_proxy 127.0.0.1; python3 -c {quote(asked)}"
+    done = subprocess.run(
+        ["bash", "-c", told],
+        env={**outside, "https_proxy": "http://me:secret@proxy:3128"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    said = done.stderr.splitlines()
+    assert [line.split()[1] for line in said] == (["hub"] if given else ["hub", "intranet"])
+    assert all("https_proxy" in line and "no_proxy" in line and "secret" not in line for line in said)

@@ -77,6 +77,16 @@ def test_another_configuration_is_refused_by_key(small: Make, monkeypatch: pytes
     run_inline(small(resume=True, deadline=500.0))
 
 
+def test_a_finished_run_is_not_called_finished_with_another_configuration(small: Make, whole: Path) -> None:
+    """Else somebody who asks for more rounds, another method or other classes believes that they were done."""
+    before = {path: path.read_bytes() for path in whole.rglob("*.*") if path.is_file()}
+    with pytest.raises(
+        ConfigError, match=r"^method = 'er', rounds = 5: the run in \S+whole was begun with 'fedkace', 3;"
+    ):
+        run_inline(small(run_name="whole", resume=True, rounds=5, method="er"))
+    assert {path: path.read_bytes() for path in before} == before
+
+
 @pytest.mark.parametrize("key", sorted(keys_affecting("place", "waiting")))
 def test_a_key_that_does_not_affect_the_numbers_may_differ(key: str) -> None:
     default = Config().flat()[key]
@@ -146,7 +156,7 @@ def test_keys_that_came_later_stand_at_their_defaults(small: Make, monkeypatch: 
     content = json.loads((folder / "config.json").read_text())
     del content["precision"]
     (folder / "config.json").write_text(json.dumps(content))
-    with pytest.raises(ConfigError, match=r"precision = 'bf16': .* was begun with None"):
+    with pytest.raises(ConfigError, match=r"precision = 'bf16': .* was begun with 'fp32'"):
         run_inline(small(resume=True, precision="bf16"))
     run_inline(small(resume=True))
 

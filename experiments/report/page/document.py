@@ -9,8 +9,8 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
-from experiments.report.names import data_name
-from experiments.report.page.payload import payload
+from experiments.report.names import data_name, data_of
+from experiments.report.page.payload import config_of, payload
 from experiments.report.paired import difference_table, paired_differences
 from experiments.report.palette import DARK, LIGHT, ranked
 from experiments.report.single_runs import only_run_table, unfinished_table
@@ -82,7 +82,7 @@ def write_page(
 def _lead(results: Results) -> str:
     runs = results.runs
     done = int(runs["finished"].sum())
-    data = " and ".join(data_name(str(name)) for name in dict.fromkeys(runs["dataset"]))
+    data = " and ".join(data_name(name) for name in dict.fromkeys(map(data_of, rows_of(runs))))
     clients = " or ".join(str(number) for number in sorted(set(runs["clients"])))
     rounds = " or ".join(str(number) for number in sorted(set(runs["rounds"])))
     listed = sum(len(study.labels) for study in results.studies)
@@ -160,9 +160,10 @@ def _runs(results: Results) -> dict[str, Any]:
 def _configuration(results: Results, study: StudyInfo) -> dict[str, Any]:
     """Return the keys with the same value in all runs of a study, and the values of the other keys."""
     frame = results.runs[results.runs["study"] == study.name]
-    values = {
-        key: list(dict.fromkeys(frame[key])) for key in Config().flat() if key not in folder_keys() | {"run-name"}
-    }
+    hidden = folder_keys() | {"run-name"}
+    if (frame["data-source"] == "inbox").all():
+        hidden |= frozenset.intersection(*(config_of(row).ignored for row in rows_of(frame)))
+    values = {key: list(dict.fromkeys(frame[key])) for key in Config().flat() if key not in hidden}
     return {
         "title": study.title,
         "varied": [_pair(key, each) for key, each in values.items() if len(each) > 1],

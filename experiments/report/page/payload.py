@@ -51,7 +51,7 @@ def payload(results: Results, data_dir: Path | None = None) -> dict[str, Any]:
         records = thinned(results.records(row["folder"]))
         if not records:
             continue
-        config = _config(row)
+        config = config_of(row)
         run = _curves(studies[row["study"]], row, records)
         run["stream"] = _stream(streams, config, records)
         size = len(json.dumps(run))
@@ -114,7 +114,8 @@ def _importance(frame: Any) -> Any:
     return lambda row: (not row["finished"], row["seed"] - lowest, method_rank(row["method"]), row["run"])
 
 
-def _config(row: Mapping[str, Any]) -> Config:
+def config_of(row: Mapping[str, Any]) -> Config:
+    """Return the configuration of a run."""
     return Config.parse({key: row[key] for key in Config().flat()})
 
 
@@ -277,7 +278,7 @@ class _Images:
         dataset = self._dataset(config)
         if dataset is None:
             self._note(  # without the reason, which names folders of this machine: the page may be passed on
-                f"Buffered images of {config.data.dataset} are not shown, because the data set could not be opened; "
+                f"Buffered images of {config.data.name} are not shown, because the data set could not be opened; "
                 "--data-dir names the folder that holds its files."
             )
             return ()
@@ -292,7 +293,7 @@ class _Images:
     @staticmethod
     def _key(config: Config) -> str:
         data = config.data
-        return repr((data.dataset, data.data_dir, data.num_classes, data.image_size))
+        return repr(data)
 
     def _note(self, text: str) -> None:
         if text not in self.notes:

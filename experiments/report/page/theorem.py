@@ -52,7 +52,7 @@ def pair_distances(shares: Sequence[Floats]) -> tuple[Floats, Floats]:
 
 
 def schedules_of(config: Config, classes: int | None = None) -> list[Schedule] | None:
-    """Return the schedules of all clients; None if the number of classes is unknown without the files.
+    """Return the schedules of all clients; None for inboxes, or if the number of classes is unknown without the files.
 
     Parameters
     ----------
@@ -61,6 +61,8 @@ def schedules_of(config: Config, classes: int | None = None) -> list[Schedule] |
     classes : int, optional
         Number of classes, for data sets whose files determine it.
     """
+    if config.data.data_source == "inbox":
+        return None
     try:
         count = config.data.num_classes or known_classes(config.data.dataset) or classes
         if not count:

@@ -58,15 +58,15 @@ def known_classes(name: str) -> int | None:
     return source_of(name).classes
 
 
-def framing_of(name: str, size: int) -> Framing:
-    """Return how a data set's pictures are turned into squares of ``size`` pixels.
+def framing_of(config: DataConfig, size: int) -> Framing:
+    """Return how the pictures of a data set, or of an inbox, are turned into squares of ``size`` pixels.
 
     Raises
     ------
     ConfigError
         There is no data set of that name.
     """
-    return source_of(name).framing(size)
+    return Framing.of_files(size) if config.data_source == "inbox" else source_of(config.dataset).framing(size)
 
 
 def image_size_of(config: DataConfig) -> int:

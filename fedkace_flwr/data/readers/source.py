@@ -20,6 +20,7 @@ from fedkace_flwr.data.images import Framing, FramingOf, scaled
 from fedkace_flwr.errors import ConfigError, DataError, FedkaceError
 from fedkace_flwr.keys import is_plain_name
 from fedkace_flwr.sections import DataConfig
+from fedkace_flwr.storage.folders import absolute
 
 BLOCK = 128
 """Images that are decoded, resized and written at a time: 19 MB at 224 pixels."""
@@ -235,7 +236,7 @@ def resized(images: NDArray[np.uint8], size: int) -> Iterator[NDArray[np.uint8]]
 
 def data_dir(config: DataConfig) -> Path:
     """Return the folder with the original files, as an absolute path."""
-    return Path(config.data_dir).expanduser().resolve()
+    return absolute(config.data_dir, "data-dir")
 
 
 def digest(*parts: object) -> str:

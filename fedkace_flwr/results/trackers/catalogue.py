@@ -42,14 +42,9 @@ def check_tracker(config: Config) -> None:
 
 
 def check_server(config: Config) -> None:
-    """Check that the server of the tracker that the configuration chooses answers, where the tracker can tell.
+    """Check the settings of the tracker that the configuration chooses, and that its server answers.
 
-    Raises
-    ------
-    ConfigError
-        The tracker's package is not installed.
-    RunError
-        The server does not answer.
+    What the runs of a study share there is made. Raises as :func:`check_tracker`, and RunError if it cannot be used.
     """
     check_tracker(config)
     if config.run.tracker != "none":
@@ -70,14 +65,11 @@ class Tracking:
 
     Raises
     ------
-    ConfigError
-        The tracker's package is not installed.
     RunError
         The tracker cannot be used.
     """
 
     def __init__(self, folder: Path, config: Config, first_round: int) -> None:
-        check_tracker(config)
         self._name = config.run.tracker
         self._tracker: Tracker | None = None
         if self._name != "none":

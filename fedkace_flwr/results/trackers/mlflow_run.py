@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import RunError
 from fedkace_flwr.results.trackers.run_id import keep_run, known_run
@@ -33,7 +35,7 @@ class MlflowRun(Tracker):
         self._metric = Metric
         place = folder.resolve().parent
         uri = _store(place)
-        self.check(place)
+        number = _experiment(place)
         with _naming(uri):
             self._client: Any = MlflowClient(tracking_uri=uri)
             known = known_run(folder, NAME)
@@ -43,25 +45,18 @@ class MlflowRun(Tracker):
                 shown = self._client.get_metric_history(self._run, _WITNESS)
                 self._done = max((each.step for each in shown), default=0)
                 return
-            experiment = self._client.get_experiment_by_name(_experiment(place))
-            number = experiment.experiment_id if experiment else self._client.create_experiment(_experiment(place))
             self._run = self._client.create_run(number, run_name=folder.name).info.run_id
             self._done = 0
             keep_run(folder, NAME, self._run)
-            params = [Param(key, str(value)) for key, value in config.flat().items()]
+            params = [Param(key, str(value)) for key, value in config.effective().items()]
             for first in range(0, len(params), _MOST_AT_ONCE):
                 self._client.log_batch(self._run, params=params[first : first + _MOST_AT_ONCE])
             self._client.log_batch(self._run, tags=[RunTag("folder", str(folder.resolve()))])
 
     @classmethod
     def check(cls, place: Path) -> None:
-        """Ask the server for the experiment, and do not wait long; stores without a server are not touched."""
-        from mlflow.tracking import MlflowClient
-
-        uri = _store(place.resolve())
-        if uri.startswith(("http://", "https://")):
-            with _naming(uri), _impatient():
-                MlflowClient(tracking_uri=uri).get_experiment_by_name(_experiment(place.resolve()))
+        """Make the store and the experiment, which the runs of a study share, and do not wait long for a server."""
+        _experiment(place.resolve())
 
     def add(self, record: Mapping[str, Any], average: float | None) -> None:
         """Send a round's numbers; a round that an earlier process has sent is left as it is."""
@@ -89,11 +84,27 @@ class MlflowRun(Tracker):
 
 def _store(place: Path) -> str:
     """Return where the runs of a study's folder are shown."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{place / 'mlflow.db'}"
+    if told := os.environ.get("MLFLOW_TRACKING_URI"):
+        return told
+    from sqlalchemy.engine import URL
+
+    # With the driver's name MLflow makes no folder for the path as the URL quotes it.
+    return URL.create("sqlite+pysqlite", database=str(place / "mlflow.db")).render_as_string()
 
 
 def _experiment(place: Path) -> str:
-    return os.environ.get("MLFLOW_EXPERIMENT_NAME") or place.name
+    """Return the id of the experiment of a study's folder; make it, and its store, if there is none."""
+    from mlflow.tracking import MlflowClient
+
+    name, uri = os.environ.get("MLFLOW_EXPERIMENT_NAME") or place.name, _store(place)
+    with _naming(uri), _impatient(), FileLock(place / ".mlflow.lock"):  # of two that make a store at once, one fails
+        client: Any = MlflowClient(tracking_uri=uri)
+        found = client.get_experiment_by_name(name)
+        if found is None:
+            return str(client.create_experiment(name))
+    if found.lifecycle_stage != "active":
+        raise RunError(f"tracker = 'mlflow': experiment {name} was deleted; MLFLOW_EXPERIMENT_NAME names another")
+    return str(found.experiment_id)
 
 
 @contextmanager

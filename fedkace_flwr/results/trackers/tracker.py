@@ -48,7 +48,7 @@ class Tracker(ABC):
 
     @classmethod  # noqa: B027 - most trackers have no server
     def check(cls, place: Path) -> None:
-        """Check that the tracker's server answers, if it has one, before any run of a study begins.
+        """Check the tracker's settings and server, before any run of a study begins; make what its runs share.
 
         Parameters
         ----------
@@ -58,7 +58,7 @@ class Tracker(ABC):
         Raises
         ------
         RunError
-            It does not.
+            It cannot be used.
         """
 
     @abstractmethod

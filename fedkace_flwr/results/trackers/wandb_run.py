@@ -2,7 +2,8 @@
 
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from fedkace_flwr.results.trackers.run_id import keep_run, known_run
 from fedkace_flwr.results.trackers.tracker import Tracker, class_histograms, over_epochs, scalars, summarised
 
 NAME = "wandb"
+_SENT = ("online", "run", "shared")  # modes
+_SECONDS = 5  # waited for the server
 
 
 class WandbRun(Tracker):
@@ -28,24 +31,29 @@ class WandbRun(Tracker):
         wandb: Any = import_module("wandb")
         self._histogram = wandb.Histogram
         identity = known_run(folder, NAME) or uuid.uuid4().hex[:8]
-        try:
+        with _naming():
             self._run: Any = wandb.init(
-                project=os.environ.get("WANDB_PROJECT") or "fedkace",
+                project=_project(),
                 group=folder.resolve().parent.name,
                 name=folder.name,
                 id=identity,
                 resume="allow",
                 dir=str(folder),
                 mode=_mode(wandb),
-                config=config.flat(),
+                config=config.effective(),
                 settings=wandb.Settings(silent=True, console="off"),
             )
-        except Exception as fault:  # its errors, and those of its service, have no common class
-            reason = (str(fault).splitlines() or [type(fault).__name__])[0]
-            raise RunError(
-                f"tracker = 'wandb': Weights & Biases cannot be used ({reason:.300}); WANDB_MODE=offline needs no server"
-            ) from fault
         keep_run(folder, NAME, identity)
+
+    @classmethod
+    def check(cls, place: Path) -> None:
+        """Check mode, project and, where runs are sent to it, the server; do not wait long for it."""
+        wandb: Any = import_module("wandb")
+        with _naming():
+            mode = _mode(wandb)
+            wandb.Settings(mode=mode, project=_project())
+            if mode in _SENT and not wandb.login(prompt=False, verify=True, timeout=_SECONDS):
+                raise ValueError("nobody has logged in")
 
     def add(self, record: Mapping[str, Any], average: float | None) -> None:
         """Hand over a round's numbers and histograms."""
@@ -66,6 +74,21 @@ class WandbRun(Tracker):
         """End a run that is not finished as failed; it goes on once it is resumed."""
         if self._run is not None:
             self._run.finish(exit_code=1)
+
+
+def _project() -> str:
+    return os.environ.get("WANDB_PROJECT") or "fedkace"
+
+
+@contextmanager
+def _naming() -> Iterator[None]:
+    try:
+        yield
+    except Exception as fault:  # its errors, and those of its service, have no common class
+        reason = " ".join(str(fault).split()) or type(fault).__name__
+        raise RunError(
+            f"tracker = 'wandb': Weights & Biases cannot be used ({reason:.300}); WANDB_MODE=offline needs no server"
+        ) from fault
 
 
 def _mode(wandb: Any) -> str:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,11 +15,15 @@ from flwr.app import Message, MessageType
 from support.common import rounds_of
 from support.made.inboxes import RUN, names_in
 
+from experiments.__main__ import main
 from experiments.feed import feed
+from experiments.report.streams import DrawnStream
 from experiments.running.inline import InlineGrid, run_inline
 from fedkace_flwr import client_app
 from fedkace_flwr.config import Config
 from fedkace_flwr.configured import configured
+from fedkace_flwr.data.images import Framing
+from fedkace_flwr.data.readers.catalogue import framing_of
 from fedkace_flwr.errors import ConfigError, RunError
 from fedkace_flwr.experiment import Experiment, as_arrays
 from fedkace_flwr.messaging import records as keys
@@ -226,3 +231,35 @@ def test_feeding_at_intervals_drops_whole_files(small: Make, tmp_path: Path) -> 
     files = [name for name in names_in(tmp_path) if name != MARK]
     expected = itertools.product(range(3), ("new/chunk-000001.npz", "new/chunk-000002.npz", "test/test.npz"))
     assert files == sorted(f"client-{client}/{name}" for client, name in expected)
+
+
+@pytest.mark.slow
+def test_what_was_learned_from_inboxes_is_not_called_digits(
+    small: Make, tmp_path: Path, pictures: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`dataset`, `window` and `overlap` have defaults, which an inbox ignores."""
+    feed(small(), tmp_path / "data")
+    config = over_inbox(small, method="er", overlap=2)
+    run_inline(config, node_config=at(tmp_path / "data"))
+    assert "overlap = 2 has no effect" in caplog.text
+    folder = tmp_path / "run"
+    assert json.loads((folder / "summary.json").read_text())["dataset"] == "inbox"
+    assert title(config) == "er on inbox: 3 clients, M = 20"
+    assert main(["report", str(folder), "--output", str(tmp_path / "report")]) == 0
+    tables, page = ((tmp_path / "report" / name).read_text() for name in ("tables.md", "index.html"))
+    assert "er, inbox, seed 7" in tables.lower() and "finished on inbox" in page
+    card = (folder / "model" / "README.md").read_text()
+    for text in (tables, page[: page.index("<script>")], card):  # the page without its scripts
+        assert not re.search(r"\bdigits\b|O=\d", text.replace(DIGITS, ""))
+    assert "| `window` |" not in card and "<dt>window</dt>" not in page
+    payload = json.loads(re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', page, re.DOTALL)[0])
+    assert payload["runs"][0]["stream"] is None  # which no one knows
+
+
+def test_pictures_are_scaled_for_predictions_as_in_an_inbox(small: Make) -> None:
+    assert framing_of(over_inbox(small).data, 8) == Framing.of_files(8)
+
+
+def test_the_stream_of_an_inbox_is_not_drawn(small: Make) -> None:
+    with pytest.raises(ConfigError, match="data-source = 'inbox': has no stream to draw"):
+        DrawnStream.of(over_inbox(small))

@@ -52,3 +52,15 @@ def test_the_bars_of_a_continued_run_begin_where_it_was_left(tmp_path: Path, not
     assert bars.tasks[0].completed == 4
     said = ["continuing after round 2 of 4", "round 3 of 4, accuracy 60.00 %, so far 30.00 %"]
     assert [line.partition(": ")[2] for line in output.getvalue().splitlines()] == ([] if notebook else said)
+
+
+def test_a_round_that_was_dropped_does_not_count_in_the_mean(tmp_path: Path) -> None:
+    """A resumed run repeats rounds that were not yet in a checkpoint; other clients may answer then."""
+    cell, output = Cell("run", Config.parse({"results-dir": str(tmp_path), "rounds": 3})), io.StringIO()
+    cell.folder.mkdir()
+    shown = Display(Console(width=100, file=output), 1, 3, None)
+    for accuracies in ([0.5, 0.9], [0.5], [0.5, 0.7, 0.6]):
+        lines = [json.dumps({"round": number, "accuracy": value}) for number, value in enumerate(accuracies, 1)]
+        (cell.folder / "rounds.jsonl").write_text("".join(f"{line}\n" for line in lines))
+        shown.follow(cell)
+    assert output.getvalue().splitlines()[-1] == "run: round 3 of 3, accuracy 60.00 %, so far 60.00 %"

@@ -60,18 +60,37 @@ def test_the_plan_is_a_line() -> None:
     assert text == "2 workers of 1 thread on 2 cores, about 2.0 GiB of 20.0 GiB free memory"
 
 
-@pytest.mark.parametrize(
-    ("limit", "cores"), [("200000 100000", 2), ("50000 100000", 1), ("max 100000", None), ("nonsense", None)]
-)
-def test_a_containers_limits_count(tmp_path: Path, limit: str, cores: int | None) -> None:
-    (tmp_path / "cpu.max").write_text(limit)
-    (tmp_path / "memory.max").write_text(f"{3 * GIB}\n")
-    (tmp_path / "memory.current").write_text(f"{GIB}\n")
-    whole, found = Machine.here(tmp_path / "nothing"), Machine.here(tmp_path)
-    assert found.cores == (whole.cores if cores is None else min(cores, whole.cores))
-    assert found.memory <= 2 * GIB
-    (tmp_path / "memory.max").write_text("max\n")
-    assert Machine.here(tmp_path).memory > 0
+def write_all(folder: Path, **files: object) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name.replace("__", ".")).write_text(f"{content}\n")
+
+
+@pytest.mark.parametrize("limit", ["50000 100000", "max 100000", "nonsense"])
+@pytest.mark.parametrize("place", ["0::/", "0::/system.slice/mine.service", "0::/outside/the/container"])
+def test_the_limits_of_a_process_s_control_group_count(tmp_path: Path, limit: str, place: str) -> None:
+    whole = Machine.here(tmp_path)
+    write_all(tmp_path / "proc/self", cgroup=place)
+    top = tmp_path / "sys/fs/cgroup"
+    inner = top / place[4:] if "outside" not in place else top
+    write_all(
+        inner, cpu__max=limit, memory__max=3 * 2**20, memory__current=2**21, memory__stat=f"inactive_file {2**19}"
+    )
+    found = Machine.here(tmp_path)
+    assert found.memory == 2**20 + 2**19  # the page cache is given up when somebody needs the memory
+    assert found.cores == (1 if limit.startswith("50000") else whole.cores)
+
+
+def test_the_tightest_limit_around_a_process_counts(tmp_path: Path) -> None:
+    """Version 1, which has a tree for each controller: a limit of a group holds for those in it."""
+    write_all(tmp_path / "proc/self", cgroup="4:memory:/jobs/mine\n2:cpu,cpuacct:/jobs\n0::/")
+    memory = tmp_path / "sys/fs/cgroup/memory"
+    write_all(memory / "jobs", memory__limit_in_bytes=5000, memory__usage_in_bytes=1000)
+    write_all(memory / "jobs/mine", memory__limit_in_bytes=2**63 - 4096, memory__usage_in_bytes=500)
+    write_all(tmp_path / "sys/fs/cgroup/cpu/jobs", cpu__cfs_quota_us=-1, cpu__cfs_period_us=100000)
+    assert Machine.here(tmp_path) == Machine(Machine.here(tmp_path / "nothing").cores, 4000)
+    write_all(tmp_path / "sys/fs/cgroup/cpu/jobs", cpu__cfs_quota_us=100000)
+    assert Machine.here(tmp_path).cores == 1
 
 
 def test_activations_grow_with_width_and_area() -> None:

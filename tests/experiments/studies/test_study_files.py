@@ -17,6 +17,7 @@ from experiments.studies.inheritance import merged
 from experiments.studies.names import find_study, study_names
 from experiments.studies.study import load_study
 from experiments.studies.yaml_file import parse_setting, read_yaml
+from fedkace_flwr.config import Config, check_value
 from fedkace_flwr.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
@@ -160,8 +161,12 @@ def test_a_file_that_multiplies_itself_is_refused(tmp_path: Path) -> None:
         ("data-dir=/a/b=c", "data-dir", "/a/b=c"),
         ("run-name=", "run-name", ""),
         ("seed = 3", "seed", 3),
-        ("data-dir='0'", "data-dir", "0"),
+        ("data-dir='0'", "data-dir", "'0'"),
+        ("data-dir=photos #2", "data-dir", "photos #2"),
+        ("class-names=010,1:30,off,~", "class-names", "010,1:30,off,~"),
         ("seed=-1", "seed", -1),
+        ("lambda-max=5", "lambda-max", 5),  # not 5.0: runs of sweeps are named after it
+        ("seed=18446744073709551616", "seed", 2**64),
     ],
 )
 def test_a_setting_is_read_with_its_type(text: str, key: str, value: Any) -> None:
@@ -170,9 +175,20 @@ def test_a_setting_is_read_with_its_type(text: str, key: str, value: Any) -> Non
     assert type(got[1]) is type(value)
 
 
-@pytest.mark.parametrize(
-    "text", ["overlap", "=1", "", "overlap=[0, 1]", "overlap={a: 1}", "overlap=null", "a='", "a=2024-01-01"]
-)
+@pytest.mark.parametrize("text", ["seed=010", "seed=1:30", "seed=0x10", "seed=2.0", "seed=null", "normalise=yes"])
+def test_what_is_not_of_its_key_s_type_is_refused_as_it_was_written(text: str) -> None:
+    key, value = text.split("=")
+    with pytest.raises(ConfigError, match=f"^{key} = '{value}': must be (a whole number|true or false)"):
+        check_value(*parse_setting(text))
+
+
+def test_a_number_of_more_than_64_bits_is_refused_by_its_key() -> None:
+    for value in (2**64, 10**5000):
+        with pytest.raises(ConfigError, match=r"^seed = .*: must be at least -2\^63 and less than 2\^63"):
+            Config.parse({"seed": value})
+
+
+@pytest.mark.parametrize("text", ["overlap", "=1", ""])
 def test_a_setting_that_is_none_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_setting(text)
@@ -219,8 +235,8 @@ def test_a_number_of_very_many_digits_is_refused_at_once_and_in_a_short_line(num
 
 def test_numbers_that_anyone_would_write_are_read_as_before(tmp_path: Path) -> None:
     path = tmp_path / "trial.yaml"
-    path.write_text("a: [1, -2, 0x10, 0b11, 010, 1_000, 1.5, .5, 1., 1e-3, 1.e4, 1.5e+3, -.5E-2, 1:30, .inf, 1e5]\n")
-    wanted = [1, -2, 16, 3, 8, 1000, 1.5, 0.5, 1.0, 0.001, 10000.0, 1500.0, -0.005, 90, float("inf"), 100000.0]
+    path.write_text("a: [1, -2, 0x10, 0b11, 0, 1_000, 1.5, .5, 1., 1e-3, 1.e4, 1.5e+3, -.5E-2, .inf, 1e5]\n")
+    wanted = [1, -2, 16, 3, 0, 1000, 1.5, 0.5, 1.0, 0.001, 10000.0, 1500.0, -0.005, float("inf"), 100000.0]
     assert read_yaml(path) == {"a": wanted}
     assert [type(value) for value in read_yaml(path)["a"]] == [type(value) for value in wanted]
 
@@ -318,3 +334,17 @@ def test_a_label_that_no_folder_can_have_is_refused_by_name(label: str, tmp_path
     with pytest.raises(ConfigError, match=r"run-name = .*: must be a plain name") as caught:
         load_study(path, {}, tmp_path)
     assert len(str(caught.value).splitlines()) == 1 and len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize("number", ["010", "1:30", "-0_7", "1:30.5"])
+def test_a_number_that_yaml_1_1_reads_in_another_base_is_refused(number: str, tmp_path: Path) -> None:
+    path = tmp_path / "trial.yaml"
+    path.write_text(f"config:\n  seed: {number}\n")
+    with pytest.raises(ConfigError, match=rf"trial\.yaml, line 2: is not YAML \({number} might be octal"):
+        read_yaml(path)
+
+
+def test_off_is_a_word_in_a_study_and_true_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "trial.yaml"
+    path.write_text("a: [on, off, yes, no, y, 'true', true, False]\n")
+    assert read_yaml(path) == {"a": ["on", "off", "yes", "no", "y", "true", True, False]}

@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 from mlflow.tracking import MlflowClient
+from support.common import SMALL
 from support.systems.cut_off import cut_after_round
 
+from experiments.__main__ import main
 from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import RunError
 from fedkace_flwr.results.run_folder import RunFolder
+from fedkace_flwr.results.trackers.catalogue import check_server
 
 Make = Callable[..., Config]
 
@@ -47,14 +50,44 @@ def test_a_run_says_in_mlflow_what_its_record_says(small: Make, tmp_path: Path, 
     folder = tmp_path / "run"
     run, records = only_run(client, tmp_path.name), records_of(folder)
     assert (run.info.run_name, run.info.status) == ("run", "FINISHED")
-    config = json.loads((folder / "config.json").read_text())
-    assert run.data.params == {key: str(value) for key, value in config.items()}
+    config = Config.parse(json.loads((folder / "config.json").read_text()))
+    assert run.data.params == {key: str(value) for key, value in config.effective().items()}
     assert run.data.tags["folder"] == str(folder)
     assert steps(client, run, "accuracy/mean") == {r["round"]: pytest.approx(r["accuracy"]) for r in records}
     assert steps(client, run, "gap/0") == {r["round"]: r["gap"][0] for r in records if r["gap"][0] is not None}
     summary = json.loads((folder / "summary.json").read_text())
     for name in ("average_accuracy", "forgetting", "backward_transfer"):
         assert run.data.metrics[f"summary/{name}"] == pytest.approx(summary[name])
+
+
+@pytest.mark.slow
+def test_runs_that_begin_at_once_share_one_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys = [f"{key}={value}" for key, value in {**SMALL, "rounds": 1, "tracker": "mlflow", "seed": "0,1"}.items()]
+    study = [
+        "run",
+        "quickstart",
+        "--engine",
+        "inline",
+        "--workers",
+        "2",
+        "--only",
+        "fedkace",
+        "--results",
+        str(tmp_path),
+    ]
+    assert main([*study, "--set", *keys]) == 0
+    assert "retrying" not in capsys.readouterr().out
+    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'quickstart' / 'mlflow.db'}")
+    assert (found := client.get_experiment_by_name("quickstart")) is not None
+    assert len(client.search_runs([found.experiment_id])) == 2
+
+
+@pytest.mark.parametrize("name", ["what? größe", "50%25 #1"])
+def test_the_store_is_made_in_the_study_s_folder_whatever_its_name(name: str, small: Make, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+    check_server(small(tracker="mlflow", results_dir=str(tmp_path / name)))
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name / "mlflow.db").stat().st_size
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Offline runs of Weights & Biases, read back from the file that ``wandb sync`` would send."""
 
 import json
+import socket
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,8 @@ from wandb.proto import wandb_internal_pb2
 
 from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
+from fedkace_flwr.errors import RunError
+from fedkace_flwr.results.trackers.catalogue import check_server
 
 Make = Callable[..., Config]
 _BLOCK, _HEAD = 2**15, 7
@@ -96,3 +99,20 @@ def test_the_mode_is_the_user_s_where_it_is_set(small: Make, tmp_path: Path, mon
     run_inline(small(tracker="wandb", rounds=1, clients=1, epochs=1))
     assert files_of(tmp_path / "run") == []
     assert (tmp_path / "run" / "summary.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("MODE", "sometimes"), ("PROJECT", "a/b"), pytest.param("MODE", "online", marks=pytest.mark.slow)],
+)
+def test_what_cannot_be_used_is_told_before_any_run(
+    name: str, value: str, small: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"WANDB_{name}", value)
+    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+    with socket.create_server(("127.0.0.1", 0)) as server:  # which is closed again, so that nothing answers
+        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
+    if name == "PROJECT":
+        monkeypatch.setenv("WANDB_MODE", "offline")
+    with pytest.raises(RunError, match=r"^tracker = 'wandb': .* cannot be used \(.*\); WANDB_MODE=offline"):
+        check_server(small(tracker="wandb"))
