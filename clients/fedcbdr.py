@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 from flwr.app import RecordDict
 from torch import Tensor
@@ -83,11 +84,11 @@ class FedCbdrClient(ClientRule):
             return super().act(action, content, round_number)
         if self.store.before(round_number + 1).round != round_number:
             raise MessageError(f"client {self.number} has not trained in round {round_number}")
-        pool, received = self._pool(round_number), keys.unpack(content.array_records[keys.ARRAYS])
+        pool = self._pool(round_number)
         left = cbdr.random_orthogonal(len(pool), self.generator("fedcbdr-p", round_number))
 
         if action == names.FEATURES_QUERY:
-            sent = {name: received[name] for name in self.experiment.weight_names}
+            sent = keys.read_arrays(content, self.experiment.weight_shapes)
             # In a resumed run the stored buffer may be the server's choice already.
             state = replace(self.store.before(round_number + 1), buffer=self._drawn(pool, round_number))
             net = self.received(sent, state, round_number)
@@ -96,11 +97,10 @@ class FedCbdrClient(ClientRule):
             right = cbdr.random_orthogonal(features.shape[1], shared)
             return _acted({names.FEATURES: cbdr.mask(features, left, right).numpy()})
 
-        rows = torch.from_numpy(received[names.ROWS])
-        if rows.ndim != 2 or len(rows) != len(pool) or rows.dtype != torch.float64:
-            raise MessageError(
-                f"{names.ROWS} are {rows.dtype} {tuple(rows.shape)}: must be float64 ({len(pool)}, rank)"
-            )
+        (_, features), _ = self.experiment.weight_shapes["output.weight"]
+        rank = keys.declared_length(content.array_records.get(keys.ARRAYS), names.ROWS, 1, features)
+        shapes = {names.ROWS: ((len(pool), rank), np.dtype(np.float64))}
+        rows = torch.from_numpy(keys.read_arrays(content, shapes)[names.ROWS])
         own = cbdr.unmask(rows, left) if self.config.of(FedcbdrKeys).fedcbdr_scores == "joint" else rows
         answer = {names.SCORES: cbdr.leverage(own).numpy()}
         if self.config.of(FedcbdrKeys).fedcbdr_balanced:
@@ -152,14 +152,14 @@ class FedCbdrClient(ClientRule):
 
     def _kept(self, content: RecordDict, size: int) -> Tensor | None:
         """The selected positions, if the message holds them and they fit the pool."""
-        record = content.array_records.get(names.SELECTION)
-        if record is None or names.POSITIONS not in record:
+        record, capacity = content.array_records.get(names.SELECTION), self.config.buffer.capacity
+        if record is None:
             return None
-        kept = torch.from_numpy(keys.unpack(record)[names.POSITIONS])
-        capacity = self.config.buffer.capacity
+        count = keys.declared_length(record, names.POSITIONS, 0, capacity)
+        shapes = {names.POSITIONS: ((count,), np.dtype(np.int64))}
+        kept = torch.from_numpy(keys.checked_arrays(record, shapes)[names.POSITIONS])
         fewest = 1 if self.config.of(FedcbdrKeys).fedcbdr_replacement else capacity
-        whole = kept.dtype == torch.int64 and kept.ndim == 1 and fewest <= len(kept) <= capacity
-        fits = whole and len(set(kept.tolist())) == len(kept) and int(kept.min()) >= 0 and int(kept.max()) < size
+        fits = count >= fewest and len(set(kept.tolist())) == count and 0 <= int(kept.min()) and int(kept.max()) < size
         return kept if fits else None
 
 

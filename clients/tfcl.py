@@ -88,6 +88,7 @@ class TfclClient(ClientRule):
     There is no global model, so the key ``inference`` has no effect.
     """
 
+    receives_model = False
     training_action = names.HEAD_ACTION
     training_times = frozenset({keys.TRAINING_SECONDS, keys.STARTED, keys.FINISHED})
 
@@ -313,7 +314,4 @@ class TfclClient(ClientRule):
 
     def _teacher(self, content: RecordDict, examples: int) -> Tensor:
         shapes = {names.LOGITS: ((examples, self.experiment.num_classes), np.dtype(np.float32))}
-        record = content.array_records.get(keys.ARRAYS)
-        if record is None:
-            raise MessageError(f"the message holds no record {keys.ARRAYS!r}")
-        return torch.from_numpy(keys.checked_arrays(record, shapes)[names.LOGITS].copy())
+        return torch.from_numpy(keys.read_arrays(content, shapes)[names.LOGITS])

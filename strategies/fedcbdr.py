@@ -12,7 +12,7 @@ from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.messaging.records import NumpyArray, Shapes, Weights
 from fedkace_flwr.methods import fedcbdr as names
 from fedkace_flwr.methods.fedcbdr import FedcbdrKeys
-from fedkace_flwr.rounds.replies import check_labels, check_within, read_arrays
+from fedkace_flwr.rounds.replies import check_labels, check_within
 from fedkace_flwr.rounds.server_round import ServerRound
 from fedkace_flwr.seeding import generator_for
 from strategies.base import ServerRule
@@ -49,7 +49,7 @@ class FedCbdr(ServerRule):
         models = {client: RecordDict({keys.ARRAYS: self.model_for(client, arrays)}) for client in pools}
 
         def features(client: int, content: RecordDict) -> Weights:
-            return read_arrays(content, {names.FEATURES: ((pools[client], width), double)})
+            return keys.read_arrays(content, {names.FEATURES: ((pools[client], width), double)})
 
         answers = now.ask(names.FEATURES_QUERY, names.FEATURES_QUERY, models, features)
         masked = {client: answer[names.FEATURES] for client, answer in answers.items()}
@@ -67,7 +67,7 @@ class FedCbdr(ServerRule):
             shapes: Shapes = {names.SCORES: ((pools[client],), double)}
             if self._settings.fedcbdr_balanced:
                 shapes = {**shapes, names.LABELS: ((pools[client],), whole)}
-            return self._draw(now, client, read_arrays(content, shapes))
+            return self._draw(now, client, keys.read_arrays(content, shapes))
 
         self._kept = now.ask(names.SCORES_QUERY, names.SCORES_QUERY, factors, selection)
         return arrays

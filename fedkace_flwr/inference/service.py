@@ -44,11 +44,14 @@ class Watched:
     ----------
     predictor : Predictor or None
         The present model; None before the first one exists.
+    failed : int
+        Predictions by the present model that have failed since the last one that did not.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.predictor: Predictor | None = None
+        self.failed = 0
         self._known: object = None
 
     def look(self) -> None:
@@ -61,13 +64,22 @@ class Watched:
             return
         try:
             predictor = load_newest(self.folder)
-            size = predictor.kept.framing.size
-            predictor.answer(np.zeros((3, size, size), dtype=np.uint8), 1)  # takes the memory that answers need
+            predictor.check()
         except StateError as error:
             logger.warning("%s; keeping the present model", error)
         else:
-            self.predictor, kept = predictor, predictor.kept
+            self.predictor, self.failed, kept = predictor, 0, predictor.kept
             logger.info("now predicting with the %s model of round %d", kept.answering, kept.round)
+
+    def answer(self, predictor: Predictor, square: NDArray[np.uint8], top: int) -> dict[str, Any]:
+        """The model's answer, as :meth:`Predictor.answer` gives it; count whether it fails."""
+        try:
+            found = predictor.answer(square, top)
+        except Exception:
+            self.failed += 1
+            raise
+        self.failed = 0
+        return found
 
     async def follow(self) -> None:
         """Check the folder at regular intervals."""
@@ -121,14 +133,15 @@ def application(
             upload.release()
             async with slots:
                 loop = asyncio.get_running_loop()
-                return JSONResponse(await loop.run_in_executor(workers, predictor.answer, square, top))
+                return JSONResponse(await loop.run_in_executor(workers, watched.answer, predictor, square, top))
 
     async def model(request: Request) -> Response:
         return JSONResponse(_answering(watched).kept.described())
 
     async def health(request: Request) -> Response:
-        ready = watched.predictor
-        return JSONResponse({"status": "ok", "round": ready.kept.round if ready else None})
+        ready, failed = watched.predictor, watched.failed
+        said = {"status": "predictions fail" if failed else "ok", "round": ready.kept.round if ready else None}
+        return JSONResponse({**said, "failed": failed} if failed else said, 503 if failed else 200)
 
     routes = [
         Route("/predict", predict, methods=["POST"]),

@@ -152,18 +152,6 @@ def test_masked_training_is_refused_before_keys_are_exchanged(small: Make, polic
         run_inline(small(secagg=True), node_config=lambda _: {"policy": str(path)})
 
 
-def test_a_server_cannot_go_on_after_the_rounds_that_it_named(
-    small: Make, policy: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(VARIABLE, str(policy("[keys]\nrounds = { max = 3 }\n")))
-    federation = Federation(small(rounds=3))
-    for number in (0, 4, 10**9):
-        for kind in (MessageType.TRAIN, MessageType.EVALUATE):
-            reason = keys.root_cause(federation.send(kind, 0, number).error.reason)
-            assert f"round = {number}: this site accepts only rounds up to the run's rounds = 3" in reason
-    assert not federation.send(MessageType.TRAIN, 0, 3).has_error()
-
-
 def test_a_site_refuses_for_itself_alone(small: Make, policy: Callable[[str], Path]) -> None:
     path = policy("[keys]\nepochs = { max = 1 }\n")
     config = small(epochs=2, quorum=0.5)

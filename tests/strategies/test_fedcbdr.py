@@ -143,7 +143,7 @@ def test_who_has_room_for_everything_is_not_asked(cbdr_config: Make) -> None:
 def test_no_pixels_and_no_plain_features_leave_a_client(cbdr_config: Make) -> None:
     config = cbdr_config()
     _, grid = start(config)
-    model, image = set(Experiment(config).weight_names), 3 * 8 * 8
+    model, image = set(Experiment(config).weight_shapes), 3 * 8 * 8
     for crossing in grid.crossings:
         for content in (crossing.down, crossing.up):
             assert content is not None
