@@ -155,11 +155,12 @@ class FedCbdrClient(ClientRule):
         record, capacity = content.array_records.get(names.SELECTION), self.config.buffer.capacity
         if record is None:
             return None
-        count = keys.declared_length(record, names.POSITIONS, 0, capacity)
+        count = keys.declared_length(record, names.POSITIONS, 0, size)
         shapes = {names.POSITIONS: ((count,), np.dtype(np.int64))}
         kept = torch.from_numpy(keys.checked_arrays(record, shapes)[names.POSITIONS])
         fewest = 1 if self.config.of(FedcbdrKeys).fedcbdr_replacement else capacity
-        fits = count >= fewest and len(set(kept.tolist())) == count and 0 <= int(kept.min()) and int(kept.max()) < size
+        whole = fewest <= count <= capacity and len(set(kept.tolist())) == count
+        fits = whole and int(kept.min()) >= 0 and int(kept.max()) < size
         return kept if fits else None
 
 

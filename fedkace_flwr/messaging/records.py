@@ -213,7 +213,9 @@ def declared_length(record: ArrayRecord | None, name: str, axis: int, most: int)
     shape = record[name].shape if record is not None and name in record else ()
     length = shape[axis] if axis < len(shape) else -1
     if not 0 <= length <= most:
-        raise MessageError(f"array {name!r} is {shown(tuple(shape))}: must have at most {most} along axis {axis}", "arrays")
+        raise MessageError(
+            f"array {name!r} is {shown(tuple(shape))}: must have at most {most} along axis {axis}", "arrays"
+        )
     return length
 
 
@@ -229,7 +231,9 @@ def check_size(content: RecordDict, shapes: Shapes) -> None:
     for name, (shape, dtype) in shapes.items():
         largest += len(name) + _LARGEST_HEADER + math.prod(shape) * dtype.itemsize
     if size > largest:
-        raise MessageError(f"the message has {size} bytes, more than the {largest} that it may need; left unread", "size")
+        raise MessageError(
+            f"the message has {size} bytes, more than the {largest} that it may need; left unread", "size"
+        )
 
 
 def checked_arrays(record: ArrayRecord, shapes: Shapes) -> Weights:
@@ -246,7 +250,8 @@ def checked_arrays(record: ArrayRecord, shapes: Shapes) -> Weights:
     if set(record) != set(shapes):
         odd = sorted(set(record) ^ set(shapes))
         raise MessageError(
-            f"the arrays differ from those that are expected in {len(odd)} names, the first is {shown(odd[0])}", "arrays"
+            f"the arrays differ from those that are expected in {len(odd)} names, the first is {shown(odd[0])}",
+            "arrays",
         )
     weights = {}
     for name, (shape, dtype) in shapes.items():

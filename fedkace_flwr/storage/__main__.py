@@ -51,7 +51,10 @@ def _earlier(folder: Path, run: str | None) -> int:
         except OSError as error:
             raise StateError(f"{folder}: cannot be written ({error.strerror or error})") from error
     present = {token(name) for kind in (STATE, MODELS) for name in earlier.runs(kind).values()}
-    for name, place in [*((name, folder) for name in sorted(present)), *((each.name, each) for each in earlier.places())]:
+    for name, place in [
+        *((name, folder) for name in sorted(present)),
+        *((each.name, each) for each in earlier.places()),
+    ]:
         newest = {kind: atomic.numbered(place, kind)[:1] for kind in (STATE, MODELS, ANSWER)}
         rounds = ", ".join(f"{kind} of round {number}" for kind, numbers in newest.items() for number in numbers)
         when = max(path.stat().st_mtime for path in place.glob("*-*.npz"))

@@ -102,7 +102,7 @@ def test_a_refused_run_fails_in_one_line_before_anything_is_trained(
     with caplog.at_level(logging.ERROR), pytest.raises(RunError) as caught:
         run_inline(config, node_config=lambda _: own)
     assert f"PolicyError: {path}: {words}" in str(caught.value) and len(str(caught.value).splitlines()) == 1
-    assert f"refused: {path}: {words}" in caplog.text, "the site's own log says it, too"
+    assert f"PolicyError: {path}: {words}" in caplog.text, "the site's own log says it, too"
     assert stored(config) == [] and not list(path.parent.glob("state/**/*.npz"))
 
 
