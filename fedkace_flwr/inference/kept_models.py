@@ -393,12 +393,12 @@ class Predictor:
 
 
 def load_newest(folder: Path) -> Predictor:
-    """Load the newest readable generation; a client may write to the folder at the same time.
+    """Load the newest generation that predicts; a client may write to the folder at the same time.
 
     Raises
     ------
     StateError
-        The folder does not exist, or holds no model yet, or none that is readable.
+        The folder does not exist, or holds no model yet, or none that is readable and predicts.
     """
     check(folder)
     faults: dict[Path, str] = {}
@@ -412,6 +412,7 @@ def load_newest(folder: Path) -> Predictor:
                     vanished = True
                     continue
                 predictor = Predictor(KeptModels.from_record(*content))
+                predictor.check()
             except (OSError, StateError) as error:
                 faults[path] = " ".join(str(error).split())
                 continue

@@ -45,7 +45,7 @@ class Watched:
     predictor : Predictor or None
         The present model; None before the first one exists.
     failed : int
-        Predictions by the present model that have failed since the last one that did not.
+        Predictions that have failed since the last one that did not; a first model that cannot be used counts as one.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -64,9 +64,9 @@ class Watched:
             return
         try:
             predictor = load_newest(self.folder)
-            predictor.check()
         except StateError as error:
             logger.warning("%s; keeping the present model", error)
+            self.failed += self.predictor is None
         else:
             self.predictor, self.failed, kept = predictor, 0, predictor.kept
             logger.info("now predicting with the %s model of round %d", kept.answering, kept.round)
@@ -75,8 +75,10 @@ class Watched:
         """The model's answer, as :meth:`Predictor.answer` gives it; count whether it fails."""
         try:
             found = predictor.answer(square, top)
-        except Exception:
+        except Exception as error:
             self.failed += 1
+            if self.failed == 1:
+                logger.warning("predictions fail: %s", error)
             raise
         self.failed = 0
         return found
@@ -148,7 +150,7 @@ def application(
         Route("/model", model, methods=["GET"]),
         Route("/health", health, methods=["GET"]),
     ]
-    handlers: dict[Any, Any] = {HTTPException: _refused, Exception: _broken}
+    handlers: dict[Any, Any] = {HTTPException: _refused, StateError: _unable, Exception: _broken}
     routed = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
     return following(guarded(routed, access or Access()))
 
@@ -180,6 +182,10 @@ def _top(request: Request) -> int:
 
 async def _refused(request: Request, error: HTTPException) -> Response:
     return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+
+
+async def _unable(request: Request, error: StateError) -> Response:
+    return JSONResponse({"error": str(error)}, 500)
 
 
 async def _broken(request: Request, error: Exception) -> Response:
