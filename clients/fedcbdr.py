@@ -97,8 +97,8 @@ class FedCbdrClient(ClientRule):
             right = cbdr.random_orthogonal(features.shape[1], shared)
             return _acted({names.FEATURES: cbdr.mask(features, left, right).numpy()})
 
-        (_, features), _ = self.experiment.weight_shapes["output.weight"]
-        rank = keys.declared_length(content.array_records.get(keys.ARRAYS), names.ROWS, 1, features)
+        width = self.experiment.weight_shapes["output.weight"][0][1]
+        rank = keys.declared_length(content.array_records.get(keys.ARRAYS), names.ROWS, 1, width)
         shapes = {names.ROWS: ((len(pool), rank), np.dtype(np.float64))}
         rows = torch.from_numpy(keys.read_arrays(content, shapes)[names.ROWS])
         own = cbdr.unmask(rows, left) if self.config.of(FedcbdrKeys).fedcbdr_scores == "joint" else rows

@@ -175,7 +175,7 @@ def test_a_model_of_a_gigabyte_is_refused_unread(device: Device, name: str) -> N
 # Finite models that predict nothing
 
 
-HOPELESS: dict[str, Callable[[Any], Any]] = {
+HOPELESS: dict[str, Callable[[str, Any], Any]] = {
     "weights that overflow": lambda name, array: array * np.float32(1e30) if array.dtype == np.float32 else array,
     "negative variances": lambda name, array: -np.ones_like(array) if name.endswith("running_var") else array,
 }
