@@ -44,12 +44,15 @@ class ClientRule(ClientTools):
 
     Attributes
     ----------
+    receives_model : bool
+        Whether the messages of training and evaluation carry a model; else their record of arrays is empty.
     training_action : str
         The message that starts a round's training: ``train``, or one of the method's own actions.
     training_times, evaluation_times : frozenset of str
         The times that the replies to training and evaluation report.
     """
 
+    receives_model: ClassVar[bool] = True
     training_action: ClassVar[str] = "train"
     training_times: ClassVar[frozenset[str]] = frozenset(
         {keys.TRAINING_SECONDS, keys.SELECTION_SECONDS, keys.EVALUATION_SECONDS, keys.STARTED, keys.FINISHED}

@@ -72,6 +72,7 @@ class CentralizedClient(ClientRule):
     a real device no longer has its earlier chunks.
     """
 
+    receives_model = False
     evaluation_times = frozenset()  # the report holds the training's seconds
 
     def catch_up(self, state: ClientState, round_number: int) -> ClientState:

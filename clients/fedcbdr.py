@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 from flwr.app import RecordDict
 from torch import Tensor
@@ -105,11 +106,11 @@ class FedCbdrClient(ClientRule):
             return super().act(action, content, round_number)
         if self.store.before(round_number + 1).round != round_number:
             raise MessageError(f"client {self.number} has not trained in round {round_number}")
-        pool, received = self._pool(round_number), keys.unpack(content.array_records[keys.ARRAYS])
+        pool = self._pool(round_number)
         left = cbdr.random_orthogonal(len(pool), self.generator("fedcbdr-p", round_number))
 
         if action == FEATURES_QUERY:
-            sent = {name: received[name] for name in self.experiment.weight_names}
+            sent = keys.read_arrays(content, self.experiment.weight_shapes)
             # In a resumed run the stored buffer may be the server's choice already.
             state = replace(self.store.before(round_number + 1), buffer=self._drawn(pool, round_number))
             net = self.predictor.received(sent, state, round_number)
@@ -118,10 +119,10 @@ class FedCbdrClient(ClientRule):
             right = cbdr.random_orthogonal(features.shape[1], shared)
             return _acted({FEATURES: cbdr.mask(features, left, right).numpy()})
 
-        rows = torch.from_numpy(received[ROWS])
-        if rows.ndim != 2 or len(rows) != len(pool) or rows.dtype != torch.float64:
-            raise MessageError(f"{ROWS} are {rows.dtype} {tuple(rows.shape)}: must be float64 ({len(pool)}, rank)")
-        scores = cbdr.leverage(cbdr.unmask(rows, left))
+        width = self.experiment.weight_shapes["output.weight"][0][1]
+        rank = keys.declared_length(content.array_records.get(keys.ARRAYS), ROWS, 1, width)
+        rows = keys.read_arrays(content, {ROWS: ((len(pool), rank), np.dtype(np.float64))})[ROWS]
+        scores = cbdr.leverage(cbdr.unmask(torch.from_numpy(rows), left))
         return _acted({SCORES: scores.numpy(), LABELS: pool.labels.numpy()})
 
     def receive(
@@ -167,12 +168,14 @@ class FedCbdrClient(ClientRule):
 
     def _kept(self, content: RecordDict, size: int) -> Tensor | None:
         """The selected positions, if the message holds them and they fit the pool."""
-        record = content.array_records.get(SELECTION)
-        if record is None or POSITIONS not in record:
+        record, capacity = content.array_records.get(SELECTION), self.config.buffer.capacity
+        if record is None:
             return None
-        kept = torch.from_numpy(keys.unpack(record)[POSITIONS])
-        whole = kept.dtype == torch.int64 and kept.ndim == 1 and len(kept) == self.config.buffer.capacity
-        fits = whole and len(set(kept.tolist())) == len(kept) and int(kept.min()) >= 0 and int(kept.max()) < size
+        count = keys.declared_length(record, POSITIONS, 0, size)
+        shapes = {POSITIONS: ((count,), np.dtype(np.int64))}
+        kept = torch.from_numpy(keys.checked_arrays(record, shapes)[POSITIONS])
+        whole = count == capacity and len(set(kept.tolist())) == count
+        fits = whole and int(kept.min()) >= 0 and int(kept.max()) < size
         return kept if fits else None
 
 

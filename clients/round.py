@@ -13,9 +13,10 @@ from torch import Tensor
 from clients.base import Array, ClientRound, ClientRule, Evaluation, Metrics, Stopwatch
 from fedkace_flwr.compute.devices import choose_precision
 from fedkace_flwr.data.readers.catalogue import framing_of
+from fedkace_flwr.errors import MessageError, StateError
 from fedkace_flwr.experiment import as_arrays
 from fedkace_flwr.inference import kept_models as serving
-from fedkace_flwr.inference.kept_models import KeptModels
+from fedkace_flwr.inference.kept_models import KeptModels, Predictor
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.storage.client_state import Answer, ClientState
 
@@ -195,11 +196,15 @@ class StreamingClient(NumPyClient):
             mirrored=answering.mirrored,
             shares=answering.shares,
         )
+        try:
+            Predictor(kept).check()
+        except StateError as error:
+            raise MessageError(f"the model of round {state.evaluated} is refused: {error}", "values") from error
         folder, group = self._models
         serving.write(folder, kept, group)
 
     def _named(self, parameters: Parameters) -> dict[str, Array]:
-        return dict(zip(self.rule.experiment.weight_names, parameters, strict=True)) if parameters else {}
+        return dict(zip(self.rule.experiment.weight_shapes, parameters, strict=True)) if parameters else {}
 
 
 def _labels(classes: Tensor) -> tuple[int, ...]:

@@ -126,6 +126,7 @@ class TfclClient(ClientRule):
     There is no global model, so the key ``inference`` has no effect.
     """
 
+    receives_model = False
     training_action = HEAD_ACTION
     training_times = frozenset({keys.TRAINING_SECONDS, keys.STARTED, keys.FINISHED})
 
@@ -325,10 +326,7 @@ class TfclClient(ClientRule):
 
     def _teacher(self, content: RecordDict, examples: int) -> Tensor:
         shapes = {LOGITS: ((examples, self.experiment.num_classes), np.dtype(np.float32))}
-        record = content.array_records.get(keys.ARRAYS)
-        if record is None:
-            raise MessageError(f"the message holds no record {keys.ARRAYS!r}")
-        return torch.from_numpy(keys.checked_arrays(record, shapes)[LOGITS].copy())
+        return torch.from_numpy(keys.read_arrays(content, shapes)[LOGITS])
 
 
 METHOD = Method(

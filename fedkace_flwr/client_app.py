@@ -9,14 +9,14 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
-from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
 from clients.round import StreamingClient
 from fedkace_flwr.compute.devices import GPU_SHARE, limit_memory
 from fedkace_flwr.config import Config
 from fedkace_flwr.configured import configured, find_method, known_names
-from fedkace_flwr.errors import ConfigError, MessageError, PolicyError
+from fedkace_flwr.errors import ConfigError, FedkaceError, MessageError
 from fedkace_flwr.experiment import Experiment, as_arrays, shared_experiment
 from fedkace_flwr.flower.internals import ClientAppCallable
 from fedkace_flwr.flower.logs import join_flower_log
@@ -30,12 +30,16 @@ from fedkace_flwr.registry import METHODS, OWN_METHODS, Method
 from fedkace_flwr.sources import InboxSource, Source, StreamSource
 from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.storage.client_store import ClientStore, is_locked
+from fedkace_flwr.storage.names import printable, token
 from fedkace_flwr.storage.paths import client_folder, has_own_folder, models_folder
 
 logger = logging.getLogger(__name__)
 
+_CLIENT_FAILED = 2  # Flower's code for an error that an app has raised
+_LONGEST_LINE = 900
 
-def _configured(context: Context, round_number: int | None = None) -> tuple[Method, Config]:
+
+def _configured(context: Context) -> tuple[Method, Config]:
     """The method and the configuration of the run that a message belongs to, if the site's policy accepts it."""
     values = context.run_config
     # With the types, since 1 == 1.0 == True.
@@ -45,13 +49,9 @@ def _configured(context: Context, round_number: int | None = None) -> tuple[Meth
             f"attack = {config.attack.attack!r}: for simulations alone; on a node with a folder of its own "
             "(--node-config state-dir, models-dir), must be 'none'"
         )
-    try:
-        policy = policy_of_site(context.node_config, known_names())
-        if policy is not None:
-            policy.check(asked, config, sends_labels=method.sends_labels, round_number=round_number)
-    except PolicyError as error:
-        logger.error("refused: %s", error)
-        raise
+    policy = policy_of_site(context.node_config, known_names())
+    if policy is not None:
+        policy.check(asked, config, sends_labels=method.sends_labels)
     return method, config
 
 
@@ -74,16 +74,24 @@ def _unfold(message: Message, context: Context, call_next: ClientAppCallable) ->
 
 
 class _App(ClientApp):
-    """A ClientApp that also has the messages of another package's method."""
+    """A ClientApp that also has the messages of another package's method, and says in one line what it refuses."""
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Answer a message; if the run's method is another package's, register its own messages first."""
+        """Answer a message; if the run's method is another package's, register its own messages first.
+
+        An error that the package raises deliberately becomes one line of the log, and the reply.
+        """
         name = context.run_config.get("method")
         if isinstance(name, str) and name not in OWN_METHODS:
             with suppress(ConfigError):  # the handler of the message reports it
                 for action in find_method(name).actions:
                     _register(action)
-        return super().__call__(message, context)
+        try:
+            return super().__call__(message, context)
+        except FedkaceError as error:
+            line = printable(f"{type(error).__name__}: {error}")[:_LONGEST_LINE]
+            logger.error("%s", line)
+            return Message(Error(_CLIENT_FAILED, line), reply_to=message)
 
 
 app = _App(mods=[_unfold])
@@ -102,9 +110,7 @@ def identify(message: Message, context: Context) -> Message:
 def working(message: Message, context: Context) -> Message:
     """Say whether a process on this machine is at work on a client."""
     _, config = _configured(context)
-    number = message.content.config_records[keys.CONFIG][keys.CLIENT]
-    assert isinstance(number, int)
-    folder = client_folder(config, context.run_id, number, context.node_config)
+    folder = client_folder(config, context.run_id, _number(message, keys.CLIENT), context.node_config)
     return Message(RecordDict({keys.CONFIG: ConfigRecord({keys.WORKING: is_locked(folder)})}), reply_to=message)
 
 
@@ -125,7 +131,7 @@ def train(message: Message, context: Context) -> Message:
     """Train one round and return the local model."""
     with _client(message, context) as (client, config):
         weights, examples, metrics = client.fit(_parameters(message, client), config)
-    named = dict(zip(client.rule.experiment.weight_names, weights, strict=True)) if weights else None
+    named = dict(zip(client.rule.experiment.weight_shapes, weights, strict=True)) if weights else None
     return Message(keys.reply_content(named, examples, metrics), reply_to=message)
 
 
@@ -160,16 +166,16 @@ for _action in sorted({action for name in OWN_METHODS for action in METHODS[name
 @contextmanager
 def _client(message: Message, context: Context) -> Iterator[tuple[StreamingClient, dict[str, int]]]:
     """The client that a message is for; its folder stays locked until the message is handled."""
-    told = message.content.config_records[keys.CONFIG]
-    number, round_number = told[keys.CLIENT], told[keys.ROUND]
-    assert isinstance(number, int) and isinstance(round_number, int)
-    method, config = _configured(context, round_number)
+    number, round_number, run = _number(message, keys.CLIENT), _number(message, keys.ROUND), _run(message)
+    method, config = _configured(context)
+    if not 1 <= round_number <= config.stream.rounds:
+        raise MessageError(f"{keys.ROUND} = {round_number}: the run has rounds 1 to {config.stream.rounds}")
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
     partition, partitions = _place(context.node_config)
     if number % partitions != partition:
         raise MessageError(f"client {number} does not live at partition {partition} of {partitions}")
-    experiment, run = _experiment(config), str(told.get(keys.RUN, ""))
+    experiment = _experiment(config)
     limit_memory(experiment.device, _share_of_gpu() or 0.0)
     source = _source(experiment, number, run, context.node_config)
     unmet = torch.zeros(experiment.num_classes, dtype=torch.bool)
@@ -180,6 +186,21 @@ def _client(message: Message, context: Context) -> Iterator[tuple[StreamingClien
         rule = method.client(number, experiment, source, store)
         client = StreamingClient(rule, message.content, models, on_device=has_own_folder(context.node_config))
         yield client, {keys.ROUND: round_number}
+
+
+def _number(message: Message, name: str) -> int:
+    told = message.content.config_records.get(keys.CONFIG, ConfigRecord())
+    if type(value := told.get(name)) is not int:
+        raise MessageError(f"{name} = {keys.shown(value)}: must be a whole number")
+    return value
+
+
+def _run(message: Message) -> str:
+    """The text by which a client recognises its state of a run; it names a folder, and is shown."""
+    run = message.content.config_records[keys.CONFIG].get(keys.RUN, "")
+    if not isinstance(run, str) or (run and token(run) != run):
+        raise MessageError(f"{keys.RUN} = {keys.shown(run)}: must be at most 64 letters and digits")
+    return run
 
 
 def _experiment(config: Config) -> Experiment:
@@ -216,19 +237,21 @@ def _source(experiment: Experiment, number: int, run: str, node_config: Mapping[
 
 
 def _parameters(message: Message, client: StreamingClient) -> list[keys.NumpyArray]:
-    weights = keys.unpack(message.content.array_records[keys.ARRAYS])
+    """The arrays of the model that was sent, in their order; none with a method that sends none."""
+    experiment, receives = client.rule.experiment, client.rule.receives_model
+    weights = dict(keys.read_arrays(message.content, experiment.weight_shapes if receives else {}))
+    if not receives:
+        return []
     if client.rule.config.privacy.statistics == "local":
         weights |= _own_statistics(client, message)
-    fixed = client.rule.experiment.fixed_weights  # rounding, or noise on the mean, may have moved them on their way
-    weights |= {name: array for name, array in fixed.items() if name in weights}
-    return [weights[name] for name in client.rule.experiment.weight_names if name in weights]
+    weights |= experiment.fixed_weights  # rounding, or noise on the mean, may have moved them on their way
+    return [weights[name] for name in experiment.weight_shapes]
 
 
 def _own_statistics(client: StreamingClient, message: Message) -> dict[str, keys.NumpyArray]:
     """Batch-norm statistics of the client's last local model; none before its first training."""
     store, parameters = client.rule.store, client.rule.experiment.parameter_names
-    number = message.content.config_records[keys.CONFIG][keys.ROUND]
-    assert isinstance(number, int)
+    number = _number(message, keys.ROUND)
     before = number + 1 if message.metadata.message_type == MessageType.EVALUATE else number
     last = store.answer(store.before(before).round)
     held = last.arrays if last else {}

@@ -55,7 +55,7 @@ class UnreadableStateError(StateError):
 
 
 class MessageError(FedkaceError):
-    """A reply from a client must not affect the global model.
+    """A message must not affect anything: a reply of a client the global model, or a message of the server a client.
 
     Attributes
     ----------

@@ -180,9 +180,9 @@ class Experiment:
         return KeptSteps(0 if arrives else self.config.largest_chunk + self.config.buffer.capacity)
 
     @cached_property
-    def weight_names(self) -> list[str]:
-        """Names of parameters and batch-norm statistics, in the order of messages."""
-        return list(self._network.state_dict())
+    def weight_shapes(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+        """Shape and dtype of each parameter and batch-norm statistic by name, in the order of messages."""
+        return {name: (array.shape, array.dtype) for name, array in as_arrays(self._network.state_dict()).items()}
 
     @cached_property
     def fixed_weights(self) -> dict[str, npt.NDArray[Any]]:

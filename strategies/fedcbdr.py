@@ -11,7 +11,7 @@ from fedkace_flwr.algorithms import fedcbdr_leverage as cbdr
 from fedkace_flwr.config import Config
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.messaging.records import NumpyArray, Shapes, Weights
-from fedkace_flwr.rounds.replies import check_labels, check_within, read_arrays
+from fedkace_flwr.rounds.replies import check_labels, check_within
 from fedkace_flwr.rounds.server_round import ServerRound
 from fedkace_flwr.seeding import generator_for
 from strategies.base import ServerRule
@@ -46,7 +46,7 @@ class FedCbdr(ServerRule):
         models = {client: RecordDict({keys.ARRAYS: self.model_for(client, arrays)}) for client in pools}
 
         def features(client: int, content: RecordDict) -> Weights:
-            return read_arrays(content, {names.FEATURES: ((pools[client], width), double)})
+            return keys.read_arrays(content, {names.FEATURES: ((pools[client], width), double)})
 
         answers = now.ask(names.FEATURES_QUERY, names.FEATURES_QUERY, models, features)
         masked = {client: answer[names.FEATURES] for client, answer in answers.items()}
@@ -62,7 +62,7 @@ class FedCbdr(ServerRule):
 
         def selection(client: int, content: RecordDict) -> ArrayRecord:
             shapes: Shapes = {names.SCORES: ((pools[client],), double), names.LABELS: ((pools[client],), whole)}
-            return self._draw(now, client, read_arrays(content, shapes))
+            return self._draw(now, client, keys.read_arrays(content, shapes))
 
         self._kept = now.ask(names.SCORES_QUERY, names.SCORES_QUERY, factors, selection)
         return arrays

@@ -133,8 +133,8 @@ def test_initial_weights_are_those_of_no_trained_network(small: Make) -> None:
         for parameter in net.parameters():
             parameter.add_(1)
     assert all(torch.equal(experiment.initial_weights()[name], tensor) for name, tensor in before.items())
-    assert list(before) == experiment.weight_names
-    assert {name for name, _ in net.named_parameters()} == experiment.parameter_names < set(experiment.weight_names)
+    assert list(before) == list(experiment.weight_shapes)
+    assert {name for name, _ in net.named_parameters()} == experiment.parameter_names < set(experiment.weight_shapes)
 
 
 def test_arrays_of_weights_are_copies(small: Make) -> None:

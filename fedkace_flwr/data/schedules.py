@@ -19,6 +19,8 @@ from fedkace_flwr.seeding import seed_for
 
 Counts = npt.NDArray[np.int64]
 
+_LONGEST = 10**7  # samples of one client, which take some hundred MiB to draw
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -68,8 +70,13 @@ def schedule_of(client: int, seed: int, classes: int, settings: StreamConfig) ->
     Raises
     ------
     ConfigError
-        ``window`` is not in 1..C, ``overlap`` is not in 0..window, or ``rounds`` is below 1.
+        ``window`` is not in 1..C, ``overlap`` is not in 0..window, ``rounds`` is below 1, or the stream is too long.
     """
+    if (total := settings.rounds * settings.largest_chunk) > _LONGEST:
+        raise ConfigError(
+            f"samples-per-class = {settings.samples_per_class}, window = {settings.window}, rounds = "
+            f"{settings.rounds}: a client's stream would have {total} samples; must be at most {_LONGEST}"
+        )
     return _KINDS[settings.stream](client, seed, classes, settings)
 
 

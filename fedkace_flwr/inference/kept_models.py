@@ -23,9 +23,10 @@ from torch import Tensor
 from fedkace_flwr.data.images import Framing
 from fedkace_flwr.errors import ConfigError, StateError
 from fedkace_flwr.metrics import combined_scores
-from fedkace_flwr.networks.catalogue import built
+from fedkace_flwr.networks.catalogue import seeded
 from fedkace_flwr.networks.network import Blueprint, Network, load_weights
 from fedkace_flwr.storage import atomic as durable
+from fedkace_flwr.storage.earlier_runs import MODELS, EarlierRuns
 from fedkace_flwr.storage.files import remove_partials
 from fedkace_flwr.storage.npz import Array
 from fedkace_flwr.training.loop import Preprocess, predict
@@ -38,7 +39,7 @@ GLOBAL, LOCAL, AVERAGE = "global", "local", "average"
 MODEL, TENSORS = "model", "model.safetensors"
 """Where :mod:`fedkace_flwr.export` writes a model: the folder in that of its run, and the file of the tensors in it."""
 
-_KIND, _FORMAT, _GENERATIONS, _ATTEMPTS = "models", 5, 2, 20
+_KIND, _FORMAT, _GENERATIONS, _ATTEMPTS = MODELS, 5, 2, 20
 # Format 4 has no `shares`, format 3 no `network` either, formats 1 and 2 no `mirrored`, format 1 no `combined`.
 _READABLE = (1, 2, 3, 4, 5)
 
@@ -190,7 +191,7 @@ class KeptModels:
 
 
 def write(folder: Path, kept: KeptModels, group: int | None = None) -> None:
-    """Write a generation, then remove later ones and all but the newest older one.
+    """Write a generation; then remove the run's later ones and all but its newest older one, and move other runs' aside.
 
     Parameters
     ----------
@@ -204,16 +205,34 @@ def write(folder: Path, kept: KeptModels, group: int | None = None) -> None:
     Raises
     ------
     StateError
-        The folder cannot be given to the group.
+        The folder cannot be given to the group, or the disk refuses the file; the generations before are still there.
     """
+    try:
+        _write(folder, kept, group)
+    except OSError as error:
+        raise StateError(
+            f"{folder}: the models of round {kept.round} cannot be kept ({error.strerror or error}); those before are: "
+            "make room, or give this user the right to write there"
+        ) from error
+
+
+def _write(folder: Path, kept: KeptModels, group: int | None) -> None:
     if group is not None:
         _open_to(group, folder)
         remove_partials(folder, f"{_KIND}-")  # in the state folder, the store does so
+    earlier = EarlierRuns(folder)
+    others = {number: run for number, run in earlier.runs(_KIND).items() if run != kept.run}
+    if kept.round in others:
+        earlier.move_out(kept.round, others.pop(kept.round), (_KIND,))
     durable.write(_path(folder, kept.round), *kept.to_record(), group=group)
+    for number, run in others.items():
+        earlier.move_out(number, run, (_KIND,))
     numbers = durable.numbered(folder, _KIND)
     stay = [number for number in numbers if number <= kept.round][:_GENERATIONS]
-    for number in set(numbers) - set(stay):
-        _path(folder, number).unlink(missing_ok=True)
+    for path in [_path(folder, number) for number in set(numbers) - set(stay)]:
+        path.unlink(missing_ok=True)
+    for path in earlier.place_of(kept.run).glob(f"{_KIND}-*.npz"):  # the run goes on, and these are older
+        path.unlink()
 
 
 def _open_to(group: int, folder: Path) -> None:
@@ -325,18 +344,39 @@ class Predictor:
         return scores / scores.sum(dim=1, keepdim=True)
 
     def answer(self, image: NDArray[np.uint8], top: int) -> dict[str, Any]:
-        """The ``top`` likeliest classes of one image, uint8 (3, S, S), JSON-ready; only classes that were met."""
+        """The ``top`` likeliest classes of one image, uint8 (3, S, S), JSON-ready; only classes that were met.
+
+        Raises
+        ------
+        StateError
+            A probability is not finite.
+        """
         found = self.probabilities(torch.from_numpy(image.copy())[None])[0]
+        if not bool(found.isfinite().all()):
+            raise StateError(f"the models of round {self.kept.round} do not predict: probabilities are not finite")
         ranked = [label for label in found.argsort(descending=True, stable=True).tolist() if label in self.kept.seen]
         classes = [
             {"class": self.kept.class_names[label], "probability": float(found[label])} for label in ranked[:top]
         ]
         return {"round": self.kept.round, "model": self.kept.answering, "classes": classes}
 
+    def check(self) -> None:
+        """Try the models on a black and a white image, which also takes the memory that answers need.
+
+        Raises
+        ------
+        StateError
+            As :meth:`answer`.
+        """
+        size = self.kept.framing.size
+        for shade in (0, 255):
+            self.answer(np.full((3, size, size), shade, dtype=np.uint8), 1)
+
     def _network(self, name: str) -> Network:
         kept = self.kept
         try:
-            net = built(kept.network, Blueprint(len(kept.class_names), kept.framing.size, kept.width, kept.stem))
+            blueprint = Blueprint(len(kept.class_names), kept.framing.size, kept.width, kept.stem)
+            net = seeded(kept.network, blueprint, 0)  # which leaves the global generator alone
             load_weights(net, {key: torch.from_numpy(array) for key, array in kept.weights[name].items()})
             net.precision = {"float32": torch.float32, "bfloat16": torch.bfloat16}[kept.precision]
         except (ConfigError, KeyError, RuntimeError, TypeError, ValueError) as error:
@@ -350,12 +390,12 @@ class Predictor:
 
 
 def load_newest(folder: Path) -> Predictor:
-    """Load the newest readable generation; a client may write to the folder at the same time.
+    """Load the newest generation that predicts; a client may write to the folder at the same time.
 
     Raises
     ------
     StateError
-        The folder does not exist, or holds no model yet, or none that is readable.
+        The folder does not exist, or holds no model yet, or none that is readable and predicts.
     """
     check(folder)
     faults: dict[Path, str] = {}
@@ -369,6 +409,7 @@ def load_newest(folder: Path) -> Predictor:
                     vanished = True
                     continue
                 predictor = Predictor(KeptModels.from_record(*content))
+                predictor.check()
             except (OSError, StateError) as error:
                 faults[path] = " ".join(str(error).split())
                 continue

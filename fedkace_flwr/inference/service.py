@@ -44,11 +44,14 @@ class Watched:
     ----------
     predictor : Predictor or None
         The present model; None before the first one exists.
+    failed : int
+        Predictions that have failed since the last one that did not; a first model that cannot be used counts as one.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.predictor: Predictor | None = None
+        self.failed = 0
         self._known: object = None
 
     def look(self) -> None:
@@ -61,13 +64,24 @@ class Watched:
             return
         try:
             predictor = load_newest(self.folder)
-            size = predictor.kept.framing.size
-            predictor.answer(np.zeros((3, size, size), dtype=np.uint8), 1)  # takes the memory that answers need
         except StateError as error:
             logger.warning("%s; keeping the present model", error)
+            self.failed += self.predictor is None
         else:
-            self.predictor, kept = predictor, predictor.kept
+            self.predictor, self.failed, kept = predictor, 0, predictor.kept
             logger.info("now predicting with the %s model of round %d", kept.answering, kept.round)
+
+    def answer(self, predictor: Predictor, square: NDArray[np.uint8], top: int) -> dict[str, Any]:
+        """The model's answer, as :meth:`Predictor.answer` gives it; count whether it fails."""
+        try:
+            found = predictor.answer(square, top)
+        except Exception as error:
+            self.failed += 1
+            if self.failed == 1:
+                logger.warning("predictions fail: %s", error)
+            raise
+        self.failed = 0
+        return found
 
     async def follow(self) -> None:
         """Check the folder at regular intervals."""
@@ -121,21 +135,22 @@ def application(
             upload.release()
             async with slots:
                 loop = asyncio.get_running_loop()
-                return JSONResponse(await loop.run_in_executor(workers, predictor.answer, square, top))
+                return JSONResponse(await loop.run_in_executor(workers, watched.answer, predictor, square, top))
 
     async def model(request: Request) -> Response:
         return JSONResponse(_answering(watched).kept.described())
 
     async def health(request: Request) -> Response:
-        ready = watched.predictor
-        return JSONResponse({"status": "ok", "round": ready.kept.round if ready else None})
+        ready, failed = watched.predictor, watched.failed
+        said = {"status": "predictions fail" if failed else "ok", "round": ready.kept.round if ready else None}
+        return JSONResponse({**said, "failed": failed} if failed else said, 503 if failed else 200)
 
     routes = [
         Route("/predict", predict, methods=["POST"]),
         Route("/model", model, methods=["GET"]),
         Route("/health", health, methods=["GET"]),
     ]
-    handlers: dict[Any, Any] = {HTTPException: _refused, Exception: _broken}
+    handlers: dict[Any, Any] = {HTTPException: _refused, StateError: _unable, Exception: _broken}
     routed = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
     return following(guarded(routed, access or Access()))
 
@@ -167,6 +182,10 @@ def _top(request: Request) -> int:
 
 async def _refused(request: Request, error: HTTPException) -> Response:
     return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+
+
+async def _unable(request: Request, error: StateError) -> Response:
+    return JSONResponse({"error": str(error)}, 500)
 
 
 async def _broken(request: Request, error: Exception) -> Response:

@@ -1,4 +1,4 @@
-"""The record keys and metric names used in messages, and the checks on replies.
+"""The record keys and metric names used in messages, and the checks on what server and clients send each other.
 
 Arrays travel as ArrayRecords, numbers as MetricRecords and ConfigRecords; nothing is pickled.
 """
@@ -160,14 +160,55 @@ def read_reply(message: Message, client: int, shapes: Shapes | None) -> Reply:
         return Reply(client, {}, 0, numbers, sat_out=True)
     weights: Weights = {}
     if shapes is not None:
-        if ARRAYS not in content.array_records:
-            raise MessageError(f"the reply holds no record {ARRAYS!r}", "records")
         if examples < 1:
             raise MessageError(f"{EXAMPLES} = {examples}: must be at least 1", "count")
-        weights = checked_arrays(content.array_records[ARRAYS], shapes)
+        weights = read_arrays(content, shapes)
     elif examples < 0:
         raise MessageError(f"{EXAMPLES} = {examples}: must not be negative", "count")
     return Reply(client, weights, examples, numbers)
+
+
+def read_arrays(content: RecordDict, shapes: Shapes) -> Weights:
+    """Read the arrays of a message that came from a client, or of one that came from the server.
+
+    Parameters
+    ----------
+    content : RecordDict
+        The message's content.
+    shapes : mapping
+        Name, shape and dtype of each array that it must hold.
+
+    Returns
+    -------
+    dict of str to array
+        In the order of ``shapes``.
+
+    Raises
+    ------
+    MessageError
+        The message is larger than it may be, has no such record, or the arrays differ from ``shapes`` or are not finite.
+    """
+    check_size(content, shapes)
+    if ARRAYS not in content.array_records:
+        raise MessageError(f"the message holds no record {ARRAYS!r}", "records")
+    return checked_arrays(content.array_records[ARRAYS], shapes)
+
+
+def declared_length(record: ArrayRecord | None, name: str, axis: int, most: int) -> int:
+    """Return the length that an array says it has along an axis, without reading the array.
+
+    Raises
+    ------
+    MessageError
+        There is no such array or axis, or the length is not within 0 and ``most``.
+    """
+    shape = record[name].shape if record is not None and name in record else ()
+    length = shape[axis] if axis < len(shape) else -1
+    if not 0 <= length <= most:
+        raise MessageError(
+            f"array {name!r} is {shown(tuple(shape))}: must have at most {most} along axis {axis}", "arrays"
+        )
+    return length
 
 
 def check_size(content: RecordDict, shapes: Shapes) -> None:
@@ -182,11 +223,13 @@ def check_size(content: RecordDict, shapes: Shapes) -> None:
     for name, (shape, dtype) in shapes.items():
         largest += len(name) + _LARGEST_HEADER + math.prod(shape) * dtype.itemsize
     if size > largest:
-        raise MessageError(f"the reply has {size} bytes, more than the {largest} that it may need; left unread", "size")
+        raise MessageError(
+            f"the message has {size} bytes, more than the {largest} that it may need; left unread", "size"
+        )
 
 
 def checked_arrays(record: ArrayRecord, shapes: Shapes) -> Weights:
-    """Read arrays that came from a client.
+    """Read arrays that came from another machine.
 
     An array's own header is compared with the expected one before its content is read, so that a false size in the
     header allocates no memory.
@@ -199,7 +242,8 @@ def checked_arrays(record: ArrayRecord, shapes: Shapes) -> Weights:
     if set(record) != set(shapes):
         odd = sorted(set(record) ^ set(shapes))
         raise MessageError(
-            f"the reply's arrays differ from the model's in {len(odd)} names, the first is {shown(odd[0])}", "arrays"
+            f"the arrays differ from those that are expected in {len(odd)} names, the first is {shown(odd[0])}",
+            "arrays",
         )
     weights = {}
     for name, (shape, dtype) in shapes.items():
@@ -252,7 +296,7 @@ def _finite(number: float) -> bool:
 
 
 def shown(value: object) -> str:
-    """Return a value that a client sent, for one line of a log: escaped, and truncated if it is long."""
+    """Return a value that another machine sent, for one line of a log: escaped, and truncated if it is long."""
     return shortened(str(value) if isinstance(value, np.dtype | tuple | list | int | float) else repr(value))
 
 

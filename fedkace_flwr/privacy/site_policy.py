@@ -76,7 +76,7 @@ class SitePolicy:
     rules: Mapping[str, _Rule]
     own_state: bool = False
 
-    def check(self, asked: Config, config: Config, *, sends_labels: bool, round_number: int | None = None) -> None:
+    def check(self, asked: Config, config: Config, *, sends_labels: bool) -> None:
         """Refuse a run that the site does not accept.
 
         Parameters
@@ -87,8 +87,6 @@ class SitePolicy:
             The configuration as the client uses it: with the method's preset.
         sends_labels : bool
             Whether the method sends labels of samples.
-        round_number : int, optional
-            The message's round.
 
         Raises
         ------
@@ -107,8 +105,6 @@ class SitePolicy:
                 obeyed = name not in self.rules and self._is_obeyed(name, declared)
                 if obeyed and sent.get(name) != defaults.get(name):
                     self._refuse(name, sent[name], f"only its default, {defaults[name]!r} (unlisted = 'default')")
-        if round_number is not None and not 1 <= round_number <= config.stream.rounds:
-            self._refuse("round", round_number, f"only rounds up to the run's rounds = {config.stream.rounds}")
 
     def _is_obeyed(self, name: str, declared: Key) -> bool:
         """Whether a client does what a key says, and not the server alone."""

@@ -1,38 +1,17 @@
-"""Checked reading of what clients send: arrays, numbers, labels and class counts."""
+"""Checked reading of what clients send: numbers, labels and class counts."""
 
 import numpy as np
 from flwr.app import MetricRecord, RecordDict
 
 from fedkace_flwr.errors import MessageError
 from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.messaging.records import NumpyArray, Shapes, Weights
+from fedkace_flwr.messaging.records import NumpyArray, Shapes
 from fedkace_flwr.messaging.validation import Limits, check_metrics
 
 
 def num_classes(shapes: Shapes) -> int:
     """Number of classes C: the length of the model's output bias."""
     return shapes["output.bias"][0][0]
-
-
-def read_arrays(content: RecordDict, shapes: Shapes) -> Weights:
-    """Arrays of a reply to one of a method's own messages.
-
-    Parameters
-    ----------
-    content : RecordDict
-        The reply's content.
-    shapes : mapping
-        Name, shape and dtype of each array that it must hold.
-
-    Raises
-    ------
-    MessageError
-        The reply is too large, has no arrays, or they differ from ``shapes`` or are not finite.
-    """
-    keys.check_size(content, shapes)
-    if keys.ARRAYS not in content.array_records:
-        raise MessageError(f"the reply holds no record {keys.ARRAYS!r}", "records")
-    return keys.checked_arrays(content.array_records[keys.ARRAYS], shapes)
 
 
 def read_metrics(content: RecordDict, limits: Limits) -> dict[str, float]:

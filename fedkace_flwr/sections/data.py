@@ -77,6 +77,7 @@ class DataConfig:
         "Maximum number of samples that a round takes from an inbox. Files are never split; a file that holds more is rejected.",
         unit="samples",
         low=2,  # a single sample may have to wait for another
+        high=100_000,
     )
     inbox_after: Literal["keep", "delete"] = key(
         "keep",

@@ -18,6 +18,7 @@ class ModelConfig:
         8,
         "Channels of the network's first layers, to which all others are in proportion. `resnet18`: those of the first stage (paper: 16 for CIFAR-100, 64 for ImageNet100). Published sizes: `mobilenet-v3-small` 16, `efficientnet-b0` 32, `cnn` 32; layers of the first two have at least 8 channels. `vit` has 8 x `width` channels throughout.",
         low=1,
+        high=256,
     )
     stem: Literal["auto", "cifar", "imagenet"] = key(
         "auto",
@@ -37,7 +38,7 @@ class ModelConfig:
 class TrainingConfig:
     """Local training."""
 
-    epochs: int = key(5, "Local epochs per round, J.", unit="epochs", low=1)
+    epochs: int = key(5, "Local epochs per round, J.", unit="epochs", low=1, high=10_000)
     batch_size: int = key(32, "Samples per step.", unit="samples", low=2)
     learning_rate: float = key(
         0.01, "Learning rate of AdamW in the first epoch; follows a cosine towards 0 over the round's epochs.", above=0
@@ -63,7 +64,9 @@ class TrainingConfig:
 class BufferConfig:
     """Buffer."""
 
-    capacity: int = key(60, "Buffer capacity M of each client; at least the number of classes.", unit="samples", low=1)
+    capacity: int = key(
+        60, "Buffer capacity M of each client; at least the number of classes.", unit="samples", low=1, high=100_000
+    )
     stored_logits: float = key(
         0.0,
         "Weight of the squared distance between a replayed sample's logits and those that the local model gave it in its first round, which are stored with the buffer; 0: none are stored.",
@@ -267,7 +270,9 @@ class RunConfig:
         "How a training step is executed: `eager` launches operation by operation; `captured` records the step once in a CUDA graph and replays it; `auto` does so on an NVIDIA GPU. On a CPU, `captured` runs the same step without recording, with the same results as `eager`. If a step cannot be recorded, training goes on as with `eager`.",
         affects="place",
     )
-    threads: int = key(1, "CPU threads per worker; 0 uses PyTorch's default.", unit="threads", low=0, affects="place")
+    threads: int = key(
+        1, "CPU threads per worker; 0 uses PyTorch's default.", unit="threads", low=0, high=1024, affects="place"
+    )
     results_dir: str = key(
         "results",
         "Folder in which the run's folder is created. Relative to the working directory of the server process.",

@@ -17,8 +17,8 @@ from fedkace_flwr.seeding import seed_for
 class StreamConfig:
     """Stream."""
 
-    clients: int = key(10, "Number of clients K.", low=1)
-    rounds: int = key(15, "Number of rounds T.", low=1)
+    clients: int = key(10, "Number of clients K.", low=1, high=100_000)
+    rounds: int = key(15, "Number of rounds T.", low=1, high=100_000)
     fraction_train: float = key(
         1.0,
         "Fraction of the clients that train in a round, rounded to whole clients, at least one; they are drawn anew for each round. The others miss the round's training and its chunk; images in an inbox wait for the client's next training. All clients receive the new global model and are evaluated (docs/method.md).",

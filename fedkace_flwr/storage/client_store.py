@@ -2,7 +2,7 @@
 
 The folder holds ``state-<round>.npz`` for the client's last two trained rounds and ``answer-<round>.npz``, its reply to
 the last one, so that a repeated message is answered without training again. The state is written last: until it is in
-place, the round has not happened. ``earlier/`` holds the files of the previous run. Files are those of
+place, the round has not happened. ``earlier/`` holds the files of earlier runs. Files are those of
 :mod:`fedkace_flwr.storage.atomic`; ``docs/client-state.md`` says what the client does about each kind of damage.
 """
 
@@ -22,6 +22,7 @@ from fedkace_flwr.storage.client_state import Answer, ClientState, Content, reas
 from fedkace_flwr.storage.earlier_runs import EarlierRuns
 from fedkace_flwr.storage.files import remove_partials
 from fedkace_flwr.storage.folders import make_folder, sync_above, sync_folder
+from fedkace_flwr.storage.names import printable
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +53,8 @@ class ClientStore:
     folder : Path
         Made on first use, readable by its owner only.
     empty : ClientState
-        The state before the first round. Stored states of other runs are moved aside; a state with another number
-        of classes or another kind of buffer is not accepted.
+        The state before the first round. Stored states of other runs are moved aside; a state of this run with another
+        number of classes or another kind of buffer is refused.
     """
 
     def __init__(self, folder: Path, empty: ClientState) -> None:
@@ -111,11 +112,11 @@ class ClientStore:
         Raises
         ------
         UnreadableStateError
-            A file has a newer version, is encrypted with another key, or is not encrypted although a key is set; it
-            is left as it is.
+            A file has a newer version, is encrypted with another key, or is not encrypted although a key is set, or is
+            the state of another client or of other keys; it is left as it is.
         StateError
-            That generation has been dropped, because the client has gone on for more rounds than it keeps; or the
-            state is another client's.
+            That generation has been dropped, because the client has gone on for more rounds than it keeps; or the run
+            is new, and the client keeps too many already.
         """
         self._settle()
         generations = self._generations()
@@ -169,7 +170,6 @@ class ClientStore:
             kept = [number for number in self._generations() if number <= state.round][:_GENERATIONS]
             self._drop(lambda number: number not in kept, answers=lambda number: number != state.round)
             remove_partials(self.folder, *_WRITTEN)
-            self._earlier.forget()
 
     def save(self, state: ClientState) -> None:
         """Store a state in place of the one of the same round.
@@ -209,27 +209,31 @@ class ClientStore:
             state = ClientState.from_record(*content)
             if state.run != self._empty.run:
                 return None
-            self._check(state, round_number)
+            if state.round != round_number:
+                raise StateError(f"holds round {state.round}")
         except (KeyError, TypeError, ValueError, StateError) as error:
             self._quarantine(path, reason_of(error))
             return None
+        self._check(path, state)
+        return state
+
+    def _check(self, path: Path, state: ClientState) -> None:
+        """Refuse a whole state that does not fit: the server, which names the run and its keys, may be wrong."""
+        if state.seen.shape != self._empty.seen.shape:
+            raise UnreadableStateError(
+                f"{path}: holds {len(state.seen)} classes, not {len(self._empty.seen)}; a run goes on with its own keys"
+            )
+        held, wanted = state.buffer.content, self._empty.buffer.content
+        if held.dtype != wanted.dtype or held.shape[1:] != wanted.shape[1:]:
+            raise UnreadableStateError(
+                f"{path}: holds a buffer of {held.dtype} {tuple(held.shape[1:])}, not {wanted.dtype} "
+                f"{tuple(wanted.shape[1:])}; a run goes on with its own keys"
+            )
         theirs, ours = state.client, self._empty.client
         if None not in (theirs, ours) and theirs != ours:
             raise UnreadableStateError(
                 f"{path}: holds the state of client {theirs} of this run, and this is client {ours}; start the "
                 "SuperNode with the partition-id that it had, or with another client-name"
-            )
-        return state
-
-    def _check(self, state: ClientState, round_number: int) -> None:
-        if state.round != round_number:
-            raise StateError(f"holds round {state.round}")
-        if state.seen.shape != self._empty.seen.shape:
-            raise StateError(f"holds {len(state.seen)} classes, not {len(self._empty.seen)}")
-        held, wanted = state.buffer.content, self._empty.buffer.content
-        if held.dtype != wanted.dtype or held.shape[1:] != wanted.shape[1:]:
-            raise StateError(
-                f"holds a buffer of {held.dtype} {tuple(held.shape[1:])}, not {wanted.dtype} {tuple(wanted.shape[1:])}"
             )
 
     def _read(self, path: Path) -> Content | None:
@@ -286,32 +290,14 @@ class ClientStore:
         """Make the folder's generations this run's: move other runs' files out, and this run's in."""
         if self._settled or not self.folder.is_dir():
             return
-        moved: dict[str, int] = {}
-        for number in self._generations():
-            run = self._run_of(self._path("state", number))
-            if run is not None and run != self._empty.run:
-                with self._explained():
-                    self._earlier.move_out(number, run)
-                moved.setdefault(run, number)
+        with self._explained():
+            moved = self._earlier.settle(self._empty.run)
         for run, number in moved.items():
             logger.warning(
-                "%s held the state of an earlier run, %s, up to its round %d; it was moved to %s and is kept until "
-                "another run takes its place",
-                self.folder,
-                run,
+                "%s held the state of an earlier run, %s, up to its round %d; it was moved to %s",
+                printable(str(self.folder)),
+                printable(run),
                 number,
-                self._earlier.place_of(run),
+                printable(str(self._earlier.place_of(run))),
             )
-        with self._explained():
-            self._earlier.move_in(self._empty.run)
         self._settled = True
-
-    def _run_of(self, path: Path) -> str | None:
-        try:
-            record = atomic.read_record(path, client_state.VERSION)
-        except UnreadableStateError as error:
-            raise UnreadableStateError(f"{path}: {error}") from error
-        except StateError:
-            return None  # damaged: whoever reads the state sets it aside
-        run = record and record.get("run")
-        return run if isinstance(run, str) else None

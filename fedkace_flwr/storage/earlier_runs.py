@@ -1,19 +1,26 @@
-"""Moving the files of earlier runs aside, in a client's folder.
+"""Moving the files of earlier runs aside, in a client's folder, and back.
 
-A run that is started by mistake must not destroy what an earlier one has learned. Every step is a renaming, so each
-file is in one of its two places at any moment.
+A run that is started by mistake, or by a server that means harm, must not destroy what an earlier one has learned. Every
+step is a renaming, so each file is in one of its two places at any moment, and nothing is removed.
 """
 
 import contextlib
 import os
+from collections.abc import Collection
 from pathlib import Path
 
-from fedkace_flwr.storage import atomic
+from fedkace_flwr.errors import StateError, UnreadableStateError
+from fedkace_flwr.storage import atomic, client_state
 from fedkace_flwr.storage.folders import EARLIER, make_folder, sync_folder
 from fedkace_flwr.storage.names import token
 
-_KEPT_RUNS = 1
-_KINDS = ("answer", "state")
+MOST_RUNS = 8
+"""Most earlier runs that a client keeps; it takes part in no further one before its owner has made room."""
+
+ANSWER, STATE, MODELS = "answer", "state", "models"
+"""The kinds of a client's files, ``KIND-ROUND.npz``."""
+
+_STATES = (ANSWER, STATE)  # in the order in which they are moved
 
 
 class EarlierRuns:
@@ -22,7 +29,7 @@ class EarlierRuns:
     Parameters
     ----------
     folder : Path
-        The client's folder.
+        The client's folder: that of its state, or of its models.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -32,11 +39,79 @@ class EarlierRuns:
         """The folder of a run."""
         return self._folder / EARLIER / token(run)
 
-    def move_out(self, round_number: int, run: str) -> None:
-        """Move the answer and the state of a round to their run's folder."""
+    def places(self) -> list[Path]:
+        """The folders of earlier runs; empty ones belong to runs that were moved back."""
+        return sorted(place for place in (self._folder / EARLIER).glob("*") if any(place.glob("*-*.npz")))
+
+    def runs(self, kind: str) -> dict[int, str]:
+        """The run of each state, or of each file of models, in the client's folder, by its round, newest first.
+
+        Damaged files are left out: whoever reads them deals with them.
+
+        Raises
+        ------
+        UnreadableStateError
+            A file may be intact, but this process cannot read it.
+        """
+        found, newest = {}, client_state.VERSION if kind == STATE else atomic.VERSION
+        for number in atomic.numbered(self._folder, kind):
+            path = atomic.path_of(self._folder, kind, number)
+            try:
+                record = atomic.read_record(path, newest)
+            except UnreadableStateError as error:
+                raise UnreadableStateError(f"{path}: {error}") from error
+            except StateError:
+                continue
+            if record is not None and isinstance(run := record.get("run"), str):
+                found[number] = run
+        return found
+
+    def settle(self, run: str) -> dict[str, int]:
+        """Move the states and answers of other runs out, and those of this run in.
+
+        Returns
+        -------
+        dict of str to int
+            The runs that were moved out, each with its last round.
+
+        Raises
+        ------
+        UnreadableStateError
+            As :meth:`runs`.
+        StateError
+            There would be more than :data:`MOST_RUNS` earlier runs; nothing was moved.
+        """
+        others = {number: other for number, other in self.runs(STATE).items() if other != run}
+        places = {*self.places(), *map(self.place_of, others.values())} - {self.place_of(run)}
+        if others and len(places) > MOST_RUNS:
+            raise StateError(
+                f"{self._folder}: run {run!r} is new, and the states of {MOST_RUNS} earlier runs are kept already; see "
+                f"python -m fedkace_flwr.storage earlier {self._folder}, and delete those that are no longer needed"
+            )
+        for number, other in others.items():
+            self.move_out(number, other, _STATES)
+        self.move_in(run, _STATES)
+        return {other: number for number, other in reversed(others.items())}
+
+    def take_back(self, run: str) -> None:
+        """Move every file of an earlier run in, and those of all other runs out.
+
+        Raises
+        ------
+        UnreadableStateError
+            As :meth:`runs`.
+        """
+        for kind, moved in ((STATE, _STATES), (MODELS, (MODELS,))):
+            for number, other in self.runs(kind).items():
+                if token(other) != token(run):
+                    self.move_out(number, other, moved)
+        self.move_in(run, (*_STATES, MODELS))
+
+    def move_out(self, round_number: int, run: str, kinds: Collection[str]) -> None:
+        """Move a round's files to their run's folder."""
         place = self.place_of(run)
         make_folder(place)
-        for kind in _KINDS:
+        for kind in kinds:
             path = atomic.path_of(self._folder, kind, round_number)
             if path.exists():
                 os.replace(path, place / path.name)
@@ -45,26 +120,15 @@ class EarlierRuns:
                 sync_folder(place)
                 sync_folder(self._folder)
 
-    def move_in(self, run: str) -> None:
+    def move_in(self, run: str, kinds: Collection[str]) -> None:
         """Move the files of a run back to the client's folder."""
         place = self.place_of(run)
         if not place.is_dir():
             return
-        for kind in _KINDS:
+        for kind in kinds:
             for number in atomic.numbered(place, kind):
                 os.replace(atomic.path_of(place, kind, number), atomic.path_of(self._folder, kind, number))
         sync_folder(self._folder)
         sync_folder(place)
         with contextlib.suppress(OSError):
             place.rmdir()
-
-    def forget(self) -> None:
-        """Remove all earlier runs but the last."""
-        # Empty folders belong to runs that were moved back in; they do not count as earlier runs.
-        places = [path for path in (self._folder / EARLIER).glob("*") if any(path.glob("state-*.npz"))]
-        for place in sorted(places, key=lambda path: path.stat().st_mtime_ns)[:-_KEPT_RUNS]:
-            for kind in _KINDS:
-                for path in place.glob(f"{kind}-*.npz"):
-                    path.unlink()
-            with contextlib.suppress(OSError):
-                place.rmdir()

@@ -21,8 +21,8 @@ def client_folder(config: Config, run_id: int, client: int, node_config: Mapping
     """Return a client's state folder.
 
     Its parent is the node's ``state-dir``, else the run's ``state-dir``, else ``clients`` in the run's folder. Its name
-    is the node's ``client-name``, followed by the client's number if the node hosts several clients; without a
-    ``client-name`` it is ``client-<number>``.
+    is the node's ``client-name``, followed by the client's number unless that is the node's ``partition-id``; without a
+    ``client-name`` it is ``client-<number>``. No key of the run changes the name.
 
     Raises
     ------
@@ -43,9 +43,7 @@ def client_folder(config: Config, run_id: int, client: int, node_config: Mapping
             f"--node-config: client-name = {name!r:.100}: must be a string of 1 to 64 letters, digits, dots, "
             "underscores and hyphens, and not consist of dots only"
         )
-    partitions = node_config.get("num-partitions")
-    alone = isinstance(partitions, int) and config.stream.clients <= partitions
-    return root / (name if alone else f"{name}-{client:03d}")
+    return root / (name if client == node_config.get("partition-id") else f"{name}-{client:03d}")
 
 
 def has_own_folder(node_config: Mapping[str, Scalar]) -> bool:

@@ -174,7 +174,7 @@ def test_clients_do_not_read_the_file(small: Make, tmp_path: Path) -> None:
     experiment = Experiment(small(weights_file=str(tmp_path / "on-the-server.pth")))
     weights = network(1).state_dict()
     assert torch.equal(experiment.network(weights).state_dict()["stem.0.weight"], weights["stem.0.weight"])
-    assert experiment.weight_names == list(weights)
+    assert list(experiment.weight_shapes) == list(weights)
 
 
 def test_a_file_that_does_not_fit_ends_a_run_before_it_begins(small: Make, tmp_path: Path) -> None:

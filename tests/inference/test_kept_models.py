@@ -149,8 +149,14 @@ def test_a_new_run_in_the_same_folder_takes_over_from_the_old_one(tmp_path: Path
     for number in (14, 15):
         serving.write(tmp_path, constant(number, 1))
     serving.write(tmp_path, constant(1, 2, run="new"))
-    assert [path.name for path in tmp_path.iterdir()] == ["models-000001.npz"]
+    assert [path.name for path in tmp_path.glob("*.npz")] == ["models-000001.npz"]
     assert load_newest(tmp_path).kept.run == "new"
+    kept = sorted((tmp_path / "earlier" / "made").iterdir())
+    assert [path.name for path in kept] == ["models-000014.npz", "models-000015.npz"]
+
+    serving.write(tmp_path, constant(16, 1))  # the old one goes on, and its former models are superseded
+    assert load_newest(tmp_path).kept.run == "made" and not list((tmp_path / "earlier" / "made").iterdir())
+    assert [path.name for path in (tmp_path / "earlier" / "new").iterdir()] == ["models-000001.npz"]
 
 
 @pytest.mark.parametrize("harm", ["cut", "flipped", "empty", "other-network"])

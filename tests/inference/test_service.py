@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 from support.made.models import CLASSES, blank, constant, picture
 from support.systems.service import Service, predict, serving_of
@@ -43,6 +44,40 @@ def test_the_service_waits_for_the_first_model(tmp_path: Path) -> None:
         while service.client.get("/health").json()["round"] != 1:
             pass
         assert service.client.post("/predict", content=picture()).json()["classes"][0]["class"] == "class 5"
+
+
+def grey_alone(round_number: int):  # type: ignore[no-untyped-def]
+    """A generation of finite weights that overflow on every picture that is not grey."""
+    kept = constant(round_number, 3)
+    first = next(array for array in kept.weights[serving.GLOBAL].values() if array.ndim == 4)
+    first[:] = 0
+    first[:, 0, 1, 1], first[:, 1, 1, 1] = 1.6e38, -1.6e38
+    return kept
+
+
+@pytest.mark.slow
+def test_its_health_says_when_predictions_fail(tmp_path: Path) -> None:
+    folder = tmp_path / "client"
+    hopeless = constant(1, 3)
+    hopeless.weights[serving.GLOBAL]["output.bias"][:] = np.nan
+    serving.write(folder, hopeless)
+    with serving_of(folder) as service:
+        while (health := service.client.get("/health")).status_code == 200:  # before it has looked
+            pass
+        assert health.json() == {"status": "predictions fail", "round": None, "failed": 1}
+        serving.write(folder, grey_alone(2))
+        while (health := service.client.get("/health")).status_code != 200:
+            pass
+        assert health.json() == {"status": "ok", "round": 2}
+        for failed in (1, 2):
+            reply = service.client.post("/predict", content=picture())
+            assert reply.status_code == 500 and "not finite" in reply.json()["error"]
+            health = service.client.get("/health")
+            assert health.status_code == 503
+            assert health.json() == {"status": "predictions fail", "round": 2, "failed": failed}
+        assert service.client.post("/predict", content=blank(8, 8)).status_code == 200
+        assert service.client.get("/health").json() == {"status": "ok", "round": 2}
+        assert "Traceback" not in service.said()
 
 
 @pytest.mark.slow

@@ -13,7 +13,6 @@ from fedkace_flwr.rounds.replies import (
     check_labels,
     check_within,
     num_classes,
-    read_arrays,
     read_metrics,
 )
 
@@ -24,7 +23,7 @@ LIMITS = Limits.of(Config(), {"output.bias": ((10,), np.dtype(np.float32))})
 
 def test_arrays_come_back_as_they_were_sent() -> None:
     content = RecordDict({keys.ARRAYS: keys.array_record(HELD)})
-    assert read_arrays(content, SHAPES)["scores"].tolist() == [0.25, 0.5]
+    assert keys.read_arrays(content, SHAPES)["scores"].tolist() == [0.25, 0.5]
 
 
 @pytest.mark.parametrize(
@@ -38,7 +37,7 @@ def test_arrays_come_back_as_they_were_sent() -> None:
 )
 def test_arrays_that_differ_are_refused(content: RecordDict, kind: str) -> None:
     with pytest.raises(MessageError) as caught:
-        read_arrays(content, SHAPES)
+        keys.read_arrays(content, SHAPES)
     assert caught.value.kind == kind
 
 

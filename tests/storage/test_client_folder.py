@@ -28,7 +28,7 @@ Make = Callable[..., Config]
 
 def test_a_machine_that_has_a_name_keeps_its_folder_whatever_its_number(small: Make) -> None:
     config = small(state_dir="/state")
-    place: dict[str, Any] = {"num-partitions": 3, "client-name": "cam-7.north_2"}
+    place: dict[str, Any] = {"partition-id": 1, "num-partitions": 3, "client-name": "cam-7.north_2"}
     assert str(client_folder(config, 5, 1, place)) == "/state/cam-7.north_2"
     assert str(client_folder(config, 5, 1, {**place, "client-name": ""})) == "/state/client-001"
     assert str(client_folder(config, 5, 1, {"num-partitions": 3})) == "/state/client-001"
@@ -36,8 +36,8 @@ def test_a_machine_that_has_a_name_keeps_its_folder_whatever_its_number(small: M
 
 def test_clients_that_share_a_machine_do_not_share_a_folder(small: Make) -> None:
     config = small(clients=4, state_dir="/state")
-    place: dict[str, Any] = {"num-partitions": 2, "client-name": "cam7"}
-    assert [client_folder(config, 5, number, place).name for number in (1, 3)] == ["cam7-001", "cam7-003"]
+    place: dict[str, Any] = {"partition-id": 1, "num-partitions": 2, "client-name": "cam7"}
+    assert [client_folder(config, 5, number, place).name for number in (1, 3)] == ["cam7", "cam7-003"]
 
 
 @pytest.mark.parametrize("name", ["a/b", "..", ".", "", "a" * 65, "ä", "a b", "a\nb", "a\0", 7, True, 1.5])
@@ -183,12 +183,6 @@ def test_a_run_begun_by_mistake_does_not_cost_what_the_one_before_has_learnt(tmp
     again.save_trained(of_run("1", 3), reply(3))
     assert ClientStore(tmp_path, of_run("1")).before(4).round == 3
     assert ClientStore(tmp_path, of_run("2")).before(3).round == 2
-
-
-def test_of_earlier_runs_the_last_one_is_kept(tmp_path: Path) -> None:
-    for run in ("1", "2", "3"):
-        trained(tmp_path, run, 1)
-    assert names(tmp_path / "earlier") == ["2"]
 
 
 def test_a_run_is_told_what_no_path_may_hold(tmp_path: Path) -> None:

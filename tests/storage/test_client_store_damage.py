@@ -1,6 +1,7 @@
 """A damaged or foreign file is set aside or refused; what can be read is used."""
 
 import io
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -203,8 +204,6 @@ def _put(name: str, value: Any) -> Callable[[dict[str, Any], dict[str, Any]], No
         (_put("local_accuracy", "high"), "an accuracy"),
         (_put("round", 3), "round 3"),
         (_put("unheard-of", 3), "unheard-of"),
-        (_put("seen", np.zeros(CLASSES + 1, dtype=bool)), f"{CLASSES + 1} classes, not {CLASSES}"),
-        (_put("buffer.content", np.zeros((4, 3, 4, 4), dtype=np.uint8)), "uint8"),
         (_put("buffer.rounds", np.zeros(3, dtype=np.int64)), "unequal"),
         (_put("buffer.labels", np.array(["a", "b", "c", "d"])), ""),
     ],
@@ -237,25 +236,23 @@ def test_a_whole_answer_with_a_field_missing_is_set_aside(tmp_path: Path, name: 
 @pytest.mark.parametrize(
     ("other", "reason"),
     [
-        (empty(CLASSES + 1), f"{CLASSES} classes, not {CLASSES + 1}"),
-        (empty(pixels_of=(3, 4, 4)), "not torch.uint8 (3, 4, 4)"),
+        (empty(CLASSES + 1, (3, 4, 4)), f"{CLASSES} classes, not {CLASSES + 1}"),
+        (empty(), "torch.uint8 (3, 4, 4), not torch.int64 ()"),
+        (empty(pixels_of=(3, 8, 8)), "torch.uint8 (3, 4, 4), not torch.uint8 (3, 8, 8)"),
     ],
-    ids=["another number of classes", "another kind of buffer"],
+    ids=["another number of classes", "another kind of buffer", "another size of images"],
 )
-def test_the_state_of_another_experiment_is_not_taken_over(tmp_path: Path, other: ClientState, reason: str) -> None:
-    train(ClientStore(tmp_path, empty()), 1)
-    store = ClientStore(tmp_path, other)
-    with heard() as warned:
-        assert_same(store.before(2), other)
-    assert reason in warned[0]
-    assert store.answer(1) is None
-
-
-def test_a_buffer_of_images_of_another_size_is_not_taken_over(tmp_path: Path) -> None:
+def test_the_state_of_another_experiment_is_refused_and_left_alone(
+    tmp_path: Path, other: ClientState, reason: str
+) -> None:
+    """The server names the run and its keys, and must not make a client forget with either."""
     ClientStore(tmp_path, empty(pixels_of=(3, 4, 4))).save_trained(learned(1, pixels=True), reply(1))
-    with heard() as warned:
-        assert_same(ClientStore(tmp_path, empty(pixels_of=(3, 8, 8))).before(2), empty(pixels_of=(3, 8, 8)))
-    assert "torch.uint8 (3, 4, 4), not torch.uint8 (3, 8, 8)" in warned[0]
+    before = (tmp_path / "state-000001.npz").read_bytes()
+    store = ClientStore(tmp_path, other)
+    for action in (lambda: store.before(2), lambda: store.answer(1)):
+        with pytest.raises(UnreadableStateError, match=re.escape(reason)):
+            action()
+    assert (tmp_path / "state-000001.npz").read_bytes() == before
 
 
 def test_a_state_under_the_name_of_another_round_is_set_aside(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_a_run_that_ended_in_its_first_round_goes_on_with_what_its_clients_have_
 @pytest.fixture
 def device(small: Make, tmp_path: Path) -> Iterator[Callable[[str, int], Message]]:
     """Client 0 on a device: ``send(kind, round)``."""
-    config = over_inbox(small)
+    config = over_inbox(small, rounds=6)
     feed(small(rounds=3), tmp_path / "source")
     weights = as_arrays(Experiment(config).initial_weights())
     shutil.copytree(tmp_path / "source" / "client-0" / "test", tmp_path / "data" / "client-0" / "test")

@@ -210,7 +210,7 @@ class Parsers:
         path = self.folder / "policy.toml"
         path.write_bytes(content)
         try:
-            read_policy(path).check(Config(), Config(), sends_labels=True, round_number=1)
+            read_policy(path).check(Config(), Config(), sends_labels=True)
         except PolicyError as error:
             _assert_line(error)
 
