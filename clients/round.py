@@ -14,7 +14,7 @@ from clients.base import Array, ClientRound, ClientRule, Evaluation, Metrics, St
 from fedkace_flwr.compute.devices import choose_precision
 from fedkace_flwr.data.readers.catalogue import framing_of
 from fedkace_flwr.experiment import as_arrays
-from fedkace_flwr.inference import kept_models as serving
+from fedkace_flwr.inference import model_files
 from fedkace_flwr.inference.kept_models import KeptModels
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.storage.client_state import Answer, ClientState
@@ -194,7 +194,7 @@ class StreamingClient(NumPyClient):
             shares=answering.shares,
         )
         folder, group = self._models
-        serving.write(folder, kept, group)
+        model_files.write(folder, kept, group)
 
     def _named(self, parameters: Parameters) -> dict[str, Array]:
         return dict(zip(self.rule.experiment.weight_names, parameters, strict=True)) if parameters else {}

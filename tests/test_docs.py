@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from fedkace_flwr.inference.bodies import MAX_BYTES, MEMORY, Pace
+from fedkace_flwr.inference.connections import HEADER_BYTES, Limits
+from fedkace_flwr.inference.decoders import LANES
 
 from experiments.__main__ import main
 from experiments.bench.measure import kept
@@ -17,9 +20,6 @@ from experiments.running.cells import Cell
 from experiments.studies.study import load_study
 from fedkace_flwr.data import pixels
 from fedkace_flwr.data.picture_process import LIMITS as INBOX
-from fedkace_flwr.inference.bodies import MAX_BYTES, MEMORY, Pace
-from fedkace_flwr.inference.connections import HEADER_BYTES, Limits
-from fedkace_flwr.inference.decoders import LANES
 from fedkace_flwr.registry import configured
 from fedkace_flwr.results.run_folder import differences
 

@@ -17,7 +17,6 @@ from experiments.bench.passes import passes
 from experiments.bench.plain import plain, start
 from experiments.bench.rounds import paper_round, rounds
 from experiments.bench.selection import selection
-from experiments.bench.serving.delays import service
 from experiments.bench.state import evaluation, state
 from experiments.bench.training import training
 from experiments.outputs import check_output
@@ -36,7 +35,6 @@ PARTS: dict[str, Callable[[int], Figures]] = {
     "paper-round": paper_round,
     "memory": memory,
     "machines": machines,
-    "service": service,
     "plain": plain,
     "start": start,
     "gpu": gpu,

@@ -12,8 +12,8 @@ from typing import Any
 import fedkace_flwr
 from fedkace_flwr.errors import ModelError
 from fedkace_flwr.export.card import Training, card, with_onnx
-from fedkace_flwr.export.tensor_file import described, format_of, pack
 from fedkace_flwr.inference.kept_models import TENSORS, KeptModels
+from fedkace_flwr.inference.tensor_file import described, format_of, pack
 from fedkace_flwr.storage import files
 from fedkace_flwr.storage.folders import make_folder
 

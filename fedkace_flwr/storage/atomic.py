@@ -1,8 +1,9 @@
 """Files that are either whole or absent: arrays and one JSON record, versioned, checksummed, atomically replaced.
 
 A file is a SHA-256 of the rest, followed by an archive in NumPy's format without pickled content; or, if the
-environment holds a key, the archive encrypted (:mod:`fedkace_flwr.storage.encryption`). Files are readable by their
-owner only, unless a group is named, and have at most so many bytes as one process can be expected to hold.
+environment holds a key, the archive encrypted (:mod:`fedkace_flwr.storage.encryption`). Models for inference
+(:data:`MODELS`) are files of safetensors, which hold a checksum themselves. Files are readable by their owner only,
+unless a group is named, and have at most so many bytes as one process can be expected to hold.
 """
 
 import contextlib
@@ -25,6 +26,9 @@ from fedkace_flwr.storage.places import place_of
 
 LIMIT = "FEDKACE_STATE_LIMIT"
 """The environment variable for the most MiB of a stored file."""
+
+ARCHIVES, MODELS = ".npz", ".safetensors"
+"""How the names of the two kinds of files end."""
 
 VERSION = 1
 """Version of files of which nothing else is said."""
@@ -70,8 +74,6 @@ def write(
     version: int = VERSION,
     stamp: bytes | None = None,
     most: int | None = None,
-    group: int | None = None,
-    secret: bytes | None = None,
 ) -> None:
     """Replace a file; it is on disk before this returns.
 
@@ -89,6 +91,33 @@ def write(
         By which the write of a sealed file is to be recognised.
     most : int, optional
         Most bytes that it may have, as in :func:`read`.
+
+    Raises
+    ------
+    StateError
+        It would have more bytes than are read; nothing is written.
+    """
+    text = json.dumps({"version": version, **record}, allow_nan=False).encode()
+    write_body(path, npz.pack({"record": np.frombuffer(text, dtype=np.uint8), **arrays}), stamp=stamp, most=most)
+
+
+def write_body(
+    path: Path,
+    body: bytes,
+    *,
+    stamp: bytes | None = None,
+    most: int | None = None,
+    group: int | None = None,
+    secret: bytes | None = None,
+) -> None:
+    """Replace a file, as :func:`write` does.
+
+    Parameters
+    ----------
+    path, stamp, most
+        As for :func:`write`.
+    body : bytes
+        What the file protects: an archive, or a file of safetensors.
     group : int, optional
         Number of a group that may read the file.
     secret : bytes, optional
@@ -97,10 +126,8 @@ def write(
     Raises
     ------
     StateError
-        It would have more bytes than are read; nothing is written.
+        As :func:`write`.
     """
-    text = json.dumps({"version": version, **record}, allow_nan=False).encode()
-    body = npz.pack({"record": np.frombuffer(text, dtype=np.uint8), **arrays})
     most = limit() if most is None else most
     if len(body) > most:
         raise StateError(
@@ -108,10 +135,11 @@ def write(
         )
     secret = secret or encryption.key()
     make_folder(path.parent)
-    if secret is None:
-        write_bytes(path, hashlib.sha256(body).digest(), body, mode=0o600, group=group)
+    if secret is not None:
+        parts = [encryption.seal(body, secret, place_of(path), stamp)]
     else:
-        write_bytes(path, encryption.seal(body, secret, place_of(path), stamp), mode=0o600, group=group)
+        parts = [body] if path.suffix == MODELS else [hashlib.sha256(body).digest(), body]
+    write_bytes(path, *parts, mode=0o600, group=group)
 
 
 def read(
@@ -159,6 +187,18 @@ def read_stored(
         return Stored(arrays, record, stamp)
 
 
+def read_body(path: Path) -> bytes | memoryview | None:
+    """Undo :func:`write_body`; None if there is no file.
+
+    Raises
+    ------
+    UnreadableStateError, StateError
+        As :func:`read_stored`.
+    """
+    with _explained():
+        return _body(path, None)[0]
+
+
 def read_record(path: Path, newest: int = VERSION) -> dict[str, Any] | None:
     """A file's record alone, as it was written; None if there is no file.
 
@@ -187,14 +227,14 @@ def read_record(path: Path, newest: int = VERSION) -> dict[str, Any] | None:
         return None if body is None else _record(npz.unpack(io.BytesIO(body), len(body), only="record"), newest)[0]
 
 
-def path_of(folder: Path, kind: str, number: int) -> Path:
-    """A folder's file ``KIND-NUMBER.npz``."""
-    return folder / f"{kind}-{number:06d}.npz"
+def path_of(folder: Path, kind: str, number: int, suffix: str = ARCHIVES) -> Path:
+    """A folder's file ``KIND-NUMBER.npz``, or one with another suffix."""
+    return folder / f"{kind}-{number:06d}{suffix}"
 
 
-def numbered(folder: Path, kind: str) -> list[int]:
-    """Numbers of a folder's files ``KIND-NUMBER.npz``, descending."""
-    numbers = [path.stem.removeprefix(f"{kind}-") for path in folder.glob(f"{kind}-*.npz")]
+def numbered(folder: Path, kind: str, suffix: str = ARCHIVES) -> list[int]:
+    """Numbers of a folder's files ``KIND-NUMBER.npz``, or with another suffix, descending."""
+    numbers = [path.stem.removeprefix(f"{kind}-") for path in folder.glob(f"{kind}-*{suffix}")]
     # Only numbers as this package writes them: otherwise two files could have the same number.
     ours = [text for text in numbers if text.isascii() and text.isdecimal() and text == f"{int(text):06d}"]
     return sorted((int(text) for text in ours), reverse=True)
@@ -231,7 +271,7 @@ def _raise_limit(size: int) -> str:
 
 
 def _body(path: Path, most: int | None) -> tuple[bytes | memoryview | None, bytes | None]:
-    """The archive in a file, and the stamp of its write; None and None if there is no file."""
+    """What a file protects, and the stamp of its write; None and None if there is no file."""
     try:
         content = read_bytes(path, limit() if most is None else most)
     except FileNotFoundError:
@@ -240,7 +280,7 @@ def _body(path: Path, most: int | None) -> tuple[bytes | memoryview | None, byte
 
 
 def body_of(content: bytes, place: str, migrate: bool | None = None) -> tuple[bytes | memoryview, bytes | None]:
-    """The archive in a file's content, and the stamp of its write.
+    """What a file's content protects, and the stamp of its write.
 
     Parameters
     ----------
@@ -258,9 +298,11 @@ def body_of(content: bytes, place: str, migrate: bool | None = None) -> tuple[by
     """
     if encryption.is_sealed(content):
         return encryption.unseal(content, place, migrate)
-    body = memoryview(content)[_DIGEST_BYTES:]
-    if hashlib.sha256(body).digest() != content[:_DIGEST_BYTES]:
-        raise StateError("its checksum does not match")
+    body = memoryview(content)
+    if not place.endswith(MODELS):
+        body = body[_DIGEST_BYTES:]
+        if hashlib.sha256(body).digest() != content[:_DIGEST_BYTES]:
+            raise StateError("its checksum does not match")
     encryption.check_plain(place, migrate)
     return body, None
 

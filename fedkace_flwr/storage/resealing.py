@@ -21,7 +21,7 @@ from fedkace_flwr.storage.files import read_bytes, remove_partials, write_bytes
 from fedkace_flwr.storage.ledger import NAME, Ledger
 from fedkace_flwr.storage.places import home_of, place_of
 
-_OURS = re.compile(r"(answer|checkpoint|models|state)-\d{6,}\.npz|" + re.escape(NAME), re.ASCII)
+_OURS = re.compile(r"((answer|checkpoint|state)-\d{6,}\.npz|models-\d{6,}\.safetensors)|" + re.escape(NAME), re.ASCII)
 _STARTS = ("answer-", "checkpoint-", "models-", "state-", NAME)
 _LARGEST = 2**40  # what this machine has written it can read
 

@@ -45,7 +45,7 @@ def lay_in(root: Path) -> None:
     trained(root / "state" / "cam1", "0", 1)
     trained(root / "state" / "cam1", "1", 1, 2)
     trained(root / "state" / "cam2", "1", 1)
-    atomic.write(root / "state" / "cam1" / "models-000002.npz", {"w": np.arange(3)}, {"format": 2})
+    atomic.write_body(root / "state" / "cam1" / "models-000002.safetensors", b"tensors")
     Checkpoints(root / "results" / "run" / "server").save(Checkpoint(2, "1", {"w": np.zeros(3)}))
 
 
@@ -59,14 +59,13 @@ def check(root: Path) -> None:
         assert_same(ClientStore(root / "state" / "cam2", of_run("1")).before(2), of_run("1", 1))
     assert warned == []
     assert read_state(root / "state" / "cam1" / "earlier" / "0" / "state-000001.npz").run == "0"
-    models = atomic.read(root / "state" / "cam1" / "models-000002.npz")
-    assert models is not None and models[0]["w"].tolist() == [0, 1, 2]
+    assert atomic.read_body(root / "state" / "cam1" / "models-000002.safetensors") == b"tensors"
     found = Checkpoints(root / "results" / "run" / "server").newest()
     assert found is not None and found.round == 2
 
 
 def files(root: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*.npz"))}
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*-0*"))}
 
 
 def test_a_rotated_key_opens_what_the_former_one_did_and_that_opens_nothing_more(

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from support.made.models import constant
 from support.made.stored import (
     assert_bit_identical,
     assert_same,
@@ -26,7 +27,7 @@ from support.made.stored import (
 )
 
 from fedkace_flwr.errors import ConfigError, RunError, StateError, UnreadableStateError
-from fedkace_flwr.inference import kept_models
+from fedkace_flwr.inference import model_files
 from fedkace_flwr.storage import atomic, client_state, encryption
 from fedkace_flwr.storage.checkpoint import Checkpoint, Checkpoints
 from fedkace_flwr.storage.client_state import read_state
@@ -88,12 +89,12 @@ def test_what_the_key_does_not_protect_is_refused_and_left_alone(
 
 def test_a_plain_checkpoint_and_plain_models_are_refused_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Checkpoints(tmp_path / "run" / "server").save(Checkpoint(1, "1", {"w": np.zeros(3)}))
-    atomic.write(tmp_path / "client" / "models-000001.npz", {}, {"format": 2})
+    model_files.write(tmp_path / "client", constant(1, 1))
     monkeypatch.setenv(encryption.VARIABLE, new_key())
     with pytest.raises(RunError, match="is not encrypted although"):
         Checkpoints(tmp_path / "run" / "server").newest()
     with pytest.raises(StateError, match="is not encrypted although"):
-        kept_models.load_newest(tmp_path / "client")
+        model_files.load_newest(tmp_path / "client")
 
 
 @pytest.mark.parametrize("kind", [plain, to_version_1])
@@ -173,11 +174,11 @@ def test_sealed_checkpoints_and_models_are_bound_to_their_run_and_client(tmp_pat
     shutil.copy(tmp_path / "first/server/checkpoint-000001.npz", tmp_path / "second/server/checkpoint-000001.npz")
     with pytest.raises(RunError, match=r"written as 'first/server/checkpoint-000001\.npz'"):
         Checkpoints(tmp_path / "second" / "server").newest()
-    atomic.write(tmp_path / "cam1" / "models-000001.npz", {}, {"format": 2})
+    model_files.write(tmp_path / "cam1", constant(1, 1))
     (tmp_path / "cam2").mkdir()
-    shutil.copy(tmp_path / "cam1/models-000001.npz", tmp_path / "cam2/models-000001.npz")
-    with pytest.raises(StateError, match=r"written as 'cam1/models-000001\.npz'"):
-        kept_models.load_newest(tmp_path / "cam2")
+    shutil.copy(tmp_path / "cam1/models-000001.safetensors", tmp_path / "cam2/models-000001.safetensors")
+    with pytest.raises(StateError, match=r"written as 'cam1/models-000001\.safetensors'"):
+        model_files.load_newest(tmp_path / "cam2")
 
 
 def test_a_folder_may_be_moved_and_reached_through_links_but_not_renamed(tmp_path: Path, key: str) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import yaml
 from cryptography import x509
+from fedkace_flwr.inference.decoders import LANES
 from support.systems.federation import DEPLOY, ROOT, environment, script
 from support.tools import need_tools
 
 from fedkace_flwr.inference import bodies
-from fedkace_flwr.inference.decoders import LANES
 
 
 @pytest.fixture

@@ -15,10 +15,8 @@ from typing import Any
 
 import httpx
 
+from fedkace_flwr.data.decoding import Limits
 from fedkace_flwr.inference.access import Access
-from fedkace_flwr.inference.bodies import Bodies
-from fedkace_flwr.inference.connections import Limits
-from fedkace_flwr.inference.decoders import LANES
 from fedkace_flwr.inference.server import server_for
 from fedkace_flwr.inference.service import Watched, application
 
@@ -78,17 +76,11 @@ def serving_of(folder: Path, *arguments: str, **options: Any) -> Iterator[Servic
 
 
 @contextmanager
-def served(
-    folder: Path,
-    access: Access | None = None,
-    limits: Limits | None = None,
-    bodies: Bodies | None = None,
-    lanes: Any = LANES,
-) -> Iterator[int]:
+def served(folder: Path, access: Access | None = None, limits: Limits | None = None) -> Iterator[int]:
     """Serve a folder from a thread, with limits of the test's choice; yield the port."""
     watched = Watched(folder)
     watched.look()
-    server = server_for(application(watched, access, bodies, lanes), limits or Limits())
+    server = server_for(application(watched, access, limits))
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
