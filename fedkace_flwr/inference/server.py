@@ -1,9 +1,11 @@
 """The server process of the HTTP service: its socket, its limits, its signals."""
 
+import ctypes
 import logging
 import signal
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import uvicorn
@@ -22,6 +24,7 @@ CONNECTIONS = 16
 HEADER_BYTES = 8192
 """Longest header of a request, with the request line."""
 
+_MMAP_THRESHOLD, _RETURNED = -3, 2**22  # glibc's number of the setting; bytes
 _KEEP_ALIVE_SECONDS, _LAST_REQUESTS_SECONDS = 5, 20
 
 
@@ -49,6 +52,7 @@ def serve(folder: Path, port: int, path: Path | None, access: Access) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # else anyone can fill the log
     service.logger.setLevel(logging.INFO)
+    _return_memory()
     listener, shown = listening(port, path)
     try:
         watched = Watched(folder)
@@ -85,6 +89,12 @@ def server_for(served: Starlette) -> uvicorn.Server:
         timeout_graceful_shutdown=_LAST_REQUESTS_SECONDS,
     )
     return uvicorn.Server(config)
+
+
+def _return_memory() -> None:
+    """Have memory of large pictures returned to the system when it is released; glibc would keep some of it."""
+    with suppress(AttributeError, OSError):  # another C library
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _RETURNED)
 
 
 def listening(port: int, path: Path | None = None) -> tuple[socket.socket, str]:

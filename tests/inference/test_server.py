@@ -1,30 +1,15 @@
 """Where the service listens: a port of the loopback, or a Unix socket."""
 
 import stat
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 from support.made.models import picture
-from support.systems.service import COMMAND, ENVIRONMENT, ROOT
+from support.systems.service import serving_at
 
 from fedkace_flwr.inference.predict import main
 from fedkace_flwr.inference.server import listening
-
-
-@contextmanager
-def serving_at(folder: Path, path: Path) -> Iterator["subprocess.Popen[str]"]:
-    command = [*COMMAND, "serve", "--state", str(folder), "--socket", str(path)]
-    with subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == f"serving {folder} at unix:{path}\n"
-        try:
-            yield process
-        finally:
-            process.kill()
 
 
 @pytest.mark.slow

@@ -30,6 +30,19 @@ def predict(*arguments: object) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False)
 
 
+@contextmanager
+def serving_at(folder: Path, path: Path) -> Iterator["subprocess.Popen[str]"]:
+    """A service in a separate process, on a Unix socket."""
+    command = [*COMMAND, "serve", "--state", str(folder), "--socket", str(path)]
+    with subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"serving {folder} at unix:{path}\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 class Service:
     """A service in a separate process."""
 
