@@ -28,7 +28,6 @@ INSTRUMENTED = [
     "yaml",
     "json",
     "tomllib",
-    "python_multipart",
 ]
 
 with atheris.instrument_imports(include=INSTRUMENTED):
