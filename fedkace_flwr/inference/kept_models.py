@@ -33,12 +33,12 @@ _Triple = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Answering:
-    """The networks that a client has after an evaluation, and those that it predicts with.
+    """The networks that a client predicts with after an evaluation.
 
     Attributes
     ----------
     weights : dict of str to dict of str to array
-        Weights of each network, by the network's name.
+        Weights of each network, by the network's name; those of others are not kept.
     answers : dict of str to Tensor
         For each network that predicts, the classes it predicts, bool (C,).
     combined : {"most-confident", "mean"}

@@ -6,15 +6,17 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
 import pytest
 from support.made import bombs
 from support.made.models import constant, picture
-from support.systems.service import Service, serving_of
+from support.systems.service import Service, served, serving_of
 
 from fedkace_flwr.data.images import Framing
+from fedkace_flwr.data.picture_process import PictureProcess
 from fedkace_flwr.inference import model_files as serving
 from fedkace_flwr.inference.server import CONNECTIONS
 
@@ -98,19 +100,33 @@ def test_more_connections_than_there_may_be_are_refused_at_once(folder: Path) ->
             assert client.post("/predict", content=picture()).status_code == 200
 
 
-def test_a_caller_who_hangs_up_is_not_worked_for(folder: Path) -> None:
-    """Of pictures whose callers are gone, at most the one is decoded that already was."""
-    bomb = bombs.chunks(9_000_000)
-    head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(bomb)}\r\n\r\n".encode()
-    with serving_of(folder) as service:
-        assert service.client.post("/predict", content=picture()).status_code == 200
+def test_a_caller_who_hangs_up_is_not_worked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures that wait for another one are not decoded once their callers have gone."""
+    decoded, go, square = list[bytes](), threading.Event(), PictureProcess.square
+
+    def waiting(self: PictureProcess, content: bytes, framing: Framing) -> Any:
+        decoded.append(content)
+        go.wait()
+        return square(self, content, framing)
+
+    def sent(content: bytes) -> socket.socket:
+        raw = socket.create_connection(("127.0.0.1", port))
+        head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n\r\n".encode()
+        raw.sendall(head + content)
+        return raw
+
+    monkeypatch.setattr(PictureProcess, "square", waiting)
+    first, good = picture(seed=1), picture(seed=2)
+    with served(folder) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client, sent(first):
+        while not decoded:
+            client.get("/health")
         for _ in range(CONNECTIONS // 2):
-            with socket.create_connection(("127.0.0.1", service.port)) as raw:
-                raw.sendall(head + bomb)
-        before = set(psutil.Process(service.process.pid).children())
-        assert service.client.post("/predict", content=picture()).status_code == 200
-        # A decoder that a bomb has ended would have been replaced: by one, since the others were not decoded.
-        assert len(set(psutil.Process(service.process.pid).children()) - before) <= 1
+            sent(picture(seed=3)).close()
+        for _ in range(9):  # meanwhile, the service has noticed
+            client.get("/health")
+        go.set()
+        assert client.post("/predict", content=good).status_code == 200
+    assert decoded == [first, good]
 
 
 def test_what_was_refused_a_thousand_times_is_not_in_the_log(folder: Path) -> None:

@@ -4,6 +4,7 @@ import io
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -158,7 +159,7 @@ def test_a_new_run_in_the_same_folder_takes_over_from_the_old_one(tmp_path: Path
     assert load_newest(tmp_path).kept.run == "new"
 
 
-def _tensors(**changes: object) -> Callable[[KeptModels], bytes]:
+def _tensors(**changes: Any) -> Callable[[KeptModels], bytes]:
     """Harm to the arrays of a model: others in their place, or none."""
 
     def harmed(kept: KeptModels) -> bytes:
