@@ -13,7 +13,7 @@ from fedkace_flwr.experiment import as_arrays
 from fedkace_flwr.inference import kept_models as serving
 from fedkace_flwr.inference.kept_models import KeptModels
 from fedkace_flwr.inference.tensor_file import header_of, pack
-from fedkace_flwr.networks.resnet import seeded_resnet18
+from support.made.networks import seeded_resnet18
 
 CLASSES = 10
 
