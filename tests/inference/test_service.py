@@ -1,5 +1,6 @@
 """The service, as a process of its own, while models come and go."""
 
+import asyncio
 import signal
 import socket
 import threading
@@ -7,11 +8,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+import torch
 from support.made.models import CLASSES, blank, constant, picture
-from support.systems.service import Service, predict, serving_of
+from support.systems.service import Service, living, predict, serving_of
 
 from fedkace_flwr.export.folder import write_folder
 from fedkace_flwr.inference import model_files as serving
+from fedkace_flwr.inference.service import Watched, application
 
 
 @pytest.mark.slow
@@ -101,6 +104,24 @@ def test_a_damaged_newest_generation_falls_back_to_the_one_before(folder: Path) 
     (folder / "models-000006.safetensors").write_bytes(b"half of it")
     with serving_of(folder) as service:
         assert service.client.post("/predict", content=picture()).json()["round"] == 5
+
+
+def test_health_says_when_predictions_are_not_finite(folder: Path) -> None:
+    watched = Watched(folder)
+    watched.look()
+    assert watched.predictor is not None and not watched.fault
+    torch.nn.init.constant_(watched.predictor.networks[0][0].output.bias, torch.nan)
+
+    async def ask() -> tuple[httpx.Response, httpx.Response]:
+        service = application(watched)
+        transport = httpx.ASGITransport(service)
+        async with living(service), httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.post("/predict", content=picture()), await client.get("/health")
+
+    answer, health = asyncio.run(ask())
+    fault = "the model of round 3: its predictions are not finite"
+    assert (answer.status_code, answer.json()) == (500, {"error": fault})
+    assert (health.status_code, health.json()) == (503, {"status": "failing", "round": 3, "fault": fault})
 
 
 @pytest.mark.slow
