@@ -135,13 +135,13 @@ class Predictor:
         return Evaluation(answers, len(samples), report, classes)
 
     def answering(self, sent: Mapping[str, Array], state: ClientState) -> Answering | None:
-        """The networks to keep for inference after an evaluation, and those among them that predict.
+        """The networks that predict after an evaluation, to be kept for inference.
 
         ``sent`` is the global model as the client uses it. Returns None if there is nothing to keep: the local model
         should predict alone, and its file is lost.
         """
         predicting = self.models(state)
-        weights = {serving.GLOBAL: sent}
+        weights: dict[str, Mapping[str, Array]] = {}
         for name in predicting:
             own = sent if name == serving.GLOBAL else self.weights_of(name, state, state.evaluated)
             if own is not None:

@@ -13,9 +13,9 @@ from torch import Tensor
 from clients.base import Array, ClientRound, ClientRule, Evaluation, Metrics, Stopwatch
 from fedkace_flwr.compute.devices import choose_precision
 from fedkace_flwr.data.readers.catalogue import framing_of
-from fedkace_flwr.errors import MessageError, StateError
+from fedkace_flwr.errors import MessageError, ModelError
 from fedkace_flwr.experiment import as_arrays
-from fedkace_flwr.inference import kept_models as serving
+from fedkace_flwr.inference import model_files
 from fedkace_flwr.inference.kept_models import KeptModels, Predictor
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.storage.client_state import Answer, ClientState
@@ -198,10 +198,10 @@ class StreamingClient(NumPyClient):
         )
         try:
             Predictor(kept).check()
-        except StateError as error:
+        except ModelError as error:
             raise MessageError(f"the model of round {state.evaluated} is refused: {error}", "values") from error
         folder, group = self._models
-        serving.write(folder, kept, group)
+        model_files.write(folder, kept, group)
 
     def _named(self, parameters: Parameters) -> dict[str, Array]:
         return dict(zip(self.rule.experiment.weight_shapes, parameters, strict=True)) if parameters else {}

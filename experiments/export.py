@@ -12,9 +12,9 @@ from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.export.card import Training
 from fedkace_flwr.export.folder import CARD, HOLDS, ONNX, write_folder
 from fedkace_flwr.export.global_model import global_model, lacks_statistics
-from fedkace_flwr.export.loading import read_model
 from fedkace_flwr.export.onnx_file import check_installed, to_onnx
-from fedkace_flwr.inference.kept_models import MODEL, TENSORS, KeptModels, load_newest
+from fedkace_flwr.inference.kept_models import MODEL, TENSORS, KeptModels
+from fedkace_flwr.inference.model_files import load_newest, read_model
 from fedkace_flwr.storage import targets
 from fedkace_flwr.storage.checkpoint import Checkpoints
 from fedkace_flwr.storage.files import read_text

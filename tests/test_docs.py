@@ -17,10 +17,9 @@ from experiments.running.cells import Cell
 from experiments.studies.study import load_study
 from fedkace_flwr.configured import configured
 from fedkace_flwr.data import pixels
-from fedkace_flwr.data.picture_process import LIMITS as INBOX
-from fedkace_flwr.inference.bodies import MAX_BYTES, MEMORY, Pace
-from fedkace_flwr.inference.connections import HEADER_BYTES, Limits
-from fedkace_flwr.inference.decoders import LANES
+from fedkace_flwr.data.decoding import Limits
+from fedkace_flwr.inference.server import CONNECTIONS
+from fedkace_flwr.inference.service import MAX_BYTES
 from fedkace_flwr.results.run_folder import differences
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -150,45 +149,26 @@ def test_the_table_of_what_privacy_costs_is_that_of_its_kept_runs() -> None:
         assert row in page, row
 
 
-def test_the_limits_of_the_prediction_service_are_those_of_the_code() -> None:
-    page = (ROOT / "docs" / "inference.md").read_text()
-    for number, lane in enumerate(LANES, start=1):
-        size, webp = (f"{pixels.max_pixels(kind, lane.pixel_memory):,}" for kind in ("PNG", "WEBP"))
-        time = f"{_seconds(lane.seconds)}, and {lane.pixel_seconds * 1e9:.0f} ns a pixel"
-        priority = f"nice {lane.nice}" if lane.nice else "normal"
-        memory = f"{lane.memory // 2**20} MiB"
-        cells = (number, f"{lane.file // 10**6} MB", f"{size} ({webp})", memory, time, priority)
-        assert f"| {' | '.join(map(str, cells))} |" in page
-        assert lane.places == 20 and "Each lane has 20 places" in page
-    limits, pace = Limits(), Pace()
-    assert f"| connections | {limits.connections} at once" in page
-    assert f"| header of a request | {limits.header_seconds:g} seconds, {HEADER_BYTES} bytes, 100 lines |" in page
-    body = (
-        f"{MAX_BYTES // 10**6} MB, {pace.seconds:g} seconds, {pace.quota // 1024} KiB in each {pace.window:g} seconds"
+def test_the_limits_of_pictures_and_of_the_prediction_service_are_those_of_the_code() -> None:
+    page, edge, threats = (
+        (ROOT / "docs" / f"{name}.md").read_text() for name in ("inference", "edge-data", "threat-model")
     )
-    assert f"| body | {body} |" in page
-    assert f"| bodies together | {MEMORY // 2**20} MiB |" in page
-    assert f"| taking the answer | {limits.answer_seconds:g} seconds |" in page
+    limits = Limits()
+    memory, seconds = f"{limits.memory // 2**20} MiB", f"{limits.seconds:g} second"
+    assert (
+        f"a body of more than {MAX_BYTES // 10**6} MB" in page and f"The service has {CONNECTIONS} connections" in page
+    )
     assert f"Decoding a picture may take {pixels.PICTURE_MEMORY // 2**20} MiB" in page
-
-
-def test_the_limits_of_pictures_in_an_inbox_are_those_of_the_code() -> None:
-    page = (ROOT / "docs" / "edge-data.md").read_text()
-    memory, seconds = f"{INBOX.memory // 2**20} MiB", f"{INBOX.seconds:g} second"
-    assert f"limits to {memory} and, for each picture, to {seconds} of processor time" in page
-    assert f"and {INBOX.pixel_seconds * 1e9:.0f} ns for each pixel" in page
-    assert f"At most {pixels.MAX_FILE // 2**20} MiB, and {pixels.max_pixels():,} pixels" in page
-    assert f"limits to {memory} and at most 3.5 seconds" in (ROOT / "docs" / "threat-model.md").read_text()
-    assert round(INBOX.seconds + pixels.max_pixels() * INBOX.pixel_seconds, 1) == 3.5
-
-
-def _seconds(value: float) -> str:
-    return f"{value:g} s" if value >= 1 else f"{1000 * value:g} ms"
+    assert f"limits it to {memory}" in page and f"to {seconds} of processor time and 200 ns for each pixel" in page
+    assert f"limits to {memory} and, for each picture, to {seconds} of processor time" in edge
+    assert "and 200 ns for each pixel" in edge and f"limits to {memory} and at most 3.5 seconds" in threats
+    assert f"At most {pixels.MAX_FILE // 2**20} MiB, and {pixels.max_pixels():,} pixels" in edge
+    assert round(limits.most_seconds, 1) == round(limits.seconds + pixels.max_pixels() * 200e-9, 1) == 3.5
 
 
 def test_the_figures_of_the_benchmark_are_the_kept_ones() -> None:
-    page = "".join((ROOT / "docs" / f"{name}.md").read_text() for name in ("performance", "inference"))
-    records = sorted((ROOT / "docs" / "results" / "bench").glob("*.json"))
+    page = (ROOT / "docs" / "performance.md").read_text()
+    records = sorted(set(re.findall(r"results/bench/(\w+\.json)", page)))
     assert records
     for record in records:
-        assert f"results/bench/{record.name}" in page and kept(record) in page, record.name
+        assert kept(ROOT / "docs" / "results" / "bench" / record) in page, record

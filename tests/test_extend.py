@@ -20,7 +20,7 @@ from fedkace_flwr.config import Config, all_keys
 from fedkace_flwr.config_docs import markdown
 from fedkace_flwr.errors import ConfigError, PolicyError
 from fedkace_flwr.experiment import Experiment
-from fedkace_flwr.inference.kept_models import load_newest
+from fedkace_flwr.inference.model_files import load_newest
 from fedkace_flwr.privacy.site_policy import read_policy
 from fedkace_flwr.registry import METHODS, OWN_METHODS
 from fedkace_flwr.results.run_folder import differences

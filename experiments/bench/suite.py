@@ -12,7 +12,6 @@ from experiments.bench.parts import parts as costs_of_parts
 from experiments.bench.plain import plain, start
 from experiments.bench.rounds import rounds
 from experiments.bench.selection import selection
-from experiments.bench.serving.delays import service
 from experiments.bench.training import training
 from experiments.outputs import check_output
 from fedkace_flwr.errors import ConfigError
@@ -22,7 +21,6 @@ PARTS: dict[str, Callable[[int], Figures]] = {
     "parts": costs_of_parts,
     "selection": selection,
     "rounds": rounds,
-    "service": service,
     "plain": plain,
     "start": start,
     "gpu": gpu,

@@ -74,7 +74,7 @@ class Framing:
             return _laid_out(picture)
         width, height = (side * self.shorter // short for side in picture.size)
         if max_pixels is not None and width * height > max_pixels:
-            raise pixels.TooLargeError(f"it is too long and thin: {picture.size[0]} x {picture.size[1]}")
+            raise DataError(f"it is too long and thin: {picture.size[0]} x {picture.size[1]}")
         if picture.size != (width, height):
             from PIL import Image
 

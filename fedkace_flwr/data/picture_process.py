@@ -1,36 +1,34 @@
-"""Pictures from inboxes, decoded in another process: what a picture does to its decoder happens to nothing else.
+"""Pictures decoded in another process: what a picture does to its decoder happens to nothing else.
 
-The process starts with the first picture. It has the limits of memory and time of :data:`LIMITS`; a decoder that reaches
-them, or that a picture makes crash, is replaced, and the picture is refused.
+Inboxes and the prediction service use it. The process starts with the first picture. One that reaches its limits
+(:class:`fedkace_flwr.data.decoding.Limits`), or that a picture makes crash, is replaced, and the picture is refused.
 """
 
 import errno
 import io
 import json
+import math
+import os
 import socket
 import subprocess
+import sys
 from contextlib import suppress
+from dataclasses import asdict
 from functools import cache
-from typing import Any, Self
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkace_flwr.data import decoding, pixels
-from fedkace_flwr.data.decoding import FRAME, MESSAGE, Limits
+from fedkace_flwr.data import pixels
+from fedkace_flwr.data.decoding import REASON, Limits
 from fedkace_flwr.data.images import Framing
 from fedkace_flwr.errors import DataError
 
-LIMITS = Limits(
-    pixel_memory=pixels.PICTURE_MEMORY,
-    memory=pixels.PICTURE_MEMORY + pixels.MAX_FILE + 15 * 2**20,
-    seconds=1.0,
-    pixel_seconds=200e-9,
-    nice=0,
-)
-"""Of each picture, for processor time and memory."""
-
 _MODULE = "fedkace_flwr.data.decoding"
+_PATIENCE = 10.0  # times its processor time, as it may wait for a processor
 _END_SECONDS = 5.0
 
 
@@ -39,30 +37,27 @@ class PictureProcess:
 
     Parameters
     ----------
-    limits : Limits
+    limits : Limits, optional
         What a picture may take.
     """
 
-    def __init__(self, limits: Limits = LIMITS) -> None:
-        self._limits = limits
-        self._process: subprocess.Popen[bytes] | None = None
-        self._fork_server: socket.socket | None = None
-        self._decoder: socket.socket | None = None
-        self._pid = 0
+    def __init__(self, limits: Limits | None = None) -> None:
+        self._limits = limits or Limits()
+        self._running: tuple[subprocess.Popen[bytes], Connection] | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for connection in (self._decoder, self._fork_server):
-            if connection is not None:
-                connection.close()
-        if self._process is not None:
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_END_SECONDS)
-            self._process.kill()
-            self._process.wait()
-        self._process = self._fork_server = self._decoder = None
+        if self._running is None:
+            return
+        process, connection = self._running
+        self._running = None
+        connection.close()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_END_SECONDS)
+        process.kill()
+        process.wait()
 
     def square(self, content: bytes, framing: Framing) -> NDArray[np.uint8]:
         """Decode a picture, as :func:`fedkace_flwr.data.images.read_square` does.
@@ -86,52 +81,53 @@ class PictureProcess:
         OSError
             The process cannot do its work, whatever the picture.
         """
-        if self._decoder is None:
-            self._renew()
+        connection = self._renewed() if self._running is None else self._running[1]
         try:
-            answer, cut = self._asked(content, framing)
+            cut = _asked(connection, content, framing, _PATIENCE * self._limits.most_seconds)
         except (EOFError, OSError, ValueError) as fault:
-            self._renew()  # raises OSError if it is not the picture that stops a decoder
+            self._renewed()  # raises OSError if it is not the picture that stops a decoder
             raise DataError("decoding it takes too much time or memory, or makes the decoder crash") from fault
-        if cut is None:
-            raise DataError(str(answer.get("unusable", "it needs more memory than it may take")))
         return framing.finished(cut)
 
-    def _asked(self, content: bytes, framing: Framing) -> tuple[Any, NDArray[np.uint8] | None]:
-        assert self._decoder is not None
-        text = decoding.job(framing)
-        self._decoder.sendall(FRAME.pack(len(text), len(content)) + text)
-        self._decoder.sendall(content)
-        told, size = decoding.sizes_in(decoding.exactly(self._decoder, FRAME.size))
-        answer = json.loads(decoding.exactly(self._decoder, told))
-        pixels_of = np.frombuffer(decoding.exactly(self._decoder, size), dtype=np.uint8)
-        return answer, decoding.square_in(answer, pixels_of, framing)
-
-    def _renew(self) -> None:
-        """Start a decoder in place of the present one, and see that it works."""
+    def _renewed(self) -> Connection:
+        """Start a process in place of the present one, and see that it works."""
+        if self._running is not None:
+            self._running[0].kill()  # it may be busy
+        self.__exit__()
         try:
-            if self._fork_server is None:
-                self._process, self._fork_server = decoding.start(_MODULE)
-            if self._decoder is not None:
-                self._decoder.close()
-                self._tell(decoding.end_message(self._pid))
-            self._decoder, theirs = socket.socketpair()
-            self._decoder.settimeout(self._limits.patience)
-            with theirs:
-                self._pid = self._tell(decoding.limits_message(self._limits), theirs.fileno())["pid"]
-            if self._asked(_sample(), Framing.of_files(1))[1] is None:
-                raise ValueError("it does not decode")
-        except (EOFError, OSError, ValueError) as fault:
+            self._running = _started(self._limits)
+            _asked(self._running[1], _sample(), Framing.of_files(1), _PATIENCE * self._limits.most_seconds)
+        except (DataError, EOFError, OSError, ValueError) as fault:
             raise OSError(errno.EIO, f"the process that decodes pictures does not work ({fault})") from fault
+        return self._running[1]
 
-    def _tell(self, message: bytes, *descriptors: int) -> dict[str, Any]:
-        assert self._fork_server is not None
-        socket.send_fds(self._fork_server, [message], descriptors)
-        answer = self._fork_server.recv(MESSAGE)
-        if not answer:
-            raise EOFError("it has ended")
-        found: dict[str, Any] = json.loads(answer)
-        return found
+
+def _started(limits: Limits) -> tuple["subprocess.Popen[bytes]", Connection]:
+    ours, theirs = socket.socketpair()
+    # Without the keys of the state and of models; with the folder of this package, which need not be installed.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FEDKACE_")}
+    paths = (str(Path(__file__).parents[2]), environment.get("PYTHONPATH", ""))
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    command = [sys.executable, "-m", _MODULE, json.dumps(asdict(limits))]
+    with ours, theirs:
+        process = subprocess.Popen(command, env=environment, stdin=theirs.fileno(), stdout=subprocess.DEVNULL)
+        return process, Connection(ours.detach())
+
+
+def _asked(connection: Connection, content: bytes, framing: Framing, patience: float) -> NDArray[np.uint8]:
+    """What :meth:`Framing.cut` returns; raise ValueError if no sane decoder would answer so."""
+    connection.send_bytes(json.dumps(asdict(framing)).encode())
+    connection.send_bytes(content)
+    if not connection.poll(patience):
+        raise EOFError("it does not answer")
+    reason = connection.recv_bytes(4 * REASON).decode()
+    cut = np.frombuffer(connection.recv_bytes(3 * pixels.max_pixels()), dtype=np.uint8)
+    if reason:
+        raise DataError(reason)
+    side = math.isqrt(len(cut) // 3)
+    if len(cut) != 3 * side * side or (framing.scaling != "torch" and side != framing.size):
+        raise ValueError("no square")
+    return cut.reshape(3, side, side)
 
 
 @cache

@@ -56,10 +56,6 @@ _TURNS = (  # by orientation, from 2; 1 is upright
 )
 
 
-class TooLargeError(DataError):
-    """A picture has more pixels than the memory allows."""
-
-
 def max_pixels(kind: str = "JPEG", memory: int = PICTURE_MEMORY) -> int:
     """How many pixels a picture of a format may have if decoding it may take ``memory`` bytes."""
     return memory // FORMATS[kind]
@@ -86,10 +82,8 @@ def rgb(
 
     Raises
     ------
-    TooLargeError
-        It has too many pixels.
     DataError
-        The source cannot be read, is not a picture of an accepted format, or is damaged. The message is one line and
+        The source cannot be read, is not a picture of an accepted format, is damaged, or has too many pixels. The message is one line and
         does not name the file.
     MemoryError
         The system refuses the memory.
@@ -194,7 +188,7 @@ def _kind(content: bytes) -> str:
 def _check_size(kind: str, size: tuple[int, int], memory: int) -> None:
     most = max_pixels(kind, memory)
     if size[0] * size[1] > most:
-        raise TooLargeError(f"it has {size[0]} x {size[1]} pixels; at most {most:,} are allowed for {kind}")
+        raise DataError(f"it has {size[0]} x {size[1]} pixels; at most {most:,} are allowed for {kind}")
 
 
 def _webp_size(content: bytes) -> tuple[int, int]:
@@ -242,7 +236,7 @@ def _decoded(content: bytes, kind: str, memory: int, sized: Callable[[int], None
     except (DataError, MemoryError):
         raise
     except Image.DecompressionBombError as fault:
-        raise TooLargeError(f"it has too many pixels; at most {max_pixels(kind, memory):,} are allowed") from fault
+        raise DataError(f"it has too many pixels; at most {max_pixels(kind, memory):,} are allowed") from fault
     except UnidentifiedImageError as fault:
         raise DataError(f"it is damaged (it begins like {kind} and cannot be opened)") from fault
     except Exception as fault:  # on damaged files, decoders raise anything from SyntaxError to struct.error

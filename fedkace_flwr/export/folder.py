@@ -10,8 +10,8 @@ from typing import Any
 
 import fedkace_flwr
 from fedkace_flwr.export.card import Training, card, with_onnx
-from fedkace_flwr.export.tensor_file import described, format_of, pack
 from fedkace_flwr.inference.kept_models import TENSORS, KeptModels
+from fedkace_flwr.inference.tensor_file import described, format_of, pack
 from fedkace_flwr.storage import files
 from fedkace_flwr.storage.targets import renewed
 

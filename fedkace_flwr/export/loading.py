@@ -16,10 +16,8 @@ from torch import Tensor
 from fedkace_flwr.data import pixels
 from fedkace_flwr.data.images import Framing, read_square
 from fedkace_flwr.errors import DataError, FedkaceError, ModelError
-from fedkace_flwr.export.reading import unpack
-from fedkace_flwr.inference.kept_models import MODEL, TENSORS, KeptModels, Predictor
-from fedkace_flwr.storage import atomic
-from fedkace_flwr.storage.files import read_bytes
+from fedkace_flwr.inference.kept_models import KeptModels, Predictor
+from fedkace_flwr.inference.model_files import read_model
 
 Picture = str | Path | Image | NDArray[np.uint8] | Tensor
 """What :meth:`LoadedModel.predict` takes for one image."""
@@ -126,22 +124,6 @@ def load_model(path: str | Path) -> LoadedModel:
         return LoadedModel(kept)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
-
-
-def read_model(path: Path) -> KeptModels:
-    """Read a model's content; arguments and errors as for :func:`load_model`."""
-    file = path / TENSORS if path.is_dir() else path
-    try:
-        return unpack(read_bytes(file, atomic.limit()))
-    except FileNotFoundError as error:
-        inside = f"; did you mean {path / MODEL}?" if (path / MODEL / TENSORS).exists() else ""
-        raise ModelError(
-            f"{path}: there is no {TENSORS}; must be a folder that holds one, or the file{inside}"
-        ) from error
-    except OSError as error:
-        raise ModelError(f"{file}: cannot be read ({error.strerror or error})") from error
-    except ModelError as error:
-        raise ModelError(f"{file}: {error}") from error
 
 
 def _listed(images: object) -> list[tuple[str, object]]:

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from fedkace_flwr.errors import ModelError
 from fedkace_flwr.export.graph import PixelsToProbabilities
-from fedkace_flwr.export.tensor_file import described
 from fedkace_flwr.inference.kept_models import KeptModels, Predictor
+from fedkace_flwr.inference.tensor_file import described
 from fedkace_flwr.seeding import generator_for
 
 TOLERANCE = 1e-4

@@ -1,22 +1,18 @@
-"""Which requests are answered at all: by host name, origin, framing and token."""
+"""Which requests are answered at all: by host name, origin and token."""
 
 import hashlib
 import hmac
-import ipaddress
 import os
 import re
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from starlette.responses import JSONResponse
-
 from fedkace_flwr.errors import ConfigError
-from fedkace_flwr.inference.connections import Application, Receive, Send
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?")
-_AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9.-]{1,253})(?::\d{1,5})?")
+_AUTHORITY = re.compile(rb"([A-Za-z0-9.-]{1,253})(?::\d{1,5})?")
 _TOKEN = re.compile(r"[\x21-\x7e]{16,1024}")
 _TOKEN_BYTES = 4096
 
@@ -28,7 +24,7 @@ class Access:
     Attributes
     ----------
     hosts : frozenset of str
-        Host names of the service, in lower case, besides ``localhost`` and the address that the connection came to.
+        Host names of the service, in lower case, besides ``localhost`` and 127.0.0.1.
     token : bytes or None
         SHA-256 of the token that a request must bear.
     """
@@ -52,40 +48,14 @@ class Access:
         return cls(names, None if token_file is None else _digest(_read_token(token_file)))
 
 
-def own_names(host: str) -> list[str]:
-    """The host names that listening at ``host`` gives the service: itself, unless it is an address."""
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return [host]
-    return []
-
-
-def guarded(application: Application, access: Access) -> Application:
-    """Wrap an application so that it is called only for requests that ``access`` admits."""
-
-    async def guard(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        refusal = _refusal(scope, access) if scope["type"] == "http" else None
-        if refusal is None:
-            await application(scope, receive, send)
-            return
-        status, reason = refusal
-        headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
-        await JSONResponse({"error": reason}, status, headers)(scope, receive, send)
-
-    return guard
-
-
-def _refusal(scope: MutableMapping[str, Any], access: Access) -> tuple[int, str] | None:
+def refusal(scope: Mapping[str, Any], access: Access) -> tuple[int, str] | None:
+    """Status and reason with which a request is refused; None if it is to be answered."""
     headers: dict[bytes, list[bytes]] = {}
     for name, value in scope["headers"]:
         headers.setdefault(name, []).append(value)
-    if b"transfer-encoding" in headers:
-        if b"content-length" in headers:
-            return 400, "a request must not have both a content length and a transfer encoding"
-        return 411, "a transfer encoding is not supported; state the content length"
     hosts = headers.get(b"host", [])
-    if len(hosts) != 1 or not _is_own(hosts[0], scope, access):
+    found = _AUTHORITY.fullmatch(hosts[0]) if len(hosts) == 1 else None
+    if found is None or found[1].decode().lower() not in {"localhost", "127.0.0.1", *access.hosts}:
         return 421, "this service does not answer for the host in the request; see --allow-host"
     own = {b"http://" + hosts[0].lower(), b"https://" + hosts[0].lower()}
     if any(origin.lower() not in own for origin in headers.get(b"origin", [])):
@@ -93,28 +63,6 @@ def _refusal(scope: MutableMapping[str, Any], access: Access) -> tuple[int, str]
     if access.token is not None and not _bears(headers.get(b"authorization", []), access.token):
         return 401, "the request must bear the service's token"
     return None
-
-
-def _is_own(host: bytes, scope: MutableMapping[str, Any], access: Access) -> bool:
-    found = _AUTHORITY.fullmatch(host.decode("latin-1"))
-    if found is None:
-        return False
-    name = found[1].lower().strip("[]")
-    return name == "localhost" or name in access.hosts or _is_address(name, scope)
-
-
-def _is_address(name: str, scope: MutableMapping[str, Any]) -> bool:
-    """Whether a host is the address that the connection came to. A name could be anyone's, an address is its own."""
-    server = scope.get("server") or ("", None)
-    try:
-        return _address(name) == _address(str(server[0]).partition("%")[0])
-    except ValueError:
-        return False
-
-
-def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    address = ipaddress.ip_address(text)
-    return getattr(address, "ipv4_mapped", None) or address
 
 
 def _bears(values: list[bytes], expected: bytes) -> bool:

@@ -1,7 +1,7 @@
 """Inference on the edge while rounds go on: ``python -m fedkace_flwr.inference.predict --state DIR IMAGE...``, or a service.
 
 Predicts with the model that the client's switch has chosen, from the files that the client keeps
-(:mod:`fedkace_flwr.inference.kept_models`).
+(:mod:`fedkace_flwr.inference.model_files`), or with an exported model.
 """
 
 import argparse
@@ -16,7 +16,8 @@ import torch
 
 from fedkace_flwr.data.images import read_square
 from fedkace_flwr.errors import ConfigError, DataError, FedkaceError
-from fedkace_flwr.inference.kept_models import Predictor, check, load_newest
+from fedkace_flwr.inference.kept_models import Predictor
+from fedkace_flwr.inference.model_files import check, load_newest
 
 _FAILED = 2
 _MODULE = "python -m fedkace_flwr.inference.predict"
@@ -89,12 +90,12 @@ def _answer(predictor: Predictor, path: Path, top: int) -> dict[str, Any]:
 def _serve(options: argparse.Namespace) -> int:
     check(options.state)
     try:
-        from fedkace_flwr.inference.access import Access, own_names
-        from fedkace_flwr.inference.server import Address, serve
+        from fedkace_flwr.inference.access import Access
+        from fedkace_flwr.inference.server import serve
     except ImportError as error:
         return _failed(f"{error}: the service needs the extra serve: pip install 'fedkace-flwr[serve]'")
-    access = Access.of([*options.allow_host, *own_names(options.host)], options.token_file)
-    return serve(options.state, Address(options.host, options.port, options.socket), access)
+    access = Access.of(options.allow_host, options.token_file)
+    return serve(options.state, options.port, options.socket, access)
 
 
 def _failed(message: str) -> int:
@@ -116,22 +117,22 @@ def service_parser(name: str) -> Parser:
     """Return the parser of the command ``name`` that starts the service."""
     parser = Parser(prog=name, description=_SERVES)
     _add_common(parser)
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
-    parser.add_argument("--port", type=_port, default=8080, help="port to listen on; 0 picks one (default 8080)")
-    parser.add_argument("--socket", type=Path, metavar="PATH", help="Unix socket to listen on, in place of an address")
+    parser.add_argument("--port", type=_port, default=8080, help="port on 127.0.0.1; 0 picks one (default 8080)")
+    parser.add_argument("--socket", type=Path, metavar="PATH", help="Unix socket to listen on, in place of a port")
     parser.add_argument(
         "--allow-host",
         action="append",
         default=[],
         metavar="NAME",
-        help="host name under which the service is known, besides localhost and its address; may be repeated",
+        help="host name under which the service is known, besides localhost; may be repeated",
     )
     parser.add_argument("--token-file", type=Path, metavar="FILE", help="file with a token that requests must bear")
     return parser
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--state", type=Path, required=True, metavar="DIR", help="state folder of the client")
+    what = "state folder of a client, or the folder of a model"
+    parser.add_argument("--state", "--model", type=Path, required=True, metavar="DIR", help=what)
     parser.add_argument("--threads", type=_positive, default=1, help="CPU threads per answer (default 1)")
 
 
@@ -149,7 +150,7 @@ def _within(text: str, low: int, high: int) -> int:
     return int(text)
 
 
-_DESCRIPTION = "Classify pictures with the model that a client currently predicts with."
+_DESCRIPTION = "Classify pictures with the model that a client currently predicts with, or with an exported one."
 _SERVES = "Serve predictions over HTTP: POST /predict with a picture, GET /model, GET /health."
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
 """A small HTTP service on the machine of one client: ``POST /predict``, ``GET /model``, ``GET /health``.
 
 A new model is loaded while the present one still answers, and then replaces it; each request is answered by a single
-model. What callers may cost is limited: connections and their deadlines in :mod:`fedkace_flwr.inference.connections`,
-bodies in :mod:`fedkace_flwr.inference.bodies`, pictures in :mod:`fedkace_flwr.inference.decoders`. Who is answered is
-decided in :mod:`fedkace_flwr.inference.access`.
+model. Bodies are bounded before they are read, and pictures are decoded one after the other in another process
+(:mod:`fedkace_flwr.data.picture_process`). Who is answered is decided in :mod:`fedkace_flwr.inference.access`; how many
+at once, and for how long, by uvicorn (:mod:`fedkace_flwr.inference.server`) and by nginx, if it stands in front
+(``deploy/nginx-predict.conf``).
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,19 +18,24 @@ import numpy as np
 from numpy.typing import NDArray
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fedkace_flwr.errors import DataError, StateError
+from fedkace_flwr.data.decoding import Limits
+from fedkace_flwr.data.picture_process import PictureProcess
+from fedkace_flwr.errors import DataError, FedkaceError, ModelError
 from fedkace_flwr.inference import forms
-from fedkace_flwr.inference.access import Access, guarded
-from fedkace_flwr.inference.bodies import Bodies, Upload
-from fedkace_flwr.inference.connections import Application, connection_of, following
-from fedkace_flwr.inference.decoders import LANES, DecoderError, Decoders, Lane
-from fedkace_flwr.inference.kept_models import Predictor, listing, load_newest
+from fedkace_flwr.inference.access import Access, refusal
+from fedkace_flwr.inference.kept_models import Predictor
+from fedkace_flwr.inference.model_files import listing, newest
 
 logger = logging.getLogger(__name__)
+
+MAX_BYTES = 10_000_000
+"""Largest body of a request, in bytes."""
 
 _AT_A_TIME = 2  # predictions
 _POLL_SECONDS = 0.5
@@ -44,14 +49,17 @@ class Watched:
     ----------
     predictor : Predictor or None
         The present model; None before the first one exists.
-    failed : int
-        Predictions that have failed since the last one that did not; a first model that cannot be used counts as one.
+    fault : str
+        Why the newest model cannot be used, or why the last prediction failed; empty if there is no such reason.
+    failing : bool
+        Whether there are no predictions: the last one failed, or there is no model that can be used.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.predictor: Predictor | None = None
-        self.failed = 0
+        self.fault = ""
+        self.failing = False
         self._known: object = None
 
     def look(self) -> None:
@@ -63,25 +71,13 @@ class Watched:
         if not found:
             return
         try:
-            predictor = load_newest(self.folder)
-        except StateError as error:
+            self.predictor, self.fault = newest(self.folder)
+        except FedkaceError as error:
+            self.fault, self.failing = str(error), self.failing or self.predictor is None
             logger.warning("%s; keeping the present model", error)
-            self.failed += self.predictor is None
         else:
-            self.predictor, self.failed, kept = predictor, 0, predictor.kept
+            kept, self.failing = self.predictor.kept, False
             logger.info("now predicting with the %s model of round %d", kept.answering, kept.round)
-
-    def answer(self, predictor: Predictor, square: NDArray[np.uint8], top: int) -> dict[str, Any]:
-        """The model's answer, as :meth:`Predictor.answer` gives it; count whether it fails."""
-        try:
-            found = predictor.answer(square, top)
-        except Exception as error:
-            self.failed += 1
-            if self.failed == 1:
-                logger.warning("predictions fail: %s", error)
-            raise
-        self.failed = 0
-        return found
 
     async def follow(self) -> None:
         """Check the folder at regular intervals."""
@@ -93,9 +89,7 @@ class Watched:
             await asyncio.sleep(_POLL_SECONDS)
 
 
-def application(
-    watched: Watched, access: Access | None = None, bodies: Bodies | None = None, lanes: Sequence[Lane] = LANES
-) -> Application:
+def application(watched: Watched, access: Access | None = None, limits: Limits | None = None) -> Starlette:
     """Create the service for a folder that is being watched.
 
     Parameters
@@ -104,65 +98,97 @@ def application(
         The folder.
     access : Access, optional
         Who is answered.
-    bodies : Bodies, optional
-        Limits of bodies.
-    lanes : sequence of Lane
-        Limits of pictures.
+    limits : Limits, optional
+        What a picture may take.
     """
-    slots, workers = asyncio.Semaphore(_AT_A_TIME), ThreadPoolExecutor(_AT_A_TIME, thread_name_prefix="predict")
-    decoders, admitted = Decoders(lanes), bodies or Bodies()
+    decoder, decoding, predicting = PictureProcess(limits), asyncio.Lock(), asyncio.Semaphore(_AT_A_TIME)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        decoders.start()
-        following = asyncio.create_task(watched.follow())
-        yield
-        following.cancel()
-        with suppress(asyncio.CancelledError):
-            await following
-        await decoders.close()
-        workers.shutdown()
+        with decoder:
+            following = asyncio.create_task(watched.follow())
+            yield
+            following.cancel()
+            with suppress(asyncio.CancelledError):
+                await following
 
     async def predict(request: Request) -> Response:
-        top = _top(request)
-        async with admitted.upload() as upload:
-            connection = connection_of(request.scope)
-            if connection is not None:
-                connection.on_lost = upload.abandon
-            await upload.read(request)
-            predictor = _answering(watched)
-            square = await _square(decoders, upload, request, predictor)
-            upload.release()
-            async with slots:
-                loop = asyncio.get_running_loop()
-                return JSONResponse(await loop.run_in_executor(workers, watched.answer, predictor, square, top))
+        top, content = _top(request), await _body(request)
+        predictor = _answering(watched)
+        async with decoding:
+            if await request.is_disconnected():
+                raise ClientDisconnect
+            square = await asyncio.to_thread(_square, decoder, content, request, predictor)
+        del content
+        async with predicting:
+            try:
+                found = await asyncio.to_thread(predictor.answer, square, top)
+            except ModelError as error:
+                watched.fault, watched.failing = f"the model of round {predictor.kept.round}: {error}", True
+                raise HTTPException(500, watched.fault) from error
+        watched.failing = False
+        return JSONResponse(found)
 
     async def model(request: Request) -> Response:
         return JSONResponse(_answering(watched).kept.described())
 
     async def health(request: Request) -> Response:
-        ready, failed = watched.predictor, watched.failed
-        said = {"status": "predictions fail" if failed else "ok", "round": ready.kept.round if ready else None}
-        return JSONResponse({**said, "failed": failed} if failed else said, 503 if failed else 200)
+        ready, fault = watched.predictor, watched.fault
+        status = "failing" if watched.failing else "ok"
+        told = {"status": status, "round": ready.kept.round if ready else None, **({"fault": fault} if fault else {})}
+        return JSONResponse(told, 503 if watched.failing else 200)
 
     routes = [
         Route("/predict", predict, methods=["POST"]),
         Route("/model", model, methods=["GET"]),
         Route("/health", health, methods=["GET"]),
     ]
-    handlers: dict[Any, Any] = {HTTPException: _refused, StateError: _unable, Exception: _broken}
-    routed = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
-    return following(guarded(routed, access or Access()))
+    handlers: dict[Any, Any] = {HTTPException: _refused, ClientDisconnect: _gone, Exception: _broken}
+    guard = Middleware(_Guard, access or Access())
+    return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers, middleware=[guard])
 
 
-async def _square(decoders: Decoders, upload: Upload, request: Request, predictor: Predictor) -> NDArray[np.uint8]:
+class _Guard:
+    """Lets an application see only the requests that ``access`` admits."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app, self._access = app, access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        found = refusal(scope, self._access) if scope["type"] == "http" else None
+        if found is None:
+            await self._app(scope, receive, send)
+            return
+        status, reason = found
+        headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+        await JSONResponse({"error": reason}, status, headers)(scope, receive, send)
+
+
+async def _body(request: Request) -> bytes:
+    """A request's body, of a size that it states and that is checked before any of it is read."""
+    if "transfer-encoding" in request.headers:
+        raise HTTPException(411, "a transfer encoding is not supported; state the content length")
+    stated = int(request.headers.get("content-length", "0"))
+    if stated > MAX_BYTES:
+        raise HTTPException(413, f"the body is too large: at most {MAX_BYTES:,} bytes are allowed")
+    if not stated:
+        raise HTTPException(422, "the body is empty; send the bytes of a picture")
+    return await request.body()
+
+
+def _square(decoder: PictureProcess, content: bytes, request: Request, predictor: Predictor) -> NDArray[np.uint8]:
     kind = request.headers.get("content-type", "")
-    form = kind if kind.partition(";")[0].strip().lower() == forms.KIND else ""
     try:
-        return await decoders.square(upload, form, predictor.kept.framing)
+        if kind.partition(";")[0].strip().lower() == forms.KIND:
+            content = forms.file_in(content, kind)
     except DataError as error:
         raise HTTPException(422, str(error)) from error
-    except DecoderError as error:
+    try:
+        return decoder.square(content, predictor.kept.framing)
+    except DataError as error:
+        raise HTTPException(422, f"the picture cannot be used: {error}") from error
+    except OSError as error:
+        logger.exception("no picture can be decoded")
         raise HTTPException(503, str(error), {"Retry-After": "1"}) from error
 
 
@@ -184,8 +210,8 @@ async def _refused(request: Request, error: HTTPException) -> Response:
     return JSONResponse({"error": error.detail}, error.status_code, error.headers)
 
 
-async def _unable(request: Request, error: StateError) -> Response:
-    return JSONResponse({"error": str(error)}, 500)
+async def _gone(request: Request, error: ClientDisconnect) -> Response:
+    return JSONResponse({"error": "the body ended early"}, 400)
 
 
 async def _broken(request: Request, error: Exception) -> Response:

@@ -6,7 +6,6 @@ Shapes: B batch, H and W image height and width, C classes, F = 8 x width featur
 import re
 from typing import ClassVar, Self, cast
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -160,10 +159,3 @@ def resnet18(num_classes: int, width: int, stem: str) -> ResNet18:
     if num_classes < 1 or width < 1:
         raise ConfigError(f"num-classes = {num_classes}, width = {width}: both must be >= 1")
     return ResNet18(num_classes, width, stem)
-
-
-def seeded_resnet18(num_classes: int, width: int, stem: str, seed: int) -> ResNet18:
-    """Build a ResNet-18 whose initial weights depend only on ``seed``; the global generator's state is preserved."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return resnet18(num_classes, width, stem)

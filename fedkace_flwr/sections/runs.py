@@ -296,7 +296,7 @@ class RunConfig:
     )
     keep_models: Literal["auto", "always", "never"] = key(
         "auto",
-        "Whether a client keeps the models that it predicts with as `models-ROUND.npz` in its state folder, for `python -m fedkace_flwr.inference.predict`: `auto` keeps them if data arrives in an inbox, and on nodes with a `state-dir` or `models-dir` of their own, as devices have. `centralized` has no model to keep.",
+        "Whether a client keeps the models that it predicts with as `models-ROUND.safetensors` in its state folder, for `python -m fedkace_flwr.inference.predict`: `auto` keeps them if data arrives in an inbox, and on nodes with a `state-dir` or `models-dir` of their own, as devices have. `centralized` has no model to keep.",
         affects="place",
     )
     diagnostics: bool = key(

@@ -9,7 +9,7 @@ from filelock import FileLock, Timeout
 
 from fedkace_flwr.errors import ConfigError, StateError
 from fedkace_flwr.storage import atomic
-from fedkace_flwr.storage.earlier_runs import ANSWER, MODELS, STATE, EarlierRuns
+from fedkace_flwr.storage.earlier_runs import MODELS, STATE, SUFFIXES, EarlierRuns
 from fedkace_flwr.storage.names import printable, token
 
 _USER_ERROR = 2
@@ -45,9 +45,9 @@ def _earlier(folder: Path, run: str | None) -> None:
         *((name, folder) for name in sorted(present)),
         *((each.name, each) for each in earlier.places()),
     ]:
-        newest = {kind: atomic.numbered(place, kind)[:1] for kind in (STATE, MODELS, ANSWER)}
+        newest = {kind: atomic.numbered(place, kind, suffix)[:1] for kind, suffix in SUFFIXES.items()}
         rounds = ", ".join(f"{kind} of round {number}" for kind, numbers in newest.items() for number in numbers)
-        when = max(path.stat().st_mtime for path in place.glob("*-*.npz"))
+        when = max(path.stat().st_mtime for path in place.glob("*-*"))
         print(f"{printable(name)}  {datetime.fromtimestamp(when):%Y-%m-%d %H:%M}  {rounds}  {printable(str(place))}")
 
 

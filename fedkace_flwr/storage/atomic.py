@@ -1,8 +1,9 @@
 """Files that are either whole or absent: arrays and one JSON record, versioned, checksummed, atomically replaced.
 
 A file is an archive in NumPy's format without pickled content, with a checksum and, if the environment holds a key,
-encrypted (:mod:`fedkace_flwr.storage.encryption`). Files are readable by their owner only, unless a group is named, and
-have at most so many bytes as one process can be expected to hold.
+encrypted (:mod:`fedkace_flwr.storage.encryption`). Models for inference (:data:`MODELS`) are files of safetensors, which
+hold a checksum themselves. Files are readable by their owner only, unless a group is named, and have at most so many
+bytes as one process can be expected to hold.
 """
 
 import contextlib
@@ -22,6 +23,9 @@ from fedkace_flwr.storage.npz import Array
 
 LIMIT = "FEDKACE_STATE_LIMIT"
 """The environment variable for the most MiB of a stored file."""
+
+ARCHIVES, MODELS = ".npz", encryption.MODEL_FILES
+"""How the names of the two kinds of files end."""
 
 VERSION = 1
 """Version of files of which nothing else is said."""
@@ -56,7 +60,6 @@ def write(
     *,
     version: int = VERSION,
     most: int | None = None,
-    group: int | None = None,
 ) -> None:
     """Replace a file; it is on disk before this returns.
 
@@ -72,8 +75,6 @@ def write(
         Version of the content.
     most : int, optional
         Most bytes that it may have, as in :func:`read`.
-    group : int, optional
-        Number of a group that may read the file.
 
     Raises
     ------
@@ -81,7 +82,26 @@ def write(
         It would have more bytes than are read; nothing is written.
     """
     text = json.dumps({"version": version, **record}, allow_nan=False).encode()
-    body = npz.pack({"record": np.frombuffer(text, dtype=np.uint8), **arrays})
+    write_body(path, npz.pack({"record": np.frombuffer(text, dtype=np.uint8), **arrays}), most=most)
+
+
+def write_body(path: Path, body: bytes, *, most: int | None = None, group: int | None = None) -> None:
+    """Replace a file, as :func:`write` does.
+
+    Parameters
+    ----------
+    path, most
+        As for :func:`write`.
+    body : bytes
+        What the file protects: an archive, or a file of safetensors.
+    group : int, optional
+        Number of a group that may read the file.
+
+    Raises
+    ------
+    StateError
+        As :func:`write`.
+    """
     parts = encryption.seal(body, path)
     size, most = sum(map(len, parts)), limit() if most is None else most
     if size > most:
@@ -126,6 +146,18 @@ def read(
         return arrays, record
 
 
+def read_body(path: Path) -> bytes | None:
+    """Undo :func:`write_body`; None if there is no file.
+
+    Raises
+    ------
+    UnreadableStateError, StateError
+        As :func:`read`.
+    """
+    with _explained():
+        return _body(path, None)
+
+
 def read_record(path: Path, newest: int = VERSION) -> dict[str, Any] | None:
     """A file's record alone, as it was written; None if there is no file. The arrays are not looked at.
 
@@ -139,14 +171,32 @@ def read_record(path: Path, newest: int = VERSION) -> dict[str, Any] | None:
         return None if body is None else _record(body, newest)[0]
 
 
-def path_of(folder: Path, kind: str, number: int) -> Path:
-    """A folder's file ``KIND-NUMBER.npz``."""
-    return folder / f"{kind}-{number:06d}.npz"
+def read_strings(path: Path) -> dict[str, Any] | None:
+    """What a file of safetensors says beside its tensors, which are not looked at; None if there is no file.
+
+    Raises
+    ------
+    UnreadableStateError, StateError
+        As :func:`read`.
+    """
+    body = read_body(path)
+    if body is None:
+        return None
+    try:
+        strings = json.loads(body[8 : 8 + int.from_bytes(body[:8], "little")])["__metadata__"]
+    except (KeyError, RecursionError, TypeError, ValueError) as error:
+        raise StateError("it is no file of safetensors") from error
+    return strings if isinstance(strings, dict) else {}
 
 
-def numbered(folder: Path, kind: str) -> list[int]:
-    """Numbers of a folder's files ``KIND-NUMBER.npz``, descending."""
-    numbers = [path.stem.removeprefix(f"{kind}-") for path in folder.glob(f"{kind}-*.npz")]
+def path_of(folder: Path, kind: str, number: int, suffix: str = ARCHIVES) -> Path:
+    """A folder's file ``KIND-NUMBER.npz``, or one with another suffix."""
+    return folder / f"{kind}-{number:06d}{suffix}"
+
+
+def numbered(folder: Path, kind: str, suffix: str = ARCHIVES) -> list[int]:
+    """Numbers of a folder's files ``KIND-NUMBER.npz``, or with another suffix, descending."""
+    numbers = [path.stem.removeprefix(f"{kind}-") for path in folder.glob(f"{kind}-*{suffix}")]
     # Only numbers as this package writes them: otherwise two files could have the same number.
     ours = [text for text in numbers if text.isascii() and text.isdecimal() and text == f"{int(text):06d}"]
     return sorted((int(text) for text in ours), reverse=True)
@@ -183,7 +233,7 @@ def _raise_limit(size: int) -> str:
 
 
 def _body(path: Path, most: int | None) -> bytes | None:
-    """The archive in a file; None if there is no file."""
+    """What a file protects; None if there is no file."""
     try:
         content = read_bytes(path, limit() if most is None else most)
     except FileNotFoundError:

@@ -18,7 +18,9 @@ MOST_RUNS = 8
 """Most earlier runs that a client keeps; it takes part in no further one before its owner has made room."""
 
 ANSWER, STATE, MODELS = "answer", "state", "models"
-"""The kinds of a client's files, ``KIND-ROUND.npz``."""
+"""The kinds of a client's files, ``KIND-ROUND`` with the kind's suffix."""
+
+SUFFIXES = {ANSWER: atomic.ARCHIVES, STATE: atomic.ARCHIVES, MODELS: atomic.MODELS}
 
 _STATES = (ANSWER, STATE)  # in the order in which they are moved
 
@@ -41,7 +43,7 @@ class EarlierRuns:
 
     def places(self) -> list[Path]:
         """The folders of earlier runs; empty ones belong to runs that were moved back."""
-        return sorted(place for place in (self._folder / EARLIER).glob("*") if any(place.glob("*-*.npz")))
+        return sorted(place for place in (self._folder / EARLIER).glob("*") if any(place.glob("*-*")))
 
     def runs(self, kind: str) -> dict[int, str]:
         """The run of each state, or of each file of models, in the client's folder, by its round, newest first.
@@ -53,11 +55,11 @@ class EarlierRuns:
         UnreadableStateError
             A file may be intact, but this process cannot read it.
         """
-        found, newest = {}, client_state.VERSION if kind == STATE else atomic.VERSION
-        for number in atomic.numbered(self._folder, kind):
-            path = atomic.path_of(self._folder, kind, number)
+        found = {}
+        for number in atomic.numbered(self._folder, kind, SUFFIXES[kind]):
+            path = atomic.path_of(self._folder, kind, number, SUFFIXES[kind])
             try:
-                record = atomic.read_record(path, newest)
+                record = atomic.read_strings(path) if kind == MODELS else atomic.read_record(path, client_state.VERSION)
             except UnreadableStateError as error:
                 raise UnreadableStateError(f"{path}: {error}") from error
             except StateError:
@@ -112,7 +114,7 @@ class EarlierRuns:
         place = self.place_of(run)
         make_folder(place)
         for kind in kinds:
-            path = atomic.path_of(self._folder, kind, round_number)
+            path = atomic.path_of(self._folder, kind, round_number, SUFFIXES[kind])
             if path.exists():
                 os.replace(path, place / path.name)
                 # Before the state is moved: otherwise a power cut could keep the state's move alone, and the answer
@@ -126,8 +128,9 @@ class EarlierRuns:
         if not place.is_dir():
             return
         for kind in kinds:
-            for number in atomic.numbered(place, kind):
-                os.replace(atomic.path_of(place, kind, number), atomic.path_of(self._folder, kind, number))
+            for number in atomic.numbered(place, kind, SUFFIXES[kind]):
+                path = atomic.path_of(place, kind, number, SUFFIXES[kind])
+                os.replace(path, self._folder / path.name)
         sync_folder(self._folder)
         sync_folder(place)
         with contextlib.suppress(OSError):

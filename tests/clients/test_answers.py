@@ -16,7 +16,7 @@ from experiments.running.inline import run_inline
 from fedkace_flwr.algorithms.prequential import best_weight, no_evidence, with_chunk
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment
-from fedkace_flwr.inference.kept_models import load_newest
+from fedkace_flwr.inference.model_files import load_newest
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.metrics import accuracy, combined_scores
 from fedkace_flwr.samples import Samples

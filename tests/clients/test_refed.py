@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.common import rounds_of
 from support.gradients import gradient_of
+from support.made.networks import seeded_resnet18
 from support.systems.in_process import Federation
 from torch import Tensor
 from torch.nn import functional
@@ -28,7 +29,6 @@ from fedkace_flwr.algorithms.refed_scores import (
 from fedkace_flwr.config import Config
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.networks.network import Network
-from fedkace_flwr.networks.resnet import seeded_resnet18
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.storage.client_store import ClientStore

@@ -1,30 +1,33 @@
 """Pictures of inboxes in a process of their own: the same pixels, and no picture harms more than itself."""
 
-import errno
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 from PIL import Image
+from support.made import bombs
 from support.made.inboxes import CLASSES, SIZE, drop, names_in, opened
 from support.made.models import blank, picture
 
-from experiments.bench.serving import bombs
 from fedkace_flwr.data import decoding, picture_process
+from fedkace_flwr.data.decoding import Limits
 from fedkace_flwr.data.images import Framing, read_square
-from fedkace_flwr.data.picture_process import LIMITS, PictureProcess
+from fedkace_flwr.data.picture_process import PictureProcess
 from fedkace_flwr.errors import DataError
 from fedkace_flwr.sources import read_folder
 from fedkace_flwr.storage import encryption
 
 FRAMING = Framing.of_files(16)
-_PATIENT = replace(LIMITS, seconds=60.0)  # for tests about memory, on a busy machine
+_PATIENT = Limits(seconds=60.0)  # for tests about memory, on a busy machine
 
 
 @pytest.fixture
@@ -69,7 +72,7 @@ def test_the_largest_pictures_fit_the_memory_that_they_are_promised(
 
 
 def test_a_picture_that_takes_too_much_time_is_refused_and_the_next_one_is_decoded() -> None:
-    with PictureProcess(replace(LIMITS, seconds=0.05)) as decoder:
+    with PictureProcess(Limits(seconds=0.05)) as decoder:
         for _ in range(2):
             with pytest.raises(DataError, match="takes too much time or memory"):
                 decoder.square(bombs.chunks(8_000_000), FRAMING)
@@ -92,17 +95,15 @@ def test_a_picture_that_makes_its_decoder_crash_costs_itself_alone(
     for name in ("a.png", "b.png", "c.png"):
         Image.new("RGB", (SIZE, SIZE), (1 if name == "b.png" else 4, 0, 0)).save(tmp_path / "new" / "b" / name)
     drop(tmp_path, "d.npz", 2)
-    job = decoding.job
-    asked: list[int] = []
+    asked, sizes = picture_process._asked, list[int]()
 
-    def killing(framing: Framing, kind: str = "") -> bytes:
-        asked.append(framing.size)
-        if asked.count(SIZE) == 2 and asked[-1] == SIZE:
-            _, decoder = children()[-2:]
-            decoder.send_signal(signal.SIGSEGV)
-        return job(framing, kind)
+    def killing(connection: Any, content: bytes, framing: Framing, patience: float) -> Any:
+        sizes.append(framing.size)
+        if sizes.count(SIZE) == 2 and sizes[-1] == SIZE:
+            children()[-1].send_signal(signal.SIGSEGV)
+        return asked(connection, content, framing, patience)
 
-    monkeypatch.setattr(decoding, "job", killing)
+    monkeypatch.setattr(picture_process, "_asked", killing)
     images, labels = opened(tmp_path).take(1, 0)
     assert images[:, 0, 0, 0].tolist() == [4, 4, 2] and labels.tolist() == [1, 1, 2]
     assert "rejected/b.png" in names_in(tmp_path)
@@ -120,13 +121,30 @@ def test_a_process_that_cannot_be_started_costs_no_picture(tmp_path: Path, monke
     assert len(opened(tmp_path).take(1, 0)[1]) == 1
 
 
-def test_a_fork_server_that_is_killed_is_no_picture_s_fault(decoder: PictureProcess) -> None:
+def test_a_decoder_that_is_killed_is_replaced(decoder: PictureProcess) -> None:
     decoder.square(picture(), FRAMING)
     for process in children():
         process.kill()
-    with pytest.raises(OSError, match="does not work") as caught:
+    with pytest.raises(DataError, match="crash"):
         decoder.square(picture(), FRAMING)
-    assert caught.value.errno == errno.EIO
+    assert decoder.square(picture(), FRAMING).shape == (3, 16, 16)
+
+
+def test_a_decoder_ignores_the_signals_that_end_its_client(decoder: PictureProcess) -> None:
+    """systemd and a terminal send them to all processes; requests in progress still need the decoder."""
+    decoder.square(picture(), FRAMING)
+    before = children()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        before[-1].send_signal(number)
+    assert decoder.square(picture(), FRAMING).shape == (3, 16, 16)
+    assert children() == before
+
+
+@pytest.mark.slow
+def test_a_decoder_loads_nothing_that_it_does_not_need() -> None:
+    code = "import sys, fedkace_flwr.data.decoding; print(*{name.split('.')[0] for name in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"torch", "flwr", "starlette", "uvicorn", "asyncio"} & set(done.stdout.split())
 
 
 def test_files_of_a_test_set_are_decoded_in_the_same_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +163,7 @@ def test_no_process_is_left_behind_and_none_starts_without_pictures(tmp_path: Pa
         assert set(children()) == before
         decoder.square(picture(), FRAMING)
         started = set(children()) - before
-        assert len(started) == 2
+        assert len(started) == 1
     psutil.wait_procs(started, timeout=60)  # the decoder may still be ending
     assert not [process for process in started if process.is_running()]
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save as safetensors_of
 from support.common import rounds_of
+from support.made.networks import seeded_resnet18
 from torch import Tensor
 
 from experiments.running.inline import run_inline
@@ -23,7 +24,6 @@ from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.networks.catalogue import built
 from fedkace_flwr.networks.network import Blueprint, Network
-from fedkace_flwr.networks.resnet import seeded_resnet18
 from fedkace_flwr.storage.checkpoint import Checkpoints
 from fedkace_flwr.storage.files import read_bytes
 

@@ -30,7 +30,7 @@ def test_the_lock_file_has_one_version_and_hashes_of_all_that_the_project_requir
     lock = RELEASE.read_lock(text)
     RELEASE.check_lock(ABOUT["project"], ABOUT["build-system"]["requires"], lock)
     names = {entry.requirement.name for entry in lock}
-    assert {"flwr", "torch", "ray", "setuptools", "python-multipart"} <= names and len(lock) > 60
+    assert {"flwr", "torch", "ray", "setuptools", "starlette"} <= names and len(lock) > 60
     assert not re.search(r"https?:|file:|--index|--find-links|--trusted-host", text)
 
 

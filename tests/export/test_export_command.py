@@ -16,7 +16,7 @@ from experiments.__main__ import main
 from experiments.running.inline import run_inline
 from fedkace_flwr import load_model
 from fedkace_flwr.config import Config
-from fedkace_flwr.inference import kept_models as serving
+from fedkace_flwr.inference import model_files as serving
 from fedkace_flwr.results.run_folder import RunFolder
 from fedkace_flwr.storage import encryption
 from fedkace_flwr.storage.checkpoint import Checkpoint

@@ -1,6 +1,5 @@
 """A model that was taken away: loaded without its run, it predicts as it did there; and files that try to do harm."""
 
-import json
 import subprocess
 import sys
 import tracemalloc
@@ -14,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 from support.common import SMALL
-from support.made.models import constant, picture
+from support.made.models import changed, constant, picture, with_header
 
 import fedkace_flwr
 from experiments.running.inline import run_inline
@@ -23,9 +22,9 @@ from fedkace_flwr.config import Config
 from fedkace_flwr.errors import DataError, ModelError
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.export.folder import write_folder
-from fedkace_flwr.export.reading import unpack
-from fedkace_flwr.export.tensor_file import header_of, pack
 from fedkace_flwr.inference.kept_models import KeptModels, Predictor
+from fedkace_flwr.inference.reading import unpack
+from fedkace_flwr.inference.tensor_file import header_of, pack
 from fedkace_flwr.storage import atomic
 from fedkace_flwr.storage.checkpoint import Checkpoints
 
@@ -39,21 +38,6 @@ def several(**changes: object) -> KeptModels:
     met = (0, 2, 5, 7)
     content: dict[str, Any] = {"answers": {"local": met, "global": met}, "combined": "mean", **changes}
     return replace(one, weights=weights, seen=met, **content)
-
-
-def changed(kept: KeptModels, **strings: str | None) -> bytes:
-    """A model's file with other metadata."""
-    content = pack(kept)
-    header, start = header_of(content)
-    told = {**header["__metadata__"], **strings}
-    header["__metadata__"] = {name: text for name, text in told.items() if text is not None}
-    return with_header(header, content[start:])
-
-
-def with_header(header: object, tensors: bytes) -> bytes:
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text + tensors
 
 
 def test_the_left_model_predicts_as_the_runs_global_model(tmp_path: Path) -> None:

@@ -27,7 +27,6 @@ INSTRUMENTED = [
     "yaml",
     "json",
     "tomllib",
-    "python_multipart",
 ]
 
 with atheris.instrument_imports(include=INSTRUMENTED):

@@ -31,7 +31,7 @@ from support.made.pristine import (
 
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError, StateError
-from fedkace_flwr.export.tensor_file import header_of
+from fedkace_flwr.inference.tensor_file import header_of
 from fedkace_flwr.storage import npz as archive
 
 BODIES = pristine()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from support.made.models import constant
 
-from fedkace_flwr.inference import kept_models as serving
+from fedkace_flwr.inference import model_files as serving
 
 
 @pytest.fixture

@@ -1,23 +1,24 @@
 """Attacks on the service as a process of its own: what others pay for them, in memory and in answers."""
 
-import resource
-import select
+import re
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
 import pytest
+from support.made import bombs
 from support.made.models import constant, picture
-from support.systems.service import Service, serving_of
+from support.systems.service import Service, served, serving_of
 
-from experiments.bench.serving import bombs
-from experiments.bench.serving.delays import memory_of
 from fedkace_flwr.data.images import Framing
-from fedkace_flwr.inference import kept_models as serving
+from fedkace_flwr.data.picture_process import PictureProcess
+from fedkace_flwr.inference import model_files as serving
+from fedkace_flwr.inference.server import CONNECTIONS
 
 MEMORY = 256_000_000
 AT_ONCE = 8
@@ -48,6 +49,16 @@ def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         yield service
 
 
+def memory_of(process: psutil.Process) -> int:
+    """Bytes of memory that the service's processes take; what several share is counted once."""
+    total = 0
+    for each in (process, *process.children(recursive=True)):
+        with suppress(psutil.Error, OSError):
+            text = Path(f"/proc/{each.pid}/smaps_rollup").read_text(encoding="ascii")
+            total += sum(int(size) for size in re.findall(r"^Pss:\s+(\d+) kB$", text, re.MULTILINE)) * 1024
+    return total
+
+
 @pytest.mark.parametrize("name", BOMBS)
 def test_no_picture_takes_more_memory_than_is_promised(name: str, service: Service) -> None:
     bomb, process = BOMBS[name](), psutil.Process(service.process.pid)
@@ -75,41 +86,47 @@ def test_no_picture_takes_more_memory_than_is_promised(name: str, service: Servi
     assert service.client.post("/predict", content=picture()).status_code == 200
 
 
-def test_slow_bodies_do_not_delay_a_prediction(folder: Path) -> None:
-    """The answer comes while all of these bodies are still waited for."""
-    head = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000000\r\n\r\n"
-    with serving_of(folder) as service, ExitStack() as stack:
-        slow = []
-        for _ in range(16):
-            slow.append(stack.enter_context(socket.create_connection(("127.0.0.1", service.port))))
-            slow[-1].sendall(head + bytes(100_000))
-        assert service.client.post("/predict", content=picture()).status_code == 200
-        assert not select.select(slow, [], [], 0)[0]
-
-
-def test_half_sent_headers_do_not_use_up_the_descriptors(folder: Path) -> None:
-    few = (128, 128)
-    with (
-        serving_of(folder, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, few)) as service,
-        ExitStack() as stack,
-    ):
-        for _ in range(200):
-            raw = stack.enter_context(socket.create_connection(("127.0.0.1", service.port)))
-            raw.sendall(HALF)
+def test_more_connections_than_there_may_be_are_refused_at_once(folder: Path) -> None:
+    """Whoever can hold them open keeps others out: only local programs reach them, or nginx."""
+    with serving_of(folder) as service:
+        with ExitStack() as stack:
+            for _ in range(CONNECTIONS):
+                stack.enter_context(socket.create_connection(("127.0.0.1", service.port))).sendall(HALF)
+            with httpx.Client(base_url=service.client.base_url) as client:
+                assert client.get("/health").status_code == 503
         with httpx.Client(base_url=service.client.base_url, timeout=60) as client:
-            assert client.get("/health").status_code == 200
+            while client.get("/health", headers={"Connection": "close"}).status_code != 200:
+                pass
             assert client.post("/predict", content=picture()).status_code == 200
 
 
-def test_half_sent_headers_are_not_held(folder: Path) -> None:
-    with serving_of(folder) as service, ExitStack() as stack:
-        slow = []
-        for _ in range(100):
-            slow.append(stack.enter_context(socket.create_connection(("127.0.0.1", service.port), timeout=30)))
-            slow[-1].sendall(HALF)
-        for raw in slow:
-            with suppress(ConnectionResetError):
-                assert raw.recv(1) == b""
+def test_a_caller_who_hangs_up_is_not_worked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures that wait for another one are not decoded once their callers have gone."""
+    decoded, go, square = list[bytes](), threading.Event(), PictureProcess.square
+
+    def waiting(self: PictureProcess, content: bytes, framing: Framing) -> Any:
+        decoded.append(content)
+        go.wait()
+        return square(self, content, framing)
+
+    def sent(content: bytes) -> socket.socket:
+        raw = socket.create_connection(("127.0.0.1", port))
+        head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n\r\n".encode()
+        raw.sendall(head + content)
+        return raw
+
+    monkeypatch.setattr(PictureProcess, "square", waiting)
+    first, good = picture(seed=1), picture(seed=2)
+    with served(folder) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client, sent(first):
+        while not decoded:
+            client.get("/health")
+        for _ in range(CONNECTIONS // 2):
+            sent(picture(seed=3)).close()
+        for _ in range(9):  # meanwhile, the service has noticed
+            client.get("/health")
+        go.set()
+        assert client.post("/predict", content=good).status_code == 200
+    assert decoded == [first, good]
 
 
 def test_what_was_refused_a_thousand_times_is_not_in_the_log(folder: Path) -> None:
@@ -119,6 +136,7 @@ def test_what_was_refused_a_thousand_times_is_not_in_the_log(folder: Path) -> No
                 raw.sendall(b"\x00\xff\r\n\r\n")
             with socket.create_connection(("127.0.0.1", service.port)) as raw:
                 raw.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900\r\n\r\n")
-        assert service.client.post("/predict", content=picture()).status_code == 200
+        while service.client.post("/predict", content=picture()).status_code == 503:  # until they have gone
+            pass
         assert service.stop() == 0
         assert len(service.said().splitlines()) < 5, service.said()[-3000:]

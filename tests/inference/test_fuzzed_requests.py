@@ -14,7 +14,7 @@ from support.systems.service import living
 from fedkace_flwr.data import pixels
 from fedkace_flwr.data.images import Framing, read_square
 from fedkace_flwr.errors import DataError
-from fedkace_flwr.inference import kept_models as serving
+from fedkace_flwr.inference import model_files as serving
 from fedkace_flwr.inference.service import Watched, application
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL")  # of what the fuzzed pictures hold

@@ -2,7 +2,9 @@
 
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from support.common import rounds_of
-from support.made.models import CLASSES, blank, constant, picture
+from support.made.models import CLASSES, blank, changed, constant, picture, with_header
 from support.systems.in_process import Federation
 
 from experiments.running.inline import run_inline
@@ -23,12 +25,14 @@ from fedkace_flwr.data.images import Framing, read_square
 from fedkace_flwr.data.readers.catalogue import framing_of
 from fedkace_flwr.errors import DataError, StateError
 from fedkace_flwr.experiment import Experiment
-from fedkace_flwr.inference import kept_models as serving
-from fedkace_flwr.inference.kept_models import Predictor, load_newest
+from fedkace_flwr.inference import model_files as serving
+from fedkace_flwr.inference.kept_models import KeptModels, Predictor
+from fedkace_flwr.inference.model_files import load_newest
+from fedkace_flwr.inference.tensor_file import pack
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.registry import METHODS
 from fedkace_flwr.sections import DataConfig
-from fedkace_flwr.storage import atomic as durable
+from fedkace_flwr.storage import atomic
 from fedkace_flwr.storage.client_state import read_state
 
 Make = Callable[..., Config]
@@ -59,7 +63,10 @@ def test_what_is_served_is_what_was_evaluated(small: Make, tmp_path: Path, chang
     experiment = Experiment(configured(config)[1])
     for client in range(config.stream.clients):
         folder = tmp_path / "run" / "clients" / f"client-{client:03d}"
-        assert sorted(path.name for path in folder.glob("models-*")) == ["models-000002.npz", "models-000003.npz"]
+        assert sorted(path.name for path in folder.glob("models-*")) == [
+            "models-000002.safetensors",
+            "models-000003.safetensors",
+        ]
         state, predictor = read_state(folder / "state-000003.npz"), load_newest(folder)
         test = experiment.test_set(client, state.seen)
         found = predictor.probabilities(test.images(experiment.dataset.fetch))
@@ -76,7 +83,7 @@ def test_what_is_served_is_what_was_evaluated(small: Make, tmp_path: Path, chang
         assert kept.class_names == experiment.dataset.class_names
 
 
-def test_local_and_global_model_are_kept_until_the_switch_and_the_global_one_after_it(small: Make) -> None:
+def test_the_local_model_is_kept_until_the_switch_and_the_global_one_after_it(small: Make) -> None:
     federation = Federation(small(rounds=30, samples_per_class=3, keep_models="always", patience=1))
     folder, switched, rounds = federation.folder / "client-000", False, iter(range(1, 31))
     for number in rounds:
@@ -85,8 +92,7 @@ def test_local_and_global_model_are_kept_until_the_switch_and_the_global_one_aft
         metrics = federation.evaluate(0, number).metrics
         switched = switched or keys.SWITCHED_AT in metrics
         kept = load_newest(folder).kept
-        assert set(kept.weights) == ({"global"} if switched else {"global", "local"})
-        assert set(kept.answers) == ({"global"} if switched else {"local"})
+        assert set(kept.weights) == set(kept.answers) == ({"global"} if switched else {"local"})
         for name, array in trained.weights.items():
             assert np.array_equal(kept.weights[kept.answering][name], array)
         if kept.answering == "global" and metrics[keys.SWITCHED_AT] < number:
@@ -128,10 +134,10 @@ def test_a_crash_before_the_state_is_saved_is_made_good(small: Make, monkeypatch
     with monkeypatch.context() as patched:
         patched.setattr(serving, "write", crash)
         assert federation.send("evaluate", 0, 1).has_error()
-    before = (folder / "models-000001.npz").read_bytes()
+    before = (folder / "models-000001.safetensors").read_bytes()
     assert read_state(folder / "state-000001.npz").evaluated == 0
     federation.evaluate(0, 1)
-    assert (folder / "models-000001.npz").read_bytes() == before
+    assert (folder / "models-000001.safetensors").read_bytes() == before
     assert read_state(folder / "state-000001.npz").evaluated == 1
 
 
@@ -149,32 +155,99 @@ def test_a_new_run_in_the_same_folder_takes_over_from_the_old_one(tmp_path: Path
     for number in (14, 15):
         serving.write(tmp_path, constant(number, 1))
     serving.write(tmp_path, constant(1, 2, run="new"))
-    assert [path.name for path in tmp_path.glob("*.npz")] == ["models-000001.npz"]
+    assert [path.name for path in tmp_path.glob("models-*")] == ["models-000001.safetensors"]
     assert load_newest(tmp_path).kept.run == "new"
     kept = sorted((tmp_path / "earlier" / "made").iterdir())
-    assert [path.name for path in kept] == ["models-000014.npz", "models-000015.npz"]
+    assert [path.name for path in kept] == ["models-000014.safetensors", "models-000015.safetensors"]
 
     serving.write(tmp_path, constant(16, 1))  # the old one goes on, and its former models are superseded
     assert load_newest(tmp_path).kept.run == "made" and not list((tmp_path / "earlier" / "made").iterdir())
-    assert [path.name for path in (tmp_path / "earlier" / "new").iterdir()] == ["models-000001.npz"]
+    assert [path.name for path in (tmp_path / "earlier" / "new").iterdir()] == ["models-000001.safetensors"]
 
 
-@pytest.mark.parametrize("harm", ["cut", "flipped", "empty", "other-network"])
-def test_a_damaged_generation_gives_way_to_the_one_before_and_stays_where_it_is(tmp_path: Path, harm: str) -> None:
-    serving.write(tmp_path, constant(1, 3))
-    serving.write(tmp_path, constant(2, 4))
-    path = tmp_path / "models-000002.npz"
-    whole = path.read_bytes()
-    if harm == "other-network":
-        arrays, record = constant(2, 4).to_record()
-        durable.write(path, {**arrays, "global.output.bias": np.zeros(7, np.float32)}, record)
-    else:
-        path.write_bytes({"cut": whole[:-9], "flipped": whole[:99] + b"?" + whole[100:], "empty": b""}[harm])
+def _tensors(**changes: Any) -> Callable[[KeptModels], bytes]:
+    """Harm to the arrays of a model: others in their place, or none."""
+
+    def harmed(kept: KeptModels) -> bytes:
+        arrays = {**kept.weights["global"], **{name.replace("__", "."): array for name, array in changes.items()}}
+        return pack(
+            replace(kept, weights={"global": {name: array for name, array in arrays.items() if array is not None}})
+        )
+
+    return harmed
+
+
+def _told(**strings: str | None) -> Callable[[KeptModels], bytes]:
+    return lambda kept: changed(kept, **strings)
+
+
+def _stored(change: Callable[[bytes], bytes]) -> Callable[[KeptModels], bytes]:
+    return lambda kept: change(pack(kept, stored=True))
+
+
+DAMAGE: dict[str, Callable[[KeptModels], bytes]] = {
+    "empty": _stored(lambda whole: b""),
+    "no model": _stored(lambda whole: b"PK\x03\x04" + whole),
+    "cut short": _stored(lambda whole: whole[:-9]),
+    "cut in the header": _stored(lambda whole: whole[:99]),
+    "zeros at the end": _stored(lambda whole: whole[:-4096] + bytes(4096)),
+    "one bit of a weight": _stored(lambda whole: whole[:-900] + bytes([whole[-900] ^ 1]) + whole[-899:]),
+    "one letter of a name": _stored(lambda whole: whole.replace(b"class 7", b"class 8")),
+    "no list in the header": lambda kept: with_header([], b""),
+    "a text that is missing": _told(mean=None),
+    "classes that are no numbers": _told(classes_met='["a"]'),
+    "a class beyond the last": _told(classes_met="[99]"),
+    "an answer beyond the last": _told(answers='{"global": [77]}'),
+    "a network that is missing": _told(answers='{"local": [1], "global": [2]}'),
+    "a mean of text": _told(mean='["x", "y", "z"]'),
+    "two numbers of three": _told(std="[1, 2]"),
+    "a size of text": _told(image_size='"x"'),
+    "another scaling": _told(scaling="none"),
+    "a round of text": _told(round='"x"'),
+    "a huge network": _told(width="1000000000"),
+    "fewer classes": _told(class_names='["a"]'),
+    "another shape": _tensors(output__bias=np.zeros(7, np.float32)),
+    "another type": _tensors(output__bias=np.zeros(CLASSES, np.int64)),
+    "a tensor that is missing": _tensors(output__bias=None),
+    "a tensor too many": _tensors(other=np.zeros(1, np.float32)),
+    "not a number": _tensors(output__bias=np.full(CLASSES, np.nan, np.float32)),
+    "beyond all numbers": lambda kept: pack(
+        replace(kept, weights={"global": {k: a * a.dtype.type(1e18) for k, a in kept.weights["global"].items()}})
+    ),
+}
+
+
+@pytest.mark.parametrize("harm", DAMAGE)
+def test_a_damaged_generation_gives_way_to_the_one_before_and_stays_where_it_is(
+    tmp_path: Path, harm: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in (1, 2):
+        serving.write(tmp_path, constant(number, 3))
+    path = tmp_path / "models-000002.safetensors"
+    path.write_bytes(DAMAGE[harm](constant(2, 4)))
     assert load_newest(tmp_path).kept.round == 1
+    (said,) = caplog.messages
+    assert said.startswith(f"{path}: ") and said.endswith("; using the model of round 1 instead") and "\n" not in said
     assert path.exists()
-    (tmp_path / "models-000001.npz").unlink()
-    with pytest.raises(StateError, match=r"^[^\n]*models-000002\.npz: [^\n]*$"):
+    (tmp_path / "models-000001.safetensors").unlink()
+    with pytest.raises(StateError, match=r"^[^\n]*models-000002\.safetensors: [^\n]*$"):
         load_newest(tmp_path)
+
+
+def test_what_is_no_file_gives_way_too(tmp_path: Path) -> None:
+    serving.write(tmp_path, constant(1, 3))
+    (tmp_path / "models-000002.safetensors").mkdir()
+    assert load_newest(tmp_path).kept.round == 1
+
+
+def test_models_of_an_older_version_are_named_until_the_client_writes_new_ones(tmp_path: Path) -> None:
+    (tmp_path / "models-000003.npz").write_bytes(b"of an older version")
+    with pytest.raises(
+        StateError, match=r"there is no model yet; models-\*\.npz is of an older version; the client keeps"
+    ):
+        load_newest(tmp_path)
+    serving.write(tmp_path, constant(4, 3))
+    assert [path.name for path in tmp_path.iterdir()] == ["models-000004.safetensors"]
 
 
 def test_folders_without_a_model_are_named(tmp_path: Path) -> None:
@@ -188,20 +261,6 @@ def test_folders_without_a_model_are_named(tmp_path: Path) -> None:
     serving.write(tmp_path / "run" / "clients" / "client-003", constant(1, 1))
     with pytest.raises(StateError, match="name one of the folders in it: clients/client-003"):
         load_newest(tmp_path / "run")
-
-
-def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
-    arrays, record = constant(1, 1).to_record()
-    durable.write(tmp_path / "models-000001.npz", arrays, {**record, "format": 6})
-    with pytest.raises(StateError, match=r"have format 6; this program reads formats 1 to 5"):
-        load_newest(tmp_path)
-
-
-def test_a_file_of_format_1_is_read_as_it_was_written(tmp_path: Path) -> None:
-    arrays, record = constant(1, 1).to_record()
-    del record["combined"]
-    durable.write(tmp_path / "models-000001.npz", arrays, {**record, "format": 1})
-    assert load_newest(tmp_path).kept.combined == "most-confident"
 
 
 @given(st.sets(st.integers(0, CLASSES - 1), min_size=1), st.integers(0, CLASSES - 1), st.integers(1, 12))
@@ -285,7 +344,7 @@ def test_files_that_cannot_be_read_are_refused_in_a_line(tmp_path: Path) -> None
 def test_a_vanishing_file_is_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The writer drops what was listed before it could be read."""
     serving.write(tmp_path, constant(1, 1))
-    read, races = durable.read, iter(range(2, 8))
+    read, races = atomic.read_body, iter(range(2, 8))
 
     def late(path: Path):  # type: ignore[no-untyped-def]
         number = next(races, None)
@@ -294,5 +353,5 @@ def test_a_vanishing_file_is_not_missed(tmp_path: Path, monkeypatch: pytest.Monk
             serving.write(tmp_path, constant(number, 1))
         return read(path)
 
-    monkeypatch.setattr(durable, "read", late)
+    monkeypatch.setattr(atomic, "read_body", late)
     assert load_newest(tmp_path).kept.round == 7

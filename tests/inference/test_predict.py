@@ -68,21 +68,25 @@ def test_the_command_without_a_model_says_so_in_one_line(
     assert len(said.err.splitlines()) == 1 and "there is no such folder" in said.err
 
 
-def test_an_exported_model_is_answered_with_what_reads_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_exported_model_predicts_like_the_one_that_a_client_keeps(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "run").mkdir()
     model = tmp_path / "run" / "model"
-    write_folder(model, constant(1, 3))
-    for arguments in (["--state", str(model), "a.png"], ["serve", "--state", str(model)]):
-        assert main(arguments) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert line == (
-            f"error: {model}: holds an exported model, which fedkace_flwr.load_model reads (docs/models.md); must be "
-            "the state folder of a client"
-        )
+    write_folder(model, constant(3, 3, seen=(1, 3, 4)))
+    (tmp_path / "a.png").write_bytes(picture())
+    said = []
+    for option, state in (("--model", model), ("--state", folder)):
+        assert main([option, str(state), str(tmp_path / "a.png"), "--json"]) == 0
+        said.append(json.loads(capsys.readouterr().out)["answers"])
+    assert said[0] == said[1] and said[0][0]["classes"][0]["class"] == "class 3"
     assert main(["--state", str(tmp_path / "run"), "a.png"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: {tmp_path}/run: there is no model yet; clients keep one after each round if ")
-    assert line.endswith(f"; fedkace_flwr.load_model reads the run's global model, {model}")
+    assert line == f"error: {tmp_path}/run: there is no model yet; name one of the folders in it: model"
+    (model / "model.safetensors").write_bytes(b"half of it")
+    assert main(["--model", str(model), "a.png"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"error: {model}/model.safetensors: it is damaged, or no file of safetensors"
 
 
 @pytest.mark.parametrize("command", ["predict", "serve"])
@@ -92,7 +96,7 @@ def test_what_the_parser_refuses_is_one_line_that_names_the_help(
     images = ["a.png"] if command == "predict" else []
     for arguments, text in (
         (["--state", ".", "--threads", "0"], "argument --threads: '0': must be a whole number from 1 to 1000000"),
-        (["--threads", "1"], "the following arguments are required: --state"),
+        (["--threads", "1"], "the following arguments are required: --state/--model"),
         (["--state", ".", *images, "--tpo"], "unrecognized arguments: --tpo"),
     ):
         assert program([command, *arguments]) == 2

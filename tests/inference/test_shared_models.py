@@ -12,8 +12,8 @@ from support.made.stored import new_key
 from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import StateError, UnreadableStateError
-from fedkace_flwr.inference import kept_models as serving
-from fedkace_flwr.inference.kept_models import load_newest
+from fedkace_flwr.inference import model_files as serving
+from fedkace_flwr.inference.model_files import load_newest
 from fedkace_flwr.storage import atomic, encryption
 
 Make = Callable[..., Config]
@@ -54,7 +54,7 @@ def test_only_the_models_are_open_to_the_group(small: Make, shared: Path, tmp_pa
         models, state = shared / client, tmp_path / "run" / "clients" / client
         assert (mode(models), models.stat().st_gid) == (0o750, another_group())
         files = sorted(path.name for path in models.iterdir())
-        assert files == ["models-000001.npz", "models-000002.npz"]
+        assert files == ["models-000001.safetensors", "models-000002.safetensors"]
         assert {(mode(path), path.stat().st_gid) for path in models.iterdir()} == {(0o640, another_group())}
         assert load_newest(models).kept.round == 2
         assert mode(state) == 0o700 and {mode(path) for path in state.iterdir()} == {0o600}
@@ -91,7 +91,7 @@ def test_models_have_a_key_of_their_own(shared: Path, monkeypatch: pytest.Monkey
         atomic.read(shared / "state.npz")
     monkeypatch.delenv(encryption.MODELS)
     with pytest.raises(UnreadableStateError, match="FEDKACE_MODELS_KEY or FEDKACE_STATE_KEY is not set"):
-        atomic.read(shared / "a" / "models-000001.npz")
+        atomic.read_body(shared / "a" / "models-000001.safetensors")
 
 
 def test_without_a_key_of_their_own_models_are_encrypted_like_the_state(
@@ -102,7 +102,7 @@ def test_without_a_key_of_their_own_models_are_encrypted_like_the_state(
     assert load_newest(shared / "a").kept.round == 1
     monkeypatch.delenv(encryption.VARIABLE)
     with pytest.raises(UnreadableStateError):
-        atomic.read(shared / "a" / "models-000001.npz")
+        atomic.read_body(shared / "a" / "models-000001.safetensors")
 
 
 def test_the_key_of_models_opens_models_only(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,6 +140,9 @@ def test_a_service_with_both_keys_reads_on_while_the_key_of_the_models_changes(
 
 def test_what_a_killed_client_left_half_written_is_removed(shared: Path) -> None:
     serving.write(shared / "a", constant(1, 1), another_group())
-    (shared / "a" / "models-000002.npz.0badcafe.partial").touch()
+    (shared / "a" / "models-000002.safetensors.0badcafe.partial").touch()
     serving.write(shared / "a", constant(2, 1), another_group())
-    assert sorted(path.name for path in (shared / "a").iterdir()) == ["models-000001.npz", "models-000002.npz"]
+    assert sorted(path.name for path in (shared / "a").iterdir()) == [
+        "models-000001.safetensors",
+        "models-000002.safetensors",
+    ]

@@ -7,12 +7,13 @@ from functools import partial
 import pytest
 import torch
 from support.gradients import gradient_of
+from support.made.networks import seeded_resnet18
 from torch import nn
 from torch.nn import functional
 
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.networks.network import choose_stem, load_weights
-from fedkace_flwr.networks.resnet import PointwiseConv2d, resnet18, seeded_resnet18
+from fedkace_flwr.networks.resnet import PointwiseConv2d, resnet18
 
 
 @pytest.mark.parametrize(
@@ -137,10 +138,11 @@ def test_bf16_leaves_parameters_statistics_and_gradients_in_float32():
 # oneDNN's backward pass of a strided 1x1 convolution of few channels writes past its buffers; see model.py.
 _SEVERAL_STEPS = """
 import sys, torch
-from fedkace_flwr.networks.resnet import seeded_resnet18
+from fedkace_flwr.networks.resnet import resnet18
 width, stem, size, precision = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), getattr(torch, sys.argv[4])
 torch.set_num_threads(1)
-net = seeded_resnet18(5, width, stem, 0).to(memory_format=torch.channels_last).train()
+torch.manual_seed(0)
+net = resnet18(5, width, stem).to(memory_format=torch.channels_last).train()
 net.precision = precision
 for _ in range(8):
     images = torch.randn(3, 3, size, size).to(memory_format=torch.channels_last)

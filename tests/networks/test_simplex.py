@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from support.made.networks import seeded_resnet18
 from torch.nn import functional
 
 from fedkace_flwr.networks.network import load_weights
 from fedkace_flwr.networks.output import simplex
-from fedkace_flwr.networks.resnet import seeded_resnet18
 from fedkace_flwr.sections import TrainingConfig
 from fedkace_flwr.training.loop import adamw
 

@@ -15,8 +15,7 @@ from cryptography import x509
 from support.systems.federation import DEPLOY, ROOT, environment, script
 from support.tools import need_tools
 
-from fedkace_flwr.inference import bodies
-from fedkace_flwr.inference.decoders import LANES
+from fedkace_flwr.data.decoding import Limits
 
 
 @pytest.fixture
@@ -360,8 +359,7 @@ def test_the_prediction_service_may_take_the_memory_that_its_limits_allow() -> N
     gigabytes = re.search(r"^MemoryMax=(\d+)G$", unit, re.MULTILINE)
     assert gigabytes
     idle, loading = 340 * 2**20, 400 * 2**20
-    limits = sum(lane.memory for lane in LANES) + bodies.MEMORY
-    assert limits <= (244 - 40) * 2**20  # the rest is for the service's own process
+    assert Limits().memory <= 244 * 2**20  # of the decoder; the bodies of a few callers take the rest
     assert int(gigabytes[1]) * 2**30 >= idle + 244 * 2**20 + loading
 
 

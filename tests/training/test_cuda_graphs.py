@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.made.networks import seeded_resnet18
 from torch import Tensor
 
 from fedkace_flwr.algorithms.fedcbdr_loss import TemperatureLoss
@@ -14,7 +15,7 @@ from fedkace_flwr.algorithms.fedkace_loss import BalancedReplayLoss, FullGradien
 from fedkace_flwr.algorithms.fedkace_replay import GradientBalance
 from fedkace_flwr.compute.seats import undone
 from fedkace_flwr.errors import RunError
-from fedkace_flwr.networks.resnet import ResNet18, seeded_resnet18
+from fedkace_flwr.networks.resnet import ResNet18
 from fedkace_flwr.sections import TrainingConfig
 from fedkace_flwr.training import loop as training
 from fedkace_flwr.training.adam import Adam

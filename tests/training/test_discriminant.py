@@ -3,8 +3,8 @@
 import pytest
 import torch
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from support.made.networks import seeded_resnet18
 
-from fedkace_flwr.networks.resnet import seeded_resnet18
 from fedkace_flwr.training.discriminant import discriminant, discriminant_share, refit
 from fedkace_flwr.training.loop import Preprocess, predict
 

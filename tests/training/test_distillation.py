@@ -3,8 +3,8 @@
 import pytest
 import torch
 from support.gradients import gradient_of
+from support.made.networks import seeded_resnet18
 
-from fedkace_flwr.networks.resnet import seeded_resnet18
 from fedkace_flwr.training.distillation import (
     DistilledLoss,
     soft_cross_entropy,

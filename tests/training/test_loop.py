@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 from support.gradients import gradient_of
+from support.made.networks import seeded_resnet18
 from torch import Tensor, nn
 
 from fedkace_flwr.algorithms.fedkace_loss import BalancedReplayLoss
 from fedkace_flwr.algorithms.fedkace_replay import GradientBalance
 from fedkace_flwr.errors import RunError
-from fedkace_flwr.networks.resnet import ResNet18, seeded_resnet18
+from fedkace_flwr.networks.resnet import ResNet18
 from fedkace_flwr.sections import TrainingConfig
 from fedkace_flwr.training.adam import Adam
 from fedkace_flwr.training.batches import EPOCHS

@@ -1,9 +1,9 @@
 """Batch-norm statistics taken anew."""
 
 import torch
+from support.made.networks import seeded_resnet18
 from torch import nn
 
-from fedkace_flwr.networks.resnet import seeded_resnet18
 from fedkace_flwr.training.loop import Preprocess
 from fedkace_flwr.training.recalibration import recalibrate
 

@@ -4,9 +4,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.made.networks import seeded_resnet18
 from torch import Tensor, nn
 
-from fedkace_flwr.networks.resnet import PointwiseConv2d, seeded_resnet18
+from fedkace_flwr.networks.resnet import PointwiseConv2d
 from fedkace_flwr.training import sample_gradients
 from fedkace_flwr.training.sample_gradients import squared_norms, squared_norms_of
 

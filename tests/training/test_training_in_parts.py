@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.made.networks import seeded_resnet18
 
 from fedkace_flwr.algorithms import tfcl_tags as tags
-from fedkace_flwr.networks.resnet import seeded_resnet18
 from fedkace_flwr.sections import TrainingConfig
 from fedkace_flwr.training.loop import Preprocess, adamw, train
 from fedkace_flwr.training.losses import TaskLoss

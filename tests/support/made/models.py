@@ -1,6 +1,7 @@
 """Files of untrained models, each of which predicts the same class for every image."""
 
 import io
+import json
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ from fedkace_flwr.data.images import Framing
 from fedkace_flwr.experiment import as_arrays
 from fedkace_flwr.inference import kept_models as serving
 from fedkace_flwr.inference.kept_models import KeptModels
-from fedkace_flwr.networks.resnet import seeded_resnet18
+from fedkace_flwr.inference.tensor_file import header_of, pack
+from support.made.networks import seeded_resnet18
 
 CLASSES = 10
 
@@ -41,6 +43,22 @@ def constant(round_number: int, label: int, seen: tuple[int, ...] = tuple(range(
         "weights": {serving.GLOBAL: as_arrays(net.state_dict())},
     }
     return KeptModels(**{**content, **changes})
+
+
+def changed(kept: KeptModels, **strings: str | None) -> bytes:
+    """Return a model's file with other metadata, or without some."""
+    content = pack(kept)
+    header, start = header_of(content)
+    told = {**header["__metadata__"], **strings}
+    header["__metadata__"] = {name: text for name, text in told.items() if text is not None}
+    return with_header(header, content[start:])
+
+
+def with_header(header: object, tensors: bytes) -> bytes:
+    """Return a file of safetensors."""
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + tensors
 
 
 def picture(kind: str = "PNG", size: tuple[int, int] = (30, 20), mode: str = "RGB", seed: int = 0) -> bytes:

@@ -20,8 +20,8 @@ from fedkace_flwr.data.readers.idx import read_idx
 from fedkace_flwr.data.weights_file import weights_for
 from fedkace_flwr.errors import ConfigError, DataError, MessageError, ModelError, PolicyError, RunError, StateError
 from fedkace_flwr.export.loading import LoadedModel
-from fedkace_flwr.export.reading import unpack
 from fedkace_flwr.inference.forms import file_in
+from fedkace_flwr.inference.reading import unpack
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.messaging import validation as plausibility
 from fedkace_flwr.messaging.packing import unfolded

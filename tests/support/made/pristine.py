@@ -19,8 +19,8 @@ from safetensors.torch import save
 from fedkace_flwr.config import Config
 from fedkace_flwr.data.images import Framing
 from fedkace_flwr.experiment import as_arrays
-from fedkace_flwr.export.tensor_file import pack
 from fedkace_flwr.inference.kept_models import KeptModels
+from fedkace_flwr.inference.tensor_file import pack
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.messaging import validation as plausibility
 from fedkace_flwr.messaging.packing import fold

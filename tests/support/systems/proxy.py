@@ -1,4 +1,4 @@
-"""The real nginx with ``deploy/nginx.conf``, and a server behind it that keeps what reaches it."""
+"""The real nginx with the files of ``deploy/``, and a server behind it that keeps what reaches it."""
 
 import contextlib
 import http.client
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import psutil
 
@@ -154,22 +154,13 @@ class Recorder:
         self._server.server_close()
 
 
-def configuration(folder: Path, certificates: Path, port: int, superlink: int, more: str = "") -> Path:
-    """Write both files of nginx with other ports and paths, and nothing else changed; the main one."""
+def configuration(folder: Path, name: str, changes: Mapping[str, str]) -> Path:
+    """Write a file of ``deploy/`` with other ports and paths, and nothing else changed, and the main one, its path."""
     temporary = "".join(
         f"{kind}_temp_path {folder}/{kind}; " for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )
     site = folder / "fedkace.conf"
-    _adapt(
-        "nginx.conf",
-        site,
-        {
-            "listen 9093 ssl;": f"listen 127.0.0.1:{port} ssl;",
-            "listen [::]:9093 ssl;": more,
-            "127.0.0.1:9092": f"127.0.0.1:{superlink}",
-            "/etc/fedkace/certificates": str(certificates),
-        },
-    )
+    _adapt(name, site, changes)
     main = folder / "nginx.conf"
     _adapt(
         "nginx-main.conf",
@@ -195,8 +186,8 @@ def _adapt(name: str, path: Path, changes: Mapping[str, str]) -> None:
 
 
 @dataclass
-class Door:
-    """nginx in front of a server on a port of the loopback.
+class Nginx:
+    """The real nginx with a file of ``deploy/``, on ports of the loopback.
 
     Parameters
     ----------
@@ -204,22 +195,27 @@ class Door:
         Folder for everything that nginx writes.
     certificates : Path
         Folder of the authority's and the SuperLink's certificates.
-    superlink : int
-        Port of the server behind it.
-    more : str
-        Lines that an administrator adds to the ``server`` block.
+
+    Attributes
+    ----------
+    port, second : int
+        Free ports that it may listen on; it does on the first.
     """
 
     folder: Path
     certificates: Path
-    superlink: int
-    more: str = ""
 
-    def __enter__(self) -> "Door":
+    name: ClassVar[str]
+
+    def changes(self) -> Mapping[str, str]:
+        """Texts of the file and what replaces them."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
         need_tools("nginx")
         self.folder.mkdir(exist_ok=True)
-        (self.port,) = free_ports(1)
-        main = configuration(self.folder, self.certificates, self.port, self.superlink, self.more)
+        self.port, self.second = free_ports(2)
+        main = configuration(self.folder, self.name, self.changes())
         command = ["nginx", "-p", str(self.folder), "-e", str(self.folder / "error.log"), "-c", str(main)]
         self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         until(self._is_up, "nginx listens", pause=0.02, log=self.log)
@@ -247,10 +243,61 @@ class Door:
         path = self.folder / "error.log"
         return path.read_text() if path.exists() else ""
 
+
+@dataclass
+class Door(Nginx):
+    """The hub's nginx in front of a server on a port of the loopback.
+
+    Parameters
+    ----------
+    superlink : int
+        Port of the server behind it.
+    more : str
+        Lines that an administrator adds to the ``server`` block.
+    """
+
+    superlink: int
+    more: str = ""
+
+    name = "nginx.conf"
+
+    def changes(self) -> Mapping[str, str]:
+        """Its ports, and where its certificates are."""
+        return {
+            "listen 9093 ssl;": f"listen 127.0.0.1:{self.port} ssl;",
+            "listen [::]:9093 ssl;": self.more,
+            "127.0.0.1:9092": f"127.0.0.1:{self.superlink}",
+            "/etc/fedkace/certificates": str(self.certificates),
+        }
+
     def connect(self, context: ssl.SSLContext) -> ssl.SSLSocket:
         """Open a connection."""
         plain = socket.create_connection(("127.0.0.1", self.port), timeout=60)
         return context.wrap_socket(plain, server_hostname="localhost")
+
+
+@dataclass
+class Front(Nginx):
+    """The nginx in front of the prediction service, with TLS on its first port and without on its second.
+
+    Parameters
+    ----------
+    path : Path
+        The Unix socket of the service.
+    """
+
+    path: Path
+
+    name = "nginx-predict.conf"
+
+    def changes(self) -> Mapping[str, str]:
+        """Its ports, and where its certificate and the service are."""
+        return {
+            "listen 8443 ssl;": f"listen 127.0.0.1:{self.port} ssl;",
+            "listen [::]:8443 ssl;": f"listen 127.0.0.1:{self.second};",
+            "/run/fedkace-serve/predict": str(self.path),
+            "/etc/fedkace/certificates/predict": str(self.certificates / "superlink"),
+        }
 
 
 class Line:

@@ -15,10 +15,8 @@ from typing import Any
 
 import httpx
 
+from fedkace_flwr.data.decoding import Limits
 from fedkace_flwr.inference.access import Access
-from fedkace_flwr.inference.bodies import Bodies
-from fedkace_flwr.inference.connections import Limits
-from fedkace_flwr.inference.decoders import LANES
 from fedkace_flwr.inference.server import server_for
 from fedkace_flwr.inference.service import Watched, application
 
@@ -30,6 +28,19 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 def predict(*arguments: object) -> "subprocess.CompletedProcess[str]":
     command = [*COMMAND, *(str(argument) for argument in arguments)]
     return subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+
+
+@contextmanager
+def serving_at(folder: Path, path: Path) -> Iterator["subprocess.Popen[str]"]:
+    """A service in a separate process, on a Unix socket."""
+    command = [*COMMAND, "serve", "--state", str(folder), "--socket", str(path)]
+    with subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"serving {folder} at unix:{path}\n"
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 class Service:
@@ -78,17 +89,11 @@ def serving_of(folder: Path, *arguments: str, **options: Any) -> Iterator[Servic
 
 
 @contextmanager
-def served(
-    folder: Path,
-    access: Access | None = None,
-    limits: Limits | None = None,
-    bodies: Bodies | None = None,
-    lanes: Any = LANES,
-) -> Iterator[int]:
+def served(folder: Path, access: Access | None = None, limits: Limits | None = None) -> Iterator[int]:
     """Serve a folder from a thread, with limits of the test's choice; yield the port."""
     watched = Watched(folder)
     watched.look()
-    server = server_for(application(watched, access, bodies, lanes), limits or Limits())
+    server = server_for(application(watched, access, limits))
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

@@ -17,7 +17,7 @@ from fedkace_flwr.config import Config
 from fedkace_flwr.configured import configured
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.experiment import Experiment
-from fedkace_flwr.inference.kept_models import load_newest
+from fedkace_flwr.inference.model_files import load_newest
 from fedkace_flwr.networks.catalogue import NETWORKS, Facts
 from fedkace_flwr.registry import METHODS
 

@@ -1,4 +1,4 @@
-"""Bodies that are small to send and were made to cost much: pictures, forms, and what only looks like them."""
+"""Bodies that are small to send and were made to cost much: pictures, and what only looks like them."""
 
 import io
 import struct
@@ -7,9 +7,6 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-
-FORM = "multipart/form-data; boundary=x"
-"""Content type of the forms that are made here."""
 
 _BLOCK = 8  # pixels, in each direction, of a JPEG's blocks
 _SHORTEST_RUN, _LONGEST_RUN = 2**14, 2**15 - 1  # blocks that one code of these scans leaves as they are
@@ -56,12 +53,6 @@ def chunks(size: int) -> bytes:
     head, rest = whole[:33], whole[33:]  # the mark and the first chunk; the others
     empty = struct.pack(">I4sI", 0, b"abCd", zlib.crc32(b"abCd"))
     return head + empty * ((size - len(whole)) // len(empty)) + rest
-
-
-def form(size: int) -> bytes:
-    """Return a form whose file, of ``size`` bytes, looks like a boundary again and again."""
-    head = b'--x\r\nContent-Disposition: form-data; name="a"; filename="a"\r\n\r\n'
-    return head + b"\r\n--xy" * (size // 6) + b"\r\n--x--\r\n"
 
 
 def _saved(picture: Image.Image, kind: str, **options: Any) -> bytes:

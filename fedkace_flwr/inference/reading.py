@@ -15,8 +15,17 @@ import torch
 
 from fedkace_flwr.data.images import Framing
 from fedkace_flwr.errors import FedkaceError, ModelError
-from fedkace_flwr.export.tensor_file import FORMATS, MARK, METADATA, TEXTS, header_of
 from fedkace_flwr.inference.kept_models import KeptModels
+from fedkace_flwr.inference.tensor_file import (
+    CHECKSUM,
+    FORMATS,
+    MARK,
+    METADATA,
+    RUN,
+    TEXTS,
+    checksum,
+    header_of,
+)
 from fedkace_flwr.networks.catalogue import NETWORKS, built
 from fedkace_flwr.networks.network import Blueprint
 from fedkace_flwr.storage.npz import Array
@@ -33,19 +42,21 @@ _CHOICES = {
 
 
 def unpack(content: bytes) -> KeptModels:
-    """Undo :func:`fedkace_flwr.export.tensor_file.pack`.
+    """Undo :func:`fedkace_flwr.inference.tensor_file.pack`.
 
     Raises
     ------
     ModelError
         It is damaged, is not such a file, or its parts contradict each other.
     """
-    header, _ = header_of(content)
+    header, start = header_of(content)
     strings = header.get(METADATA)
     if not isinstance(strings, dict) or MARK not in strings:
         raise ModelError("it is no model of fedkace_flwr: its metadata does not say how to use it")
     if strings[MARK] not in FORMATS:
         raise ModelError(f"it has format {strings[MARK]!r:.40}, and this program reads formats {' and '.join(FORMATS)}")
+    if CHECKSUM in strings and strings[CHECKSUM] != checksum(strings, header, content[start:]):
+        raise ModelError("it is damaged: its checksum does not match")
     try:
         arrays = safetensors.numpy.load(content)
     except Exception as fault:  # its parser's errors have no common class
@@ -76,7 +87,7 @@ def _parsed(strings: Mapping[str, Any]) -> KeptModels:
         raise _wrong("switched_at", switched, "a round, or null")
     return KeptModels(
         method=told["method"],
-        run="",
+        run=_value(strings, RUN) if RUN in strings else "",
         round=told["round"],
         trained=told["trained"],
         switched_at=switched,
@@ -101,7 +112,7 @@ def _value(strings: Mapping[str, Any], name: str) -> Any:
     text = strings.get(name)
     if not isinstance(text, str):
         raise ModelError(f"its metadata lacks {name}")
-    if name in TEXTS:
+    if name in (*TEXTS, RUN):
         value: Any = text
     else:
         try:

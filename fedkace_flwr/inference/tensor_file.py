@@ -1,10 +1,12 @@
 """A model in one file of safetensors: the tensors that predicting needs, and how to use them, as plain strings.
 
 The file of one network holds its state dict under its own names; where several networks predict together, each name
-begins with the network's. The same model always makes the same bytes. :mod:`fedkace_flwr.export.reading` reads it.
+begins with the network's. The same model always makes the same bytes. :mod:`fedkace_flwr.inference.reading` reads it.
 """
 
+import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,9 @@ FORMATS = ("1", "2")
 
 MARK, METADATA = "fedkace_flwr", "__metadata__"
 """Names in the file's header: of the format's version, and of all strings."""
+
+RUN, CHECKSUM = "run", "sha256"
+"""Names of strings that only a client's file has: of its run, and of the SHA-256 of all else in the file."""
 
 TEXTS = ("method", "network", "stem", "precision", "scaling", "combined")
 """What is written as it is; the rest as JSON."""
@@ -58,8 +63,16 @@ def format_of(kept: KeptModels) -> str:
     return FORMATS[bool(kept.shares)]
 
 
-def pack(kept: KeptModels) -> bytes:
-    """Return the content of the file; of the networks, it holds those that predict."""
+def pack(kept: KeptModels, *, stored: bool = False) -> bytes:
+    """Return the content of the file; of the networks, it holds those that predict.
+
+    Parameters
+    ----------
+    kept : KeptModels
+        The models.
+    stored : bool
+        Whether a client keeps the file: with its run and a checksum.
+    """
     alone = len(kept.answers) == 1
     arrays = {
         (key if alone else f"{name}.{key}"): np.require(array, requirements="C")
@@ -69,10 +82,22 @@ def pack(kept: KeptModels) -> bytes:
     strings = {name: value if name in TEXTS else json.dumps(value) for name, value in described(kept).items()}
     content = safetensors.numpy.save(arrays)
     header, start = header_of(content)
-    header = {METADATA: {"format": "pt", MARK: format_of(kept), **strings}, **header}
+    strings = {"format": "pt", MARK: format_of(kept), **strings}
+    if stored:
+        strings[RUN] = kept.run
+        strings[CHECKSUM] = checksum(strings, header, content[start:])
+    header = {METADATA: strings, **header}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNED)
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text + content[start:]
+
+
+def checksum(strings: Mapping[str, Any], header: Mapping[str, Any], tensors: bytes) -> str:
+    """SHA-256 of a file's strings but the checksum, of what its header says about the tensors, and of these."""
+    told = [{**strings, CHECKSUM: ""}, {**header, METADATA: ""}]
+    found = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
+    found.update(tensors)
+    return found.hexdigest()
 
 
 def header_of(content: bytes) -> tuple[dict[str, Any], int]:

@@ -1,1 +1,0 @@
-"""How long the HTTP service keeps a good caller waiting while others do their worst, and the memory that they cost."""
