@@ -10,7 +10,7 @@ usage: federation.sh setup FOLDER [--nodes N] [--port P] [--connection NAME] [--
        federation.sh stop FOLDER [NAME...]
        federation.sh status FOLDER
 
-setup   creates certificates, keys and settings in FOLDER/certificates, FOLDER/superlink and FOLDER/node-1 to node-N,
+setup   creates certificates, keys and settings in FOLDER, which must be new or empty: in FOLDER/certificates, FOLDER/superlink and FOLDER/node-1 to node-N,
         and an entry NAME (default fedkace) in Flower's config.toml. N is 4 and P is 9092 by default. The nodes use
         the N ports after P; P = 0 chooses ports that are free now. With --inboxes each node learns from the files
         in FOLDER/node-K/inbox. TEXT is added to every node's --node-config.

@@ -122,7 +122,9 @@ def _listed(folder: Path, holds: str, *, known: bool) -> _Files | None:
             if known:
                 return None
             what = f"{found}, not {holds}" if found else f"files, and no {MARK} of {holds}"
-            raise ConfigError(f"{folder}: holds {what}; name a new or an empty folder, or remove this one first")
+            raise ConfigError(
+                f"{folder}: holds {what}; name a new or an empty folder (or remove one of version 1.0 first)"
+            )
         for name, digests in files.items():
             path = folder / name
             if os.path.lexists(path) and _digest(path) not in digests:
