@@ -18,7 +18,7 @@ from fedkace_flwr.configured import configured
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.inference.model_files import load_newest
-from fedkace_flwr.networks.catalogue import NETWORKS, Facts
+from fedkace_flwr.networks.catalogue import NETWORKS, Facts, facts_of
 from fedkace_flwr.registry import METHODS
 
 Make = Callable[..., Config]
@@ -118,8 +118,8 @@ def test_the_need_of_a_worker_grows_with_the_batch(small: Make, network: str) ->
 
 def test_a_client_reads_a_configuration_without_building_its_network(small: Make) -> None:
     """The site's policy, which may bound the network's size, is asked first."""
-    config = small(network="cnn", width=10**6)
-    assert configured(config)[1].model == config.model
+    config, built = small(network="cnn", width=256), facts_of.cache_info()
+    assert configured(config)[1].model == config.model and facts_of.cache_info() == built
 
 
 def test_too_small_images_and_too_few_features_are_refused(small: Make) -> None:
