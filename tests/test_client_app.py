@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from fedkace_flwr.methods import fedcbdr as cbdr
-from fedkace_flwr.methods import tfcl
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from support.common import rounds_of
 from support.systems.contract import Wire, run_over
 
+from clients import fedcbdr as cbdr
+from clients import tfcl
 from experiments.feed import feed
 from experiments.running.inline import InlineGrid
 from fedkace_flwr import client_app
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment, as_arrays
-from fedkace_flwr.inference.kept_models import load_newest
+from fedkace_flwr.inference.model_files import load_newest
 from fedkace_flwr.messaging import packing as folding
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.storage.client_state import read_state

@@ -30,7 +30,7 @@ from support.made.stored import (
 from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError, RunError, StateError, UnreadableStateError
-from fedkace_flwr.inference import kept_models
+from fedkace_flwr.inference import model_files
 from fedkace_flwr.results.run_folder import RunFolder
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.storage import atomic, encryption
@@ -143,7 +143,7 @@ def test_plain_files_are_refused_with_a_key_unless_it_says_that_they_are_taken_o
         lambda: store.answer(2),
         lambda: train(store, 3),
         lambda: read_state(client / "state-000002.npz"),
-        lambda: kept_models.load_newest(client),
+        lambda: model_files.load_newest(client),
         lambda: Checkpoints(server).newest(),
     ]
     with heard() as warned:
@@ -248,7 +248,7 @@ def test_a_file_that_was_written_elsewhere_or_under_another_name_is_refused_and_
         (
             "client-000/models-000001.npz",
             "client-001/models-000001.npz",
-            lambda: kept_models.load_newest(tmp_path / "client-001"),
+            lambda: model_files.load_newest(tmp_path / "client-001"),
         ),
         (
             "first/server/checkpoint-000001.npz",
