@@ -50,8 +50,9 @@ def check_ray() -> None:
                 "this machine alone"
             ) from error
         return
-    variable = next((name for name in ("RAY_TMPDIR", "TMPDIR") if name in os.environ), "TMPDIR")
-    place = os.environ.get(variable) or "/tmp"
+    obeyed = ("RAY_TMPDIR", "TMPDIR") if sys.platform.startswith("linux") else ("RAY_TMPDIR",)
+    variable = next((name for name in obeyed if name in os.environ), "TMPDIR")
+    place = (os.environ.get(variable) if variable in obeyed else None) or "/tmp"
     if len(os.fsencode(place)) > _LONGEST_PLACE:
         raise RunError(
             f"{variable} = {place}: is too long for the sockets that Ray makes there, at most {_LONGEST_PLACE} bytes; "
