@@ -132,9 +132,9 @@ def test_plain_files_are_refused_with_a_key_unless_it_says_that_they_are_taken_o
     """Anyone could have written them."""
     client, server = tmp_path / "client", tmp_path / "run" / "server"
     train(ClientStore(client, empty()), 1, 2)
-    atomic.write(client / "models-000001.npz", {}, {"format": 2})
+    atomic.write_body(client / "models-000001.safetensors", b"a model")
     Checkpoints(server).save(Checkpoint(1, "1", {"w": np.zeros(3)}))
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*.npz")}
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*-0*")}
     key = new_key()
     monkeypatch.setenv(encryption.VARIABLE, key)
     store = ClientStore(client, empty())
@@ -153,7 +153,7 @@ def test_plain_files_are_refused_with_a_key_unless_it_says_that_they_are_taken_o
             assert "FEDKACE_STATE_KEY is set; to take over plain files, append ,plain" in str(caught.value)
             assert "\n" not in str(caught.value)
     assert warned == []
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*.npz")} == before
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*-0*")} == before
     monkeypatch.setenv(encryption.VARIABLE, f"{key},plain")
     assert_same(store.before(3), learned(2))
     assert_bit_identical(store.answer(2), reply(2))
@@ -235,7 +235,7 @@ def test_a_file_that_was_written_elsewhere_or_under_another_name_is_refused_and_
     """Another client's, another round's, another kind's; a checkpoint of another run, models of another client."""
     for client in ("client-000", "client-001"):
         train(ClientStore(tmp_path / client, empty()), 1, 2)
-        atomic.write(tmp_path / client / "models-000001.npz", {}, {"format": 2})
+        atomic.write_body(tmp_path / client / "models-000001.safetensors", b"a model")
     for run in ("first", "second"):
         Checkpoints(tmp_path / run / "server").save(Checkpoint(1, run, {"w": np.zeros(3)}))
     store = ClientStore(tmp_path / "client-001", empty())
@@ -246,8 +246,8 @@ def test_a_file_that_was_written_elsewhere_or_under_another_name_is_refused_and_
         ("client-001/state-000001.npz", "client-001/state-000002.npz", lambda: store.before(3)),
         ("client-001/state-000002.npz", "client-001/answer-000002.npz", lambda: store.answer(2)),
         (
-            "client-000/models-000001.npz",
-            "client-001/models-000001.npz",
+            "client-000/models-000001.safetensors",
+            "client-001/models-000001.safetensors",
             lambda: model_files.load_newest(tmp_path / "client-001"),
         ),
         (
