@@ -3,6 +3,7 @@
 Shapes: n images, S height and width of the network's input, C classes.
 """
 
+import errno
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -113,7 +114,7 @@ def load_model(path: str | Path) -> LoadedModel:
     Parameters
     ----------
     path : path-like
-        The folder, or the file ``model.safetensors``, of which nothing else is needed.
+        The folder, in which no link is followed, or the file ``model.safetensors``, of which nothing else is needed.
 
     Raises
     ------
@@ -132,13 +133,15 @@ def read_model(path: Path) -> KeptModels:
     """Read a model's content; arguments and errors as for :func:`load_model`."""
     file = path / TENSORS if path.is_dir() else path
     try:
-        return unpack(read_bytes(file, atomic.limit()))
+        return unpack(read_bytes(file, atomic.limit(), follow=file == path))
     except FileNotFoundError as error:
         inside = f"; did you mean {path / MODEL}?" if (path / MODEL / TENSORS).exists() else ""
         raise ModelError(
             f"{path}: there is no {TENSORS}; must be a folder that holds one, or the file{inside}"
         ) from error
     except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ModelError(f"{file}: is a link; name the file that it leads to") from error
         raise ModelError(f"{file}: cannot be read ({error.strerror or error})") from error
     except ModelError as error:
         raise ModelError(f"{file}: {error}") from error
