@@ -22,6 +22,7 @@ from experiments.studies.names import find_study
 from experiments.studies.yaml_file import parse_setting, parse_settings
 from fedkace_flwr.errors import ConfigError, FedkaceError, ResultsError, closest
 from fedkace_flwr.flower.imports import without_collection
+from fedkace_flwr.storage.names import printable
 
 if TYPE_CHECKING:
     from experiments.results.summary_table import FinishedRun
@@ -114,7 +115,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _refused(error: Exception | str) -> int:
     """Print an error in one line and return the exit status for errors of the user."""
-    Console(stderr=True).print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+    Console(stderr=True).print(
+        f"error: {printable(str(error))}", style="red", highlight=False, markup=False, soft_wrap=True
+    )
     return _USER_ERROR
 
 

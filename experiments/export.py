@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.results.folders import runs_of_study
-from experiments.results.reading import read_object, read_rounds
+from experiments.results.folders import all_within, runs_of_study, within
+from experiments.results.reading import read_config, read_rounds, with_data_dir
 from fedkace_flwr.config import Config
 from fedkace_flwr.configured import configured
 from fedkace_flwr.errors import ConfigError, MissingDataError, ModelError
@@ -52,7 +52,7 @@ def export(source: Path, target: Path, *, onnx: bool = False, data_dir: Path | N
     onnx : bool
         Whether to write ``model.onnx`` as well.
     data_dir : Path, optional
-        Folder of the data set's files; by default the one in the run's configuration.
+        Folder of the data set's files, for a run that is not finished.
 
     Raises
     ------
@@ -80,7 +80,7 @@ def export(source: Path, target: Path, *, onnx: bool = False, data_dir: Path | N
 def _find(source: Path, data_dir: Path | None) -> _Source:
     if source.is_file() or (source / TENSORS).exists():
         card = source / CARD
-        return _Source(read_model(source), card=_text(card) if card.exists() else None)
+        return _Source(read_model(source), card=_text(within(source, card)) if card.exists() else None)
     if not source.is_dir():
         hint = closest_path(source)
         raise ModelError(
@@ -91,13 +91,12 @@ def _find(source: Path, data_dir: Path | None) -> _Source:
     if runs := runs_of_study(source):
         names = ", ".join(path.name for path in runs[:4])
         raise ModelError(f"{source}: is the folder of a study; name that of a run in it, such as {names}")
-    return _Source(load_newest(source).kept)
+    return _Source(load_newest(all_within(source, source)).kept)
 
 
 def _of_run(source: Path, data_dir: Path | None) -> _Source:
-    given = {} if data_dir is None else {"data-dir": str(data_dir)}
     try:
-        method, config = configured(Config.parse({**read_object(source / "config.json"), **given}))
+        method, config = configured(read_config(source))
     except ConfigError as error:
         raise ModelError(f"{source / 'config.json'}: {error}") from error
     if reason := method.strategy(config).lacks_global_model():
@@ -106,18 +105,18 @@ def _of_run(source: Path, data_dir: Path | None) -> _Source:
             f"as {source / 'clients' / 'client-000'}, which holds models if the run had keep-models = always"
         )
     if (source / "summary.json").exists() and (source / MODEL / TENSORS).exists():
-        kept = read_model(source / MODEL)
+        kept = read_model(all_within(source, source / MODEL))
     else:
-        kept = _of_checkpoint(source, config)
-    return _Source(kept, Training(config, read_rounds(source)[: kept.round]))
+        kept = _of_checkpoint(source, config, data_dir)
+    return _Source(kept, Training(config, read_rounds(source, config.stream.clients)[: kept.round]))
 
 
-def _of_checkpoint(source: Path, config: Config) -> KeptModels:
-    checkpoint = Checkpoints(source / "server").newest()
+def _of_checkpoint(source: Path, config: Config, data_dir: Path | None) -> KeptModels:
+    checkpoint = Checkpoints(all_within(source, source / "server")).newest()
     if checkpoint is None:
         raise ModelError(f"{source}: has no checkpoint in server/; no round has been finished, or it is a copy")
     try:
-        experiment = Experiment(config, download=False)
+        experiment = Experiment(with_data_dir(config, data_dir), download=False)
     except MissingDataError as error:
         raise ModelError(f"{error}; its classes must be known: name its folder with --data-dir") from error
     if reason := lacks_statistics(experiment):

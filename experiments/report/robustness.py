@@ -100,6 +100,8 @@ def _computed(folder: Path) -> pd.DataFrame:
         records = results.records(row["folder"])
         each = [mean(record["client_accuracy"][client] for client in honest) for record in records]
         known = [100 * value for value in each if value is not None]
+        if not known:
+            raise ResultsError(f"{row['folder']}: no round has an accuracy of an honest client; must have one to count")
         lines.append([*(str(row[f"axis.{axis}"]) for axis in AXES), row["seed"], fmean(known), known[-1]])
     return pd.DataFrame(lines, columns=COLUMNS).round(_DIGITS)
 

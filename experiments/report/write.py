@@ -31,7 +31,7 @@ def write_report(folders: Sequence[Path], output: Path | None = None, data_dir: 
         Output folder: new, empty, or that of an earlier report, which is replaced; by default ``report/`` in the first
         folder. It is created for this user only, because the page may show buffered images.
     data_dir : Path, optional
-        Folder of the data sets' files; by default the one in each run's configuration.
+        Folder of the data sets' files; without it, images of data sets with files are not shown.
 
     Returns
     -------

@@ -28,12 +28,53 @@ def check_folders(folders: Iterable[Path]) -> None:
             raise ResultsError(f"{folder}: is not a folder; must be a results folder{closest_path(folder)}")
 
 
+def within(folder: Path, path: Path) -> Path:
+    """Return a path below a folder, which may be anyone's, if no link leads out of the folder.
+
+    Raises
+    ------
+    ResultsError
+        A link does.
+    """
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise ResultsError(f"{path}: is a link out of {folder}; must be a part of it, or be named itself")
+    return path
+
+
+def all_within(folder: Path, path: Path) -> Path:
+    """Return a folder in a folder if no link leads out of that, neither in its place nor directly in it.
+
+    Raises
+    ------
+    ResultsError
+        A link does.
+    """
+    for each in within(folder, path).glob("*"):
+        within(folder, each)
+    return path
+
+
 def studies_in(folder: Path) -> list[Path]:
-    """Return the folders of studies in a folder of results by name."""
+    """Return the folders of studies in a folder of results by name.
+
+    Raises
+    ------
+    ResultsError
+        One of them, or a run in one, is a link out of the folder.
+    """
     others = [path for path in sorted(folder.glob("*/")) if not (path / "config.json").exists()]  # than runs
-    return [path for path in others if runs_of_study(path)]
+    return [path for path in others if runs_of_study(path) and within(folder, path)]
 
 
 def runs_of_study(folder: Path) -> list[Path]:
-    """Return the folders of a study's runs by name, finished or not, without those set aside."""
-    return sorted(path.parent for path in folder.glob("*/config.json") if not is_set_aside(path.parent))
+    """Return the folders of a study's runs by name, finished or not, without those set aside.
+
+    Raises
+    ------
+    ResultsError
+        One of them is a link out of the folder.
+    """
+    found = sorted(path.parent for path in folder.glob("*/config.json") if not is_set_aside(path.parent))
+    for path in found:
+        within(folder, path)
+    return found

@@ -7,11 +7,12 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from fedkace_flwr.config import Config, folder_keys, path_keys
+from experiments.results.folders import all_within, within
+from experiments.results.reading import Record, published, read_config, read_lines, read_object
 from fedkace_flwr.errors import RunError
 from fedkace_flwr.storage import atomic
 from fedkace_flwr.storage.checkpoint import LARGEST_CHECKPOINT, Checkpoints
-from fedkace_flwr.storage.files import LARGEST_LOG, read_bytes, read_text, write_bytes, write_text
+from fedkace_flwr.storage.files import LARGEST_LOG, read_bytes, write_bytes, write_text
 from fedkace_flwr.storage.folders import make_folder
 from fedkace_flwr.storage.names import closest_path
 from fedkace_flwr.storage.targets import check, renewed
@@ -45,6 +46,8 @@ def keep(source: Path, target: Path, *, resumable: bool = False) -> None:
     RunError
         No run has completed a round, a file cannot be read, or a run that should be resumable is running or has no
         checkpoint.
+    ResultsError
+        A file is damaged, or is a link out of the folder.
     """
     try:
         _keep(source, target, resumable)
@@ -63,11 +66,12 @@ def _keep(source: Path, target: Path, resumable: bool) -> None:
         raise RunError(f"{source}: no run has completed a round; keep it later")
     check(target, _STUDY)
     for run in runs:
+        within(source, run)
         check(target / run.name, _RUN)
     with renewed(target, _STUDY, private=False) as new:
         for run in runs:
             _keep_run(run, target / run.name, resumable, picture=False)
-        _copy(source / "study.json", new / "study.json")
+        _write(new / "study.json", read_object(source / "study.json"), indent=1)
 
 
 def _keep_run(run: Path, target: Path, resumable: bool, *, picture: bool) -> None:
@@ -79,20 +83,14 @@ def _keep_run(run: Path, target: Path, resumable: bool, *, picture: bool) -> Non
         _state_to_resume(run, wanted=resumable and not is_finished) as state,
         renewed(target, _RUN, private=False) as new,
     ):
-        config = json.loads(read_text(run / "config.json"))
-        files = path_keys() - folder_keys()  # of which the name tells enough
-        kept = {key: value for key, value in config.items() if key not in folder_keys()}
-        kept |= {key: Path(kept[key]).name for key in files & kept.keys()}
-        write_text(new / "config.json", json.dumps(kept, indent=2) + "\n")
-        _copy(run / "environment.json", new / "environment.json")
-        # Only whole lines: the run may be writing one.
-        lines = read_text(run / "rounds.jsonl", LARGEST_LOG).splitlines(keepends=True)
-        rounds = "".join(line for line in lines if line.endswith("\n"))
-        write_text(new / "rounds.jsonl", rounds)
+        _write(new / "config.json", published(read_object(run / "config.json")))
+        _write(new / "environment.json", read_object(run / "environment.json"))
+        rounds = [json.dumps(record) + "\n" for record in read_lines(run / "rounds.jsonl")]
+        write_text(new / "rounds.jsonl", "".join(rounds))
         if is_finished:
-            _copy(run / _SUMMARY, new / _SUMMARY)
+            _write(new / _SUMMARY, read_object(run / _SUMMARY))
         if picture and (run / _PICTURE).exists():
-            _copy(run / _PICTURE, new / _PICTURE)
+            write_bytes(new / _PICTURE, read_bytes(within(run, run / _PICTURE), LARGEST_LOG))
         for path in state:
             make_folder((new / path).parent)
             write_bytes(new / path, read_bytes(run / path, LARGEST_CHECKPOINT), mode=0o600)
@@ -110,12 +108,13 @@ def _state_to_resume(run: Path, *, wanted: bool) -> Iterator[list[Path]]:
     except Timeout:
         raise RunError(f"{run}: is running; interrupt it first, or leave out --resumable") from None
     try:
-        newest = Checkpoints(run / _SERVER).newest()
+        newest = Checkpoints(all_within(run, run / _SERVER)).newest()
         if newest is None:
             raise RunError(f"{run}: has no checkpoint, so it cannot be resumed; leave out --resumable")
         checkpoint = atomic.path_of(Path(_SERVER), "checkpoint", newest.round)
         patterns = ["state-*.npz"] + (["answer-*.npz"] if _reads_answers(run) else [])
-        files = (run / _CLIENTS).glob("client-*/*")
+        folders = all_within(run, run / _CLIENTS).glob("client-*")
+        files = (path for folder in folders for path in all_within(run, folder).glob("*"))
         states = [path for path in files if path.is_file() and any(path.match(pattern) for pattern in patterns)]
         yield [checkpoint, *(path.relative_to(run) for path in states)]
     finally:
@@ -128,10 +127,10 @@ def _reads_answers(run: Path) -> bool:
     They do if they may sit it out and then predict with the local model, or if each keeps its own batch-norm
     statistics. Otherwise answers only serve repeated messages. Each has the size of the model.
     """
-    config = Config.parse(json.loads(read_text(run / "config.json")))
+    config = read_config(run)
     everyone = config.stream.participants_per_round == config.stream.clients
     return not everyone or config.data.data_source == "inbox" or config.privacy.statistics == "local"
 
 
-def _copy(source: Path, target: Path) -> None:
-    write_bytes(target, read_bytes(source, LARGEST_LOG))
+def _write(path: Path, content: Record, indent: int = 2) -> None:
+    write_text(path, json.dumps(content, indent=indent) + "\n")

@@ -20,18 +20,22 @@ import pandas as pd
 from experiments.results.averages import average_over_clients, condition_numbers, mean, of_both_models, switched
 from experiments.results.axes import axes_of, variant_axes
 from experiments.results.folders import check_folders, runs_of_study, studies_in
-from experiments.results.reading import SCHEMA, Record, check_schema, read_object, read_rounds, read_study
+from experiments.results.reading import (
+    SCHEMA,
+    Record,
+    read_config,
+    read_environment,
+    read_rounds,
+    read_study,
+    read_summary,
+)
 from experiments.results.regret import is_reference, regret, regrets, stream_of
-from fedkace_flwr.config import Config
-from fedkace_flwr.errors import ConfigError, ResultsError
+from fedkace_flwr.errors import ResultsError
 from fedkace_flwr.messaging.metrics import COMMON, known_metrics
 from fedkace_flwr.registry import METHODS
 from fedkace_flwr.results.record import totals
 from fedkace_flwr.storage.files import write_bytes, write_text
 from fedkace_flwr.storage.folders import make_folder
-
-_FORMER_DEFAULTS = {"clients-together": 1, "inbox-bound": 0}
-"""Defaults, in earlier versions, of keys that are gone or have another range; they stand in all records of that time."""
 
 _CONDITIONS = ("condition", "condition_singular", "class_condition", "class_condition_singular")
 _TRANSFER = ("forgetting", "backward_transfer", "forward_transfer")
@@ -183,7 +187,7 @@ def _load_study(folder: Path) -> tuple[StudyInfo, list[tuple[Path, Record, Mappi
         studies = [path.name for path in studies_in(folder)]
         hint = f"; name the studies in it, such as {folder / studies[0]}" if studies else "; must be a results folder"
         raise ResultsError(f"{folder}: has no run (a folder with config.json){hint}")
-    configs = {path.name: _read_config(path / "config.json") for path in paths}
+    configs = {path.name: read_config(path).flat() for path in paths}
     finished = [path.name for path in paths if (path / "summary.json").exists()]
     axes = axes_of(configs, told, finished)
     about = told or {}
@@ -215,41 +219,21 @@ def _told_apart(studies: Sequence[StudyInfo]) -> tuple[StudyInfo, ...]:
     return tuple(told.values())
 
 
-def _read_config(path: Path) -> Record:
-    told = read_object(path)
-    check_schema(path, told)
-    told.pop("schema", None)
-    for key, former in _FORMER_DEFAULTS.items():
-        if told.get(key) == former:
-            del told[key]
-    try:
-        Config.parse(told)
-    except ConfigError as error:
-        raise ResultsError(f"{path}: {error}") from error
-    return {**Config().flat(), **told}
-
-
 def _load_run(study: StudyInfo, path: Path, config: Record, labels: Mapping[str, Any]) -> tuple[Record, list[Record]]:
-    records = read_rounds(path)
-    summary = read_object(path / "summary.json") if (path / "summary.json").exists() else None
-    environment = read_object(path / "environment.json") if (path / "environment.json").exists() else {}
-    if summary is not None and summary.get("rounds") != len(records):
+    records = read_rounds(path, config["clients"])
+    summary = read_summary(path) if (path / "summary.json").exists() else None
+    if summary is not None and summary["rounds"] != len(records):
         raise ResultsError(
-            f"{path / 'rounds.jsonl'}: is damaged; it has {len(records)} rounds, summary.json says {summary.get('rounds')}"
+            f"{path / 'rounds.jsonl'}: is damaged; it has {len(records)} rounds, summary.json says {summary['rounds']}"
         )
-    try:
-        lines = [_round_row(study, path, config, labels, record) for record in records]
-        row = _run_row(study, path, config, labels, records)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise ResultsError(
-            f"{path / 'rounds.jsonl'}: is damaged; a round lacks a required field, or has a wrong value ({error})"
-        ) from error
+    lines = [_round_row(study, path, config, labels, record) for record in records]
+    row = _run_row(study, path, config, labels, records)
     row["finished"] = summary is not None
     row.update({f"axis.{axis}": labels[axis] for axis in study.axes})
     row.update(config)
     if config["data-source"] == "inbox":
         row["dataset"] = "inbox"  # the key has no effect there
-    row.update({f"env.{name}": value for name, value in environment.items() if not isinstance(value, dict | list)})
+    row.update({f"env.{name}": value for name, value in read_environment(path).items()})
     return row, lines
 
 

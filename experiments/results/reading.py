@@ -1,18 +1,180 @@
-"""Reading the files of results folders, which may be anyone's: bounded, checked, and with texts fit to be shown."""
+"""Reading the files of results folders, which may be anyone's: what is returned has the types that it should have.
+
+A file is read in its folder alone, no link leads out of it, and its size is bounded. No path of the machine that wrote
+it is returned: the keys that name folders have their defaults, and a path in a text is cut to its last name.
+"""
 
 import json
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedkace_flwr.errors import ResultsError
+from experiments.results.folders import within
+from fedkace_flwr import registry as registry  # declares the methods' keys and metrics
+from fedkace_flwr.config import Config, folder_keys, path_keys
+from fedkace_flwr.errors import ConfigError, MissingDataError, ResultsError
 from fedkace_flwr.keys import Scalar
+from fedkace_flwr.messaging.metrics import SHARE, Metric, known_metrics
 from fedkace_flwr.storage.files import LARGEST_LOG, LARGEST_TEXT, read_text
-from fedkace_flwr.storage.names import printable
+from fedkace_flwr.storage.names import printable, without_paths
 
 SCHEMA = 1
 """Version of ``runs.csv``, ``rounds.csv`` and their Parquet versions, and of the ``study.json`` files that are read."""
 
 Record = dict[str, Any]
+
+_FORMER_DEFAULTS = {"clients-together": 1, "inbox-bound": 0}
+"""Defaults, in earlier versions, of keys that are gone or have another range; they stand in all records of that time."""
+
+_PACKAGED = "digits"
+"""The data set that comes with a package and has no files of its own."""
+
+_MOST = 2**53  # up to here, each whole number is a float as well
+_LARGEST = 2**63 - 1  # of a column in Parquet
+_MISSING = object()
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What a value must be, in words, and whether one is."""
+
+    wanted: str
+    fits: Callable[[Any], bool]
+
+
+def _number(low: float = -_MOST, high: float = _MOST, *, whole: bool = False) -> _Kind:
+    types = (int,) if whole else (int, float)
+    span = f"a {'whole ' if whole else ''}number from {low:g} to {high:g}"
+    return _Kind(span, lambda value: type(value) in types and low <= value <= high)
+
+
+def _or_null(kind: _Kind) -> _Kind:
+    return _Kind(f"{kind.wanted}, or null", lambda value: value is None or kind.fits(value))
+
+
+def _optional(kind: _Kind) -> _Kind:
+    return _Kind(f"{kind.wanted}, if it is there", lambda value: value is _MISSING or kind.fits(value))
+
+
+def _list(kind: _Kind) -> _Kind:
+    return _Kind(f"a list of: {kind.wanted}", lambda value: isinstance(value, list) and all(map(kind.fits, value)))
+
+
+def _by_name(kind: _Kind) -> _Kind:
+    wanted = f"an object with values of: {kind.wanted}"
+    return _Kind(wanted, lambda value: isinstance(value, dict) and all(map(kind.fits, value.values())))
+
+
+_COUNT = _number(0, whole=True)
+_SHARE = _or_null(_number(-1, SHARE))
+_TEXT = _Kind("a string", lambda value: isinstance(value, str))
+_SCALAR = _Kind(
+    f"a string, a number up to {_LARGEST:g}, true, false or null",
+    lambda value: isinstance(value, str | bool | None) or _number(-_LARGEST, _LARGEST).fits(value),
+)
+_SECONDS = _by_name(_number())
+_TOTALS = {"bytes.down": _COUNT, "bytes.up": _COUNT, "seconds": _SECONDS, "seconds.round": _number()}
+
+_STUDY = {
+    "study": _TEXT,
+    **{name: _optional(_or_null(_TEXT)) for name in ("title", "note", "paper", "scale")},
+    "axes": _list(_TEXT),
+    "runs": _by_name(_by_name(_SCALAR)),
+    "keys": _optional(_by_name(_list(_TEXT))),
+}
+_SUMMARY = {
+    "method": _TEXT,
+    "clients": _number(1, whole=True),
+    "rounds": _COUNT,
+    "failures": _COUNT,
+    "switched_at": _list(_or_null(_COUNT)),
+    **dict.fromkeys(("average_accuracy", "final_accuracy", "average_chance"), _SHARE),
+    **{name: _optional(_SHARE) for name in ("forgetting", "backward_transfer", "forward_transfer")},
+    **_TOTALS,
+}
+_ROUND = {
+    "accuracy": _SHARE,
+    "chance": _SHARE,
+    "client_drift": _or_null(_number(0)),
+    "failures": _list(_Kind("an object", lambda value: isinstance(value, dict))),
+    **_TOTALS,
+    **{f"seconds.{part}": _number() for part in ("training", "selection")},
+    **{name: _optional(_or_null(_number())) for name in ("epsilon", "delta")},
+}
+_FAILURE = {"client": _COUNT, "phase": _TEXT, "reason": _TEXT, "kind": _optional(_TEXT)}
+
+
+def read_config(run: Path) -> Config:
+    """Read a run's ``config.json``; folders that it names are forgotten, and of files the name is kept.
+
+    Raises
+    ------
+    ResultsError
+        It cannot be read, has a newer schema, or is no configuration.
+    """
+    path = run / "config.json"
+    told = read_object(path)
+    _check_schema(path, told)
+    told.pop("schema", None)
+    try:
+        config = Config.parse({key: value for key, value in published(told).items() if not _is_former(key, value)})
+    except ConfigError as error:
+        raise ResultsError(f"{path}: {error}") from error
+    values = config.flat()
+    _check(path, "", values, dict.fromkeys(values, _SCALAR))
+    return config
+
+
+def published(config: Record) -> Record:
+    """Return the values of a configuration without the folders that it names, and with the mere names of files."""
+    folders, paths = folder_keys(), path_keys()
+    named = {key: Path(value).name for key, value in config.items() if key in paths and isinstance(value, str)}
+    return {key: value for key, value in (config | named).items() if key not in folders}
+
+
+def with_data_dir(config: Config, data_dir: Path | None) -> Config:
+    """Return a record's configuration with the folder of its data set's files, which the record does not choose.
+
+    Raises
+    ------
+    MissingDataError
+        The data set has files, and no folder is given.
+    """
+    data = config.data
+    if data_dir is None and data.data_source == "stream" and data.dataset != _PACKAGED:
+        raise MissingDataError(f"dataset = {data.dataset!r}: no record decides in which folder its files are opened")
+    return replace(config, data=replace(data, data_dir=str(data_dir or data.data_dir), hub_name=""))
+
+
+def read_environment(run: Path) -> Record:
+    """Read the single values of a run's ``environment.json``; none if there is no file.
+
+    Raises
+    ------
+    ResultsError
+        It cannot be read, or is damaged.
+    """
+    path = run / "environment.json"
+    told = read_object(path) if path.exists() else {}
+    single = {name: value for name, value in told.items() if not isinstance(value, dict | list)}
+    _check(path, "", single, dict.fromkeys(single, _SCALAR))
+    return single
+
+
+def read_summary(run: Path) -> Record:
+    """Read a finished run's ``summary.json``.
+
+    Raises
+    ------
+    ResultsError
+        It cannot be read, or is damaged.
+    """
+    path = run / "summary.json"
+    told = read_object(path)
+    _check(path, "", told, _SUMMARY)
+    return told
 
 
 def read_study(path: Path) -> Record | None:
@@ -26,9 +188,8 @@ def read_study(path: Path) -> Record | None:
     if not path.exists():
         return None
     told = read_object(path)
-    check_schema(path, told)
-    if not _is_study(told):
-        raise ResultsError(f"{path}: is damaged; must have study, axes, and the values of each run on the axes")
+    _check_schema(path, told)
+    _check(path, "", told, _STUDY)
     return {
         **{name: _shown(told.get(name)) for name in ("study", "title", "note", "paper", "scale")},
         "axes": [printable(axis) for axis in told["axes"]],
@@ -40,24 +201,93 @@ def read_study(path: Path) -> Record | None:
     }
 
 
-def read_rounds(path: Path) -> list[Record]:
-    """Read the complete lines of a run's ``rounds.jsonl``; while it is in progress, the last may be incomplete.
+def read_rounds(run: Path, clients: int | None = None) -> list[Record]:
+    """Read the complete rounds of a run's ``rounds.jsonl``; while it is in progress, the last line may be incomplete.
+
+    All rounds have the same clients, and the same classes where they have values by class. Columns of clients that an
+    earlier version did not record are null for each client.
+
+    Parameters
+    ----------
+    run : Path
+        The run's folder.
+    clients : int, optional
+        The number of clients; by default that of the first round.
 
     Raises
     ------
     ResultsError
         The file cannot be read, is damaged, or has a newer schema.
     """
-    file = path / "rounds.jsonl"
-    if not file.exists():
-        return []
+    path = run / "rounds.jsonl"
+    records = read_lines(path) if path.exists() else []
+    columns = [metric for metric in known_metrics().values() if metric.column and not metric.is_timed]
+    classes = None
+    for number, record in enumerate(records, start=1):
+        where = f", line {number}"
+        _check(path, where, record, {"round": _number(number, number, whole=True)} | _ROUND)
+        for failure in record["failures"]:
+            _check(path, f"{where}, failures", failure, _FAILURE)
+        first = record.get("client_accuracy")
+        if clients is None and isinstance(first, list):
+            clients = len(first)
+        for metric in columns:
+            value = record.setdefault(metric.column, False if metric.any_client else [None] * (clients or 0))
+            classes = _check_column(path, where, metric, value, clients or 0, classes)
+    return records
+
+
+def _check_column(path: Path, where: str, metric: Metric, value: Any, clients: int, classes: int | None) -> int | None:
+    """Check what a round has recorded of a metric, and return the number of classes, once it is known."""
+    low = metric.low if isinstance(metric.low, int | float) else 0
+    high = metric.high if isinstance(metric.high, int | float) else _MOST
+    types = {int} if metric.whole else {int, float}
+
+    def are_numbers(values: Sequence[Any]) -> bool:
+        known = [each for each in values if each is not None]
+        return set(map(type, known)) <= types and (not known or (low <= min(known) and max(known) <= high))
+
+    span = f"{'whole numbers' if metric.whole else 'numbers'} from {low:g} to {high:g}"
+    if metric.any_client:
+        kind = _Kind("true or false", lambda found: isinstance(found, bool))
+    elif metric.length is None:
+        wanted = f"{span}, or null, of each of the {clients} clients"
+        kind = _Kind(wanted, lambda found: isinstance(found, list) and len(found) == clients and are_numbers(found))
+    else:
+        if metric.length == "classes" and classes is None and isinstance(value, list):
+            classes = next((len(each) for each in value if isinstance(each, list)), None)
+        length = classes if metric.length == "classes" else None
+
+        def fits(each: Any) -> bool:
+            if each is None:
+                return True
+            as_long = isinstance(each, list) and (length is None or len(each) == length)
+            return as_long and (metric.unknown is not None or None not in each) and are_numbers(each)
+
+        entry = f"a list of {span}" if length is None else f"a list of {length} {span}"
+        kind = _Kind(
+            f"{entry}, or null, of each of the {clients} clients",
+            lambda found: isinstance(found, list) and len(found) == clients and all(map(fits, found)),
+        )
+    if not kind.fits(value):
+        raise _wrong(path, where, metric.column, value, kind)
+    return classes
+
+
+def read_lines(path: Path) -> list[Record]:
+    """Read a file of JSON objects, one a line; the last is left out while it is incomplete.
+
+    Raises
+    ------
+    ResultsError
+        The file cannot be read, is damaged, or has a newer schema.
+    """
     records = []
-    for number, line in enumerate(_text(file, LARGEST_LOG).splitlines(keepends=True), start=1):
+    for number, line in enumerate(_text(path, LARGEST_LOG).splitlines(keepends=True), start=1):
         if not line.endswith("\n"):
             break
-        record = _parse(file, line, f", line {number}")
-        check_schema(file, record)
-        records.append(record)
+        records.append(_parse(path, line, f", line {number}"))
+        _check_schema(path, records[-1])
     return records
 
 
@@ -67,12 +297,16 @@ def read_object(path: Path) -> Record:
     Raises
     ------
     ResultsError
-        The file cannot be read or is damaged.
+        The file cannot be read, is a link out of its folder, or is damaged.
     """
     return _parse(path, _text(path, LARGEST_TEXT), "")
 
 
-def check_schema(path: Path, content: Record) -> None:
+def _is_former(key: str, value: object) -> bool:
+    return key in _FORMER_DEFAULTS and value == _FORMER_DEFAULTS[key]
+
+
+def _check_schema(path: Path, content: Record) -> None:
     """Raise :class:`ResultsError` if a file has a schema that this program does not know."""
     schema = content.get("schema", SCHEMA)
     if type(schema) is not int or not 1 <= schema <= SCHEMA:
@@ -81,18 +315,35 @@ def check_schema(path: Path, content: Record) -> None:
         )
 
 
+def _check(path: Path, where: str, content: Record, kinds: Mapping[str, _Kind]) -> None:
+    """Check the fields of an object; a dot in a name leads into an object in it."""
+    for name, kind in kinds.items():
+        value: Any = content
+        for part in [name] if name in content else name.split("."):
+            value = value.get(part, _MISSING) if isinstance(value, dict) else _MISSING
+        if not kind.fits(value):
+            raise _wrong(path, where, name, value, kind)
+
+
+def _wrong(path: Path, where: str, name: str, value: object, kind: _Kind) -> ResultsError:
+    found = "is missing" if value is _MISSING else f"= {reprlib.repr(value)}"
+    return ResultsError(f"{path}{where}: is damaged; {printable(name)} {found}; must be {kind.wanted}")
+
+
 def _text(path: Path, most: int) -> str:
     try:
-        return read_text(path, most)
+        return read_text(within(path.parent, path), most)
     except (OSError, UnicodeDecodeError) as error:
         raise ResultsError(f"{path}: cannot be read ({error})") from error
 
 
 def _parse(path: Path, text: str, where: str) -> Record:
     try:
-        content = json.loads(text)
+        content = json.loads(text, parse_constant=_refuse)
         if r"\ud" in text.casefold():  # perhaps half a character, which no file can hold
             content = json.loads(json.dumps(content, ensure_ascii=False).encode("utf-8", "replace"))
+        if "/" in text or r"\u" in text.casefold():
+            content = _without_paths(content)
     except (RecursionError, ValueError) as error:
         raise ResultsError(f"{path}{where}: is damaged; not valid JSON ({error})") from error
     if not isinstance(content, dict):
@@ -100,19 +351,16 @@ def _parse(path: Path, text: str, where: str) -> Record:
     return content
 
 
-def _is_study(told: Record) -> bool:
-    runs, axes, keys = told.get("runs"), told.get("axes"), told.get("keys", {})
-    return (
-        isinstance(told.get("study"), str)
-        and all(isinstance(told.get(name), str | None) for name in ("title", "note", "paper", "scale"))
-        and isinstance(axes, list)
-        and all(isinstance(axis, str) for axis in axes)
-        and isinstance(runs, dict)
-        and all(isinstance(labels, dict) for labels in runs.values())
-        and all(isinstance(value, Scalar | None) for labels in runs.values() for value in labels.values())
-        and isinstance(keys, dict)
-        and all(isinstance(own, list) and all(isinstance(key, str) for key in own) for own in keys.values())
-    )
+def _refuse(constant: str) -> float:
+    raise ValueError(f"{constant} is no number")
+
+
+def _without_paths(value: Any) -> Any:
+    if isinstance(value, str):
+        return without_paths(value)
+    if isinstance(value, list):
+        return [_without_paths(each) for each in value]
+    return {name: _without_paths(each) for name, each in value.items()} if isinstance(value, dict) else value
 
 
 def _shown(value: Scalar | None) -> Scalar | None:

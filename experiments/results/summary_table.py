@@ -11,10 +11,10 @@ from rich.table import Table
 
 from experiments.results.averages import switched
 from experiments.results.folders import is_set_aside, runs_of_study, studies_in
-from experiments.results.reading import read_object, read_rounds
+from experiments.results.reading import read_config, read_rounds, read_summary
 from experiments.results.regret import is_reference, regret, stream_of
 from fedkace_flwr.config import Config
-from fedkace_flwr.errors import ConfigError, RunError, closest
+from fedkace_flwr.errors import ConfigError, ResultsError, RunError, closest
 from fedkace_flwr.storage.names import closest_path, printable
 
 _GAP = 2  # spaces between columns
@@ -216,9 +216,10 @@ def _runs_in(folder: Path) -> list[Path]:
 
 def _finished(folders: Sequence[Path]) -> list[FinishedRun]:
     configs = {folder: _config(folder) for folder in folders}
-    regrets = {folder: _regret(folder, configs) for folder in folders}
+    beside = {parent: _beside(parent, configs) for parent in {folder.parent for folder in folders}}
+    regrets = {folder: _regret(folder, beside[folder.parent], configs) for folder in folders}
     return [
-        FinishedRun(name, folder, configs[folder], read_object(folder / "summary.json"), regrets[folder])
+        FinishedRun(name, folder, configs[folder], read_summary(folder), regrets[folder])
         for folder, name in _names(folders).items()
     ]
 
@@ -234,22 +235,29 @@ def _names(folders: Sequence[Path]) -> dict[Path, str]:
     return names
 
 
-def _regret(folder: Path, configs: Mapping[Path, Mapping[str, Any]]) -> float | None:
+def _regret(
+    folder: Path, beside: Mapping[Path, Mapping[str, Any]], configs: Mapping[Path, Mapping[str, Any]]
+) -> float | None:
     """Return AR against the first Centralized run of the same stream: in the same study, or else among ``configs``."""
     stream = stream_of(configs[folder])
-    beside = [path for path in runs_of_study(folder.parent) if (path / "summary.json").exists()]
-    for path in dict.fromkeys([*beside, *configs]):
-        config = configs.get(path) or _config(path)
+    for path, config in {**beside, **configs}.items():
         if is_reference(config["method"]) and stream_of(config) == stream and not is_set_aside(path):
             return regret(_accuracies(path), _accuracies(folder))
     return None
 
 
+def _beside(study: Path, configs: Mapping[Path, Mapping[str, Any]]) -> dict[Path, Mapping[str, Any]]:
+    """Return the configurations of a study's finished runs; none if one that nobody has named is damaged."""
+    try:
+        runs = [path for path in runs_of_study(study) if (path / "summary.json").exists()]
+        return {path: configs.get(path) or _config(path) for path in runs}
+    except ResultsError:
+        return {}
+
+
 def _config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
-    return {**Config().flat(), **(read_object(path) if path.exists() else {})}
+    return (read_config(folder) if (folder / "config.json").exists() else Config()).flat()
 
 
 def _accuracies(folder: Path) -> list[float | None]:
-    found = [record.get("accuracy") for record in read_rounds(folder)]
-    return [value if isinstance(value, float | int) else None for value in found]
+    return [record["accuracy"] for record in read_rounds(folder)]

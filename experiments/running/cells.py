@@ -9,6 +9,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from experiments.results.reading import read_summary
 from fedkace_flwr.config import Config
 from fedkace_flwr.configured import configured
 from fedkace_flwr.data.datasets import load_dataset
@@ -125,10 +126,10 @@ class Cell:
 
         Raises
         ------
-        RunError
+        ResultsError
             The file cannot be read.
         """
-        return read_json(self.folder / "summary.json")
+        return read_summary(self.folder)
 
     def drop_answers(self) -> None:
         """Delete stored replies, which serve repeated messages; a finished run receives no more messages."""

@@ -204,7 +204,7 @@ def _results(training: Training) -> str:
             sum(own) / len(own) if own else None
         ),
     }
-    if last.get("epsilon") is not None:
+    if last.get("epsilon") is not None and last.get("delta") is not None:
         rows["epsilon of differential privacy"] = f"{last['epsilon']:.3g} (delta = {last['delta']:g})"
     return (
         f"## Results\n\n{_table(('', ''), rows.items())}\n\n"

@@ -111,7 +111,7 @@ def load_model(path: str | Path) -> LoadedModel:
     Parameters
     ----------
     path : path-like
-        The folder, or the file ``model.safetensors``, of which nothing else is needed.
+        The folder, in which no link is followed, or the file ``model.safetensors``, of which nothing else is needed.
 
     Raises
     ------

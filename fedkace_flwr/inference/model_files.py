@@ -7,6 +7,7 @@ while a client writes: a file is either complete or absent, a new one is in plac
 readers use the newest one that can be used and change nothing.
 """
 
+import errno
 import logging
 import os
 from pathlib import Path
@@ -174,21 +175,23 @@ def read_model(path: Path) -> KeptModels:
     """
     file = path / TENSORS if path.is_dir() else path
     try:
-        return _content(file)
+        return _content(file, follow=file == path)
     except FileNotFoundError as error:
         inside = f"; did you mean {path / MODEL}?" if (path / MODEL / TENSORS).exists() else ""
         raise ModelError(
             f"{path}: there is no {TENSORS}; must be a folder that holds one, or the file{inside}"
         ) from error
     except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ModelError(f"{file}: is a link; name the file that it leads to") from error
         raise ModelError(f"{file}: cannot be read ({error.strerror or error})") from error
     except FedkaceError as error:
         raise ModelError(f"{file}: {error}") from error
 
 
-def _content(path: Path) -> KeptModels:
+def _content(path: Path, *, follow: bool = False) -> KeptModels:
     if not path.name.startswith(f"{MODELS}-"):
-        return unpack(read_bytes(path, atomic.limit()))
+        return unpack(read_bytes(path, atomic.limit(), follow=follow))
     body = atomic.read_body(path)
     if body is None:
         raise FileNotFoundError(path)

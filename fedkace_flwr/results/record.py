@@ -142,7 +142,7 @@ def totals(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "failures_by_client": failures_by_client(rounds),
         "bytes": {way: sum(record["bytes"][way] for record in rounds) for way in ("down", "up")},
         "seconds": {
-            part: sum(record["seconds"][part] for record in rounds)
+            part: sum(record["seconds"].get(part, 0.0) for record in rounds)
             for part in (rounds[0]["seconds"] if rounds else _PARTS)
         },
     }

@@ -94,15 +94,15 @@ def read_open(descriptor: int, most: int) -> bytes:
         return file.read(size)
 
 
-def read_bytes(path: Path, most: int) -> bytes:
-    """Read a regular file of at most so many bytes.
+def read_bytes(path: Path, most: int, *, follow: bool = True) -> bytes:
+    """Read a regular file of at most so many bytes; ``follow`` as for :func:`open_regular`.
 
     Raises
     ------
     IrregularFileError, LargeFileError, OSError
         As :func:`open_regular` and :func:`read_open`.
     """
-    descriptor = open_regular(path)
+    descriptor = open_regular(path, follow=follow)
     try:
         return read_open(descriptor, most)
     finally:

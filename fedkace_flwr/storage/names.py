@@ -15,6 +15,13 @@ _MARKDOWN = re.compile(
     r"|:(?=//)|(?<=www)\.",  # what would become a link
     re.IGNORECASE,
 )
+_START = r"(?:file:|(?<![\w.~</-]))(?:~\w*)?/"  # of an absolute path
+_PATH = re.compile(
+    r"\b(?P<address>(?!file:)[A-Za-z][A-Za-z0-9+.-]{,15}://\S*)"  # which stays as it is
+    + "".join(rf"|(?<={quote}){_START}[^{quote}\n]*(?={quote})" for quote in "'\"`")
+    # Without quotes it ends with a blank, unless the blank is within the name of a folder.
+    + rf"|{_START}(?:[^\s/\"`()<>:;,](?:[^\n/\"`()<>:;,]*[^\s/\"`()<>:;,])?/+|/)*[^\s/\"`()<>:;,]*"
+)
 _LONGEST_SUFFIX = 16
 
 
@@ -31,6 +38,11 @@ def printable(text: str) -> str:
 def in_markdown(text: str) -> str:
     """The text on one line of GitHub's Markdown, in a table or outside, as text and nothing else."""
     return _MARKDOWN.sub(lambda found: f"\\{found[0]}", printable(text))
+
+
+def without_paths(text: str) -> str:
+    """The text with each absolute path in it cut to its last name, which tells nothing of the folders of a machine."""
+    return _PATH.sub(lambda found: found["address"] or PurePath(found[0]).name or "/", text)
 
 
 def closest_path(path: Path, suffixes: Collection[str] = ()) -> str:

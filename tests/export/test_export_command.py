@@ -184,4 +184,5 @@ def test_data_that_are_needed_and_gone_are_asked_for(
     folder.close()
     assert len(weights["output.bias"]) == CLASSES
     line = refused(capsys, tmp_path / "run", tmp_path / "taken")
-    assert "is missing" in line and "name its folder with --data-dir" in line
+    assert "dataset = 'cifar100'" in line and "name its folder with --data-dir" in line
+    assert "is missing" in refused(capsys, tmp_path / "run", tmp_path / "taken", "--data-dir", tmp_path / "gone")

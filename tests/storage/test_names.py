@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.keys import LONGEST_NAME, is_plain_name
-from fedkace_flwr.storage.names import fitted, printable, token
+from fedkace_flwr.storage.names import fitted, printable, token, without_paths
 from fedkace_flwr.storage.paths import client_folder, run_folder
 
 ANY = st.text(st.characters(), max_size=300) | st.text("ab./\\~\n\0 é\ud800", max_size=300)
@@ -85,3 +85,17 @@ def test_a_name_is_fitted_and_stays_apart_from_others(name: str, most: int) -> N
         assert fitted(f"a{name}", most) != short
         suffix = Path(name).suffix
         assert not suffix or len(os.fsencode(suffix)) > 16 or short.endswith(suffix)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("inbox = /home/x/My data/inbox: cannot be read", "inbox = inbox: cannot be read"),
+        ("[Errno 2] No such file: '/home/x/a b.png'", "[Errno 2] No such file: 'a b.png'"),
+        ("~/data/x.pth, ~bob/y/ and file:///home/x/z", "x.pth, y and z"),
+        ("from /a/b to /c/d", "from b to d"),
+        ("https://example.org/a/b, and/or uoft-cs/cifar100, ./a/b, 1 / 2, </i>",) * 2,
+    ],
+)
+def test_a_path_in_a_text_is_cut_to_its_name(text: str, shown: str) -> None:
+    assert without_paths(text) == shown

@@ -1,12 +1,13 @@
 """The clients' buffers, from their stored states: when each sample arrived, and a few of the images.
 
-State files are only read. A data set is opened only if its files are on this machine; nothing is downloaded.
+State files are only read, in the run's folder alone. A data set with files is opened only in a folder that the caller
+names; nothing is downloaded.
 """
 
 import base64
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,11 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 
+from experiments.results.folders import all_within
+from experiments.results.reading import with_data_dir
 from fedkace_flwr.config import Config
 from fedkace_flwr.data.datasets import Dataset, load_dataset
-from fedkace_flwr.errors import DataError, FedkaceError, MissingDataError
+from fedkace_flwr.errors import FedkaceError
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.storage.client_state import ClientState, read_state
 
@@ -79,32 +82,19 @@ class Held:
     strips: Sequence[Strip] = field(default=())
 
 
-def newest_state(run: Path, state_dir: str, client: int) -> ClientState | None:
+def newest_state(run: Path, client: int) -> ClientState | None:
     """Read a client's newest stored state; return None if there is none.
 
     Raises
     ------
     StateError
         The state is damaged.
+    ResultsError
+        It is a link out of the run's folder.
     """
-    folders = [run / "clients", *([Path(state_dir)] if state_dir else [])]
-    files = [path for folder in folders for path in (folder / f"client-{client:03d}").glob("state-*.npz")]
-    return read_state(max(files, key=lambda path: path.name)) if files else None
-
-
-def open_dataset(config: Config, data_dir: Path | None = None) -> Dataset:
-    """Open the data set of a run without downloading it.
-
-    Raises
-    ------
-    FedkaceError
-        The data set's files are not on this machine.
-    """
-    settings = config.data if data_dir is None else replace(config.data, data_dir=str(data_dir))
-    try:
-        return load_dataset(settings, download=False)
-    except MissingDataError as error:
-        raise DataError(f"{error}; set --data-dir to the folder that holds the files") from error
+    files = all_within(run, run / "clients" / f"client-{client:03d}").glob("state-*.npz")
+    newest = max(files, key=lambda path: path.name, default=None)
+    return read_state(newest) if newest else None
 
 
 def held(state: ClientState, classes: int, rounds: int, dataset: Dataset | None, budget: Budget) -> Held:
@@ -155,8 +145,8 @@ def png_strip(images: npt.NDArray[np.uint8]) -> str:
 
 
 def try_dataset(config: Config, data_dir: Path | None) -> Dataset | None:
-    """Return the data set, or None if it cannot be opened."""
+    """Return the data set of a run, or None if it cannot be opened; nothing is downloaded."""
     try:
-        return open_dataset(config, data_dir)
+        return load_dataset(with_data_dir(config, data_dir).data, download=False)
     except (FedkaceError, OSError):
         return None

@@ -15,7 +15,9 @@ from experiments.results.loading import Results, StudyInfo, rows_of
 from experiments.results.reading import Record
 from fedkace_flwr.config import Config
 from fedkace_flwr.data.datasets import Dataset
-from fedkace_flwr.errors import StateError
+from fedkace_flwr.errors import ResultsError, StateError
+from fedkace_flwr.sections import DataConfig
+from fedkace_flwr.storage.names import without_paths
 
 CURVE_BYTES, CLIENT_BYTES, IMAGE_BYTES = 6_000_000, 3_000_000, 2_500_000
 POINTS = 120
@@ -30,7 +32,7 @@ def payload(results: Results, data_dir: Path | None = None) -> dict[str, Any]:
     results : Results
         The runs.
     data_dir : Path, optional
-        Folder of the data sets' files; by default the one in each run's configuration.
+        Folder of the data sets' files; without it, images of data sets with files are not shown.
 
     Returns
     -------
@@ -244,26 +246,26 @@ class _Images:
         self.notes: list[str] = []
         self._data_dir = data_dir
         self._budget = Budget(IMAGE_BYTES)
-        self._opened: dict[str, Dataset | None] = {}
+        self._opened: dict[DataConfig, Dataset | None] = {}
 
     def fill(self, detailed: Sequence[tuple[Record, Config, int, dict[str, Any]]]) -> None:
         """Add the clients' buffers to all runs; the first clients of all runs come before any second client."""
-        for row, config, _, detail in detailed:
+        for _, config, _, detail in detailed:
             detail["held"] = [None] * config.stream.clients
-            states = any((Path(row["folder"]) / "clients").glob("client-*/state-*.npz")) or config.run.state_dir
-            detail["names"] = list(self._names(config)) if states else []
         for client in range(max((config.stream.clients for _, config, *_ in detailed), default=0)):
             for row, config, rounds, detail in detailed:
                 if client < config.stream.clients:
                     detail["held"][client] = self._held(Path(row["folder"]), config, rounds, client)
+        for _, config, _, detail in detailed:
+            detail["names"] = list(self._names(config)) if any(detail["held"]) else []
         if self._budget.left == 0:
             self._note("Buffered images are shown for some clients only, to limit the size of this page.")
 
     def _held(self, folder: Path, config: Config, rounds: int, client: int) -> dict[str, Any] | None:
         try:
-            state = newest_state(folder, config.run.state_dir, client)
-        except StateError as error:
-            self._note(f"A stored buffer cannot be shown: {error}")
+            state = newest_state(folder, client)
+        except (ResultsError, StateError) as error:
+            self._note(f"A stored buffer cannot be shown: {without_paths(str(error))}")
             return None
         if state is None or state.round == 0:
             return None
@@ -278,22 +280,16 @@ class _Images:
         dataset = self._dataset(config)
         if dataset is None:
             self._note(  # without the reason, which names folders of this machine: the page may be passed on
-                f"Buffered images of {config.data.name} are not shown, because the data set could not be opened; "
-                "--data-dir names the folder that holds its files."
+                f"Buffered images of {config.data.name} are not shown; --data-dir names the folder that holds the "
+                "data set's files."
             )
             return ()
         return dataset.class_names
 
     def _dataset(self, config: Config) -> Dataset | None:
-        key = self._key(config)
-        if key not in self._opened:
-            self._opened[key] = try_dataset(config, self._data_dir)
-        return self._opened[key]
-
-    @staticmethod
-    def _key(config: Config) -> str:
-        data = config.data
-        return repr(data)
+        if config.data not in self._opened:
+            self._opened[config.data] = try_dataset(config, self._data_dir)
+        return self._opened[config.data]
 
     def _note(self, text: str) -> None:
         if text not in self.notes:

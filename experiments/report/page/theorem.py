@@ -20,6 +20,9 @@ from fedkace_flwr.errors import FedkaceError
 
 Floats = npt.NDArray[np.float64]
 
+_MOST = 10**7
+"""Most classes of clients in rounds that are drawn up; a configuration may name any number."""
+
 
 @dataclass(frozen=True)
 class Distances:
@@ -52,7 +55,7 @@ def pair_distances(shares: Sequence[Floats]) -> tuple[Floats, Floats]:
 
 
 def schedules_of(config: Config, classes: int | None = None) -> list[Schedule] | None:
-    """Return the schedules of all clients; None for inboxes, or if the number of classes is unknown without the files.
+    """Return the schedules of all clients; None for inboxes, if they are too many, or if the files would tell the classes.
 
     Parameters
     ----------
@@ -65,7 +68,7 @@ def schedules_of(config: Config, classes: int | None = None) -> list[Schedule] |
         return None
     try:
         count = config.data.num_classes or known_classes(config.data.dataset) or classes
-        if not count:
+        if not count or count * config.stream.clients * config.stream.rounds > _MOST:
             return None
         clients = range(config.stream.clients)
         return [schedule_of(client, config.run.seed, count, config.stream) for client in clients]

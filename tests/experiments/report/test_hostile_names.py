@@ -214,6 +214,7 @@ def test_a_summary_cannot_write_to_the_terminal_what_it_likes(
         "final_accuracy": 0.5,
         "average_chance": 0.1,
         "clients": 2,
+        "rounds": 1,
         "failures": 0,
         "switched_at": [None, None],
         "bytes": {"down": 0, "up": 0},
@@ -228,6 +229,9 @@ def test_a_summary_cannot_write_to_the_terminal_what_it_likes(
     assert main(["table", str(folder)]) == 0
     printed = capsys.readouterr().out
     assert "\x1b" not in printed and "[red]x[red]" in printed
+    (folder / "summary.json").write_text("{}")
+    assert main(["table", str(folder)]) == 2
+    assert "\x1b" not in capsys.readouterr().err
 
 
 # The page

@@ -175,12 +175,3 @@ def test_a_single_line_is_drawn_beside_the_models_that_it_chooses_from(
         "digits, O=1": ["FedKACE", "chance", "global model", "local models"],
         "digits, O=0": ["FedKACE", "chance"],
     }
-
-
-def test_a_page_does_not_name_the_folder_of_a_data_set_that_is_missing(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "s", "one", [0.5], finished=False, dataset="cifar100", data_dir=str(tmp_path / "own"))
-    (folder / "clients" / "client-000").mkdir(parents=True)
-    (folder / "clients" / "client-000" / "state-000001.npz").touch()
-    assert main(["report", str(tmp_path / "s")]) == 0
-    page = (tmp_path / "s" / "report" / "index.html").read_text()
-    assert "Buffered images of cifar100 are not shown" in page and f"{tmp_path / 'own'}/" not in page

@@ -72,18 +72,18 @@ def stored(folder: Path, samples: Samples, round_number: int = 3) -> ClientStore
 def test_a_stored_buffer_is_counted_by_class_and_round_and_the_file_is_left_alone(tmp_path: Path) -> None:
     samples = Samples(torch.arange(4), torch.tensor([1, 1, 1, 7]), torch.tensor([1, 3, 3, 2]))
     stored(tmp_path, samples)
-    state = newest_state(tmp_path, "", 0)
+    state = newest_state(tmp_path, 0)
     assert state is not None and state.round == 3
     found = held(state, 10, 3, None, Budget(10**6))
     assert found.arrivals[1] == [1, 0, 2] and found.arrivals[7] == [0, 1, 0]
     assert np.sum(found.arrivals) == 4
     assert not found.strips  # by id, and no data set
-    assert newest_state(tmp_path, "", 1) is None
+    assert newest_state(tmp_path, 1) is None
     (path,) = tmp_path.glob("clients/client-000/state-*.npz")
     content = path.read_bytes()
     path.write_bytes(content[:-1] + b"x")
     with pytest.raises(StateError, match=re.escape(str(path))):
-        newest_state(tmp_path, "", 0)
+        newest_state(tmp_path, 0)
     assert path.read_bytes() == content[:-1] + b"x"  # not set aside, as a client would
 
 
@@ -91,7 +91,7 @@ def test_kept_images_are_few_and_end_with_the_budget(tmp_path: Path) -> None:
     pixels = torch.randint(0, 256, (30, 3, 8, 8), dtype=torch.uint8)
     labels = torch.tensor([0] * 20 + [1] * 10)
     stored(tmp_path, Samples(pixels, labels, torch.arange(30) % 3 + 1))
-    state = newest_state(tmp_path, "", 0)
+    state = newest_state(tmp_path, 0)
     assert state is not None
     budget = Budget(10**6)
     strips = held(state, 10, 3, None, budget).strips

@@ -102,7 +102,7 @@ def test_a_damaged_record_of_classes_is_named(tmp_path: Path) -> None:
         (folder / "rounds.jsonl").write_text(
             re.sub(r'"class_accuracy": .*?\]\],', f'"class_accuracy": {damaged},', lines)
         )
-        with pytest.raises(ResultsError, match=r"rounds\.jsonl: is damaged"):
+        with pytest.raises(ResultsError, match=r"rounds\.jsonl, line 1: is damaged; class_accuracy"):
             load_results(tmp_path)
         (folder / "rounds.jsonl").write_text(lines)
 

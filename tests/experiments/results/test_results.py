@@ -228,20 +228,19 @@ def test_a_folder_without_a_run_is_refused_by_name(tmp_path: Path) -> None:
         ("config.json", '{"schema": 2}', "schema = 2: this program reads up to 1"),
         ("environment.json", "", "not valid JSON"),
         ("summary.json", '{"rounds": ', "not valid JSON"),
-        ("summary.json", '{"rounds": 9}', "has 2 rounds, summary.json says 9"),
         ("rounds.jsonl", '{"round": 1\n{"round": 2}\n', "line 1: is damaged"),
         (
             "rounds.jsonl",
             '{"round": 1}\n{"round": 2}\n',
-            "a round lacks a required field, or has a wrong value ('accuracy')",
+            "accuracy is missing; must be a number",
         ),
         ("rounds.jsonl", '{"schema": 7}\n', "schema = 7"),
         ("rounds.jsonl", "\xff", "cannot be read"),
-        ("../study.json", "{}", "must have study, axes"),
+        ("../study.json", "{}", "study is missing; must be a string"),
         ("../study.json", '{"schema": 2}', "schema = 2"),
-        ("../study.json", '{"study": "x", "axes": ["seed"], "runs": {"a": []}}', "the values of each run on the axes"),
-        ("../study.json", '{"study": "x", "axes": [], "runs": {"a": {}}, "keys": {"seed": "seed"}}', "must have study"),
-        ("../study.json", '{"study": "x", "note": 3, "axes": [], "runs": {"a": {}}}', "must have study"),
+        ("../study.json", '{"study": "x", "axes": ["seed"], "runs": {"a": []}}', "runs = {'a': []}; must be"),
+        ("../study.json", '{"study": "x", "axes": [], "runs": {"a": {}}, "keys": {"seed": "seed"}}', "keys = "),
+        ("../study.json", '{"study": "x", "note": 3, "axes": [], "runs": {"a": {}}}', "note = 3; must be a string"),
     ],
 )
 def test_a_damaged_or_newer_file_is_refused_in_one_line_that_names_it(
@@ -251,8 +250,14 @@ def test_a_damaged_or_newer_file_is_refused_in_one_line_that_names_it(
     path = (folder / file).resolve()
     path.write_bytes(text.encode("latin-1"))
     message = refusal(tmp_path)
-    named = path if "has 2 rounds" not in words else folder / "rounds.jsonl"
-    assert message.startswith(str(named)) and words in message
+    assert message.startswith(str(path)) and words in message
+
+
+def test_a_record_of_fewer_rounds_than_its_summary_tells_is_refused(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "a", [0.5, 0.7])
+    lines = (folder / "rounds.jsonl").read_text().splitlines(keepends=True)
+    (folder / "rounds.jsonl").write_text(lines[0])
+    assert refusal(tmp_path).startswith(f"{folder / 'rounds.jsonl'}: is damaged; it has 1 rounds, summary.json says 2")
 
 
 @pytest.mark.parametrize("kept", ["privacy", "cifar100_full", "reduced"])

@@ -7,6 +7,7 @@ from typing import Any
 
 from clients.fedkace import SINGULAR
 from fedkace_flwr.config import Config
+from fedkace_flwr.results.record import summarise
 
 SMALL_RUN: dict[str, Any] = {
     "dataset": "digits",
@@ -62,10 +63,10 @@ def write_run(
     flat = Config.parse({**SMALL_RUN, "rounds": len(accuracies), **named}).flat()
     (folder / "config.json").write_text(json.dumps(flat))
     (folder / "environment.json").write_text(json.dumps({"python": "3.11.7", "gpu": None, "started": "today"}))
-    lines = [json.dumps(made_round(number, value, flat["clients"])) for number, value in enumerate(accuracies, 1)]  # type: ignore[arg-type]
-    (folder / "rounds.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    rounds = [made_round(number, value, flat["clients"]) for number, value in enumerate(accuracies, 1)]  # type: ignore[arg-type]
+    (folder / "rounds.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in rounds))
     if finished:
-        (folder / "summary.json").write_text(json.dumps({"rounds": len(accuracies)}))
+        (folder / "summary.json").write_text(json.dumps(summarise(Config.parse(flat), rounds)))
     return folder
 
 
