@@ -11,7 +11,6 @@ from typing import Any, Self, TypeVar
 from fedkace_flwr.errors import ConfigError, closest
 from fedkace_flwr.keys import Affects, Key, Scalar, checked, default_of, kebab, key, keys_of
 from fedkace_flwr.sections import (
-    BOUNDS_OFF,
     AggregationConfig,
     AnswerConfig,
     AttackConfig,
@@ -40,6 +39,15 @@ _FORMER: Mapping[str, Mapping[object, Mapping[str, object]]] = {
 }
 """Keys of version 1.0 that are now called otherwise: by their values, the keys and values that replace them."""
 
+_BOUNDS_OFF = {
+    "clip-bound": 0,
+    "direction-bound": -1,
+    "statistics-bound": -1,
+    "retention-bound": 0,
+    "norm-bound": 0,
+}
+"""Keys of earlier versions that ``defence`` replaces, with the values by which each was off."""
+
 _added_by: list[Callable[[str | None], None]] = []
 """What declares the keys of other packages' methods: at most one."""
 
@@ -62,11 +70,16 @@ def _declare_added(method: str | None) -> None:
         declare(method)
 
 
-def _renewed(values: Mapping[str, object]) -> Mapping[str, object]:
-    """Values with the keys of earlier versions replaced by what they are called now; those given as well win."""
+def renewed(values: Mapping[str, object]) -> Mapping[str, object]:
+    """Return values with the keys of earlier versions replaced by what they are called now; those given as well win.
+
+    Where bounds of updates were given, ``defence`` is on unless all were off.
+    """
     former = [name for name in values if name in _FORMER and values[name] in _FORMER[name]]
-    renewed = {key: value for name in former for key, value in _FORMER[name][values[name]].items()}
-    return {**renewed, **{name: value for name, value in values.items() if name not in former}}
+    found = {key: value for name in former for key, value in _FORMER[name][values[name]].items()}
+    if bounds := _BOUNDS_OFF.keys() & values.keys():
+        found["defence"] = "off" if all(values[name] == _BOUNDS_OFF[name] for name in bounds) else "on"
+    return {**found, **{name: value for name, value in values.items() if name not in {*former, *bounds}}}
 
 
 def register_section(section: type, method: str, *, added: bool = False) -> None:
@@ -158,7 +171,9 @@ def check_value(name: str, value: object) -> None:
     ConfigError
         It fails.
     """
-    values = _renewed({name: value})
+    if name in _BOUNDS_OFF:
+        raise ConfigError(f"{name} = {value!r:.100}: is replaced by defence, which must be on or off")
+    values = renewed({name: value})
     _check_names(values)
     for each in values:
         section, declared = declared_keys(values)[each]
@@ -227,7 +242,7 @@ class Config:
         ConfigError
             A key is unknown, a value has the wrong type or is out of range, or two keys contradict each other.
         """
-        values = _renewed(values)
+        values = renewed(values)
         if isinstance(method := values.get("method"), str):
             _declare_added(method)
         _check_names(values)
@@ -324,11 +339,6 @@ class Config:
     def _check_aggregation(self) -> None:
         rule, clients = self.aggregation.aggregation_rule, self.stream.clients
         trained = self.stream.participants_per_round
-        for name, bound in (("norm", self.aggregation.norm_bound), ("clip", self.aggregation.clip_bound)):
-            if 0 < bound < 1:
-                raise ConfigError(
-                    f"{name}-bound = {bound:g}: must be at least 1, or 0 for no bound; a smaller bound hits honest clients"
-                )
         if rule != "mean" and self.privacy.secagg:
             raise ConfigError(
                 f"aggregation-rule = {rule!r} with secagg = true: the server learns only a sum; must be 'mean'"
@@ -337,7 +347,7 @@ class Config:
             raise ConfigError(
                 f"aggregation-rule = {rule!r} with dp = 'central': the noise is calibrated for a mean; must be 'mean'"
             )
-        self._check_bounds_have_effect()
+        self._check_defence_has_effect()
         if self.aggregation.byzantine_clients > (most := (trained - 1) // 2):
             raise ConfigError(
                 f"byzantine-clients = {self.aggregation.byzantine_clients} with {self._trained_in_words}: must be less "
@@ -350,21 +360,15 @@ class Config:
                 f"attack = {self.attack.attack!r}: for simulations alone; with data-source = 'inbox', must be 'none'"
             )
 
-    def _check_bounds_have_effect(self) -> None:
+    def _check_defence_has_effect(self) -> None:
         if self.privacy.secagg:
             reason = "secagg = true: the server sees no single update"
         elif self.privacy.dp == "central":
             reason = "dp = 'central': the server scales updates down to dp-clip and does not compare them"
         else:
             return
-        default, given = AggregationConfig(), self.aggregation
-        for name, off in BOUNDS_OFF.items():
-            value, usual = getattr(given, name), getattr(default, name)
-            if value not in (usual, off):
-                raise ConfigError(
-                    f"{kebab(name)} = {value:g} with {reason}, so it would have no effect; must be {off:g} or the "
-                    f"default, {usual:g}"
-                )
+        if self.aggregation.defence == "on":
+            raise ConfigError(f"defence = 'on' with {reason}; must be 'off'")
 
     def _check_inbox(self) -> None:
         names = self.data.classes()

@@ -15,7 +15,7 @@ from support.made.keys import KEYS
 from experiments.running.inline import run_inline
 from experiments.studies.study import load_study
 from fedkace_flwr import config_docs
-from fedkace_flwr.config import Config
+from fedkace_flwr.config import Config, check_value
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.methods.dcfcl import DcfclKeys
 from fedkace_flwr.registry import METHODS
@@ -60,8 +60,6 @@ def inside(name: str) -> st.SearchStrategy[Any]:
     if type(default) is int:
         low = int(key.low) if key.low is not None else int(key.above) + 1  # type: ignore[arg-type]
         return st.integers(low, int(key.high) if key.high is not None else low + 10**6)
-    if name in ("norm-bound", "clip-bound"):  # beside 0
-        return st.floats(1, allow_nan=False, allow_infinity=False)
     return st.floats(
         key.low if key.low is not None else key.above,
         key.high,
@@ -380,3 +378,27 @@ def test_federations_are_left_to_the_users_flower_settings() -> None:
 )
 def test_devices_keep_their_models_unless_told_otherwise(chosen: dict[str, str], on_device: bool, kept: bool) -> None:
     assert Config.parse(chosen).keeps_models(on_device=on_device) is kept
+
+
+OFF = {"clip-bound": 0.0, "direction-bound": -1.0, "statistics-bound": -1.0, "retention-bound": 0.0, "norm-bound": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("recorded", "defence"),
+    [
+        ({}, "off"),
+        (OFF, "off"),
+        ({**OFF, "clip-bound": 3.0}, "on"),
+        ({"norm-bound": 10.0}, "on"),
+        ({"norm-bound": 0}, "off"),
+    ],
+)
+def test_a_record_with_the_former_bounds_says_whether_they_were_on(recorded: dict[str, Any], defence: str) -> None:
+    assert Config.parse(recorded).aggregation.defence == defence
+    assert Config.parse({**recorded, "defence": "off"}).aggregation.defence == "off"
+
+
+@pytest.mark.parametrize("name", OFF)
+def test_who_types_a_former_bound_is_told_its_new_name(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} = 1.5: is replaced by defence"):
+        check_value(name, 1.5)

@@ -13,8 +13,9 @@ from experiments.results.averages import switched
 from experiments.results.folders import is_set_aside, runs_of_study, studies_in
 from experiments.results.reading import read_object, read_rounds
 from experiments.results.regret import is_reference, regret, stream_of
-from fedkace_flwr.config import Config
+from fedkace_flwr.config import Config, renewed
 from fedkace_flwr.errors import ConfigError, RunError, closest
+from fedkace_flwr.results.record import defence_note, defended
 from fedkace_flwr.storage.names import closest_path, printable
 
 _GAP = 2  # spaces between columns
@@ -202,6 +203,12 @@ def legend(columns: Sequence[str]) -> list[str]:
     return [f"{column.heading.removesuffix(' %')}: {column.meaning}" for column in explained]
 
 
+def defence_notes(runs: Sequence[FinishedRun]) -> list[str]:
+    """Return a line for each run in which the defence rejected or clipped an update."""
+    counted = {run.name: defence_note(*defended(read_rounds(run.folder))) for run in runs}
+    return [f"{name}: {note}" for name, note in counted.items() if note]
+
+
 def percent(value: float | None) -> str:
     """Return a share as a percentage with two decimals, or a dash for None."""
     return "-" if value is None else f"{100 * value:.2f}"
@@ -247,7 +254,7 @@ def _regret(folder: Path, configs: Mapping[Path, Mapping[str, Any]]) -> float | 
 
 def _config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
-    return {**Config().flat(), **(read_object(path) if path.exists() else {})}
+    return {**Config().flat(), **(renewed(read_object(path)) if path.exists() else {})}
 
 
 def _accuracies(folder: Path) -> list[float | None]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from fedkace_flwr.config import Config
+from fedkace_flwr.config import Config, renewed
 from fedkace_flwr.errors import FedkaceError, RunError
 from fedkace_flwr.registry import configured
 from fedkace_flwr.results.run_folder import SCHEMA, differences, read_json, schema_of, stored_digests
@@ -120,7 +120,7 @@ class Cell:
             keys = differences(stored, config, stored_digests(self.folder))
         except RunError:
             return ""
-        known, values = {**Config().flat(), **stored}, config.flat()
+        known, values = {**Config().flat(), **renewed(stored)}, config.flat()
         now = {key: values[key] if values[key] != known[key] else "with another content" for key in keys}
         words = [f"{key} {known[key]}, now {now[key]}" for key in keys[:_CHANGES]]
         return "; ".join([*words, *(["..."] if len(keys) > _CHANGES else [])])

@@ -1,4 +1,4 @@
-"""Safe YAML: files of a bounded size, without repeated keys, in which ``1e-3`` is a number.
+"""Safe YAML: files of a bounded size, without repeated keys, in which ``1e-3`` is a number and ``off`` a word.
 
 The time for a file grows in proportion to its size, whatever it holds.
 """
@@ -23,10 +23,11 @@ _LONGEST_NUMBER = 100  # characters; what is longer is text, and no pattern of a
 
 _MERGE = "tag:yaml.org,2002:merge"
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_TRUTH = "tag:yaml.org,2002:bool"
 
 
 class _Loader(yaml.SafeLoader):
-    """A safe loader that reads 1e-3 as a number, as YAML 1.2 does; PyYAML follows YAML 1.1, where it is a string."""
+    """A safe loader that reads 1e-3 as a number and on, off, yes and no as words, as YAML 1.2 does; PyYAML follows 1.1."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
@@ -74,6 +75,11 @@ def _mapping_without_repeats(loader: _Loader, node: yaml.MappingNode) -> dict[An
 _Loader.add_constructor("tag:yaml.org,2002:map", _mapping_without_repeats)
 for _tag in _NUMBERS:
     _Loader.add_constructor(_tag, _number)
+_Loader.yaml_implicit_resolvers = {
+    letter: [(tag, pattern) for tag, pattern in known if tag != _TRUTH]
+    for letter, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(_TRUTH, re.compile(r"^(true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
 )

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
-from fedkace_flwr.config import Config, keys_affecting, keys_of_other_methods
+from fedkace_flwr.config import Config, keys_affecting, keys_of_other_methods, renewed
 from fedkace_flwr.errors import ConfigError, RunError
 from fedkace_flwr.results.digests import file_digests
 from fedkace_flwr.results.plot import draw_accuracy
@@ -223,7 +223,7 @@ class RunFolder:
         self._lock.release()
 
     def _compare(self, config: Config) -> None:
-        before = read_json(self.path / "config.json")
+        before = renewed(read_json(self.path / "config.json"))
         schema = schema_of(self.path)
         if schema != SCHEMA:
             raise RunError(
@@ -277,7 +277,7 @@ def differences(before: Mapping[str, Any], config: Config, digests: Mapping[str,
     other methods read give the same numbers whatever their values. Files are compared by content if the stored
     ``digests`` have theirs and the present file can be read, else by path.
     """
-    known, values = {**replace(Config(), method=config.method).flat(), **before}, config.flat()
+    known, values = {**replace(Config(), method=config.method).flat(), **renewed(before)}, config.flat()
     affecting = keys_affecting("numbers") - keys_of_other_methods(config.method)
     stored = digests or {}
     present = file_digests(config) if stored else {}

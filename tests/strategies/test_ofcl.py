@@ -57,7 +57,6 @@ def test_the_global_model_is_half_the_classes_mean_and_half_the_one_before(small
         window=3,
         ofcl_aggregation="class-mean",
         report_classes=False,
-        clip_bound=0,  # with four clients of three classes each, an honest one's statistics may lie far from the others'
     )
     grid = run(config)
     experiment = Experiment(config)
