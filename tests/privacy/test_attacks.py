@@ -302,7 +302,7 @@ def test_an_honest_run_is_that_without_the_defence(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_inflated_variances_are_set_to_the_middle_in_a_real_run(tmp_path: Path) -> None:
+def test_inflated_variances_are_kept_near_in_a_real_run(tmp_path: Path) -> None:
     """By their updates' length alone they passed, and grew from round to round: the others shrink them in training."""
     records = outcome(tmp_path, attack="inflated-variances", attack_scale=10.0)
     assert all(set(record["clipped_layers"]) and record["clipped_layers"][3] > 0 for record in records[1:])
