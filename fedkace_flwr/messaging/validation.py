@@ -1,9 +1,4 @@
-"""Plausibility of well-formed replies: the ranges of their numbers, and how far a model can move in a round.
-
-The ranges depend on the configuration alone. The movement of models is judged by comparing a round's replies with one
-another, which works as long as honest replies are in the majority: each bound is a multiple of a median, and fewer
-than half of the replies cannot move a median outside the range of the others.
-"""
+"""Plausibility of well-formed replies: the ranges of their numbers, which depend on the configuration alone, and distances."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,12 +12,6 @@ from fedkace_flwr.messaging.metrics import known_metrics
 from fedkace_flwr.messaging.records import NumpyArray, Weights
 from fedkace_flwr.methods.metric import Limits as Limits
 from fedkace_flwr.methods.metric import Metric
-
-MOST_FOR_SAMPLES = 4.0
-"""Most multiples of the usual distance that a client is granted for having trained on more samples than others."""
-
-FEWEST_COMPARED = 3
-"""Smallest number of replies whose median is used; with only two replies, either could be the outlier."""
 
 _VARIANCE, _MEAN, _COUNTER = ".running_var", ".running_mean", ".num_batches_tracked"
 

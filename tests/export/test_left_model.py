@@ -180,9 +180,7 @@ def test_a_card_says_what_the_defence_did() -> None:
     record = {"accuracy": 0.5, "chance": 0.1, "failures": [rejected, rejected], "clipped_layers": [None, 3]}
     text = card(constant(2, 1), Training(Config(), [record]))
     assert "\n2 updates rejected, 1 clipped by the defence. " in text
-    assert (
-        "defence" not in card(constant(2, 1), Training(Config(), [])).split("## Conf")[0]
-    )
+    assert "defence" not in card(constant(2, 1), Training(Config(), [])).split("## Conf")[0]
 
 
 def test_what_would_not_be_encrypted_or_could_not_predict_is_not_left(

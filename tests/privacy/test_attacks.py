@@ -264,7 +264,7 @@ def outcome(folder: Path, **changes: Any) -> list[dict[str, Any]]:
     [
         ("sign-flip", 9.0, {"direction"}),
         ("replacement", 3.0, {"direction", "norm", "retention"}),
-        ("stale-model", 1.0, {"copy"}),
+        ("stale-model", 1.0, {"direction", "retention"}),
         ("false-count", 10.0, {"count"}),
         ("flipped-means", 9.0, {"direction", "norm"}),
         ("rolled-outputs", 1.0, {"norm", "retention"}),
