@@ -262,7 +262,7 @@ def outcome(folder: Path, **changes: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("attack", "scale", "kinds"),
     [
-        ("sign-flip", 9.0, {"direction"}),
+        ("sign-flip", 9.0, {"direction", "norm", "retention"}),
         ("replacement", 3.0, {"direction", "norm", "retention"}),
         ("stale-model", 1.0, {"direction", "retention"}),
         ("false-count", 10.0, {"count"}),

@@ -21,7 +21,7 @@ STEPS = {"epochs": 2, "batch-size": 32, "capacity": 20, "learning-rate": 0.01}
 WALK = float(np.hypot(0.01, 0.005)) * np.sqrt(3)  # with 50 samples and a buffer of 20, three batches an epoch
 
 
-def defence(parameters: frozenset[str] = TRAINED, **changes: Any) -> Defence:
+def defence(parameters: frozenset[str] = TRAINED, /, **changes: Any) -> Defence:
     return Defence(Config.parse({"clients": 5, "defence": "on", **STEPS, **changes}), parameters)
 
 
