@@ -391,6 +391,8 @@ OFF = {"clip-bound": 0.0, "direction-bound": -1.0, "statistics-bound": -1.0, "re
         ({**OFF, "clip-bound": 3.0}, "on"),
         ({"norm-bound": 10.0}, "on"),
         ({"norm-bound": 0}, "off"),
+        ({"norm-bound": 10.0, "secagg": True}, "off"),
+        ({"clip-bound": 3.0, "dp": "central"}, "off"),
     ],
 )
 def test_a_record_with_the_former_bounds_says_whether_they_were_on(recorded: dict[str, Any], defence: str) -> None:
