@@ -169,10 +169,17 @@ def _table(options: argparse.Namespace, console: Console) -> None:
 
 def _print_summaries(runs: "list[FinishedRun]", columns: list[str], folders: Sequence[Path], console: Console) -> None:
     """Print the table of runs, which are in these folders, and what explains it."""
-    from experiments.results.summary_table import COLUMNS, hidden_columns, legend, shown_columns, summary_table
+    from experiments.results.summary_table import (
+        COLUMNS,
+        defence_notes,
+        hidden_columns,
+        legend,
+        shown_columns,
+        summary_table,
+    )
 
     console.print(summary_table(runs, console.width, columns))
-    lines = legend(shown_columns(runs, console.width, columns))
+    lines = [*legend(shown_columns(runs, console.width, columns)), *defence_notes(runs)]
     if hidden := hidden_columns(runs, console.width, columns):
         how, option = "the terminal is too narrow", f"--columns {' '.join(hidden)}"
         if len(columns) == len(COLUMNS):

@@ -14,7 +14,6 @@ from fedkace_flwr.errors import ConfigError, closest
 from fedkace_flwr.keys import Affects, Key, Scalar, checked, default_of, kebab, key, keys_of
 from fedkace_flwr.registry import METHODS, OWN_METHODS, of_another_package
 from fedkace_flwr.sections import (
-    BOUNDS_OFF,
     AggregationConfig,
     AnswerConfig,
     AttackConfig,
@@ -44,7 +43,6 @@ _FORMER: Mapping[str, Mapping[object, Mapping[str, object]]] = {
     "tensorboard": {True: {"tracker": "tensorboard"}, False: {}},
 }
 """Keys of version 1.0 that are now called otherwise: by their values, the keys and values that replace them."""
-
 
 _FIXED: Mapping[str, object] = {
     "fedcbdr-tau-old": 0.9,
@@ -86,6 +84,15 @@ _FIXED: Mapping[str, object] = {
 }
 """Keys of version 1.0 that nobody has ever set otherwise, with the value that is a constant of the method now."""
 
+_BOUNDS_OFF = {
+    "clip-bound": 0,
+    "direction-bound": -1,
+    "statistics-bound": -1,
+    "retention-bound": 0,
+    "norm-bound": 0,
+}
+"""Keys of earlier versions that ``defence`` replaces, with the values by which each was off."""
+
 
 def add_method(name: str) -> None:
     """Put a method of another package, with its keys, into the registry; nothing happens if there is none of this name.
@@ -125,8 +132,10 @@ def _method_sections(*, added: bool = True) -> dict[type, list[str]]:
     return sections
 
 
-def _renewed(values: Mapping[str, object]) -> Mapping[str, object]:
-    """Values with the keys of earlier versions replaced by what they are called now; those given as well win.
+def renewed(values: Mapping[str, object]) -> Mapping[str, object]:
+    """Return values with the keys of earlier versions replaced by what they are called now; those given as well win.
+
+    Where bounds of updates were given, ``defence`` is on unless all were off or had no effect.
 
     Raises
     ------
@@ -137,8 +146,12 @@ def _renewed(values: Mapping[str, object]) -> Mapping[str, object]:
         if values[name] != _FIXED[name]:
             raise ConfigError(f"{name} = {values[name]!r:.100}: is no key any more; the method has {_FIXED[name]!r}")
     former = [name for name in values if name in _FORMER and values[name] in _FORMER[name]]
-    renewed = {key: value for name in former for key, value in _FORMER[name][values[name]].items()}
-    return {**renewed, **{name: value for name, value in values.items() if name not in {*former, *_FIXED}}}
+    found = {key: value for name in former for key, value in _FORMER[name][values[name]].items()}
+    if bounds := _BOUNDS_OFF.keys() & values.keys():
+        hidden = values.get("secagg") is True or values.get("dp") == "central"  # where bounds had no effect
+        found["defence"] = "off" if hidden or all(values[name] == _BOUNDS_OFF[name] for name in bounds) else "on"
+    gone = {*former, *bounds, *_FIXED}
+    return {**found, **{name: value for name, value in values.items() if name not in gone}}
 
 
 def all_keys(*, added: bool = True) -> Iterator[tuple[type, str, Key]]:
@@ -186,7 +199,9 @@ def check_value(name: str, value: object) -> None:
     ConfigError
         It fails.
     """
-    values = _renewed({name: value})
+    if name in _BOUNDS_OFF:
+        raise ConfigError(f"{name} = {value!r:.100}: is replaced by defence, which must be on or off")
+    values = renewed({name: value})
     _check_names(values)
     for each in values:
         section, declared = declared_keys(values)[each]
@@ -255,7 +270,7 @@ class Config:
         ConfigError
             A key is unknown, a value has the wrong type or is out of range, or two keys contradict each other.
         """
-        values = _renewed(values)
+        values = renewed(values)
         if isinstance(method := values.get("method"), str):
             add_method(method)
         _check_names(values)
@@ -375,11 +390,6 @@ class Config:
     def _check_aggregation(self) -> None:
         rule, clients = self.aggregation.aggregation_rule, self.stream.clients
         trained = self.stream.participants_per_round
-        for name, bound in (("norm", self.aggregation.norm_bound), ("clip", self.aggregation.clip_bound)):
-            if 0 < bound < 1:
-                raise ConfigError(
-                    f"{name}-bound = {bound:g}: must be at least 1, or 0 for no bound; a smaller bound hits honest clients"
-                )
         if rule != "mean" and self.privacy.secagg:
             raise ConfigError(
                 f"aggregation-rule = {rule!r} with secagg = true: the server learns only a sum; must be 'mean'"
@@ -388,7 +398,7 @@ class Config:
             raise ConfigError(
                 f"aggregation-rule = {rule!r} with dp = 'central': the noise is calibrated for a mean; must be 'mean'"
             )
-        self._check_bounds_have_effect()
+        self._check_defence_has_effect()
         if self.aggregation.byzantine_clients > (most := (trained - 1) // 2):
             raise ConfigError(
                 f"byzantine-clients = {self.aggregation.byzantine_clients} with {self._trained_in_words}: must be less "
@@ -401,21 +411,15 @@ class Config:
                 f"attack = {self.attack.attack!r}: for simulations alone; with data-source = 'inbox', must be 'none'"
             )
 
-    def _check_bounds_have_effect(self) -> None:
+    def _check_defence_has_effect(self) -> None:
         if self.privacy.secagg:
             reason = "secagg = true: the server sees no single update"
         elif self.privacy.dp == "central":
             reason = "dp = 'central': the server scales updates down to dp-clip and does not compare them"
         else:
             return
-        default, given = AggregationConfig(), self.aggregation
-        for name, off in BOUNDS_OFF.items():
-            value, usual = getattr(given, name), getattr(default, name)
-            if value not in (usual, off):
-                raise ConfigError(
-                    f"{kebab(name)} = {value:g} with {reason}, so it would have no effect; must be {off:g} or the "
-                    f"default, {usual:g}"
-                )
+        if self.aggregation.defence == "on":
+            raise ConfigError(f"defence = 'on' with {reason}; must be 'off'")
 
     def _check_inbox(self) -> None:
         names = self.data.classes()

@@ -42,8 +42,8 @@ class FedKace(ServerRule):
         return self._own.get(client, arrays)
 
     def compare(self, now: ServerRound, replies: Sequence[Reply]) -> list[Reply]:
-        """Compare the models; without aggregation, only their distances from the models sent."""
-        return now.compared(replies, aggregated=self._aggregates)
+        """Compare the models; without aggregation there is nothing to defend, since each goes back to its own client."""
+        return now.compared(replies) if self._aggregates else list(replies)
 
     def trained(self, now: ServerRound, replies: Sequence[Reply]) -> None:
         """Without aggregation, keep each client's model to send it back."""

@@ -15,7 +15,7 @@ from support.made.keys import KEYS
 from experiments.running.inline import run_inline
 from experiments.studies.study import load_study
 from fedkace_flwr import config_docs
-from fedkace_flwr.config import Config
+from fedkace_flwr.config import Config, check_value
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.registry import METHODS
 
@@ -59,8 +59,6 @@ def inside(name: str) -> st.SearchStrategy[Any]:
     if type(default) is int:
         low = int(key.low) if key.low is not None else int(key.above) + 1  # type: ignore[arg-type]
         return st.integers(low, int(key.high) if key.high is not None else low + 10**6)
-    if name in ("norm-bound", "clip-bound"):  # beside 0
-        return st.floats(1, allow_nan=False, allow_infinity=False)
     return st.floats(
         key.low if key.low is not None else key.above,
         key.high,
@@ -379,3 +377,29 @@ def test_devices_keep_their_models_unless_told_otherwise(chosen: dict[str, str],
 def test_a_key_that_became_a_constant_passes_with_its_value_and_no_other() -> None:
     assert Config.parse({"refed-steps": 5, "fedcbdr-balanced": True}) == Config()
     assert "refed-steps = 6" in refusal({"refed-steps": 6}) and "has 5" in refusal({"refed-steps": 6})
+
+
+OFF = {"clip-bound": 0.0, "direction-bound": -1.0, "statistics-bound": -1.0, "retention-bound": 0.0, "norm-bound": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("recorded", "defence"),
+    [
+        ({}, "off"),
+        (OFF, "off"),
+        ({**OFF, "clip-bound": 3.0}, "on"),
+        ({"norm-bound": 10.0}, "on"),
+        ({"norm-bound": 0}, "off"),
+        ({"norm-bound": 10.0, "secagg": True}, "off"),
+        ({"clip-bound": 3.0, "dp": "central"}, "off"),
+    ],
+)
+def test_a_record_with_the_former_bounds_says_whether_they_were_on(recorded: dict[str, Any], defence: str) -> None:
+    assert Config.parse(recorded).aggregation.defence == defence
+    assert Config.parse({**recorded, "defence": "off"}).aggregation.defence == "off"
+
+
+@pytest.mark.parametrize("name", OFF)
+def test_who_types_a_former_bound_is_told_its_new_name(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} = 1.5: is replaced by defence"):
+        check_value(name, 1.5)

@@ -124,7 +124,7 @@ def _table(federation: str, runs: pd.DataFrame) -> str:
     cells = runs.groupby(["attack", "aggregation"]).agg(
         aa=("aa", "mean"), change=("change", "mean"), spread=("change", "std")
     )
-    columns = sorted(set(runs["aggregation"]), key=lambda name: (name != "default", name != "unchecked", name))
+    columns = sorted(set(runs["aggregation"]), key=_place)
     attacks = sorted(set(runs["attack"]), key=lambda name: (name != NO_ATTACK, name))
     lines = [[attack, *(_cell(cells, attack, column) for column in columns)] for attack in attacks]
     attacked = runs[runs["attack"] != NO_ATTACK]
@@ -133,6 +133,11 @@ def _table(federation: str, runs: pd.DataFrame) -> str:
     rows = [f"| {' | '.join(line)} |" for line in [[federation, *columns], *lines]]
     rows.insert(1, "|---" + "|---:" * len(columns) + "|")
     return "\n".join(rows)
+
+
+def _place(aggregation: str) -> tuple[bool, bool, str]:
+    """The plain mean first, with the defence and without; as they are called, and as earlier versions called them."""
+    return aggregation not in ("defence", "default"), aggregation not in ("undefended", "unchecked"), aggregation
 
 
 def _cell(cells: pd.DataFrame, attack: str, column: str) -> str:

@@ -33,7 +33,7 @@ from experiments.results.regret import is_reference, regret, regrets, stream_of
 from fedkace_flwr.errors import ResultsError
 from fedkace_flwr.messaging.metrics import COMMON, known_metrics
 from fedkace_flwr.registry import METHODS
-from fedkace_flwr.results.record import totals
+from fedkace_flwr.results.record import defence_note, defended, totals
 from fedkace_flwr.storage.files import write_bytes, write_text
 from fedkace_flwr.storage.folders import make_folder
 
@@ -106,7 +106,8 @@ class Results:
         ``aa_local_unmasked`` and ``aa_global_unmasked`` (the same with all classes as possible answers), ``ar``,
         ``chance``, ``forgetting``, ``backward_transfer``, ``forward_transfer``; ``condition``, ``class_condition``
         (medians over clients and the final three quarters of the rounds) and the shares ``condition_singular`` and
-        ``class_condition_singular``; ``switched`` (missing if the method has no switch), ``failures``, bytes, seconds;
+        ``class_condition_singular``; ``switched`` (missing if the method has no switch), ``failures``, updates ``rejected`` and
+        ``clipped`` by the defence, bytes, seconds;
         ``axis.*``, every configuration key, ``env.*``. For an unfinished run, the numbers cover the rounds so far, and
         ``ar`` is missing.
     rounds : DataFrame
@@ -163,6 +164,7 @@ def load_results(*folders: Path) -> Results:
             row, lines = _load_run(study, path, config, labels)
             rows.append(row)
             rounds += lines
+    studies = tuple(_with_defence(study, rows) for study in studies)
     _add_regret(rows, rounds)
     averaged = [metric.average for metric in known_metrics().values() if metric.average]
     numbers = ("accuracy", "regret", "chance", "client_drift", "switched", *averaged)
@@ -206,6 +208,15 @@ def _load_study(folder: Path) -> tuple[StudyInfo, list[tuple[Path, Record, Mappi
     return study, [(path, configs[path.name], study.labels[path.name]) for path in paths]
 
 
+def _with_defence(study: StudyInfo, rows: Sequence[Record]) -> StudyInfo:
+    """Remark on updates that the defence changed."""
+    counts = [(row["rejected"], row["clipped"]) for row in rows if row["study"] == study.name]
+    if not (note := defence_note(*(sum(each) for each in zip(*counts, strict=True)))):
+        return study
+    runs = f"{sum(any(each) for each in counts)} of {len(counts)} runs"
+    return replace(study, remarks=(*study.remarks, f"{note}, in {runs}."))
+
+
 def _told_apart(studies: Sequence[StudyInfo]) -> tuple[StudyInfo, ...]:
     """Give studies of one name the names of their folders, and number those that are still alike; titles follow."""
     names, titles = Counter(study.name for study in studies), Counter(study.title for study in studies)
@@ -241,6 +252,7 @@ def _run_row(
     study: StudyInfo, path: Path, config: Record, labels: Mapping[str, Any], records: Sequence[Record]
 ) -> Record:
     total = totals(records)
+    rejected, clipped = defended(records)
     return {
         "schema": SCHEMA,
         "study": study.name,
@@ -259,6 +271,8 @@ def _run_row(
         **condition_numbers(records),
         "switched": switched(config, total["switched_at"]),
         "failures": total["failures"],
+        "rejected": rejected,
+        "clipped": clipped,
         "bytes_down": total["bytes"]["down"],
         "bytes_up": total["bytes"]["up"],
         **{f"seconds_{part}": total["seconds"][part] for part in ("round", "training", "selection")},

@@ -15,6 +15,7 @@ from experiments.results.reading import read_config, read_rounds, read_summary
 from experiments.results.regret import is_reference, regret, stream_of
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError, ResultsError, RunError, closest
+from fedkace_flwr.results.record import defence_note, defended
 from fedkace_flwr.storage.names import closest_path, printable
 
 _GAP = 2  # spaces between columns
@@ -200,6 +201,12 @@ def legend(columns: Sequence[str]) -> list[str]:
     """Return a line for each abbreviation among the columns."""
     explained = [COLUMNS[name] for name in columns if name in _EXPLAINED]
     return [f"{column.heading.removesuffix(' %')}: {column.meaning}" for column in explained]
+
+
+def defence_notes(runs: Sequence[FinishedRun]) -> list[str]:
+    """Return a line for each run in which the defence rejected or clipped an update."""
+    counted = {run.name: defence_note(*defended(read_rounds(run.folder))) for run in runs}
+    return [f"{name}: {note}" for name, note in counted.items() if note]
 
 
 def percent(value: float | None) -> str:

@@ -14,7 +14,7 @@ import yaml
 import fedkace_flwr
 from fedkace_flwr.config import Config, folder_keys, keys_affecting, path_keys
 from fedkace_flwr.inference.kept_models import KeptModels
-from fedkace_flwr.results.record import accuracy_so_far, known
+from fedkace_flwr.results.record import accuracy_so_far, defence_note, defended, known
 from fedkace_flwr.storage.names import in_markdown
 
 _TAGS = ["federated-learning", "continual-learning", "flower", "image-classification"]
@@ -206,9 +206,11 @@ def _results(training: Training) -> str:
     }
     if last.get("epsilon") is not None and last.get("delta") is not None:
         rows["epsilon of differential privacy"] = f"{last['epsilon']:.3g} (delta = {last['delta']:g})"
+    note = defence_note(*defended(rounds))
     return (
         f"## Results\n\n{_table(('', ''), rows.items())}\n\n"
-        "An accuracy is the mean over clients, each on the test images of the classes that it has met, with the model "
+        + (f"{note.capitalize()}. " if note else "")
+        + "An accuracy is the mean over clients, each on the test images of the classes that it has met, with the model "
         "that it predicts with. That need not be the global model: a client may predict with its local one, or with "
         "both. The last row is the mean over the clients that tested the global model, as they use it."
     )

@@ -1,14 +1,7 @@
-"""Plausibility of well-formed replies: the ranges of their numbers, and how far a model can move in a round.
-
-The ranges depend on the configuration alone. The movement of models is judged by comparing a round's replies with one
-another, which works as long as honest replies are in the majority: each bound is a multiple of a median, and fewer
-than half of the replies cannot move a median outside the range of the others.
-"""
+"""Plausibility of well-formed replies: the ranges of their numbers, which depend on the configuration alone, and distances."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -18,12 +11,6 @@ from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.messaging.metrics import Limits as Limits
 from fedkace_flwr.messaging.metrics import Metric, known_metrics
 from fedkace_flwr.messaging.records import NumpyArray, Weights
-
-MOST_FOR_SAMPLES = 4.0
-"""Most multiples of the usual distance that a client is granted for having trained on more samples than others."""
-
-FEWEST_COMPARED = 3
-"""Smallest number of replies whose median is used; with only two replies, either could be the outlier."""
 
 _VARIANCE, _MEAN, _COUNTER = ".running_var", ".running_mean", ".num_batches_tracked"
 
@@ -101,18 +88,6 @@ def distance(weights: Weights, origin: Weights, names: Iterable[str]) -> float:
     return length(differences)
 
 
-def statistics_distance(weights: Weights, origin: Weights) -> float:
-    """Return the distance over batch norm's running means and standard deviations, which share a unit."""
-    differences = []
-    for name, array in weights.items():
-        new, old = array.astype(np.float64), origin[name].astype(np.float64)
-        if name.endswith(_MEAN):
-            differences.append(new - old)
-        elif name.endswith(_VARIANCE):
-            differences.append(np.sqrt(new) - np.sqrt(np.maximum(old, 0)))
-    return length(differences)
-
-
 def root_mean_square(rows: NumpyArray) -> float:
     """Return the root mean square length of the rows of a client's matrix (n, F)."""
     return length([rows.astype(np.float64)]) / math.sqrt(max(1, len(rows)))
@@ -124,41 +99,3 @@ def length(parts: Sequence[NumpyArray]) -> float:
     if largest == 0 or not math.isfinite(largest):
         return largest
     return largest * math.sqrt(sum(float(np.square(part / largest).sum()) for part in parts))
-
-
-@dataclass(frozen=True)
-class Yardstick:
-    """What is typical in a round.
-
-    Attributes
-    ----------
-    distance : float
-        Median distance over the replies.
-    per_sample : float
-        Median over the replies of the distance divided by the number of samples trained on.
-    """
-
-    distance: float
-    per_sample: float
-
-    @classmethod
-    def of(cls, distances: Sequence[float], samples: Sequence[int]) -> "Yardstick":
-        """Compute it from the distance and the number of samples of each reply; at least one reply."""
-        each = [far / max(1, count) for far, count in zip(distances, samples, strict=True)]
-        return cls(median(distances), median(each))
-
-    def bound(self, samples: int, factor: float, unmoved: float = math.inf) -> float:
-        """Return how far a client may have moved on ``samples`` samples; ``unmoved`` if the medians are zero.
-
-        The bound is ``factor`` times the larger of two values: the median distance, and the number of samples times
-        the median distance per sample. A step of AdamW moves a weight by about the learning rate whatever the size
-        of the gradient, so a client with more batches moves farther, but at most in proportion. The number is what
-        the client says, so it is granted at most :data:`MOST_FOR_SAMPLES` times the median distance.
-        """
-        usual = max(self.distance, min(samples * self.per_sample, MOST_FOR_SAMPLES * self.distance))
-        return factor * usual if usual > 0 else unmoved
-
-
-def yardstick(distances: Sequence[float], samples: Sequence[int], before: Yardstick | None) -> Yardstick | None:
-    """Return the round's own yardstick; with too few replies, the earlier one (None at the start of a run)."""
-    return Yardstick.of(distances, samples) if len(distances) >= FEWEST_COMPARED else before

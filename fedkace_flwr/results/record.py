@@ -20,6 +20,7 @@ from fedkace_flwr.metrics import average_accuracy
 from fedkace_flwr.results.transfer import transfer
 
 _PARTS = ("round", *(metric.column for metric in COMMON if metric.is_timed), "transport")
+_DEFENCE = frozenset({"norm", "direction", "retention", "copy"})  # of failures; earlier versions looked for copies
 _PACKAGES = ("flwr", "ray", "torch", "torchvision", "numpy")
 
 
@@ -162,6 +163,25 @@ def failures_by_client(rounds: Sequence[Mapping[str, Any]]) -> dict[str, dict[st
     for (client, kind), count in sorted(counts.items()):
         named.setdefault(str(client), {})[kind] = count
     return named
+
+
+def defended(rounds: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
+    """Count the updates that were rejected, and those that were clipped, because they were unlike the others'.
+
+    Parameters
+    ----------
+    rounds : sequence of mapping
+        Records from :func:`round_record`; earlier versions compared updates in every run.
+    """
+    kinds = [failure.get("kind") for record in rounds for failure in record["failures"]]
+    layers = [count for record in rounds for count in record.get("clipped_layers", ())]
+    return sum(kind in _DEFENCE for kind in kinds), sum(bool(count) for count in layers)
+
+
+def defence_note(rejected: int, clipped: int) -> str:
+    """Say in half a sentence what :func:`defended` counted; empty if there was nothing."""
+    updates = "update" if rejected == 1 else "updates"
+    return f"{rejected} {updates} rejected, {clipped} clipped by the defence" if rejected or clipped else ""
 
 
 def accuracy_so_far(rounds: Sequence[Mapping[str, Any]]) -> float | None:

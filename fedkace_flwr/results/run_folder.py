@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
-from fedkace_flwr.config import Config, keys_affecting, keys_of_other_methods
+from fedkace_flwr.config import Config, keys_affecting, keys_of_other_methods, renewed
 from fedkace_flwr.errors import ConfigError, RunError
 from fedkace_flwr.results.digests import DATA, file_digests
 from fedkace_flwr.results.plot import draw_accuracy
@@ -319,7 +319,7 @@ def differences(
 
 
 def _known(before: Mapping[str, Any], config: Config) -> dict[str, Any]:
-    return {**replace(Config(), method=config.method).flat(), **before}
+    return {**replace(Config(), method=config.method).flat(), **renewed(before)}
 
 
 def stored_digests(folder: Path) -> dict[str, str]:

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,27 +14,27 @@ from flwr.serverapp.strategy import Result, Strategy
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import MessageError
 from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging import validation
 from fedkace_flwr.messaging.records import NumpyArray, Reply, Shapes
 from fedkace_flwr.messaging.validation import Limits
 from fedkace_flwr.privacy import noise
 from fedkace_flwr.privacy.central import CentralNoise
 from fedkace_flwr.rounds.aggregation import Aggregator
+from fedkace_flwr.rounds.defence import Defence
 from fedkace_flwr.rounds.exchange import client_of
 from fedkace_flwr.rounds.masked_training import MaskedTraining, moved
 from fedkace_flwr.rounds.messenger import Messenger
 from fedkace_flwr.rounds.quorum import BelowQuorumError, Quorum
-from fedkace_flwr.rounds.robustness.comparison import Comparison
 from fedkace_flwr.rounds.roster import Roster
 from fedkace_flwr.rounds.round_report import EVALUATION, TRAINING, RoundReport
 from fedkace_flwr.rounds.server_round import ServerRound
-from fedkace_flwr.rounds.vetting import Vetting
 from strategies.base import ServerRule
 
 logger = logging.getLogger(__name__)
 
 Outcome = TypeVar("Outcome")
 
-_USUAL, _COMPARISON = "usual-distance", "comparison"
+_DEFENCE = "defence"
 _FIRST_RETRY = 1.0  # seconds before a phase is retried; doubles with each retry
 _LONGEST_RETRY = 60.0
 
@@ -42,7 +43,8 @@ class RoundDriver(Strategy):
     """Runs rounds by a method's rule: training by the round's participants, then evaluation by all clients.
 
     Replies are checked before they are used, and used in the order of client numbers, so that sums do not depend on
-    the order of arrival. :mod:`fedkace_flwr.rounds.vetting` has the checks.
+    the order of arrival. :mod:`fedkace_flwr.messaging.validation` checks each reply by itself, and
+    :mod:`fedkace_flwr.rounds.defence` compares them if the defence is on.
 
     Parameters
     ----------
@@ -75,9 +77,9 @@ class RoundDriver(Strategy):
         self._everyone = tuple(range(config.stream.clients))
         self._roster = Roster(config.stream.clients, config.run.join_deadline)
         self._quorum = Quorum(config.run, config.stream.clients)
-        self._vetting = Vetting(Limits.of(config, shapes), parameters, config.aggregation.norm_bound)
+        self._limits = Limits.of(config, shapes)
         self._noise = CentralNoise(config.privacy, config.run.seed, parameters)
-        self._comparison = Comparison(config, self._vetting, parameters, self._noise)
+        self._defence = Defence(config, parameters)
         self._aggregate = Aggregator(config.aggregation, parameters)
         self._done = 0
         self._now: ServerRound
@@ -85,20 +87,13 @@ class RoundDriver(Strategy):
     def checkpoint(self) -> tuple[dict[str, NumpyArray], dict[str, Any]]:
         """Arrays, and a JSON-ready record, that later rounds need beside the global model."""
         arrays, record = self.rule.state()
-        compared, comparison = self._comparison.state()
-        named = {f"{_COMPARISON}.{name}": array for name, array in compared.items()}
-        return {**arrays, **named}, {**record, _USUAL: self._vetting.usual(), _COMPARISON: comparison}
+        return arrays, {**record, _DEFENCE: self._defence.state()}
 
     def restore(self, done: int, arrays: Mapping[str, NumpyArray], record: Mapping[str, Any]) -> None:
         """Continue after round ``done`` with what :meth:`checkpoint` gave then; call before :meth:`start`."""
         self._done = done
-        self._vetting.restore(record.get(_USUAL, {}))
-        if _COMPARISON in record:  # checkpoints of earlier versions lack it
-            compared = {name: arrays[f"{_COMPARISON}.{name}"] for name in self._comparison.state()[0]}
-            self._comparison.restore(compared, record[_COMPARISON])
-        self.rule.restore(
-            {name: array for name, array in arrays.items() if not name.startswith(f"{_COMPARISON}.")}, record
-        )
+        self._defence.restore(record.get(_DEFENCE, {}))  # checkpoints of earlier versions lack it
+        self.rule.restore(arrays, record)
 
     def summary(self) -> None:
         """Log what the rule does."""
@@ -166,8 +161,8 @@ class RoundDriver(Strategy):
             self._shapes,
             self._parameters,
             messenger,
-            self._vetting,
-            self._comparison,
+            self._limits,
+            self._defence,
             self._aggregate,
             dict(run_fields),
         )
@@ -281,6 +276,10 @@ class RoundDriver(Strategy):
         now = self._now
         valid = self._read(TRAINING, replies)
         models = [reply for reply in valid if reply.weights and not reply.sat_out]
+        # Methods with central noise send all clients the same model.
+        before = keys.unpack(next(iter(now.sent.values()))) if self._noise.is_on and models else {}
+        if before:
+            models = [replace(each, weights=self._noise.clipped(each.weights, before)) for each in models]
         counted = self.rule.compare(now, models)
         absent = [reply for reply in valid if reply.sat_out or not reply.weights]
         trained = self._with_quorum(TRAINING, sorted([*counted, *absent], key=lambda reply: reply.client))
@@ -289,12 +288,11 @@ class RoundDriver(Strategy):
             self.rule.trained(now, [])
             return None, None
         merged = self.rule.merge(now, trained)
-        if self._noise.is_on:  # methods with central noise send all clients the same model
-            before = keys.unpack(next(iter(now.sent.values())))
+        if before:
             merged = self._noise.add(merged, before, len(trained), now.number)
         now.report.drift = self.rule.drift(now, trained, merged)
         self.rule.trained(now, trained)
-        self._comparison.remember(trained, now.number)
+        self._defence.remember()
         return keys.array_record(merged), None
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
@@ -325,15 +323,17 @@ class RoundDriver(Strategy):
                     self._check_training(reply)
                 else:
                     reply = keys.read_reply(message, client, None)
-                    self._vetting.check(phase, reply)
+                    validation.check_metrics(reply.metrics, self._limits)
                 valid.append(reply)
             except MessageError as error:
                 now.fail(client, phase, str(error), error.kind)
         return sorted(valid, key=lambda reply: reply.client)
 
     def _check_training(self, reply: Reply) -> None:
-        self._vetting.check(TRAINING, reply)
+        validation.check_metrics(reply.metrics, self._limits)
         if not reply.sat_out:
+            validation.check_examples(reply.examples, self._limits)
+            validation.check_statistics(reply.weights, keys.unpack(self._now.sent[reply.client]), self._limits)
             self.rule.check(self._now, reply)
 
     def _with_quorum(self, phase: str, valid: Sequence[Reply]) -> list[Reply]:

@@ -11,11 +11,10 @@ from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.messaging.records import NumpyArray, Reply, Shapes
 from fedkace_flwr.messaging.validation import Limits, root_mean_square
 from fedkace_flwr.rounds.aggregation import Aggregator
+from fedkace_flwr.rounds.defence import Defence
 from fedkace_flwr.rounds.messenger import Messenger
 from fedkace_flwr.rounds.replies import num_classes
-from fedkace_flwr.rounds.robustness.comparison import Comparison
 from fedkace_flwr.rounds.round_report import TRAINING, RoundReport
-from fedkace_flwr.rounds.vetting import Vetting
 
 Answer = TypeVar("Answer")
 
@@ -34,10 +33,10 @@ class ServerRound:
         Names of the arrays that are trained by gradient.
     messenger : Messenger
         Sends messages; rules use :meth:`ask`.
-    vetting : Vetting
-        Checks on replies; rules use :attr:`limits` and :meth:`far_larger`.
-    comparison : Comparison
-        Compares models; rules use :meth:`compared`.
+    limits : Limits
+        Largest values that a client's numbers can have.
+    defence : Defence
+        Compares clients; rules use :meth:`compared` and :meth:`far_larger`.
     aggregate : Aggregator
         Aggregates models by the configured rule.
     run_fields : mapping
@@ -50,8 +49,8 @@ class ServerRound:
     shapes: Shapes
     parameters: frozenset[str]
     messenger: Messenger
-    vetting: Vetting
-    comparison: Comparison
+    limits: Limits
+    defence: Defence
     aggregate: Aggregator
     run_fields: Mapping[str, Any]
     sent: dict[int, ArrayRecord] = field(default_factory=dict)
@@ -65,11 +64,6 @@ class ServerRound:
     def number(self) -> int:
         """Round t, counted from 1."""
         return self.report.number
-
-    @property
-    def limits(self) -> Limits:
-        """Largest values that a client's numbers can have."""
-        return self.vetting.limits
 
     @property
     def classes(self) -> int:
@@ -115,40 +109,37 @@ class ServerRound:
         """Record that a client's reply is rejected; ``kind`` as in :class:`fedkace_flwr.errors.MessageError`."""
         self.messenger.fail(client, phase, reason, kind)
 
-    def compared(self, replies: Sequence[Reply], *, aggregated: bool = True) -> list[Reply]:
-        """Compare models with each other, as :mod:`fedkace_flwr.rounds.robustness.comparison` does.
+    def compared(self, replies: Sequence[Reply]) -> list[Reply]:
+        """Compare models with each other, as :mod:`fedkace_flwr.rounds.defence` does.
 
         Parameters
         ----------
         replies : sequence of Reply
             Training replies with a model, in the order of client numbers.
-        aggregated : bool
-            Whether the models are aggregated; if not, only distances are checked.
 
         Returns
         -------
         list of Reply
             Those that count, with clipped models; the others are recorded as failures.
         """
-        counted, rejects = self.comparison(replies, self.sent, self.report, aggregated=aggregated)
+        counted, rejects = self.defence(replies, self.sent, self.report)
         for client, (reason, kind) in rejects.items():
             self.fail(client, TRAINING, reason, kind)
         return counted
 
     def far_larger(self, phase: str, name: str, rows: Mapping[int, NumpyArray]) -> set[int]:
-        """Clients whose rows are much longer than is usual; recorded as failures.
+        """Clients whose rows are much longer than is usual; recorded as failures. None if the defence is off.
 
         Parameters
         ----------
         phase : str
             Name of the phase in the record.
         name : str
-            Name of the quantity; rounds with few replies are compared with earlier rounds by this name.
+            Name of the quantity.
         rows : mapping of int to array
             Matrix (n, F) of each client. The root mean square of its rows' lengths is compared.
         """
-        lengths = {client: {name: root_mean_square(matrix)} for client, matrix in rows.items()}
-        far = self.vetting.far_out(dict.fromkeys(lengths, 1), lengths)
+        far = self.defence.far_larger({client: root_mean_square(matrix) for client, matrix in rows.items()})
         for client, reason in far.items():
-            self.fail(client, phase, reason, "norm")
+            self.fail(client, phase, f"{name}: {reason}", "norm")
         return set(far)

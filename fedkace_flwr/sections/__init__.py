@@ -2,7 +2,6 @@
 
 from fedkace_flwr.sections.data import DataConfig
 from fedkace_flwr.sections.runs import (
-    BOUNDS_OFF,
     AggregationConfig,
     AnswerConfig,
     AttackConfig,
@@ -15,7 +14,6 @@ from fedkace_flwr.sections.runs import (
 from fedkace_flwr.sections.stream import StreamConfig
 
 __all__ = [
-    "BOUNDS_OFF",
     "AggregationConfig",
     "AnswerConfig",
     "AttackConfig",

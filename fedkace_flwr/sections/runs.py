@@ -176,44 +176,10 @@ class AggregationConfig:
         unit="clients",
         low=0,
     )
-    clip_bound: float = key(
-        3.0,
-        "Scales down each layer of a local model that moved more than this many times the round's median distance from the model sent, and replaces batch-norm statistics of a layer that lie more than this many times the median distance from the middle of all. At least 1; 0 switches both off.",
-        low=0,
+    defence: Literal["off", "on"] = key(
+        "off",
+        "Whether the server compares the clients' models: with `on`, it rejects models that work against the others, and scales down layers that moved much farther than honest training moves them (docs/robustness.md). `on` is for deployments whose machines belong to strangers.",
     )
-    direction_bound: float = key(
-        -0.03,
-        "Rejects local models whose updates undo what the others learn: the cosine of the update to the mean of the others' is below this value, and so is its mean over the last rounds. Where the median of the round's cosines is negative, the value is lowered by it, and at most doubled. -1 switches the check off.",
-        low=-1,
-        high=0,
-    )
-    statistics_bound: float = key(
-        -0.15,
-        "The same for the update of batch norm's running means, whose cosines vary more.",
-        low=-1,
-        high=0,
-    )
-    retention_bound: float = key(
-        0.5,
-        "Rejects local models that undo a layer of the global model: the part of its weights that they keep is less than this many times the round's median, by more than chance explains. 0 switches the check off.",
-        low=0,
-        high=1,
-    )
-    norm_bound: float = key(
-        10.0,
-        "Rejects local models that moved, as a whole or in the weights of one layer, more than this many times the round's median distance from the model sent, and FedCBDR's features that are larger than the others' by this factor. At least 1; 0 switches the check off.",
-        low=0,
-    )
-
-
-BOUNDS_OFF = {
-    "clip_bound": 0.0,
-    "direction_bound": -1.0,
-    "statistics_bound": -1.0,
-    "retention_bound": 0.0,
-    "norm_bound": 0.0,
-}
-"""The keys that bound single updates, with the value that switches each off."""
 
 
 @dataclass(frozen=True)

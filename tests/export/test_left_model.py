@@ -175,6 +175,14 @@ def test_a_card_says_which_classes_nobody_has_met_and_how_clients_used_the_model
     assert "`recalibrate = true`, `inference = mean`" in text
 
 
+def test_a_card_says_what_the_defence_did() -> None:
+    rejected = {"client": 0, "phase": "training", "reason": "far", "kind": "direction"}
+    record = {"accuracy": 0.5, "chance": 0.1, "failures": [rejected, rejected], "clipped_layers": [None, 3]}
+    text = card(constant(2, 1), Training(Config(), [record]))
+    assert "\n2 updates rejected, 1 clipped by the defence. " in text
+    assert "defence" not in card(constant(2, 1), Training(Config(), [])).split("## Conf")[0]
+
+
 def test_what_would_not_be_encrypted_or_could_not_predict_is_not_left(
     small: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -243,7 +243,7 @@ def test_the_example_of_the_page_accepts_what_it_says(policy: Callable[[str], Pa
         "threads": 9,
         "dp": "none",
         "method": "fedavg",
-        "norm-bound": 0.0,
+        "defence": "on",
         "epochs": 6,
         "width": 17,
         "image-size": 64,

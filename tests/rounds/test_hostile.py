@@ -224,12 +224,12 @@ def test_a_message_that_was_not_accepted_is_not_said_to_have_had_no_reply_in_tim
 
 
 @pytest.mark.parametrize("method", ["fedkace", "fedavg"])
-def test_without_the_bound_what_is_large_and_finite_gets_through(
+def test_without_the_defence_what_is_large_and_finite_gets_through(
     reference_of: Callable[..., Reference], tmp_path: Path, method: str
 ) -> None:
-    """That the bound, and nothing else, keeps it out."""
+    """That the defence, and nothing else, keeps it out."""
     reference = reference_of(method)
-    config = configured(tmp_path, "unbound", method, norm_bound=0.0)
+    config = configured(tmp_path, "unbound", method, defence="off")
     wire = HostileWire(reference, config, MODEL_FAULTS["fifty times"][0])
     with pytest.raises(RunError):  # nobody knows an answer to another model than the reference's
         server_app.run(wire, config, run_id=1)

@@ -9,6 +9,7 @@ import pytest
 from support.made.results import write_run
 
 from experiments.__main__ import main
+from experiments.results.loading import load_results
 from experiments.results.summary_table import COLUMNS, find_runs, hidden_columns, shown_columns, summary_table
 from fedkace_flwr.results.record import totals
 
@@ -175,3 +176,15 @@ def test_a_run_with_a_record_of_an_earlier_version_is_listed(tmp_path: Path) -> 
     (folder / "config.json").write_text(json.dumps({key: config[key] for key in ("method", "clients", "seed")}))
     (run,), notes = find_runs([folder])
     assert (run.name, run.regret, notes) == ("fedkace_seed-0", None, [])
+
+
+def test_table_and_report_say_what_the_defence_did(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = study / "fedavg_seed-0" / "rounds.jsonl"
+    first, second = [json.loads(line) for line in path.read_text().splitlines()]
+    rejected = {"client": 1, "phase": "training", "reason": "too far", "kind": "norm"}
+    first |= {"failures": [rejected, {**rejected, "kind": "silent"}], "clipped_layers": [2, None, 1]}
+    path.write_text("".join(f"{json.dumps(record)}\n" for record in (first, second)))
+    assert main(["table", str(study)]) == 0
+    assert "fedavg_seed-0: 1 update rejected, 2 clipped by the defence" in capsys.readouterr().out
+    (loaded,) = load_results(study).studies
+    assert "1 update rejected, 2 clipped by the defence, in 1 of 4 runs." in loaded.remarks

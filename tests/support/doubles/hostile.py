@@ -111,7 +111,7 @@ class HostileWire(InlineGrid):
 
 def configured(folder: Path, name: str, method: str, **changes: Any) -> Config:
     named = {key.replace("_", "-"): value for key, value in changes.items()}
-    shape = {"clients": CLIENTS, "rounds": ROUNDS, "capacity": 12, "tfcl-server-epochs": 2}
+    shape = {"defence": "on", "clients": CLIENTS, "rounds": ROUNDS, "capacity": 12, "tfcl-server-epochs": 2}
     return Config.parse({**SMALL, **shape, "method": method, "results-dir": str(folder), "run-name": name, **named})
 
 

@@ -1,1 +1,0 @@
-"""Comparison of local models with each other and with earlier ones, against hostile clients."""

@@ -1,0 +1,40 @@
+"""An honest federation loses nothing to the defence, whatever its method and its stream."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.common import SMALL, rounds_of
+
+from experiments.running.inline import run_inline
+from fedkace_flwr.config import Config
+
+FEW_CLASSES = {"stream": "dirichlet", "stream-concentration": 0.05, "stream-drift": 0.2}
+STREAMS: dict[str, dict[str, Any]] = {
+    "few classes, often one": FEW_CLASSES,
+    "few classes, and clients that join late": {**FEW_CLASSES, "fraction-train": 0.6},
+    "one class each": {"window": 1, "overlap": 0},
+    "new classes in every round": {"overlap": 0},
+    "always the same classes": {"overlap": 2},
+    "blurred": {"stream": "blurred"},
+    "unequal numbers of samples": {"stream": "quantity-skew", "stream-concentration": 0.3},
+}
+OTHERS = ("fedkace", "fedframe", "fedcbdr", "ofcl", "refed", "tfcl", "er", "derpp", "fedprox", "flwf")
+CASES = [
+    *((method, stream) for method in ("er-balanced", "fedavg", "dcfcl") for stream in STREAMS),
+    *((method, "few classes, and clients that join late") for method in OTHERS),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "stream"), CASES)
+def test_no_honest_update_is_rejected_or_clipped(method: str, stream: str, tmp_path: Path) -> None:
+    shape = {"defence": "on", "clients": 5, "rounds": 4, "seed": 0, "report-classes": False, "diagnostics": False}
+    run_inline(
+        Config.parse(
+            {**SMALL, **shape, **STREAMS[stream], "method": method, "results-dir": str(tmp_path), "run-name": "run"}
+        )
+    )
+    for record in rounds_of(tmp_path / "run"):
+        assert record["failures"] == []
+        assert "clipped_layers" not in record
