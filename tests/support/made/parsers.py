@@ -198,7 +198,6 @@ class Parsers:
                 assert keys.shapes_of(found.weights) == SHAPES and found.examples > 0
                 assert all(np.isfinite(array).all() for array in found.weights.values())
                 assert plausibility.distance(found.weights, WEIGHTS, SHAPES) >= 0
-                assert plausibility.statistics_distance(found.weights, WEIGHTS) >= 0
 
     def folded(self, content: bytes) -> None:
         """Read as the arrays of a reply as they are sent between machines."""
