@@ -135,7 +135,7 @@ def _method_sections(*, added: bool = True) -> dict[type, list[str]]:
 def renewed(values: Mapping[str, object]) -> Mapping[str, object]:
     """Return values with the keys of earlier versions replaced by what they are called now; those given as well win.
 
-    Where bounds of updates were given, ``defence`` is on unless all were off or had no effect.
+    Where bounds of updates were given, ``defence`` is on, unless all were off or had no effect, or there was one alone.
 
     Raises
     ------
@@ -149,7 +149,10 @@ def renewed(values: Mapping[str, object]) -> Mapping[str, object]:
     found = {key: value for name in former for key, value in _FORMER[name][values[name]].items()}
     if bounds := _BOUNDS_OFF.keys() & values.keys():
         hidden = values.get("secagg") is True or values.get("dp") == "central"  # where bounds had no effect
-        found["defence"] = "off" if hidden or all(values[name] == _BOUNDS_OFF[name] for name in bounds) else "on"
+        # The first version had norm-bound alone, which none of its kept runs met.
+        alone = bounds == {"norm-bound"}
+        off = hidden or alone or all(values[name] == _BOUNDS_OFF[name] for name in bounds)
+        found["defence"] = "off" if off else "on"
     gone = {*former, *bounds, *_FIXED}
     return {**found, **{name: value for name, value in values.items() if name not in gone}}
 

@@ -388,7 +388,7 @@ OFF = {"clip-bound": 0.0, "direction-bound": -1.0, "statistics-bound": -1.0, "re
         ({}, "off"),
         (OFF, "off"),
         ({**OFF, "clip-bound": 3.0}, "on"),
-        ({"norm-bound": 10.0}, "on"),
+        ({"norm-bound": 10.0}, "off"),
         ({"norm-bound": 0}, "off"),
         ({"norm-bound": 10.0, "secagg": True}, "off"),
         ({"clip-bound": 3.0, "dp": "central"}, "off"),
