@@ -14,9 +14,7 @@ from fedkace_flwr.training.losses import Objective, WeightedMeansLoss
 class DerppKeys:
     """DER++."""
 
-    derpp_alpha: float = key(
-        0.1, "Weight alpha of the squared distance from the stored logits; takes the place of `stored-logits`.", low=0
-    )
+    derpp_alpha: float = key(0.1, "Weight alpha of the squared distance from the stored logits.", low=0)
     derpp_beta: float = key(0.5, "Weight beta of the replayed samples' label loss.", low=0)
 
 
@@ -24,7 +22,7 @@ class DerppClient(ReplayClient):
     """DER++ (Buzzega et al., "Dark Experience for General Continual Learning", NeurIPS 2020), averaged by the server.
 
     The loss is the chunk's mean cross-entropy, plus beta times the replayed samples', plus alpha times the squared
-    distance of the replayed samples' logits from those that were stored with them (as with ``stored-logits``). The
+    distance of the replayed samples' logits from those that were stored with them. The
     publication tunes alpha and beta for each data set and buffer; here they are 0.1 and 0.5 everywhere (``derpp-alpha``,
     ``derpp-beta``).
 

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,7 +19,6 @@ from fedkace_flwr.samples import Samples
 from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.training.discriminant import discriminant_share, refit
 from fedkace_flwr.training.recalibration import recalibrate
-from fedkace_flwr.training.snapshots import snapshot, weights_in
 
 if TYPE_CHECKING:
     from clients.tools import ClientTools
@@ -67,16 +65,12 @@ class Predictor:
         """What the new chunk, before training on it, says of the models; tensors to store with the state."""
         return {}
 
-    def take(self, sent: Mapping[str, Array], state: ClientState, round_number: int) -> ClientState:
-        """The state after a model has been received."""
-        return state
-
     def received(self, sent: Mapping[str, Array], state: ClientState, round_number: int) -> Network:
         """The process's network, holding a received model as this client predicts with it."""
         return self.tools.network(sent)
 
-    def weights_of(self, name: str, state: ClientState, round_number: int) -> Mapping[str, Array] | None:
-        """Weights of one of the client's own models, ready to predict in a round; None if they are not there."""
+    def local_weights(self, state: ClientState, round_number: int) -> Mapping[str, Array] | None:
+        """Weights of the local model, ready to predict in a round; None if they are not there."""
         trained = self.tools.store.answer(state.round)
         return trained.arrays if trained is not None else None
 
@@ -110,10 +104,8 @@ class Predictor:
         if tested := predicting == (serving.LOCAL,) and self.local_test_holds(state):
             wanted.remove(serving.LOCAL)  # after its training
         logits: dict[str, list[Tensor]] = {}
-        for name in (serving.GLOBAL, serving.AVERAGE, serving.LOCAL):  # the network holds one model at a time
-            weights = (
-                {} if name == serving.GLOBAL or name not in wanted else self.weights_of(name, state, state.evaluated)
-            )
+        for name in (serving.GLOBAL, serving.LOCAL):  # the network holds one model at a time
+            weights = {} if name == serving.GLOBAL or name not in wanted else self.local_weights(state, state.evaluated)
             if name in wanted and weights is not None:
                 model = tools.network(weights) if weights else net
                 logits[name] = [tools.test_logits(model, samples)]
@@ -143,7 +135,7 @@ class Predictor:
         predicting = self.models(state)
         weights: dict[str, Mapping[str, Array]] = {}
         for name in predicting:
-            own = sent if name == serving.GLOBAL else self.weights_of(name, state, state.evaluated)
+            own = sent if name == serving.GLOBAL else self.local_weights(state, state.evaluated)
             if own is not None:
                 weights[name] = own
         known = [name for name in predicting if name in weights]
@@ -160,16 +152,13 @@ class Ensemble(Predictor):
     """Predicts with several models, or with models fitted to the client's own samples, as the keys of answers ask."""
 
     def models(self, state: ClientState) -> tuple[str, ...]:
-        """All models that the client has, if their probabilities are averaged; ``model-average`` replaces the global one."""
-        received = (serving.GLOBAL, serving.AVERAGE) if self.settings.model_average else (serving.GLOBAL,)
-        if self.settings.averages:
-            return (serving.LOCAL, *received)
-        return received[-1:] if state.global_since is not None else (serving.LOCAL,)
+        """The local and the global model, if their probabilities are averaged."""
+        return (serving.LOCAL, serving.GLOBAL) if self.settings.averages else super().models(state)
 
     def mirrored(self, state: ClientState) -> tuple[str, ...]:
-        """With ``views = mirrored`` the last received model that predicts, if any."""
-        received = [name for name in self.models(state) if name != serving.LOCAL]
-        return tuple(received[-1:]) if self.settings.views == "mirrored" else ()
+        """With ``views = mirrored`` the global model, if it predicts."""
+        views = self.settings.views == "mirrored"
+        return tuple(name for name in self.models(state) if views and name == serving.GLOBAL)
 
     def shares(self, names: Collection[str], state: ClientState) -> dict[str, float]:
         """With ``inference = fading`` the local model's weight begins at twice an equal one.
@@ -198,7 +187,7 @@ class Ensemble(Predictor):
         known = now.chunk.take(state.seen[now.chunk.labels].nonzero().flatten())
         probabilities: dict[str, list[Tensor]] = {}
         for name in self.models(state) if now.sent and len(known) and _LATEST in state.extra else ():
-            weights = now.sent if name == serving.GLOBAL else self.weights_of(name, state, now.number)
+            weights = now.sent if name == serving.GLOBAL else self.local_weights(state, now.number)
             if weights is None:
                 continue
             received = name == serving.GLOBAL
@@ -212,17 +201,6 @@ class Ensemble(Predictor):
             found[_EVIDENCE] = with_chunk(found[_EVIDENCE], local[0], others, latest)
         return found
 
-    def take(self, sent: Mapping[str, Array], state: ClientState, round_number: int) -> ClientState:
-        """Take a received model into the exponential mean that the client keeps with ``model-average``."""
-        if not sent or not self.settings.model_average:
-            return state
-        decay = min(self.settings.model_average, round_number / (round_number + 9))
-        mean = {name: torch.from_numpy(array) for name, array in sent.items()}
-        for name, before in weights_in(serving.AVERAGE, state.extra).items():
-            if mean[name].is_floating_point():
-                mean[name] = torch.lerp(mean[name], before, decay)
-        return replace(state, extra={**state.extra, **snapshot(serving.AVERAGE, mean)})
-
     def received(self, sent: Mapping[str, Array], state: ClientState, round_number: int) -> Network:
         """With ``recalibrate`` recalibrated, and with the output layer refitted as ``classifier`` asks."""
         net = super().received(sent, state, round_number)
@@ -232,17 +210,14 @@ class Ensemble(Predictor):
             self._refit(net, own, round_number)
         return net
 
-    def weights_of(self, name: str, state: ClientState, round_number: int) -> Mapping[str, Array] | None:
-        """The local model refitted as ``classifier`` asks, or the averaged model."""
-        if name == serving.LOCAL:
-            trained = super().weights_of(name, state, round_number)
-            if trained is None or not self._discriminant_share(round_number):
-                return trained
-            net = self.tools.network(trained)
-            self._refit(net, self._own_samples(state, round_number), round_number)
-            return as_arrays(net.state_dict())
-        kept = weights_in(serving.AVERAGE, state.extra)
-        return as_arrays(self.received(as_arrays(kept), state, round_number).state_dict()) if kept else None
+    def local_weights(self, state: ClientState, round_number: int) -> Mapping[str, Array] | None:
+        """The local model, refitted as ``classifier`` asks."""
+        trained = super().local_weights(state, round_number)
+        if trained is None or not self._discriminant_share(round_number):
+            return trained
+        net = self.tools.network(trained)
+        self._refit(net, self._own_samples(state, round_number), round_number)
+        return as_arrays(net.state_dict())
 
     def recalibrate(self, net: Network, samples: Samples, round_number: int) -> None:
         """With ``recalibrate``, take batch-norm statistics anew; with fewer than two samples they stay."""
@@ -283,7 +258,7 @@ class Ensemble(Predictor):
         share = self._discriminant_share(round_number)
         if share and len(samples):
             images, preprocess = self.tools.images(samples), self.tools.experiment.preprocess
-            refit(net, images, samples.labels, preprocess, self.settings.shrinkage, share)
+            refit(net, images, samples.labels, preprocess, share)
 
     def _own_samples(self, state: ClientState, round_number: int) -> Samples:
         """All samples that the client holds in a round, once it has trained: its buffer, and the chunk if it had one."""
@@ -301,5 +276,5 @@ def predictor_of(tools: "ClientTools") -> Predictor:
     """The predictor that the keys of answers ask for."""
     asked = tools.config.answers
     fitted = asked.recalibrate or asked.classifier != "trained"
-    several = asked.averages or asked.model_average or asked.views == "mirrored"
+    several = asked.averages or asked.views == "mirrored"
     return Ensemble(tools) if fitted or several else Predictor(tools)

@@ -144,7 +144,7 @@ class StreamingClient(NumPyClient):
     ) -> tuple[ClientState, Mapping[str, Array]]:
         """The state after the evaluation, and, if models are kept, the received one as it was tested."""
         rule, watch = self.rule, Stopwatch()
-        state = rule.predictor.take(sent, replace(state, evaluated=round_number), round_number)
+        state = replace(state, evaluated=round_number)
         with watch(keys.EVALUATION_SECONDS):
             net = rule.predictor.received(sent, state, round_number)
             # Now: the method may choose another buffer, and the network holds other models later.

@@ -85,7 +85,7 @@ class Training:
     augmentation : torch.Generator, optional
         CPU generator of the images' random changes; needed where ``settings.augment`` asks for them.
     stored : StoredLogits, optional
-        Logits of the buffer's samples, in their order, for the loss of ``stored-logits``.
+        Logits of the buffer's samples, in their order, for a loss of their distance.
     captured : bool
         Whether to record the step as a CUDA graph where that is possible.
     """

@@ -81,8 +81,11 @@ _FIXED: Mapping[str, object] = {
     "dcfcl-distil-classes": "old",
     "dcfcl-candidates": "auto",
     "flwf-temperature": 2.0,
+    "stored-logits": 0.0,
+    "shrinkage": 0.1,
+    "model-average": 0.0,
 }
-"""Keys of version 1.0 that nobody has ever set otherwise, with the value that is a constant of the method now."""
+"""Keys of version 1.0 that nobody has ever set otherwise, with the value that is a constant now."""
 
 _BOUNDS_OFF = {
     "clip-bound": 0,

@@ -34,13 +34,11 @@ _SETTINGS = {
 _PARTS: dict[str, dict[str, Any]] = {
     "augment": {"augment": "flip-shift"},
     "logit-adjustment": {"logit-adjustment": 1.0},
-    "stored-logits": {"stored-logits": 0.5},
     "recalibrate": {"recalibrate": True},
     "classifier": {"classifier": "both"},
     "output-layer": {"output-layer": "simplex"},
     "inference = mean": {"inference": "mean"},
     "inference = mean, views": {"inference": "mean", "views": "mirrored"},
-    "inference = mean, model-average": {"inference": "mean", "model-average": 0.5},
     "inference = prequential": {"inference": "prequential"},
 }
 _FEDKACE = {"method": "fedkace"}

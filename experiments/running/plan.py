@@ -116,7 +116,7 @@ def _models_tested(config: Config) -> int:
     answers = config.answers
     mirrored = answers.views == "mirrored"
     if answers.averages:
-        return 2 + mirrored + (answers.model_average > 0)
+        return 2 + mirrored
     return max(method.tests, 2 if answers.evaluate == "both" else 1) + mirrored
 
 

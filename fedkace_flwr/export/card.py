@@ -245,7 +245,6 @@ def _changes(config: Config) -> str:
     asked = {
         "recalibrate": "true" if answers.recalibrate else "",
         "classifier": answers.classifier if answers.classifier != "trained" else "",
-        "model-average": f"{answers.model_average:g}" if answers.model_average else "",
         "views": "mirrored" if answers.views == "mirrored" else "",
         "inference": answers.inference if answers.averages else "",
     }

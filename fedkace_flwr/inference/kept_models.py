@@ -22,7 +22,7 @@ from fedkace_flwr.networks.network import Blueprint, Network, load_weights
 from fedkace_flwr.storage.npz import Array
 from fedkace_flwr.training.loop import Preprocess, predict
 
-GLOBAL, LOCAL, AVERAGE = "global", "local", "average"
+GLOBAL, LOCAL = "global", "local"
 """Names of the models that can predict; a method may have others."""
 
 MODEL, TENSORS = "model", "model.safetensors"
@@ -120,7 +120,7 @@ class KeptModels:
     def answering(self) -> str:
         """Name of the model that predicts, or how several predict together."""
         (first, *others) = self.answers
-        if not others and first in (GLOBAL, LOCAL, AVERAGE):
+        if not others and first in (GLOBAL, LOCAL):
             return first
         return "sub-models" if self.combined == "most-confident" else " and ".join(self.answers)
 

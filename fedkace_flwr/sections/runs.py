@@ -67,11 +67,6 @@ class BufferConfig:
     capacity: int = key(
         60, "Buffer capacity M of each client; at least the number of classes.", unit="samples", low=1, high=100_000
     )
-    stored_logits: float = key(
-        0.0,
-        "Weight of the squared distance between a replayed sample's logits and those that the local model gave it in its first round, which are stored with the buffer; 0: none are stored.",
-        low=0,
-    )
 
 
 AVERAGING = ("mean", "fading", "prequential")
@@ -84,7 +79,7 @@ class AnswerConfig:
 
     inference: Literal["auto", "global", "local", "mean", "fading", "prequential"] = key(
         "auto",
-        "Which model a client predicts with: `auto` follows the method (FedKACE switches; most others use the global model); `global` and `local` always use that model (ablations AS2, AS3); `mean` averages the probabilities of all models that the client has: the local, the global and, with `model-average`, the averaged one; `fading` does so too, but gives the local model twice its weight in the first round; the extra weight halves with each further round; `prequential` begins like `fading`, and then weights the local model by how well the models predict each new chunk before training on it.",
+        "Which model a client predicts with: `auto` follows the method (FedKACE switches; most others use the global model); `global` and `local` always use that model (ablations AS2, AS3); `mean` averages the probabilities of the local and the global model; `fading` does so too, but gives the local model twice its weight in the first round; the extra weight halves with each further round; `prequential` begins like `fading`, and then weights the local model by how well the models predict each new chunk before training on it.",
     )
     evaluate: Literal["inference", "both"] = key(
         "inference",
@@ -97,18 +92,6 @@ class AnswerConfig:
     classifier: Literal["trained", "discriminant", "both", "fading"] = key(
         "trained",
         "Output layer by which a model predicts: the `trained` one; a `discriminant` fitted to the features of the client's own images each time a model is trained or received; the mean of `both`; or `fading`, a mean in which the discriminant's weight is 1 in the first round, halves with each further one, and is 0 once it would be below one percent. The models that are sent keep the trained one.",
-    )
-    shrinkage: float = key(
-        0.1,
-        "With a discriminant: weight of a multiple of the identity in the features' covariance.",
-        above=0,
-        high=1,
-    )
-    model_average: float = key(
-        0.0,
-        "Decay of an exponential mean of the received models, which each client keeps and predicts with in place of the last one received; 0: none. The first rounds decay faster, by round / (round + 9).",
-        low=0,
-        high=1,
     )
     views: Literal["one", "mirrored", "auto"] = key(
         "one",

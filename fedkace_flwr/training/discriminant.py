@@ -13,6 +13,9 @@ from fedkace_flwr.metrics import fading
 from fedkace_flwr.networks.network import Network
 from fedkace_flwr.training.loop import Preprocess, features_of
 
+SHRINKAGE = 0.1
+"""Weight of a multiple of the identity in the features' covariance."""
+
 
 def discriminant_share(classifier: str, round_number: int) -> float:
     """Weight of the discriminant in the output layer that predicts in a round, from 1; 0 where only the trained one does.
@@ -29,9 +32,7 @@ def discriminant_share(classifier: str, round_number: int) -> float:
     return {"trained": 0.0, "discriminant": 1.0, "both": 0.5}[classifier]
 
 
-def refit(
-    net: Network, images: Tensor, labels: Tensor, preprocess: Preprocess, shrinkage: float, share: float = 1.0
-) -> None:
+def refit(net: Network, images: Tensor, labels: Tensor, preprocess: Preprocess, share: float = 1.0) -> None:
     """Move the output layer's rows, in place, for the classes of some samples; the other rows stay.
 
     Parameters
@@ -44,21 +45,19 @@ def refit(
         int64 (n,).
     preprocess : Preprocess
         Normalisation and device.
-    shrinkage : float
-        From 0 to 1; see :func:`discriminant`.
     share : float
         Weight of the discriminant's rows in the new ones; the old rows have the rest. Averaging two output layers
         averages their logits, and so takes the geometric mean of their probabilities.
     """
     features = features_of(net, lambda block: block, images, preprocess)
-    classes, weight, bias = discriminant(features, labels.cpu(), shrinkage)
+    classes, weight, bias = discriminant(features, labels.cpu())
     with torch.no_grad():
         output, rows = net.output, classes.to(net.output.weight.device)
         output.weight[rows] = torch.lerp(output.weight[rows], weight.to(output.weight), share)
         output.bias[rows] = torch.lerp(output.bias[rows], bias.to(output.bias), share)
 
 
-def discriminant(features: Tensor, labels: Tensor, shrinkage: float) -> tuple[Tensor, Tensor, Tensor]:
+def discriminant(features: Tensor, labels: Tensor, shrinkage: float = SHRINKAGE) -> tuple[Tensor, Tensor, Tensor]:
     """Linear discriminant functions of the classes present, which all count as equally likely.
 
     With the means mu_k of the classes, and S the mean over classes of their covariances, shrunk to

@@ -49,17 +49,16 @@ def test_the_mean_of_probabilities_by_hand() -> None:
 
 @pytest.mark.parametrize("inference", ["fading", "prequential"])  # of which the latter has seen no chunk here
 @pytest.mark.parametrize(
-    ("views", "average", "locals_"),
+    ("views", "locals_"),
     [
-        ("one", 0.0, [1, 3 / 4, 5 / 8, 1 / 2]),
-        ("mirrored", 0.0, [2 / 3, 1 / 2, 5 / 12, 1 / 3]),
-        ("one", 0.5, [2 / 3, 1 / 2, 5 / 12, 1 / 3]),
+        ("one", [1, 3 / 4, 5 / 8, 1 / 2]),
+        ("mirrored", [2 / 3, 1 / 2, 5 / 12, 1 / 3]),
     ],
 )
 def test_the_local_model_begins_with_twice_its_weight(
-    small: Make, inference: str, views: str, average: float, locals_: list[float]
+    small: Make, inference: str, views: str, locals_: list[float]
 ) -> None:
-    federation = Federation(small(method="er", inference=inference, views=views, model_average=average, **SHAPE))
+    federation = Federation(small(method="er", inference=inference, views=views, **SHAPE))
     store = federation.store(0)
     rule = ClientRule(0, federation.experiment, StreamSource(federation.experiment, 0), store)
     for number, expected in zip((1, 2, 3, 8), locals_, strict=True):  # from round 8 on, nothing is left of the excess
@@ -155,23 +154,21 @@ def test_recalibration_repairs_the_mean_of_the_first_rounds(small: Make) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("inference", "decay", "classifier", "views"),
+    ("inference", "classifier", "views"),
     [
-        ("mean", 0.0, "trained", "one"),
-        ("mean", 0.5, "discriminant", "one"),
-        ("fading", 0.0, "fading", "mirrored"),
-        ("mean", 0.5, "trained", "mirrored"),
-        ("fading", 0.5, "trained", "one"),
-        ("prequential", 0.0, "fading", "mirrored"),
-        ("prequential", 0.5, "discriminant", "one"),
+        ("mean", "trained", "one"),
+        ("mean", "discriminant", "mirrored"),
+        ("fading", "fading", "mirrored"),
+        ("fading", "trained", "one"),
+        ("prequential", "fading", "mirrored"),
+        ("prequential", "discriminant", "one"),
     ],
 )
 def test_a_client_predicts_by_the_mean_of_its_models_and_predict_answers_alike(
-    small: Make, tmp_path: Path, inference: str, decay: float, classifier: str, views: str
+    small: Make, tmp_path: Path, inference: str, classifier: str, views: str
 ) -> None:
     changes: dict[str, Any] = {
         "inference": inference,
-        "model_average": decay,
         "recalibrate": True,
         "keep_models": "always",
     }
@@ -179,7 +176,7 @@ def test_a_client_predicts_by_the_mean_of_its_models_and_predict_answers_alike(
     config = small(method="er", **changes, **SHAPE | {"rounds": 3})
     last = ran(config)[-1]
     experiment = Experiment(config)
-    names = ["local", "global"] + (["average"] if decay else [])
+    names = ["local", "global"]
     for client in range(config.stream.clients):
         predictor = load_newest(tmp_path / "run" / "clients" / f"client-{client:03d}")
         assert predictor.kept.mirrored == (() if views == "one" else (names[-1],))
@@ -226,19 +223,6 @@ def test_a_local_model_that_is_refitted_without_a_chunk_is_tested_again(small: M
         assert found == lines[-1]["client_accuracy"][client] == lines[-1]["local_accuracy"][client]
 
 
-def test_the_average_decays_by_the_round_and_then_by_its_key(small: Make) -> None:
-    config = small(method="fedavg", model_average=0.15, **SHAPE)
-    federation = Federation(config)
-    store = federation.store(0)
-    rule = ClientRule(0, federation.experiment, StreamSource(federation.experiment, 0), store)
-    state, sent = store.before(1), [torch.full((2,), value) for value in (1.0, 2.0, 4.0)]
-    for number, value in enumerate(sent, start=1):
-        state = rule.predictor.take({"w": value.numpy(), "n": torch.tensor(number).numpy()}, state, number)
-    second = 2 + (1 - 2) * 0.15  # round 2 would decay by 2/11
-    assert state.extra["average.w"].tolist() == pytest.approx([4 + (second - 4) * 0.15] * 2)
-    assert int(state.extra["average.n"]) == 3, "counters are the last ones"
-
-
 SEVERAL_MODELS = ["fedkace", "er", "refed", "ofcl", "fedcbdr", "dcfcl", "fedavg", "derpp", "flwf"]
 """A method of each kind that can predict by several models."""
 
@@ -266,12 +250,9 @@ def test_every_part_makes_a_difference_to_every_method_that_it_touches(small: Ma
         "fading": {"classifier": "fading"},
         "views": {"views": "mirrored", "inference": "global"},
         "simplex": {"output_layer": "simplex"},
-        "average": {"model_average": 0.5, "inference": "global"},
         "augment": {"augment": "flip-shift"},
         "adjusted": {"logit_adjustment": 1.0},
     }
-    if method not in ("dcfcl", "fedavg", "flwf", "derpp"):
-        parts["stored"] = {"stored_logits": 0.5}
     found = {
         name: json.dumps(
             [line["client_accuracy"] for line in ran(small(method=method, run_name=name, **part, **SHAPE))]
@@ -320,14 +301,6 @@ def test_a_client_keeps_the_model_that_it_tested_though_its_buffer_changes_with_
         test = experiment.test_set(client, seen)
         scores = predictor.probabilities(experiment.dataset.fetch(test.content))
         assert accuracy(scores, test.labels, seen) == last["client_accuracy"][client]
-
-
-def test_the_global_models_accuracy_is_its_own_where_clients_answer_by_an_average(small: Make) -> None:
-    changes = {"method": "er", "evaluate": "both", **SHAPE}
-    plain = ran(small(run_name="plain", **changes))
-    averaged = ran(small(run_name="averaged", model_average=0.9, **changes))
-    assert [line["global_accuracy"] for line in averaged] == [line["global_accuracy"] for line in plain]
-    assert averaged[-1]["client_accuracy"] != plain[-1]["client_accuracy"]
 
 
 def test_both_models_are_also_tested_with_every_class_as_a_possible_answer(small: Make, tmp_path: Path) -> None:

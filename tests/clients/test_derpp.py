@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import pytest
 import torch
 from support.systems.in_process import Federation
 
@@ -37,12 +36,3 @@ def test_alpha_and_beta_count_once_there_is_a_buffer(small: Make) -> None:
     for name, changes in (("alpha", {"derpp_alpha": 0.9}), ("beta", {"derpp_beta": 0.1})):
         other = outcome(name, **changes)
         assert other[0] == usual[0] and other[1] != usual[1]
-
-
-@pytest.mark.parametrize("method", ["er", "fedkace"])
-def test_other_methods_store_logits_when_asked(small: Make, method: str) -> None:
-    for weight in (0.2, 0.0):
-        federation = Federation(small(method=method, stored_logits=weight, run_name=f"{weight:g}"))
-        federation.train(0, 1)
-        state = federation.store(0).before(2)
-        assert state.round == 1 and ("stored-logits.logits" in state.extra) == bool(weight)

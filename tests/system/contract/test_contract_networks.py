@@ -86,7 +86,7 @@ def test_a_method_that_splits_networks_refuses_one_that_cannot_be_split(
         {"dp": "central"},
         {"statistics": "local"},
         {"secagg": True, "clients": 3},
-        {"recalibrate": True, "classifier": "fading", "inference": "mean", "model_average": 0.5},
+        {"recalibrate": True, "classifier": "fading", "inference": "mean"},
         {"aggregation_rule": "multi-krum", "clients": 3},
         {"output_layer": "simplex", "width": 2},
     ],
