@@ -41,6 +41,7 @@ needs_setting() {
 # flower_home: set `home` to the folder of Flower's command line.
 flower_home() {
   [[ -n ${FLWR_HOME:-} ]] || needs_setting HOME "name your home folder; or set FLWR_HOME, the folder of Flower's settings"
+  # shellcheck disable=SC2034  # for the caller
   home=${FLWR_HOME:-$HOME/.flwr}
 }
 

@@ -221,7 +221,11 @@ def test_running_dry_is_told_exactly_when_it_happens_and_both_ways_out_are_true_
         return
     with pytest.raises(StreamError) as caught:
         attempt(rounds, samples)
-    said_samples, said_rounds, client, needed, label, held, fewer_rounds, fewer_samples = numbers_in(caught.value)
+    said_samples, said_rounds, client, needed, label, held = numbers_in(caught.value)[:6]
+    fewer_rounds, fewer_samples = (  # 0 where no number is named
+        int(found[1]) if (found := re.search(rf"(\d+) {what}", str(caught.value).split(";")[1])) else 0
+        for what in ("rounds", "samples per class")
+    )
     assert (said_samples, said_rounds) == (samples, rounds)
     assert dry[client] and not any(dry[:client])
     assert label in dry[client]

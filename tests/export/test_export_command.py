@@ -88,7 +88,6 @@ def test_a_client_gives_what_it_answers_with(run: Path, tmp_path: Path, capsys: 
     "changes",
     [
         {"method": "fedframe", "mirroring": "allowed"},
-        {"method": "tfcl", "tfcl_inference": "most-confident", "tfcl_server_epochs": 1},
         {"method": "dcfcl"},
         {"method": "lkc"},
     ],

@@ -99,10 +99,10 @@ def test_two_processes_are_not_at_work_on_a_client_at_once(tmp_path: Path) -> No
 
 
 def test_a_message_for_a_client_that_is_at_work_costs_its_reply_and_nothing_else(
-    small: Make, monkeypatch: pytest.MonkeyPatch
+    small: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The round goes on with the others; the folder is not touched by two at once."""
-    config = small(clients=3, rounds=1)
+    config = small(clients=3, rounds=1, state_dir=str(tmp_path / "states"))
     monkeypatch.setattr("fedkace_flwr.storage.client_store._LOCK_SECONDS", 0.0)
     folder = client_folder(config, 0, 1, {})
     with ClientStore(folder, empty()).locked():

@@ -156,7 +156,7 @@ def test_every_command_works(installed: Installed, results: Path) -> None:
     )
     assert len(answers["answers"][0]["classes"]) == 3
     assert "there is no such folder" in installed.fedkace("serve", "--state", "nowhere", fails=True)
-    assert "must be one of training, compiled" in installed.fedkace("bench", "nothing", fails=True)
+    assert "must be one of training, parts" in installed.fedkace("bench", "nothing", fails=True)
     cost = installed.fedkace("gradient-cost", "--repeats", 1, "--chunk", 32, "--buffer", 32)
     assert "multiply-adds" in cost.lower()
 

@@ -225,7 +225,6 @@ def test_a_summary_cannot_write_to_the_terminal_what_it_likes(
     folder = tmp_path / "\x1b]0;owned\x07[red]x[red]"
     folder.mkdir()
     (folder / "summary.json").write_text(json.dumps(summary))
-    (folder / "rounds.jsonl").write_text('{"accuracy": "\\u001b[2J"}\n')
     assert main(["table", str(folder)]) == 0
     printed = capsys.readouterr().out
     assert "\x1b" not in printed and "[red]x[red]" in printed

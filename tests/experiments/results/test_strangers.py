@@ -178,7 +178,7 @@ def test_a_link_in_the_place_of_a_file_is_not_followed(name: str, study: Path, s
             assert f"{path}: is a link out of" in str(error) and "\n" not in str(error)
     assert [found for found, text in texts(tmp_path / "out") if SECRET in text] == []
     with pytest.raises(FedkaceError, match="is a link out of"):
-        keep(study / "done" if name == "accuracy.png" else study, tmp_path / "out" / "kept")
+        keep(study / "done" if name == "accuracy.png" else study, tmp_path / "again")
 
 
 @pytest.mark.slow

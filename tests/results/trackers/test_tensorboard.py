@@ -11,7 +11,7 @@ import torch
 from support.common import make_events_earlier
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from clients.fedkace import CONDITION_NUMBER, GAP, REPLAY_WEIGHTS, SINGULAR
+from clients.fedkace import CONDITION_NUMBER, GAP, METRICS, REPLAY_WEIGHTS, SINGULAR
 from experiments.__main__ import main
 from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
@@ -48,6 +48,7 @@ def made(number: int, accuracy: float = 0.5) -> dict[str, Any]:
         bytes_down=1000,
         bytes_up=900,
         seconds=7.5,
+        own=METRICS,
     )
 
 

@@ -12,7 +12,7 @@ from support.systems.contract import SHAPE, is_preset
 
 from experiments.running.inline import run_inline
 from experiments.running.need import Need
-from fedkace_flwr import registry
+from fedkace_flwr import configured as configuring
 from fedkace_flwr.config import Config
 from fedkace_flwr.configured import configured
 from fedkace_flwr.errors import ConfigError
@@ -66,14 +66,14 @@ def test_a_network_with_what_methods_ask_of_it(small: Make, network: str, method
 @pytest.mark.parametrize("network", OTHERS)
 @pytest.mark.parametrize("method", sorted(name for name in METHODS if not is_preset(name) and name not in _CLOSELY))
 def test_every_network_with_every_method(small: Make, network: str, method: str) -> None:
-    run(small(method=method, network=network, dcfcl_batch_norm="local", **TINY))
+    run(small(method=method, network=network, **TINY))
 
 
 def test_a_method_that_splits_networks_refuses_one_that_cannot_be_split(
     small: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        registry, "facts_of", lambda name, blueprint: Facts(features=8, has_running_means=False, half=None)
+        configuring, "facts_of", lambda name, blueprint: Facts(features=8, has_running_means=False, half=None)
     )
     with pytest.raises(ConfigError, match=r"network = 'vit' with method = 'tfcl', .*must be one that can be split"):
         run_inline(small(method="tfcl", network="vit", **TINY))
@@ -93,13 +93,14 @@ def test_a_method_that_splits_networks_refuses_one_that_cannot_be_split(
     ids=lambda keys: next(iter(keys.values())) if isinstance(next(iter(keys.values())), str) else next(iter(keys)),
 )
 def test_what_speaks_of_batch_normalisation_works_without_it(small: Make, keys: dict[str, object]) -> None:
-    records = run(small(network="cnn", **{**TINY, **keys}))
+    seen = keys.get("dp") != "central" and "secagg" not in keys
+    records = run(small(network="cnn", defence="on" if seen else "off", **{**TINY, **keys}))
     assert all("running_means_cosine" not in record for record in records)
-    assert ("update_cosine" in records[-1]) == (keys.get("dp") != "central" and "secagg" not in keys)
+    assert ("update_cosine" in records[-1]) == seen
 
 
 def test_hostile_clients_are_found_without_running_means(small: Make) -> None:
-    config = small(network="cnn", attack="sign-flip", **{**TINY, "clients": 5, "rounds": 3})
+    config = small(network="cnn", defence="on", attack="sign-flip", **{**TINY, "clients": 5, "rounds": 4})
     run_inline(config)
     failures = [failure for record in rounds_of(Path(config.run.results_dir) / "run") for failure in record["failures"]]
     assert (4, "direction") in {(failure["client"], failure["kind"]) for failure in failures}
