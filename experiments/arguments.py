@@ -104,13 +104,12 @@ def make_parser(program: str) -> Parser:
     run.add_argument(
         "--results", type=Path, default=RESULTS, help="folder in which each study gets its own (default: results)"
     )
-    bench = commands.add_parser("bench", help="measure training, selection, evaluation, state and whole rounds")
+    bench = commands.add_parser("bench", help="measure training, selection, rounds and starts")
     bench.add_argument(
         "parts",
         nargs="*",
         metavar="PART",
-        help="training, compiled, optimiser, passes, parts, selection, evaluation, state, rounds, paper-round, memory, "
-        "machines, plain, start, service, gpu, gpu-tests or gpu-run (default: all)",
+        help="training, parts, selection, rounds, plain, start, gpu, gpu-tests or gpu-run (default: all)",
     )
     bench.add_argument("--repeats", type=int, default=5, help="number of measurements per figure (default: 5)")
     bench.add_argument("--output", type=Path, help="also write the figures to this JSON file")

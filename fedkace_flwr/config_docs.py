@@ -66,9 +66,12 @@ def metrics_page() -> str:
         "",
         *_metric_table(common),
     ]
+    labels: dict[tuple[Metric, ...], list[str]] = {}
     for method in METHODS.values():
         if method.metrics:
-            lines += ["", f"## {method.label or 'Own'}", "", *_metric_table(method.metrics)]
+            labels.setdefault(method.metrics, []).append(method.label)
+    for metrics, names in labels.items():
+        lines += ["", f"## {', '.join(names)}", "", *_metric_table(metrics)]
     return "\n".join(lines) + "\n"
 
 
