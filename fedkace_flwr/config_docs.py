@@ -16,6 +16,10 @@ from fedkace_flwr.registry import METHODS, Traffic
 _ROOT = Path(__file__).resolve().parents[1]
 _TABLE = re.compile(r"(?<=\[tool\.flwr\.app\.config\]\n).*?(?=\n\[|\n#|\Z)", re.DOTALL)
 _BYTES = re.compile(r"\| method \| to a client \| from a client \|\n(?:\|.*\n)+")
+_FIRST = (
+    "method dataset data-dir clients rounds stream window overlap samples-per-class capacity epochs "
+    "network width seed device"
+)
 
 
 def markdown() -> str:
@@ -30,6 +34,8 @@ def markdown() -> str:
         "(`--run-config experiments/studies/cifar100.toml`), or in a study (`--set overlap=0`). "
         "Keys marked *Reading* choose between readings of the paper; [method.md](method.md) explains them. Keys marked "
         "*Inferred* settle what the publication of a compared method leaves open.",
+        "",
+        f"Learn these first: {', '.join(f'`{name}`' for name in _FIRST.split())}.",
         "",
         "*Affects* says what a key changes: `numbers` (the results), `waiting` (how long a run waits for clients), or "
         "`place` (where things are stored and how). A run can be resumed with different values of the latter two.",
