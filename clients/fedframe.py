@@ -9,7 +9,7 @@ from fedkace_flwr.registry import Method
 
 PARTS: dict[str, Scalar] = {
     "output-layer": "simplex",  # everyone learns towards the same directions (fedkace_flwr/networks/output.py)
-    "augment": "auto",  # a small buffer is not learned by heart (fedkace_flwr/training/augmentation.py)
+    "augment": "auto",  # small buffers overfit (fedkace_flwr/training/augmentation.py)
     "logit-adjustment": 1.0,  # a class with few images does not lose to one with many (fedkace_flwr/training/losses.py)
     "recalibrate": True,  # batch-norm statistics of the client's own images (fedkace_flwr/training/recalibration.py)
     "classifier": "fading",  # a discriminant, while features do not fit the frame (fedkace_flwr/training/discriminant.py)
