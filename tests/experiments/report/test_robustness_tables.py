@@ -94,7 +94,6 @@ def test_another_file_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
         honest_accuracies(tmp_path / "runs.csv")
 
 
-@pytest.mark.parametrize("name", ["digits", "further", "cifar100"])
-def test_the_document_shows_the_kept_runs(name: str) -> None:
-    kept = honest_accuracies(ROOT / "docs" / "results" / "poisoning" / f"{name}.csv")
+def test_the_document_shows_the_kept_runs() -> None:
+    kept = honest_accuracies(ROOT / "docs" / "results" / "poisoning" / "digits.csv")
     assert robustness_tables(kept) in (ROOT / "docs" / "robustness.md").read_text()
