@@ -19,15 +19,15 @@ STREAMS: dict[str, dict[str, Any]] = {
     "blurred": {"stream": "blurred"},
     "unequal numbers of samples": {"stream": "quantity-skew", "stream-concentration": 0.3},
 }
-OTHERS = ("fedkace", "fedframe", "fedcbdr", "ofcl", "refed", "tfcl", "er", "derpp", "fedprox", "flwf")
-CASES = [
-    *((method, stream) for method in ("er-balanced", "fedavg", "dcfcl") for stream in STREAMS),
-    *((method, "few classes, and clients that join late") for method in OTHERS),
-]
+METHODS = (
+    *("fedkace", "fedframe", "fedavg", "fedcbdr", "ofcl", "refed", "tfcl", "dcfcl"),
+    *("er", "er-balanced", "derpp", "fedprox", "flwf"),
+)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "stream"), CASES)
+@pytest.mark.parametrize("stream", STREAMS)
+@pytest.mark.parametrize("method", METHODS)
 def test_no_honest_update_is_rejected_or_clipped(method: str, stream: str, tmp_path: Path) -> None:
     shape = {"defence": "on", "clients": 5, "rounds": 4, "seed": 0, "report-classes": False, "diagnostics": False}
     run_inline(
