@@ -111,7 +111,10 @@ def check_lock(project: Mapping[str, Any], build: Sequence[str], lock: Sequence[
 def contents_of_package(root: Path, settings: Mapping[str, Any]) -> set[str]:
     """Return the files that a wheel must contain: all modules, and the data that pyproject.toml names."""
     patterns = [name.rstrip("*") for name in settings["packages"]["find"]["include"]]
-    found = {path for name in patterns for path in (root / name).rglob("*.py")}
+    walks = [os.walk(root / name, followlinks=True) for name in patterns]
+    found = {
+        Path(folder, name) for walk in walks for folder, _, names in walk for name in names if name.endswith(".py")
+    }
     for package, globs in settings["package-data"].items():
         folder = root.joinpath(*package.split("."))
         found |= {path for pattern in globs for path in folder.glob(pattern)}
@@ -205,7 +208,9 @@ def check_committed(root: Path, names: Iterable[str]) -> None:
     ReleaseError
         A file is changed or new.
     """
-    changed = git(root, "status", "--porcelain", "--", *sorted(names)).splitlines()
+    root = root.resolve()
+    paths = {str((root / name).resolve().relative_to(root)) for name in names}  # git looks at no file behind a link
+    changed = git(root, "status", "--porcelain", "--", *sorted(paths)).splitlines()
     if changed:
         raise ReleaseError(f"{changed[0].split()[-1]}: differs from the newest commit; commit it first")
 
@@ -248,7 +253,7 @@ def release(root: Path, folder: Path) -> None:
         run(*command, folder=made, PIP_DISABLE_PIP_VERSION_CHECK="1")
         look = "import sys, fedkace_flwr; sys.exit(not fedkace_flwr.__file__.startswith(sys.argv[1]))"
         run(python, "-c", look, site, folder=site, PYTHONPATH=str(site))
-        run(python, "-m", "experiments", "--help", folder=site, PYTHONPATH=str(site))
+        run(python, "-m", "fedkace_flwr.experiments", "--help", folder=site, PYTHONPATH=str(site))
         bill = made / f"{sdist.name.removesuffix('.tar.gz')}.cdx.json"
         options = ["--pyproject", root / "pyproject.toml", "--mc-type", "application", "--output-reproducible"]
         options += ["--output-format", "JSON", "--output-file", bill]

@@ -5,9 +5,7 @@ import logging
 
 def join_flower_log() -> None:
     """Give this project's loggers Flower's handlers, so that ``flwr log`` and the terminal show their lines."""
-    flower = logging.getLogger("flwr")
-    for name in ("fedkace_flwr", "strategies", "clients"):
-        logger = logging.getLogger(name)
-        logger.handlers = flower.handlers
-        logger.setLevel(flower.getEffectiveLevel())
-        logger.propagate = False
+    flower, logger = logging.getLogger("flwr"), logging.getLogger("fedkace_flwr")
+    logger.handlers = flower.handlers
+    logger.setLevel(flower.getEffectiveLevel())
+    logger.propagate = False

@@ -8,13 +8,13 @@ import pytest
 import torch
 from support.common import SMALL, rounds_of
 
-from experiments.running.inline import run_inline
 from fedkace_flwr.algorithms.fedkace_buffer import Scores, select
 from fedkace_flwr.algorithms.fedkace_loss import FullGradientReplayLoss
 from fedkace_flwr.algorithms.fedkace_replay import GradientBalance
 from fedkace_flwr.config import Config
 from fedkace_flwr.configured import configured, find_method
 from fedkace_flwr.errors import ConfigError
+from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.registry import METHODS
 from fedkace_flwr.seeding import generator_for
 from fedkace_flwr.training.losses import Batch

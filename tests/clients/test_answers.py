@@ -11,11 +11,11 @@ import torch
 from support.common import rounds_of
 from support.systems.in_process import Federation
 
-from clients.base import ClientRule
-from experiments.running.inline import run_inline
 from fedkace_flwr.algorithms.prequential import best_weight, no_evidence, with_chunk
+from fedkace_flwr.clients.base import ClientRule
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment
+from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.inference.model_files import load_newest
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.metrics import accuracy, combined_scores

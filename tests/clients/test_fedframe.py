@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from support.common import rounds_of
 
-from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
 from fedkace_flwr.configured import configured
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.experiment import Experiment, as_arrays
+from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.inference.model_files import load_newest
 from fedkace_flwr.registry import METHODS
 

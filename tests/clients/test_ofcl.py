@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from support.common import rounds_of
 from support.systems.in_process import Federation
 
-from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
+from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.storage.client_state import ClientState

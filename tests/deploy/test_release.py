@@ -150,7 +150,7 @@ def test_an_sdist_holds_what_a_build_needs(tmp_path: Path) -> None:
 def copied(folder: Path) -> Path:
     """Return a copy of all that a release is made from, outside a repository."""
     for name in ("fedkace_flwr", "strategies", "clients", "experiments"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "deploy").mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE", "deploy/requirements.txt", "deploy/release.py"):
         shutil.copy(ROOT / name, folder / name)
@@ -223,7 +223,7 @@ def test_a_release_that_is_wrong_is_not_made(make: Any, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_release_is_made_of_what_is_committed(tmp_path: Path) -> None:
     root = copied(tmp_path / "source")
-    names = ["clients/base.py", "pyproject.toml", "deploy/requirements.txt"]
+    names = ["fedkace_flwr/clients/base.py", "pyproject.toml", "deploy/requirements.txt"]
     RELEASE.check_committed(root, names)
     identity = ["-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "init.defaultBranch=main"]
     for command in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "a"]):

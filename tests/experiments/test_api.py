@@ -1,5 +1,6 @@
 """Runs from Python: what they return, what they refuse, and how they go in a script and in a real Jupyter kernel."""
 
+import os
 import re
 import subprocess
 import sys
@@ -17,12 +18,12 @@ from support.systems.engines import InProcessEngine
 from support.tools import need_modules
 
 import fedkace_flwr
-from experiments.api import StudyResult, run
-from experiments.running import runner
-from experiments.running.inline import run_inline
 from fedkace_flwr import load_model
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError, FedkaceError, ResultsError, RunError
+from fedkace_flwr.experiments.api import StudyResult, run
+from fedkace_flwr.experiments.running import runner
+from fedkace_flwr.experiments.running.inline import run_inline
 
 TINY: dict[str, Any] = {"rounds": 2, "clients": 2, "epochs": 1, "width": 2, "samples-per-class": 4, "capacity": 10}
 
@@ -178,20 +179,26 @@ def test_without_a_finished_run_the_error_is_raised_and_else_it_is_kept(
 def test_a_missing_package_is_answered_with_the_command_that_installs_it(
     found: StudyResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in [name for name in sys.modules if name.partition(".")[0] == "pandas" or "experiments.res" in name]:
+    for module in [
+        name for name in sys.modules if name.partition(".")[0] == "pandas" or "fedkace_flwr.experiments.res" in name
+    ]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ResultsError, match=r"rounds needs pandas: pip install 'fedkace-flwr\[report\]'"):
         _ = StudyResult(found.folder, found.summaries).rounds
 
 
-def test_another_package_of_the_same_name_is_told(tmp_path: Path) -> None:
-    (tmp_path / "experiments.py").write_text("")
-    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from fedkace_flwr import run"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith("ImportError: fedkace_flwr.run needs the package experiments of fedkace-flwr")
-    assert str(tmp_path / "experiments.py") in last
+def test_files_of_a_user_may_have_the_names_of_the_folders(tmp_path: Path) -> None:
+    for name in ("clients", "strategies", "experiments"):
+        (tmp_path / f"{name}.py").write_text("mine = True\n")
+    (tmp_path / "script.py").write_text(
+        "import clients, experiments, strategies\n"
+        "from fedkace_flwr import run\n"
+        "from fedkace_flwr.clients.derpp import METHOD\n"
+        "assert clients.mine and strategies.mine and experiments.mine\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run([sys.executable, tmp_path / "script.py"], cwd=tmp_path, env=environment, check=True)
 
 
 @pytest.mark.slow

@@ -16,11 +16,11 @@ from support.common import SMALL
 from support.made.models import changed, constant, picture, with_header
 
 import fedkace_flwr
-from experiments.running.inline import run_inline
 from fedkace_flwr import load_model
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import DataError, ModelError
 from fedkace_flwr.experiment import Experiment
+from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.export.folder import write_folder
 from fedkace_flwr.inference.kept_models import KeptModels, Predictor
 from fedkace_flwr.inference.reading import unpack
@@ -142,10 +142,10 @@ def test_loading_draws_no_random_numbers(tmp_path: Path) -> None:
 
 def test_the_package_is_imported_at_no_cost_and_the_loader_without_flower() -> None:
     program = (
-        "import sys, fedkace_flwr as f; heavy = {'torch', 'numpy', 'flwr', 'experiments'};"
+        "import sys, fedkace_flwr as f; heavy = {'torch', 'numpy', 'flwr', 'fedkace_flwr.experiments'};"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules);"
         "assert 'load_model' in dir(f); f.load_model;"
-        "assert not {'flwr', 'ray', 'torchvision', 'experiments'} & set(sys.modules)"
+        "assert not {'flwr', 'ray', 'torchvision', 'fedkace_flwr.experiments'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
 

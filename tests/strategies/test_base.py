@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, MessageType
 
-import strategies
+import fedkace_flwr.strategies
 from fedkace_flwr.config import Config
 from fedkace_flwr.messaging.records import Reply
 from fedkace_flwr.rounds.aggregation import Aggregator
-from strategies.base import ServerRule
+from fedkace_flwr.strategies.base import ServerRule
 
 Make = Callable[..., Config]
-FILES = sorted(Path(strategies.__path__[0]).glob("*.py"))
+FILES = sorted(Path(fedkace_flwr.strategies.__path__[0]).glob("*.py"))
 
 
 def is_private(name: str) -> bool:
@@ -53,7 +53,7 @@ def test_a_rule_uses_no_private_name_of_another_class(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["self._inherited", "now._report", "from strategies.base import _hidden", "super()._form()"]
+    "line", ["self._inherited", "now._report", "from fedkace_flwr.strategies.base import _hidden", "super()._form()"]
 )
 def test_the_check_finds_private_names(line: str) -> None:
     source = f"class Rule(Base):\n    def hook(self, now):\n        self._own = 1\n        self._own\n        {line}\n"

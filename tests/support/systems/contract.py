@@ -11,11 +11,11 @@ import pytest
 import torch
 from flwr.app import Message, MessageType, RecordDict
 
-from clients import fedcbdr as fedcbdr_names
-from experiments.running.inline import InlineGrid
 from fedkace_flwr import client_app, server_app
+from fedkace_flwr.clients import fedcbdr as fedcbdr_names
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment
+from fedkace_flwr.experiments.running.inline import InlineGrid
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.registry import METHODS
 from fedkace_flwr.samples import Samples

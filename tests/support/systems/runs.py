@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from flwr.app import Message, MessageType
 
-from clients import tfcl as tfcl_names
 from fedkace_flwr import server_app
+from fedkace_flwr.clients import tfcl as tfcl_names
 from fedkace_flwr.config import Config
 from fedkace_flwr.storage.checkpoint import Checkpoint, Checkpoints
 from support.common import rounds_of

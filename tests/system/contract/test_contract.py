@@ -24,7 +24,7 @@ from support.systems.contract import (
     run_over,
 )
 
-from experiments.running.inline import run_inline
+from fedkace_flwr.experiments.running.inline import run_inline
 
 every_method = pytest.mark.parametrize("method", ALL_METHODS)
 every_distinct_method = pytest.mark.parametrize("method", DISTINCT_METHODS)
