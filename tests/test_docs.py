@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def test_a_method_can_be_added_as_the_page_says(tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     for name in ("fedkace_flwr", "strategies", "clients", "experiments", "tests", "docs"):
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, copy / name)
     page = (ROOT / "docs" / "add-a-method.md").read_text()
