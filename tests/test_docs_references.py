@@ -34,7 +34,7 @@ def test_every_path_module_and_study_exists(page: str) -> None:
     missing = {path for path in set(PATH.findall(text)) - TO_BE_CREATED if not (ROOT / path).exists()}
     modules = set(re.findall(r"python3? -m ((?:experiments|fedkace_flwr)[\w.]*)", text))
     missing |= {name for name in modules if importlib.util.find_spec(name) is None}
-    studies = re.findall(r"python -m experiments run (\w+)(?=[\s`])", text)
+    studies = re.findall(r"fedkace run (\w+)(?=[\s`])", text)
     files = {f"experiments/studies/{name}.yaml" for name in studies} - TO_BE_CREATED
     missing |= {path for path in files if not (ROOT / path).exists()}
     assert not missing, f"{page} names what does not exist: {sorted(missing)}"

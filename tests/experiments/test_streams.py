@@ -155,7 +155,7 @@ def test_what_cannot_be_drawn_is_answered_in_one_line(
 
 def test_the_page_names_commands_that_are_understood(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "streams.md").read_text(encoding="utf-8")
-    commands = re.findall(r"^python -m experiments (stream .*?)(?:  +#.*)?$", page, re.MULTILINE)
+    commands = re.findall(r"^fedkace (stream .*?)(?:  +#.*)?$", page, re.MULTILINE)
     assert len(commands) == 4
     for command in commands:
         options = make_parser("fedkace").parse_args(study_first(shlex.split(command)))
