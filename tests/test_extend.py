@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from support.common import SMALL, rounds_of
 
 from experiments.running.inline import run_inline
@@ -285,7 +284,3 @@ METHOD = replace(METHODS["er"], server=Server, client=Client, actions=("query.co
     run_inline(small(method="counting", rounds=1))
     (record,) = rounds_of(tmp_path / "run")
     assert record["failures"] == [] and record["counted"] == [1, 2, 3]
-
-
-def test_the_study_of_the_page_is_valid_yaml(page: Path) -> None:
-    assert yaml.safe_load((page / "additions.yaml").read_text())["config"]["network"] == "one-hidden"

@@ -145,20 +145,6 @@ def test_more_rounds_than_room_for_them_raise_nothing(small: Make) -> None:
     assert int((extra["tags"] == tags.FREE).sum()) == 0 and int((extra["tags"] == 4).sum()) == 0
 
 
-def test_repeated_messages_get_the_stored_answer(small: Make) -> None:
-    client = client_of(small(**SHAPE))
-    first, second = head(client, 1), head(client, 1)
-    assert first == second
-    ended = tail(client, 1)
-    state = state_of(client, 1)
-    again = tail(client, 1, np.ones((16, 10), dtype=np.float32))
-    assert ended == again
-    assert head(client, 1) == first
-    after = state_of(client, 1)
-    assert all(torch.equal(after.extra[name], state.extra[name]) for name in state.extra)
-    assert evaluate(client, 1) == evaluate(client, 1)
-
-
 def test_a_client_without_an_answer_ends_its_round_by_labels_alone(
     small: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,20 +79,6 @@ def always(monkeypatch: pytest.MonkeyPatch, *partition: tuple[int, ...]) -> None
     monkeypatch.setattr(strategies.dcfcl, "form_coalitions", lambda *told: fixed)
 
 
-@pytest.mark.slow
-def test_three_rounds_end_to_end_with_the_same_numbers_for_the_same_seed(small: Make) -> None:
-    first, second = small(method="dcfcl", run_name="a"), small(method="dcfcl", run_name="b")
-    grids = [run(first), run(second)]
-    found = records(first)
-    assert len(found) == 3 and found == records(second)
-    assert all(record["failures"] == [] and 0 <= record["accuracy"] <= 1 for record in found)
-    assert all(same(grids[0].model_sent(*place), grids[1].model_sent(*place)) for place in grids[0].places)
-    assert SERVERS[0].partitions == SERVERS[1].partitions
-    assert [record["coalitions"] for record in found] == [list(map(list, p)) for p in SERVERS[0].partitions]
-    for partition in SERVERS[0].partitions:
-        assert sorted(client for coalition in partition for client in coalition) == [0, 1, 2]
-
-
 def test_a_coalition_shares_the_mean_of_its_members_and_trains_on_from_it(small: Make) -> None:
     grid = run(small(method="dcfcl"))
     for number, partition in enumerate(SERVERS[0].partitions, 1):

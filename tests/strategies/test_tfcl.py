@@ -8,7 +8,7 @@ import pytest
 from flwr.app import Array, Message, MessageType
 from support.common import rounds_of
 
-from experiments.running.inline import InlineGrid, run_inline
+from experiments.running.inline import InlineGrid
 from fedkace_flwr import client_app, server_app
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import RunError
@@ -99,18 +99,6 @@ def run(config: Config, meddle: Callable[[str, int, int, Message], Message | Non
     grid = Meddler(config, meddle)
     server_app.run(grid, config, run_id=1)
     return Path(config.run.results_dir) / config.run.run_name, grid
-
-
-@pytest.mark.slow
-def test_three_rounds_give_the_same_numbers_twice(small: Make) -> None:
-    for name in ("first", "again"):
-        run_inline(small(**SHAPE, run_name=name))  # three rounds, as in ``SMALL``
-    root = Path(small().run.results_dir)
-    first = rounds_of(root / "first")
-    assert first == rounds_of(root / "again")
-    assert [record["failures"] for record in first] == [[], [], []]
-    assert all(value is not None for record in first for value in record["client_accuracy"])
-    assert all(record["client_drift"] is None for record in first)
 
 
 def spoilt(name: str, array: np.ndarray) -> Callable[[Message], Message]:

@@ -256,13 +256,6 @@ def test_steps_per_epoch(batching, steps):
     assert len(taken) == 2 * steps
 
 
-def test_training_leaves_its_samples_as_they_were():
-    chunk, buffer = samples(6, CURRENT, 1), samples(4, OLD, 2)
-    copies = [tensor.clone() for tensor in (*chunk, *buffer)]
-    trained(chunk, buffer)
-    assert all(torch.equal(one, other) for one, other in zip(copies, (*chunk, *buffer), strict=True))
-
-
 def test_learning_rate_falls_along_a_cosine_by_epoch_from_the_full_rate_in_each_round():
     with recorded_steps() as steps:
         for _ in range(2):
