@@ -130,6 +130,7 @@ MODELS: dict[str, tuple[Callable[[Arrays], Arrays], str]] = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", [TRAIN, EVALUATE])
 @pytest.mark.parametrize("fault", MODELS)
 def test_a_model_that_does_not_fit_is_refused_and_the_device_goes_on_with_its_own(

@@ -21,6 +21,7 @@ from fedkace_flwr.results.run_folder import differences
 ROOT = Path(__file__).resolve().parents[1]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_method_can_be_added_as_the_page_says(tmp_path: Path) -> None:

@@ -269,6 +269,7 @@ EXTREMES: dict[str, Callable[[int, int], Tensor]] = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", EXTREMES)
 @pytest.mark.parametrize(
     ("m", "chunk", "active"), [(0, 1, 1), (0, 7, 3), (1, 1, 1), (1, 5, 2), (3, 4, 1), (1000, 5, 2)]

@@ -49,6 +49,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_cache_is_rebuilt(damage: str, digits: DataConfig, caplog: pytest.LogCaptureFixture) -> None:
     good = load_dataset(digits)

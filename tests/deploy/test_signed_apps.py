@@ -107,6 +107,7 @@ def test_a_supernode_accepts_what_a_trusted_key_has_signed_and_nothing_else(
     assert not accepted(changed, folder, trusted), "another app, with the first one's signatures"
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "text",
     [

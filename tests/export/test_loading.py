@@ -181,6 +181,7 @@ def _not_finite() -> bytes:
     return pack(kept)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("made", "message"),
     [

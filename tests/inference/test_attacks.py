@@ -59,6 +59,7 @@ def memory_of(process: psutil.Process) -> int:
     return total
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", BOMBS)
 def test_no_picture_takes_more_memory_than_is_promised(name: str, service: Service) -> None:
     bomb, process = BOMBS[name](), psutil.Process(service.process.pid)

@@ -73,6 +73,7 @@ def without(record: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in record.items() if name not in ("asked", "sat_out", "bytes", "seconds")}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("method", [each for each in DISTINCT_METHODS if each.values[0] != "centralized"])
 def test_a_round_without_training_is_like_one_without_new_data(
     made: Make, monkeypatch: pytest.MonkeyPatch, method: str

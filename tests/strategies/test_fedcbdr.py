@@ -172,6 +172,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_bad_answer_costs_its_sender_alone_the_selection(cbdr_config: Make, fault: str) -> None:
     kind, act, words = FAULTS[fault]
@@ -223,6 +224,7 @@ def test_repeated_messages_get_the_same_answers(cbdr_config: Make) -> None:
     assert buffer_of(config, 0, 2) == before
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "positions", [[0] * 20, list(range(13, 33)), list(range(19)), list(range(-1, 19)), [], list(range(21))]
 )

@@ -119,6 +119,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_bad_reply_is_left_out_and_named_and_its_sender_comes_back(small: Make, fault: str) -> None:

@@ -104,6 +104,7 @@ def test_nothing_is_overwritten_and_a_renewed_certificate_keeps_its_key(
     assert changed == {"superlink.crt"}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", ["bad name", "a.org:443", "-x", "a..b", "x,DNS:evil.org"])
 def test_a_name_that_is_none_is_refused(name: str, certificates: Path, env: dict[str, str]) -> None:
     said = refused("certificates.sh", "superlink", certificates, "--renew", name, env=env)

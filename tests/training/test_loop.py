@@ -163,6 +163,7 @@ def summed_losses(net: ResNet18, chunk: tuple[Tensor, Tensor], buffer: tuple[Ten
     return totals[0], totals[1]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("gradient_bias", [False, True])
 @pytest.mark.parametrize("batching", ["paired", "union"])
 @pytest.mark.parametrize(("new", "held"), [(12, 4), (4, 12), (10, 10)])
@@ -235,6 +236,7 @@ def test_training_is_deterministic_and_follows_the_generator():
     assert not torch.equal(first["output.weight"], other["output.weight"])
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("batching", sorted(EPOCHS))
 @pytest.mark.parametrize(
     ("new", "held", "size"),

@@ -279,6 +279,7 @@ def test_a_value_of_another_type_is_read_or_refused_in_one_line_with_file_and_fi
     shutil.rmtree(folder)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("name", "place", "value", "words"),
     [

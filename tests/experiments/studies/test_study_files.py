@@ -208,6 +208,7 @@ def test_a_key_that_stands_twice_is_refused_where_it_stands(tmp_path: Path) -> N
 DIGITS = 200_000
 
 
+@pytest.mark.matrix
 @pytest.mark.timeout(60)  # in proportion to the file's size it takes less than a second, with its square many minutes
 @pytest.mark.parametrize(
     "number",
@@ -318,6 +319,7 @@ def test_very_many_patterns_are_refused(tmp_path: Path) -> None:
 # Names of folders
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("scale", ["x/../../../outside", "/outside", "..", ".hidden", "a\nb", "x" * 300])
 def test_a_scale_cannot_name_a_folder_outside_of_the_results(scale: str, tmp_path: Path) -> None:
     path = tmp_path / "trial.yaml"

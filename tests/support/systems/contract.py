@@ -29,11 +29,16 @@ SHAPE = {"rounds": 3, "epochs": 2, "capacity": 12, "centralized_every": 2, "tfcl
 
 
 def _parameters(names: Iterable[str]) -> list[Any]:
-    """Parametrise by method; one worker runs all tests of a method, and `make quick` runs those of ``fedkace``."""
-    return [
-        pytest.param(name, marks=[pytest.mark.xdist_group(name)] + ([] if name == "fedkace" else [pytest.mark.slow]))
-        for name in names
-    ]
+    """Parametrise by method; one worker runs all tests of a method.
+
+    `make quick` runs those of ``fedkace``, and `make test` those of all methods that are not another one's presets.
+    """
+    return [pytest.param(name, marks=[pytest.mark.xdist_group(name), *_marks(name)]) for name in names]
+
+
+def _marks(name: str) -> list[pytest.MarkDecorator]:
+    slow = [] if name == "fedkace" else [pytest.mark.slow]
+    return [*slow, pytest.mark.exhaustive] if is_preset(name) else slow
 
 
 def is_preset(name: str) -> bool:
@@ -158,18 +163,6 @@ def watch(config: Config) -> Watched:
 
 
 # Assertions shared by several tests
-
-
-def assert_a_client_drops_out_and_comes_back(config: Config) -> None:
-    """Client 1 loses its replies of round 2 and takes part in round 3."""
-
-    def lose(message: Message, reply: Message) -> Message | None:
-        return None if place(message) == (2, 1) else reply
-
-    records = rounds_of(run_over(Wire(config, lose), config))
-    assert records[1]["failures"] and {failure["client"] for failure in records[1]["failures"]} == {1}
-    assert records[0]["failures"] == records[2]["failures"] == []
-    assert records[1]["client_accuracy"][1] is None and records[2]["client_accuracy"][1] is not None
 
 
 def assert_a_run_in_pieces_equals(whole: Path, pieces: Config) -> None:

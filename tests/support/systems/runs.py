@@ -17,11 +17,10 @@ TRAIN, EVALUATE = MessageType.TRAIN, MessageType.EVALUATE
 TRAINING_KINDS = {TRAIN, tfcl_names.HEAD_ACTION}
 METHODS = [
     "fedkace",
-    *(
-        pytest.param(method, marks=pytest.mark.slow)
-        for method in ("fedavg", "dcfcl", "fedcbdr", "er", "ofcl", "lkc", "refed", "tfcl")
-    ),
+    *(pytest.param(method, marks=pytest.mark.slow) for method in ("dcfcl", "fedcbdr", "tfcl")),
+    *(pytest.param(method, marks=pytest.mark.exhaustive) for method in ("fedavg", "er", "ofcl", "lkc", "refed")),
 ]
+"""The four kinds of rounds on the server, and the methods that share the first."""
 
 
 def run(config: Config, damage: Damage = honest) -> FaultyGrid:
