@@ -87,6 +87,7 @@ def test_a_finished_run_is_not_called_finished_with_another_configuration(small:
     assert {path: path.read_bytes() for path in before} == before
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("key", sorted(keys_affecting("place", "waiting")))
 def test_a_key_that_does_not_affect_the_numbers_may_differ(key: str) -> None:
     default = Config().flat()[key]

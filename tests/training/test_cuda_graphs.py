@@ -346,12 +346,3 @@ def test_sums_stay_in_place_over_epochs():
     balance.observe(task=torch.full((2, 3), 1.0), replay=torch.full((2, 3), 3.0))
     assert [tensor.data_ptr() for tensor in tensors_in(net, optimiser, balance)] == places
     assert balance.next_weight() == 9.0
-
-
-def test_the_learning_rate_of_a_captured_step_lies_in_one_tensor():
-    net = seeded_resnet18(CLASSES, 2, "cifar", 0)
-    optimiser = adamw(net, TrainingConfig(learning_rate=0.02), capturable=True)
-    rate = optimiser.rate
-    optimiser.set_rate(0.005)
-    assert optimiser.rate is rate
-    assert float(rate) == 0.005

@@ -183,17 +183,6 @@ def test_weight_of_the_next_epoch_is_the_full_batchs_ratio_however_the_epoch_was
     assert not 0.99 < expected < 1.01
 
 
-def test_mean_reading_compares_gradients_per_sample():
-    net = network(3)
-    without_norms(net)
-    chunk, buffer = samples(12, CURRENT, 10), samples(4, OLD, 20)
-    expected = full_batch_ratio(summed_losses(net, chunk, buffer), [net.output.weight]) * (12 / 4) ** 2
-    balance = GradientBalance("mean", task_size=12, replay_size=4)
-    objective = BalancedReplayLoss(CURRENT, OLD, balance)
-    trained(chunk, buffer, objective, net=net, learning_rate=1e-12, weight_decay=0.0)
-    assert objective.weights[1] == pytest.approx(expected, rel=1e-4)
-
-
 def test_weight_of_the_epoch_before_scales_the_replay_loss_of_the_next():
     """Two epochs of one full batch each: the second step equals AdamW on task + lambda * replay, by hand."""
     chunk, buffer = samples(8, CURRENT, 1), samples(6, OLD, 2)
@@ -248,14 +237,6 @@ def test_small_and_ragged_rounds_train(new, held, size, batching):
     after = state_of(trained(samples(new, CURRENT, 1), samples(held, OLD, 2), batching=batching, batch_size=size))
     assert all(bool(torch.isfinite(value).all()) for value in after.values())
     assert not torch.equal(before["stem.0.weight"], after["stem.0.weight"])
-
-
-@pytest.mark.parametrize(("batching", "steps"), [("union", 4), ("paired", 3), ("random-replay", 3)])
-def test_steps_per_epoch(batching, steps):
-    """In steps of 4, union cuts 10 + 7 samples into 4 + 4 + 4 + 5, the others the chunk's 10 into 4 + 4 + 2."""
-    with recorded_steps() as taken:
-        trained(samples(10, CURRENT, 1), samples(7, OLD, 2), batching=batching, epochs=2)
-    assert len(taken) == 2 * steps
 
 
 def test_learning_rate_falls_along_a_cosine_by_epoch_from_the_full_rate_in_each_round():
