@@ -67,6 +67,7 @@ def test_flower_with_one_worker_and_the_inline_engine_agree(small: Make) -> None
     assert rounds_of(folder) == rounds_of(folder.with_name("inline"))
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("engine", ["inline", "flower"])

@@ -26,7 +26,7 @@ PACKAGES = ("fedkace_flwr", "strategies", "clients", "experiments")
 TINY = [f"--set={key}={value}" for key, value in {**SMALL, "method": "fedkace", "keep-models": "always"}.items()]
 TOKEN = "made-up"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.xdist_group("wheel")]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(1200), pytest.mark.xdist_group("wheel")]
 
 
 class Installed:
