@@ -306,6 +306,7 @@ def test_a_run_with_other_keys_does_not_set_its_state_aside(device: Device) -> N
     assert "10 classes, not 8" in device.refusal(TRAIN, 2, weights, num_classes=8)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("apart", [False, True], ids=["in the state's folder", "in a folder of their own"])
 def test_new_runs_of_a_hub_cost_a_device_nothing_that_cannot_be_taken_back(
     small: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str], apart: bool

@@ -257,6 +257,7 @@ def test_every_coalition_is_a_candidate_once_and_in_order(players: int) -> None:
     assert found == [c for size in range(1, players + 1) for c in combinations(range(players), size)]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_twenty_players_are_exact() -> None:
     owners = [0, 1, 2, 0, 1] * 4

@@ -226,6 +226,7 @@ def test_a_file_that_contradicts_itself_is_refused_in_one_line(
     assert text.startswith(str(tmp_path)) and "\n" not in text and len(text) < 700
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("network", ["resnet18", "mobilenet-v3-small", "efficientnet-b0", "vit", "cnn"])
 def test_a_network_that_would_not_fit_into_memory_is_refused_before_it_is_built(tmp_path: Path, network: str) -> None:
     (tmp_path / "model.safetensors").write_bytes(

@@ -74,6 +74,7 @@ def assert_same_answers(kept: KeptModels, content: bytes) -> None:
         assert (found[:, [2, 4]] == 0).all() and wanted.std() > 0.01
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 @pytest.mark.parametrize("network", NETWORKS)
 def test_every_network_answers_the_same_as_onnx(network: str) -> None:

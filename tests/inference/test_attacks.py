@@ -130,6 +130,7 @@ def test_a_caller_who_hangs_up_is_not_worked_for(folder: Path, monkeypatch: pyte
     assert decoded == [first, good]
 
 
+@pytest.mark.exhaustive
 def test_what_was_refused_a_thousand_times_is_not_in_the_log(folder: Path) -> None:
     with serving_of(folder) as service:
         for _ in range(300):

@@ -170,6 +170,7 @@ def test_a_hostile_evaluation_counts_for_nothing(
 # Sizes
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 @by_method("er")
 @pytest.mark.parametrize("place", ["an array of the model", "another record", "a text", "numbers"])

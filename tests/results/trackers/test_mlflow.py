@@ -60,6 +60,7 @@ def test_a_run_says_in_mlflow_what_its_record_says(small: Make, tmp_path: Path, 
         assert run.data.metrics[f"summary/{name}"] == pytest.approx(summary[name])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_runs_that_begin_at_once_share_one_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keys = [f"{key}={value}" for key, value in {**SMALL, "rounds": 1, "tracker": "mlflow", "seed": "0,1"}.items()]
