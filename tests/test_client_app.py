@@ -12,7 +12,8 @@ import psutil
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from support.common import rounds_of
-from support.systems.contract import Wire, run_over
+from support.doubles.faults import FaultyGrid
+from support.systems.contract import run_over
 
 from clients import fedcbdr as cbdr
 from clients import tfcl
@@ -245,7 +246,7 @@ def test_a_refused_model_is_a_failure_of_its_client_in_the_record(small: Make) -
             model = keys.unpack(message.content.array_records[keys.ARRAYS])
             message.content[keys.ARRAYS] = keys.array_record(MODELS["not a number"][0](model))
 
-    class Hub(Wire):
+    class Hub(FaultyGrid):
         def push_messages(self, messages: Any) -> Any:
             sent = list(messages)
             for message in sent:

@@ -9,16 +9,15 @@ import numpy as np
 import pytest
 from flwr.app import Array, Message
 from support.common import rounds_of
+from support.doubles.faults import FaultyGrid
 from support.systems.contract import (
     ALL_METHODS,
     DISTINCT_METHODS,
     SHAPE,
-    EchoingWire,
+    EchoingGrid,
     Make,
     Watched,
-    Wire,
     assert_a_run_in_pieces_equals,
-    place,
     run_over,
 )
 
@@ -42,19 +41,19 @@ def test_a_second_run_gives_the_same_numbers_with_every_message_delivered_twice(
 ) -> None:
     """If a client learned anything twice, the numbers would differ."""
     twice = small(method=method, run_name="twice", **SHAPE)
-    assert rounds_of(run_over(EchoingWire(twice), twice)) == rounds_of(watched_run(method).folder)
+    assert rounds_of(run_over(EchoingGrid(twice), twice)) == rounds_of(watched_run(method).folder)
 
 
 @every_distinct_method
 def test_a_client_that_drops_out_and_one_that_sends_nan_cost_the_others_nothing(small: Make, method: str) -> None:
     """Client 1 loses its replies of round 2 and comes back; client 2 sends no numbers in round 3."""
-    config = small(method=method, deadline=0.05, **SHAPE)
+    config = small(method=method, **SHAPE)
     damaged: list[str] = []
 
-    def meddle(message: Message, reply: Message) -> Message | None:
-        if place(message) == (2, 1):
+    def meddle(kind: str, number: int, client: int, reply: Message) -> Message | None:
+        if (number, client) == (2, 1):
             return None
-        if place(message) == (3, 2) and reply.has_content():
+        if (number, client) == (3, 2) and reply.has_content():
             for record in reply.content.array_records.values():
                 for name, array in record.items():
                     values = array.numpy()
@@ -63,7 +62,7 @@ def test_a_client_that_drops_out_and_one_that_sends_nan_cost_the_others_nothing(
                         damaged.append(name)
         return reply
 
-    records = rounds_of(run_over(Wire(config, meddle), config))
+    records = rounds_of(run_over(FaultyGrid(config, meddle), config))
     failed = [{failure["client"] for failure in record["failures"]} for record in records]
     assert failed == [set(), {1}, {2} if damaged else set()]
     tested = [[accuracy is not None for accuracy in record["client_accuracy"]] for record in records]
