@@ -260,6 +260,7 @@ def outcome(folder: Path, **changes: Any) -> list[dict[str, Any]]:
     return rounds_of(folder / "run")
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("attack", "scale", "kinds"),

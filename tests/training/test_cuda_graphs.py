@@ -90,7 +90,10 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> list[set[tuple[int, ...]]]:
     return found
 
 
-@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+PRECISIONS = [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.exhaustive)]
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("batching", sorted(EPOCHS))
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_static_steps_end_where_the_plain_loop_ends(name, batching, precision, shapes):
@@ -107,7 +110,7 @@ def test_static_steps_end_where_the_plain_loop_ends(name, batching, precision, s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("batching", sorted(EPOCHS))
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_a_recorded_step_ends_where_the_plain_loop_ends(name, batching, precision, recordings):

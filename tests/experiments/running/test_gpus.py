@@ -261,6 +261,7 @@ def test_numpy_takes_as_many_threads_as_a_worker_has(
     assert (tmp_path / "log").read_text().split() == [seen] * 3
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 @pytest.mark.parametrize(("visible", "seen", "gpus"), [(["1", "3"], "1,3", 2), ([], "", 0), (None, "5", 0)])
 def test_rays_clients_see_the_gpus_of_the_plan(

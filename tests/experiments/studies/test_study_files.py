@@ -52,6 +52,7 @@ def test_an_unknown_name_lists_the_studies_in_one_line(text: str, hint: str) -> 
     assert str(caught.value) == f"{text}: unknown study; name a YAML file, or one of {listed}{hint}"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_command_line_runs_a_study_by_its_name_anywhere(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "experiments", "run"]
