@@ -130,6 +130,7 @@ MODELS: dict[str, tuple[Callable[[Arrays], Arrays], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.matrix
 @pytest.mark.parametrize("kind", [TRAIN, EVALUATE])
 @pytest.mark.parametrize("fault", MODELS)
@@ -307,6 +308,7 @@ def test_a_run_with_other_keys_does_not_set_its_state_aside(device: Device) -> N
     assert "10 classes, not 8" in device.refusal(TRAIN, 2, weights, num_classes=8)
 
 
+@pytest.mark.slow
 @pytest.mark.matrix
 @pytest.mark.parametrize("apart", [False, True], ids=["in the state's folder", "in a folder of their own"])
 def test_new_runs_of_a_hub_cost_a_device_nothing_that_cannot_be_taken_back(

@@ -151,6 +151,7 @@ def configurations(draw: st.DrawFn) -> dict[str, Any]:
     return dict(zip(together, fitting, strict=True)) | chosen
 
 
+@pytest.mark.slow
 @given(configurations())
 def test_any_accepted_configuration_comes_back_equal_and_with_equal_hash(values: dict[str, Any]) -> None:
     config = Config.parse(values)

@@ -84,6 +84,7 @@ def test_quoted_summary_tables_are_those_of_the_kept_runs(
     assert capsys.readouterr().out.rstrip() in (ROOT / page).read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "tables"), [("REPRODUCIBILITY.md", 18), ("docs/fedframe.md", 5)])
 def test_the_tables_of_the_studies_are_those_of_their_kept_runs(name: str, tables: int) -> None:
     page = (ROOT / name).read_text()

@@ -72,6 +72,7 @@ def declared(folder: Path, kind: str, name: str, value: str, package: str = "bro
         (folder / f"{module}.py").write_text(code)
 
 
+@pytest.mark.slow
 def test_the_package_of_the_page_is_short_and_all_its_parts_run(installed: Path, small: Make, tmp_path: Path) -> None:
     code = (installed / "my_additions.py").read_text().split("\n\n\n", 1)[1]
     assert len([line for line in code.splitlines() if line]) <= 40

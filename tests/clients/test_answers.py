@@ -144,6 +144,7 @@ def test_a_client_that_begins_to_test_chunks_in_a_later_round_has_no_evidence_ye
     assert found[0] == 0 < found[1]
 
 
+@pytest.mark.slow
 def test_what_a_client_predicts_with_leaves_its_training_alone(small: Make) -> None:
     changes = {"method": "er", "recalibrate": True, "classifier": "fading", "overlap": 2, **SHAPE}
     one, other = (ran(small(run_name=name, inference=name, **changes)) for name in ("fading", "prequential"))
@@ -154,6 +155,7 @@ def test_what_a_client_predicts_with_leaves_its_training_alone(small: Make) -> N
     assert one[0]["client_accuracy"] == other[0]["client_accuracy"], "there is no evidence before the second chunk"
 
 
+@pytest.mark.slow
 def test_recalibration_repairs_the_mean_of_the_first_rounds(small: Make) -> None:
     plain = ran(small(method="fedavg", run_name="plain", overlap=0, **SHAPE))
     repaired = ran(small(method="fedavg", run_name="repaired", recalibrate=True, overlap=0, **SHAPE))
@@ -192,6 +194,7 @@ def test_a_client_predicts_by_the_mean_of_its_models_and_predict_answers_alike(
     assert all(value is not None for value in last["local_accuracy"] + last["global_accuracy"])
 
 
+@pytest.mark.slow
 def test_a_local_model_is_tested_with_the_output_layer_that_it_predicts_with_and_sent_with_the_trained_one(
     small: Make, tmp_path: Path
 ) -> None:

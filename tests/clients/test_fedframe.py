@@ -40,6 +40,7 @@ def test_the_method_is_balanced_replay_with_its_parts_and_no_more_bytes(small: M
     assert all(value is not None for value in method[-1]["local_accuracy"] + method[-1]["global_accuracy"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("privacy", [{}, {"dp": "local", "dp_noise": 0.01}, {"dp": "central", "dp_noise": 0.01}])
 def test_all_models_keep_the_frame_that_the_seed_draws(small: Make, tmp_path: Path, privacy: dict[str, Any]) -> None:
     shown = {"inference": "mean", "keep_models": "always"}

@@ -140,6 +140,7 @@ def test_loading_draws_no_random_numbers(tmp_path: Path) -> None:
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
+@pytest.mark.slow
 def test_the_package_is_imported_at_no_cost_and_the_loader_without_flower() -> None:
     program = (
         "import sys, fedkace_flwr as f; heavy = {'torch', 'numpy', 'flwr', 'experiments'};"

@@ -65,6 +65,7 @@ def stored(config: Config) -> list[Path]:
     return list((Path(config.run.results_dir) / config.run.run_name / "clients").rglob("*.npz"))
 
 
+@pytest.mark.slow
 def test_a_run_that_every_site_accepts_gives_the_same_numbers_as_without_policies(
     small: Make, policy: Callable[[str], Path]
 ) -> None:

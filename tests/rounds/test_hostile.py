@@ -155,6 +155,7 @@ METRIC_FAULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.matrix
 @by_method("fedkace")
 @pytest.mark.parametrize("fault", [name for name in METRIC_FAULTS if "sat out" not in name])

@@ -132,6 +132,7 @@ def test_drift_is_the_distance_from_the_own_coalition(small: Make, monkeypatch: 
 NAN = with_array("output.bias", np.full(10, np.nan, dtype=np.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault, words", [(failed, "disk on fire"), (NAN, "not finite")])
 def test_a_client_that_drops_out_keeps_its_model_and_comes_back_alone(
     small: Make, monkeypatch: pytest.MonkeyPatch, fault: Callable[[Message], Message], words: str

@@ -93,6 +93,7 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> list[set[tuple[int, ...]]]:
 PRECISIONS = [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.exhaustive)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("batching", sorted(EPOCHS))
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -193,6 +194,7 @@ def same_in_all(rounds: list[Round], room: int, **changes: Any) -> None:
         assert all(torch.equal(plain[key], played[key]) for key in plain), each
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*OBJECTIVES, "distilled"])
 @pytest.mark.parametrize(
     "changes", [{}, {"augment": "flip-shift", "logit_adjustment": 1.0}], ids=["plain", "augmented"]

@@ -86,6 +86,7 @@ def step(name: str, *, of: torch.device = GPU, **changes: Any) -> Tensor:
     return take_step(net, pool(GPU), objective, optimiser, positions)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_step_stays_on_its_device_and_reads_nothing_back(

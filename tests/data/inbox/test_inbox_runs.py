@@ -68,6 +68,7 @@ def test_a_run_over_inboxes_is_the_run_over_the_stream(method: str, small: Make,
     assert all(np.array_equal(ours.weights[name], theirs.weights[name]) for name in theirs.weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", ["keep", "delete"])
 def test_a_run_that_ended_in_its_first_round_goes_on_with_what_its_clients_have_learned(
     small: Make, tmp_path: Path, after: str

@@ -182,6 +182,7 @@ def test_gpus_are_named_as_the_environment_names_them() -> None:
     assert measured_gpus({"CUDA_VISIBLE_DEVICES": ""}) == ()
 
 
+@pytest.mark.slow
 def test_gpus_are_measured_in_a_process_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """The real command in the real environment; without a GPU it finds none, and says so instead of failing."""
     monkeypatch.setattr("torch.version.cuda", "12.8")

@@ -83,6 +83,7 @@ def test_runs_that_begin_at_once_share_one_store(tmp_path: Path, capsys: pytest.
     assert len(client.search_runs([found.experiment_id])) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["what? größe", "50%25 #1"])
 def test_the_store_is_made_in_the_study_s_folder_whatever_its_name(name: str, small: Make, tmp_path: Path) -> None:
     (tmp_path / name).mkdir()
