@@ -210,11 +210,6 @@ def test_the_teacher_speaks_of_the_classes_met_before(small: Make) -> None:
         assert torch.equal(spoken_of, met_before)
 
 
-def test_no_weight_on_distillation_is_plain_cross_entropy(small: Make) -> None:
-    run(small(method="dcfcl", rounds=2, dcfcl_lambda=0.0))
-    assert {type(objective) for _, _, objective, _ in OBJECTIVES} == {TaskLoss}
-
-
 def _batch(positions: list[int], labels: list[int]) -> Batch:
     count = len(positions)
     return Batch(

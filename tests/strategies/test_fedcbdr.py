@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
-from support.common import rounds_of
 from support.doubles.faults import Damage, FaultyGrid, changed, failed, honest, lost, only
 from support.doubles.leverage import pinv_leverage
 from torch import Tensor
 
 import strategies.fedcbdr
 from clients import fedcbdr as fedcbdr_names
-from experiments.running.inline import InlineGrid, run_inline
+from experiments.running.inline import InlineGrid
 from fedkace_flwr import client_app
 from fedkace_flwr.algorithms import fedcbdr_leverage as cbdr
 from fedkace_flwr.config import Config
@@ -102,23 +101,6 @@ def test_the_buffer_is_what_global_leverage_draws(cbdr_config: Make) -> None:
         assert reports[1].trained[number][keys.BUFFER_CLASSES] == np.bincount(labels, minlength=10).tolist()
     assert selected(reports[1]) == {0: 1, 1: 1, 2: 1} and selected(reports[0]) == {0: None, 1: None, 2: None}
     assert not any(report.failures for report in reports)
-
-
-@pytest.mark.slow
-def test_three_rounds_with_the_same_seed_give_the_same_numbers(cbdr_config: Make) -> None:
-    first, second, other = (cbdr_config(run_name=name, seed=seed) for name, seed in (("a", 7), ("b", 7), ("c", 8)))
-    for config in (first, second, other):
-        run_inline(config)
-    records = [rounds_of(Path(config.run.results_dir) / config.run.run_name) for config in (first, second, other)]
-    assert records[0] == records[1] != records[2]
-    assert [record["failures"] for record in records[0]] == [[], [], []]
-    assert all(size == 20 for record in records[0][1:] for size in record["buffer_size"])
-    assert all(
-        accuracy == record["global_accuracy"][k]
-        for record in records[0]
-        for k, accuracy in enumerate(record["client_accuracy"])
-    )
-    assert all(buffer_of(first, client, 3) == buffer_of(second, client, 3) for client in range(3))
 
 
 def test_who_has_room_for_everything_is_not_asked(cbdr_config: Make) -> None:
@@ -207,21 +189,6 @@ def test_a_pool_size_that_cannot_be_is_refused(cbdr_config: Make) -> None:
     assert (
         failure["client"] == 1 and "'pool-size' = 1000000000: must be whole and between 1 and 36" in failure["reason"]
     )
-
-
-def test_repeated_messages_get_the_same_answers(cbdr_config: Make) -> None:
-    config = cbdr_config(rounds=2)
-    _, grid = start(config)
-    before = buffer_of(config, 0, 2)
-    for kind in (fedcbdr_names.FEATURES_QUERY, fedcbdr_names.SCORES_QUERY, MessageType.EVALUATE):
-        content, first = grid.of(kind, 2)[0].down, grid.of(kind, 2)[0].up
-        again = InlineGrid(client_app.app, 3, config.flat(), run_id=1)
-        (reply,) = again.send_and_receive([Message(content, dst_node_id=2, message_type=kind)])
-        assert first is not None
-        for record, array in first.array_records.items():
-            assert all(value.data == reply.content.array_records[record][name].data for name, value in array.items())
-        assert dict(first.metric_records) == dict(reply.content.metric_records)
-    assert buffer_of(config, 0, 2) == before
 
 
 @pytest.mark.matrix
