@@ -10,9 +10,9 @@ import pytest
 import torch
 from support.common import rounds_of
 from support.systems.in_process import Federation
+from support.systems.runs import ran
 
 from clients.base import ClientRule
-from experiments.running.inline import run_inline
 from fedkace_flwr.algorithms.prequential import best_weight, no_evidence, with_chunk
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment
@@ -27,11 +27,6 @@ from fedkace_flwr.storage.client_state import read_state
 
 Make = Callable[..., Config]
 SHAPE = {"rounds": 4, "epochs": 2, "capacity": 20, "samples_per_class": 12}
-
-
-def ran(config: Config) -> list[dict[str, Any]]:
-    run_inline(config)
-    return rounds_of(Path(config.run.results_dir) / config.run.run_name)
 
 
 def served(config: Config, client: int) -> float:

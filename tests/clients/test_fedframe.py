@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.common import rounds_of
+from support.systems.runs import ran
 
-from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
 from fedkace_flwr.configured import configured
 from fedkace_flwr.errors import ConfigError
@@ -20,11 +19,6 @@ from fedkace_flwr.registry import METHODS
 
 Make = Callable[..., Config]
 SHAPE = {"rounds": 4, "epochs": 2, "capacity": 20, "samples_per_class": 12}
-
-
-def ran(config: Config) -> list[dict[str, Any]]:
-    run_inline(config)
-    return rounds_of(Path(config.run.results_dir) / config.run.run_name)
 
 
 @pytest.mark.slow

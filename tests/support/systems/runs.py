@@ -7,6 +7,7 @@ import pytest
 from flwr.app import Message, MessageType
 
 from clients import tfcl as tfcl_names
+from experiments.running.inline import run_inline
 from fedkace_flwr import server_app
 from fedkace_flwr.config import Config
 from fedkace_flwr.storage.checkpoint import Checkpoint, Checkpoints
@@ -27,6 +28,12 @@ def run(config: Config, damage: Damage = honest) -> FaultyGrid:
     wire = FaultyGrid(config, damage)
     server_app.run(wire, config, run_id=1)
     return wire
+
+
+def ran(config: Config) -> list[dict[str, Any]]:
+    """Run a configuration on the inline engine, and return its records."""
+    run_inline(config)
+    return records(config)
 
 
 def folder_of(config: Config) -> Path:
