@@ -1,6 +1,6 @@
 """What a method may decide in a client's round: its hooks.
 
-The round itself is run by :class:`clients.round.StreamingClient`; :mod:`clients.tools` has what hooks may use.
+The round itself is run by :class:`fedkace_flwr.clients.round.StreamingClient`; :mod:`fedkace_flwr.clients.tools` has what hooks may use.
 """
 
 import logging
@@ -10,15 +10,15 @@ from typing import ClassVar
 
 from flwr.app import RecordDict
 
-from clients.tools import ClientTools
-from clients.values import Acted as Acted
-from clients.values import Array as Array
-from clients.values import ClientRound as ClientRound
-from clients.values import Evaluation as Evaluation
-from clients.values import Kept as Kept
-from clients.values import Metrics as Metrics
-from clients.values import Stopwatch as Stopwatch
-from clients.values import Training as Training
+from fedkace_flwr.clients.tools import ClientTools
+from fedkace_flwr.clients.values import Acted as Acted
+from fedkace_flwr.clients.values import Array as Array
+from fedkace_flwr.clients.values import ClientRound as ClientRound
+from fedkace_flwr.clients.values import Evaluation as Evaluation
+from fedkace_flwr.clients.values import Kept as Kept
+from fedkace_flwr.clients.values import Metrics as Metrics
+from fedkace_flwr.clients.values import Stopwatch as Stopwatch
+from fedkace_flwr.clients.values import Training as Training
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import MessageError
 from fedkace_flwr.experiment import as_arrays

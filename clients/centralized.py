@@ -7,7 +7,7 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
-from clients.base import Array, ClientRule, Evaluation, Metrics, Stopwatch, Training
+from fedkace_flwr.clients.base import Array, ClientRule, Evaluation, Metrics, Stopwatch, Training
 from fedkace_flwr.config import Config
 from fedkace_flwr.keys import key
 from fedkace_flwr.messaging import records as keys
@@ -139,7 +139,7 @@ class CentralizedClient(ClientRule):
 METHOD = Method(
     CentralizedClient,
     "Centralized",
-    server="strategies.centralized:Centralized",
+    server="fedkace_flwr.strategies.centralized:Centralized",
     role="reference",
     keys=(CentralizedKeys,),
     needs_stream=True,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from clients.base import ClientRound, ClientRule, chunk_alone
+from fedkace_flwr.clients.base import ClientRound, ClientRule, chunk_alone
 from fedkace_flwr.keys import key
 from fedkace_flwr.networks.network import Network
 from fedkace_flwr.registry import Method
@@ -41,4 +41,6 @@ class DcfclClient(ClientRule):
         return DistillationLoss(now.seen.to(device), now.old.to(device), teacher, weight, TEMPERATURE)
 
 
-METHOD = Method(DcfclClient, "DCFCL", server="strategies.dcfcl:Dcfcl", keys=(DcfclKeys,), samples=chunk_alone)
+METHOD = Method(
+    DcfclClient, "DCFCL", server="fedkace_flwr.strategies.dcfcl:Dcfcl", keys=(DcfclKeys,), samples=chunk_alone
+)

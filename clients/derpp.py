@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from clients.base import ClientRound
-from clients.er import ReplayClient
+from fedkace_flwr.clients.base import ClientRound
+from fedkace_flwr.clients.er import ReplayClient
 from fedkace_flwr.keys import key
 from fedkace_flwr.networks.network import Network
 from fedkace_flwr.registry import Method

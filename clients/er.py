@@ -5,8 +5,8 @@ The former is the example of ``docs/add-a-method.md``.
 
 import torch
 
-from clients.base import ClientRound, ClientRule, Kept, Training
 from fedkace_flwr.algorithms.class_balance import class_balanced
+from fedkace_flwr.clients.base import ClientRound, ClientRule, Kept, Training
 from fedkace_flwr.registry import Method
 
 

@@ -7,9 +7,9 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
-from clients.base import Acted, Array, ClientRound, ClientRule, Kept, Metrics, Training
 from fedkace_flwr.algorithms import fedcbdr_leverage as cbdr
 from fedkace_flwr.algorithms.fedcbdr_loss import TemperatureLoss
+from fedkace_flwr.clients.base import Acted, Array, ClientRound, ClientRule, Kept, Metrics, Training
 from fedkace_flwr.errors import MessageError, RunError
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.messaging.metrics import Bound, Metric
@@ -186,7 +186,7 @@ def _acted(arrays: dict[str, Array]) -> Acted:
 METHOD = Method(
     FedCbdrClient,
     "FedCBDR",
-    server="strategies.fedcbdr:FedCbdr",
+    server="fedkace_flwr.strategies.fedcbdr:FedCbdr",
     metrics=METRICS,
     actions=(FEATURES_QUERY, SCORES_QUERY),
     sends_labels=True,

@@ -3,7 +3,7 @@
 ``docs/fedframe.md`` has the idea and the measurements.
 """
 
-from clients.er import BalancedReplayClient
+from fedkace_flwr.clients.er import BalancedReplayClient
 from fedkace_flwr.keys import Scalar
 from fedkace_flwr.registry import Method
 

@@ -7,7 +7,6 @@ from typing import Any, Literal
 import torch
 from flwr.app import RecordDict
 
-from clients.base import ClientRound, ClientRule, Kept, Metrics, Training
 from fedkace_flwr.algorithms.fedkace_buffer import (
     class_condition_number,
     kernel_beta,
@@ -18,6 +17,7 @@ from fedkace_flwr.algorithms.fedkace_buffer import (
 from fedkace_flwr.algorithms.fedkace_loss import BalancedReplayLoss, FullGradientReplayLoss
 from fedkace_flwr.algorithms.fedkace_replay import GradientBalance
 from fedkace_flwr.algorithms.fedkace_switch import InferenceSwitch
+from fedkace_flwr.clients.base import ClientRound, ClientRule, Kept, Metrics, Training
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.keys import Scalar, key
@@ -275,7 +275,7 @@ class FedKaceClient(ClientRule):
 METHOD = Method(
     FedKaceClient,
     "FedKACE",
-    server="strategies.fedkace:FedKace",
+    server="fedkace_flwr.strategies.fedkace:FedKace",
     role="method",
     keys=(FedKaceKeys,),
     metrics=METRICS,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from clients.base import ClientRound, ClientRule, chunk_alone
+from fedkace_flwr.clients.base import ClientRound, ClientRule, chunk_alone
 from fedkace_flwr.keys import key
 from fedkace_flwr.networks.network import Network
 from fedkace_flwr.registry import Method

@@ -6,9 +6,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from clients.base import ClientRound, ClientRule, Kept, Training
 from fedkace_flwr.algorithms.ofcl_memory import bregman_information, most_certain
 from fedkace_flwr.algorithms.ofcl_views import VIEWS, View, draw
+from fedkace_flwr.clients.base import ClientRound, ClientRule, Kept, Training
 from fedkace_flwr.config import Config
 from fedkace_flwr.networks.network import Network
 from fedkace_flwr.registry import Method

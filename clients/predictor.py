@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from clients.values import Array, ClientRound, Evaluation, Kept, Training
 from fedkace_flwr.algorithms.prequential import best_weight, no_evidence, with_chunk
+from fedkace_flwr.clients.values import Array, ClientRound, Evaluation, Kept, Training
 from fedkace_flwr.experiment import as_arrays
 from fedkace_flwr.inference import kept_models as serving
 from fedkace_flwr.inference.kept_models import Answering
@@ -21,7 +21,7 @@ from fedkace_flwr.training.discriminant import discriminant_share, refit
 from fedkace_flwr.training.recalibration import recalibrate
 
 if TYPE_CHECKING:
-    from clients.tools import ClientTools
+    from fedkace_flwr.clients.tools import ClientTools
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
-from clients.base import ClientRound, ClientRule, Kept, Metrics, Stopwatch, Training
 from fedkace_flwr.algorithms.refed_scores import most_informative, network_scores
+from fedkace_flwr.clients.base import ClientRound, ClientRule, Kept, Metrics, Stopwatch, Training
 from fedkace_flwr.keys import key
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.networks.network import Network

@@ -10,7 +10,7 @@ from flwr.app import RecordDict
 from flwr.client import NumPyClient
 from torch import Tensor
 
-from clients.base import Array, ClientRound, ClientRule, Evaluation, Metrics, Stopwatch
+from fedkace_flwr.clients.base import Array, ClientRound, ClientRule, Evaluation, Metrics, Stopwatch
 from fedkace_flwr.compute.devices import choose_precision
 from fedkace_flwr.data.readers.catalogue import framing_of
 from fedkace_flwr.errors import MessageError, ModelError

@@ -10,10 +10,20 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
-from clients.base import Acted, Array, ClientRound, ClientRule, Evaluation, Kept, Metrics, Training, chunk_alone
 from fedkace_flwr.algorithms import tfcl_submodels as submodels
 from fedkace_flwr.algorithms import tfcl_tags as tags
 from fedkace_flwr.algorithms.tfcl_submodels import Extra
+from fedkace_flwr.clients.base import (
+    Acted,
+    Array,
+    ClientRound,
+    ClientRule,
+    Evaluation,
+    Kept,
+    Metrics,
+    Training,
+    chunk_alone,
+)
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError, MessageError
 from fedkace_flwr.experiment import as_arrays
@@ -332,7 +342,7 @@ class TfclClient(ClientRule):
 METHOD = Method(
     TfclClient,
     "TFCL",
-    server="strategies.tfcl:Tfcl",
+    server="fedkace_flwr.strategies.tfcl:Tfcl",
     keys=(TfclKeys,),
     actions=(HEAD_ACTION, TAIL_ACTION),
     sends_labels=True,

@@ -6,8 +6,8 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from clients.predictor import Predictor, predictor_of
-from clients.values import Array, ClientRound, Evaluation, Metrics, Training
+from fedkace_flwr.clients.predictor import Predictor, predictor_of
+from fedkace_flwr.clients.values import Array, ClientRound, Evaluation, Metrics, Training
 from fedkace_flwr.errors import RunError
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.messaging import records as keys
@@ -23,7 +23,7 @@ from fedkace_flwr.training.stored_logits import StoredLogits, StoredLogitsLoss
 
 
 class ClientTools:
-    """The tools of a :class:`clients.base.ClientRule`.
+    """The tools of a :class:`fedkace_flwr.clients.base.ClientRule`.
 
     Parameters
     ----------

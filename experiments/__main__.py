@@ -15,20 +15,20 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from experiments.arguments import RESULTS, commands_of, make_parser
-from experiments.outputs import check_output
-from experiments.overview import check_command, overview, study_first
-from experiments.studies.names import find_study
-from experiments.studies.yaml_file import parse_setting, parse_settings
 from fedkace_flwr.errors import ConfigError, FedkaceError, ResultsError, closest
+from fedkace_flwr.experiments.arguments import RESULTS, commands_of, make_parser
+from fedkace_flwr.experiments.outputs import check_output
+from fedkace_flwr.experiments.overview import check_command, overview, study_first
+from fedkace_flwr.experiments.studies.names import find_study
+from fedkace_flwr.experiments.studies.yaml_file import parse_setting, parse_settings
 from fedkace_flwr.flower.imports import without_collection
 from fedkace_flwr.storage.names import printable
 
 if TYPE_CHECKING:
-    from experiments.results.summary_table import FinishedRun
-    from experiments.running.guard import Guard
-    from experiments.running.waiting import Simulation
-    from experiments.studies.study import Study
+    from fedkace_flwr.experiments.results.summary_table import FinishedRun
+    from fedkace_flwr.experiments.running.guard import Guard
+    from fedkace_flwr.experiments.running.waiting import Simulation
+    from fedkace_flwr.experiments.studies.study import Study
 
 _PROGRAM = "fedkace"
 _PREDICTION = ("predict", "serve")
@@ -55,8 +55,8 @@ def main(arguments: list[str] | None = None) -> int:
     console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
     try:
         if options.command == "bench":
-            from experiments.bench.measure import kept
-            from experiments.bench.suite import PARTS, bench
+            from fedkace_flwr.experiments.bench.measure import kept
+            from fedkace_flwr.experiments.bench.suite import PARTS, bench
 
             for part in set(options.parts) - set(PARTS):
                 raise ConfigError(f"bench {part}: must be one of {', '.join(PARTS)}{closest(part, PARTS)}")
@@ -67,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
                 return 0
             bench(console, parts=options.parts, repeats=options.repeats, output=options.output)
         elif options.command == "gradient-cost":
-            from experiments.bench.gradient_cost import gradient_cost
+            from fedkace_flwr.experiments.bench.gradient_cost import gradient_cost
 
             sizes = {"chunk": options.chunk, "buffer": options.buffer}
             gradient_cost(console, repeats=options.repeats, output=options.output, **sizes)
@@ -76,18 +76,18 @@ def main(arguments: list[str] | None = None) -> int:
         elif options.command == "robustness":
             _robustness(options)
         elif options.command == "keep":
-            from experiments.results.keep import keep
+            from fedkace_flwr.experiments.results.keep import keep
 
             keep(options.run, options.target, resumable=options.resumable)
             console.print(f"written: {options.target}", highlight=False, soft_wrap=True)
         elif options.command == "export":
-            from experiments.export import export
+            from fedkace_flwr.experiments.export import export
 
             for line in export(options.source, options.target, onnx=options.onnx, data_dir=options.data_dir):
                 console.print(line, highlight=False, markup=False, soft_wrap=True)
         elif options.command == "feed":
-            from experiments.feed import feed
             from fedkace_flwr.config import Config
+            from fedkace_flwr.experiments.feed import feed
 
             config = Config.parse(dict(parse_setting(text) for text in options.set))
             feed(config, options.folder, every=options.every)
@@ -100,7 +100,7 @@ def main(arguments: list[str] | None = None) -> int:
         elif options.command == "stream":
             _stream(options, console)
         elif options.command == "app":
-            from experiments.running.processes import staged_app
+            from fedkace_flwr.experiments.running.processes import staged_app
 
             print(staged_app(options.folder))
         else:
@@ -131,7 +131,7 @@ def _terminate(*_: object) -> None:
 
 def _study(options: argparse.Namespace, path: Path, results: Path) -> "Study":
     """Load the study that the options of ``run`` describe."""
-    from experiments.studies.study import load_study
+    from fedkace_flwr.experiments.studies.study import load_study
 
     settings, sweeps = parse_settings(options.set)
     return load_study(
@@ -158,7 +158,7 @@ def _seeds(texts: list[str]) -> list[int]:
 
 
 def _table(options: argparse.Namespace, console: Console) -> None:
-    from experiments.results.summary_table import chosen_columns, find_runs
+    from fedkace_flwr.experiments.results.summary_table import chosen_columns, find_runs
 
     columns = chosen_columns(options.columns)
     runs, notes = find_runs(options.runs)
@@ -169,7 +169,7 @@ def _table(options: argparse.Namespace, console: Console) -> None:
 
 def _print_summaries(runs: "list[FinishedRun]", columns: list[str], folders: Sequence[Path], console: Console) -> None:
     """Print the table of runs, which are in these folders, and what explains it."""
-    from experiments.results.summary_table import (
+    from fedkace_flwr.experiments.results.summary_table import (
         COLUMNS,
         defence_notes,
         hidden_columns,
@@ -193,8 +193,8 @@ def _print_summaries(runs: "list[FinishedRun]", columns: list[str], folders: Seq
 @contextmanager
 def _started_early(simulates: bool) -> "Iterator[tuple[Guard, Simulation | None]]":
     """Start a process for the first run, which makes its imports while this one makes its own and checks the study."""
-    from experiments.running.guard import Guard
-    from experiments.running.waiting import Simulation
+    from fedkace_flwr.experiments.running.guard import Guard
+    from fedkace_flwr.experiments.running.waiting import Simulation
 
     with Guard() as guard:
         waiting = Simulation(guard.environment, guard.home) if simulates else None
@@ -208,16 +208,16 @@ def _started_early(simulates: bool) -> "Iterator[tuple[Guard, Simulation | None]
 def _run(options: argparse.Namespace, console: Console) -> int:
     path = find_study(options.study)
     if options.dry_run:
-        from experiments.running.plan import show_plan
+        from fedkace_flwr.experiments.running.plan import show_plan
 
         show_plan(_study(options, path, options.results), console)
         return 0
     signal.signal(signal.SIGTERM, _terminate)
     with _started_early(options.engine != "inline") as (guard, waiting):
         with without_collection():
-            from experiments.report.comparison import draw_comparisons
-            from experiments.results.summary_table import chosen_columns, find_runs
-            from experiments.running.runner import run_study
+            from fedkace_flwr.experiments.report.comparison import draw_comparisons
+            from fedkace_flwr.experiments.results.summary_table import chosen_columns, find_runs
+            from fedkace_flwr.experiments.running.runner import run_study
             from fedkace_flwr.inference.kept_models import MODEL
 
         study = _study(options, path, options.results)
@@ -247,7 +247,7 @@ def _shown(path: Path) -> Path:
 
 
 def _robustness(options: argparse.Namespace) -> None:
-    from experiments.report.robustness import honest_accuracies, robustness_tables
+    from fedkace_flwr.experiments.report.robustness import honest_accuracies, robustness_tables
     from fedkace_flwr.storage.files import write_text
 
     check_output(options.output)
@@ -261,7 +261,7 @@ def _robustness(options: argparse.Namespace) -> None:
 
 
 def _stream(options: argparse.Namespace, console: Console) -> None:
-    from experiments.report.streams import MOST, DrawnStream, draw_streams
+    from fedkace_flwr.experiments.report.streams import MOST, DrawnStream, draw_streams
 
     check_output(options.output)
     study = _study(options, find_study(options.study), RESULTS)
@@ -279,11 +279,11 @@ def _stream(options: argparse.Namespace, console: Console) -> None:
 
 
 def _report(options: argparse.Namespace, console: Console) -> None:
-    from experiments.results.folders import check_folders
+    from fedkace_flwr.experiments.results.folders import check_folders
 
     check_folders(options.folders)
     try:
-        from experiments.report.write import write_report
+        from fedkace_flwr.experiments.report.write import write_report
     except ModuleNotFoundError as error:
         raise ResultsError(
             f"report needs {str(error.name).partition('.')[0]}: pip install 'fedkace-flwr[report]'"

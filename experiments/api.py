@@ -15,23 +15,23 @@ from typing import TYPE_CHECKING, Any
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from experiments.report.comparison import draw_curves
-from experiments.results.reading import read_rounds
-from experiments.results.summary_table import find_runs, summary_table
-from experiments.running.display import in_notebook
-from experiments.running.runner import run_study
-from experiments.studies.inheritance import FULL, StudyFile
-from experiments.studies.names import find_study
-from experiments.studies.study import Study, load_study
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError, ResultsError, RunError
+from fedkace_flwr.experiments.report.comparison import draw_curves
+from fedkace_flwr.experiments.results.reading import read_rounds
+from fedkace_flwr.experiments.results.summary_table import find_runs, summary_table
+from fedkace_flwr.experiments.running.display import in_notebook
+from fedkace_flwr.experiments.running.runner import run_study
+from fedkace_flwr.experiments.studies.inheritance import FULL, StudyFile
+from fedkace_flwr.experiments.studies.names import find_study
+from fedkace_flwr.experiments.studies.study import Study, load_study
 from fedkace_flwr.inference.kept_models import MODEL
 from fedkace_flwr.keys import PLAIN_NAME, Scalar, is_plain_name
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from experiments.results.loading import Results
+    from fedkace_flwr.experiments.results.loading import Results
 
 Value = Scalar | Sequence[Scalar]
 """A configuration key's value, or several, which make one run each."""
@@ -108,7 +108,7 @@ class StudyResult:
             A package is not installed, or a file cannot be read or written.
         """
         with _needing_an_extra("report()"):
-            from experiments.report.write import write_report
+            from fedkace_flwr.experiments.report.write import write_report
 
             written = write_report([self.folder], data_dir=Path(data_dir) if data_dir else None)
         return next(path for path in written if path.name == "index.html")
@@ -116,7 +116,7 @@ class StudyResult:
     @cached_property
     def _results(self) -> "Results":
         with _needing_an_extra("rounds"):
-            from experiments.results.loading import load_results
+            from fedkace_flwr.experiments.results.loading import load_results
 
             return load_results(self.folder)
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from experiments.studies.inheritance import FULL
-from experiments.studies.names import ENGINES, study_names
 from fedkace_flwr import __version__
 from fedkace_flwr.errors import ConfigError, closest
+from fedkace_flwr.experiments.studies.inheritance import FULL
+from fedkace_flwr.experiments.studies.names import ENGINES, study_names
 
 RESULTS = Path("results")
 """The folder in which each study gets its own."""

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.results.folders import all_within, runs_of_study, within
-from experiments.results.reading import read_config, read_rounds, with_data_dir
 from fedkace_flwr.config import Config
 from fedkace_flwr.configured import configured
 from fedkace_flwr.errors import ConfigError, MissingDataError, ModelError
 from fedkace_flwr.experiment import Experiment
+from fedkace_flwr.experiments.results.folders import all_within, runs_of_study, within
+from fedkace_flwr.experiments.results.reading import read_config, read_rounds, with_data_dir
 from fedkace_flwr.export.card import Training
 from fedkace_flwr.export.folder import CARD, HOLDS, ONNX, write_folder
 from fedkace_flwr.export.global_model import global_model, lacks_statistics

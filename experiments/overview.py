@@ -2,8 +2,8 @@
 
 from collections.abc import Collection, Sequence
 
-from experiments.studies.names import looks_like_a_study, study_names
 from fedkace_flwr.errors import ConfigError, closest
+from fedkace_flwr.experiments.studies.names import looks_like_a_study, study_names
 
 _COMMANDS = (
     ("run quickstart", "ten clients learn handwritten digits; one to two minutes"),

@@ -9,7 +9,7 @@ import sys
 
 __version__ = "1.0.0"
 
-_LAZY = {"load_model": "fedkace_flwr.export.loading", "run": "experiments.api"}
+_LAZY = {"load_model": "fedkace_flwr.export.loading", "run": "fedkace_flwr.experiments.api"}
 
 
 def __getattr__(name: str) -> object:

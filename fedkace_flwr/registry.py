@@ -13,10 +13,10 @@ from fedkace_flwr import plugins
 from fedkace_flwr.keys import Scalar
 
 if TYPE_CHECKING:
-    from clients.base import ClientRule
+    from fedkace_flwr.clients.base import ClientRule
     from fedkace_flwr.config import Config
     from fedkace_flwr.messaging.metrics import Metric
-    from strategies.base import ServerRule
+    from fedkace_flwr.strategies.base import ServerRule
 
 Role = Literal["method", "rival", "ablation", "reference"]
 """The role of a method in a comparison: the project's own method, one that it is compared with (rival), a variant of it
@@ -82,7 +82,7 @@ class Method:
 
     client: "type[ClientRule]"
     label: str = ""
-    server: "type[ServerRule] | str" = "strategies.base:ServerRule"
+    server: "type[ServerRule] | str" = "fedkace_flwr.strategies.base:ServerRule"
     role: Role = "rival"
     preset: Mapping[str, Scalar] = field(default_factory=dict)
     keys: tuple[type, ...] = ()
@@ -133,29 +133,29 @@ def _imported(place: str) -> Any:
 
 METHODS = _Methods(
     {
-        "fedkace": "clients.fedkace:METHOD",
-        "fedavg": "clients.fedavg:METHOD",
-        "fedcbdr": "clients.fedcbdr:METHOD",
-        "ofcl": "clients.ofcl:METHOD",
-        "refed": "clients.refed:METHOD",
-        "tfcl": "clients.tfcl:METHOD",
-        "dcfcl": "clients.dcfcl:METHOD",
-        "er": "clients.er:METHOD",
-        "er-balanced": "clients.er:BALANCED",
-        "fedframe": "clients.fedframe:METHOD",
-        "derpp": "clients.derpp:METHOD",
-        "fedprox": "clients.fedprox:METHOD",
-        "flwf": "clients.flwf:METHOD",
-        "lkc": "clients.fedkace:LKC",
-        "as1": "clients.fedkace:AS1",
-        "as2": "clients.fedkace:AS2",
-        "as3": "clients.fedkace:AS3",
-        "as4": "clients.fedkace:AS4",
-        "as5": "clients.fedkace:AS5",
-        "as6": "clients.fedkace:AS6",
-        "as7": "clients.fedkace:AS7",
-        "as8": "clients.fedkace:AS8",
-        "centralized": "clients.centralized:METHOD",
+        "fedkace": "fedkace_flwr.clients.fedkace:METHOD",
+        "fedavg": "fedkace_flwr.clients.fedavg:METHOD",
+        "fedcbdr": "fedkace_flwr.clients.fedcbdr:METHOD",
+        "ofcl": "fedkace_flwr.clients.ofcl:METHOD",
+        "refed": "fedkace_flwr.clients.refed:METHOD",
+        "tfcl": "fedkace_flwr.clients.tfcl:METHOD",
+        "dcfcl": "fedkace_flwr.clients.dcfcl:METHOD",
+        "er": "fedkace_flwr.clients.er:METHOD",
+        "er-balanced": "fedkace_flwr.clients.er:BALANCED",
+        "fedframe": "fedkace_flwr.clients.fedframe:METHOD",
+        "derpp": "fedkace_flwr.clients.derpp:METHOD",
+        "fedprox": "fedkace_flwr.clients.fedprox:METHOD",
+        "flwf": "fedkace_flwr.clients.flwf:METHOD",
+        "lkc": "fedkace_flwr.clients.fedkace:LKC",
+        "as1": "fedkace_flwr.clients.fedkace:AS1",
+        "as2": "fedkace_flwr.clients.fedkace:AS2",
+        "as3": "fedkace_flwr.clients.fedkace:AS3",
+        "as4": "fedkace_flwr.clients.fedkace:AS4",
+        "as5": "fedkace_flwr.clients.fedkace:AS5",
+        "as6": "fedkace_flwr.clients.fedkace:AS6",
+        "as7": "fedkace_flwr.clients.fedkace:AS7",
+        "as8": "fedkace_flwr.clients.fedkace:AS8",
+        "centralized": "fedkace_flwr.clients.centralized:METHOD",
     }
 )
 """All methods by name; reports list the methods of each role in this order. Other packages' are added when first named."""

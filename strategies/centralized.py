@@ -1,6 +1,6 @@
 """Server of Centralized: asks each client for its reference accuracy and sends no model (paper, section 5.1)."""
 
-from strategies.base import ServerRule
+from fedkace_flwr.strategies.base import ServerRule
 
 
 class Centralized(ServerRule):

@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord
 
-from clients.dcfcl import EPSILON
 from fedkace_flwr.algorithms.dcfcl_coalitions import CoalitionGame, Formation, form_coalitions
 from fedkace_flwr.algorithms.robust_aggregation import gram_matrix
+from fedkace_flwr.clients.dcfcl import EPSILON
 from fedkace_flwr.config import Config
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.messaging.records import NumpyArray, Reply, Weights
 from fedkace_flwr.rounds import client_models as models
 from fedkace_flwr.rounds.aggregation import client_drift
 from fedkace_flwr.rounds.server_round import ServerRound
-from strategies.fedavg import FedAvg
+from fedkace_flwr.strategies.fedavg import FedAvg
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """Server of federated averaging: each local model is weighted by its number of samples."""
 
 from fedkace_flwr.messaging.records import Reply
-from strategies.base import ServerRule
+from fedkace_flwr.strategies.base import ServerRule
 
 
 class FedAvg(ServerRule):

@@ -6,15 +6,15 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
-from clients import fedcbdr as names
 from fedkace_flwr.algorithms import fedcbdr_leverage as cbdr
+from fedkace_flwr.clients import fedcbdr as names
 from fedkace_flwr.config import Config
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.messaging.records import NumpyArray, Shapes, Weights
 from fedkace_flwr.rounds.replies import check_labels, check_within
 from fedkace_flwr.rounds.server_round import ServerRound
 from fedkace_flwr.seeding import generator_for
-from strategies.base import ServerRule
+from fedkace_flwr.strategies.base import ServerRule
 
 _SLACK = 1e-6  # rounding may carry a leverage of 1 slightly above 1
 
@@ -24,7 +24,7 @@ class FedCbdr(ServerRule):
 
     If a client's reply fails, the client keeps its own random choice, and the others' scores are computed without it.
 
-    Inferred, in addition to the list of :class:`clients.fedcbdr.FedCbdrClient`: the paper stacks the rows of all
+    Inferred, in addition to the list of :class:`fedkace_flwr.clients.fedcbdr.FedCbdrClient`: the paper stacks the rows of all
     clients, its published code does not; U keeps only the columns of nonzero singular values; the server draws M
     samples for each client; the samples drawn are not rescaled by 1/sqrt(n p).
     """

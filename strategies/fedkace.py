@@ -5,13 +5,13 @@ from typing import Any
 
 from flwr.app import ArrayRecord
 
-from clients.fedkace import FedKaceKeys
+from fedkace_flwr.clients.fedkace import FedKaceKeys
 from fedkace_flwr.config import Config
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.messaging.records import NumpyArray, Reply
 from fedkace_flwr.rounds import client_models as models
 from fedkace_flwr.rounds.server_round import ServerRound
-from strategies.base import ServerRule
+from fedkace_flwr.strategies.base import ServerRule
 
 
 class FedKace(ServerRule):

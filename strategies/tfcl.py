@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord, RecordDict
 
-from clients import tfcl as names
-from clients.tfcl import TfclKeys
+from fedkace_flwr.clients import tfcl as names
+from fedkace_flwr.clients.tfcl import TfclKeys
 from fedkace_flwr.compute.devices import choose_device
 from fedkace_flwr.config import Config
 from fedkace_flwr.data.readers.catalogue import image_size_of
@@ -23,9 +23,9 @@ from fedkace_flwr.rounds.replies import check_labels, read_metrics
 from fedkace_flwr.rounds.round_report import TRAINING
 from fedkace_flwr.rounds.server_round import ServerRound
 from fedkace_flwr.seeding import generator_for, seed_for
+from fedkace_flwr.strategies.base import ServerRule
 from fedkace_flwr.training.distillation import DistilledLoss
 from fedkace_flwr.training.loop import Preprocess, predict, train
-from strategies.base import ServerRule
 
 logger = logging.getLogger(__name__)
 

@@ -15,13 +15,13 @@ from support.common import rounds_of
 from support.doubles.faults import FaultyGrid
 from support.systems.contract import run_over
 
-from clients import fedcbdr as cbdr
-from clients import tfcl
-from experiments.feed import feed
-from experiments.running.inline import InlineGrid
 from fedkace_flwr import client_app
+from fedkace_flwr.clients import fedcbdr as cbdr
+from fedkace_flwr.clients import tfcl
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment, as_arrays
+from fedkace_flwr.experiments.feed import feed
+from fedkace_flwr.experiments.running.inline import InlineGrid
 from fedkace_flwr.inference.model_files import load_newest
 from fedkace_flwr.messaging import packing as folding
 from fedkace_flwr.messaging import records as keys

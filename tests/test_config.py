@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.made.keys import KEYS
 
-from experiments.running.inline import run_inline
-from experiments.studies.study import load_study
 from fedkace_flwr import config_docs
 from fedkace_flwr.config import Config, check_value
 from fedkace_flwr.errors import ConfigError
+from fedkace_flwr.experiments.running.inline import run_inline
+from fedkace_flwr.experiments.studies.study import load_study
 from fedkace_flwr.registry import METHODS
 
 ROOT = Path(__file__).resolve().parents[1]

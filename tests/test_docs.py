@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from experiments.__main__ import main
-from experiments.bench.measure import kept
-from experiments.report.quoted import with_tables
-from experiments.running.cells import Cell
-from experiments.studies.study import load_study
 from fedkace_flwr.configured import configured
+from fedkace_flwr.experiments.__main__ import main
+from fedkace_flwr.experiments.bench.measure import kept
+from fedkace_flwr.experiments.report.quoted import with_tables
+from fedkace_flwr.experiments.running.cells import Cell
+from fedkace_flwr.experiments.studies.study import load_study
 from fedkace_flwr.results.run_folder import differences
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -66,7 +66,7 @@ def test_a_method_can_be_added_as_the_page_says(tmp_path: Path) -> None:
     other = json.loads((results / "er_seed-0" / "rounds.jsonl").read_text().splitlines()[-1])
     assert "turnover" not in other and set(other) < set(record)
     show = (
-        "from pathlib import Path; from experiments.results.loading import load_results; "
+        "from pathlib import Path; from fedkace_flwr.experiments.results.loading import load_results; "
         "print(load_results(Path('results/recent')).rounds.groupby('method')['turnover'].mean().to_dict())"
     )
     assert "'recent': 1.0" in run("-c", show)

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from support.common import SMALL, rounds_of
 
-from experiments.running.inline import run_inline
-from experiments.studies.study import load_study
 from fedkace_flwr import plugins
 from fedkace_flwr.config import Config, all_keys
 from fedkace_flwr.config_docs import markdown
 from fedkace_flwr.errors import ConfigError, PolicyError
 from fedkace_flwr.experiment import Experiment
+from fedkace_flwr.experiments.running.inline import run_inline
+from fedkace_flwr.experiments.studies.study import load_study
 from fedkace_flwr.inference.model_files import load_newest
 from fedkace_flwr.privacy.site_policy import read_policy
 from fedkace_flwr.registry import METHODS, OWN_METHODS
@@ -238,11 +238,11 @@ def test_a_methods_own_messages_reach_its_client(
     code = """
 from dataclasses import replace
 from flwr.app import RecordDict
-from clients.base import Acted
-from clients.er import ReplayClient
+from fedkace_flwr.clients.base import Acted
+from fedkace_flwr.clients.er import ReplayClient
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.registry import METHODS
-from strategies.base import ServerRule
+from fedkace_flwr.strategies.base import ServerRule
 
 class Client(ReplayClient):
     def act(self, action, content, round_number):

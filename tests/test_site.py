@@ -60,4 +60,4 @@ def test_documents_outside_their_folder_and_generated_ones_are_pages(site: Path)
     commands = (site / "commands.html").read_text(encoding="utf-8")
     assert "--gpu-fraction" in commands
     python = (site / "interface.html").read_text(encoding="utf-8")
-    assert 'id="clients.base.ClientRule.maintain"' in python and ":meth:" not in python
+    assert 'id="fedkace_flwr.clients.base.ClientRule.maintain"' in python and ":meth:" not in python

@@ -20,7 +20,7 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from experiments.arguments import commands_of, make_parser
+from fedkace_flwr.experiments.arguments import commands_of, make_parser
 from fedkace_flwr.inference.predict import prediction_parser, service_parser
 
 ROOT = Path(__file__).parents[2]
@@ -37,15 +37,22 @@ OUTSIDE = {
 """Documents outside ``docs/``, and their pages."""
 
 PUBLIC = {
-    "Runs": ["experiments.api"],
+    "Runs": ["fedkace_flwr.experiments.api"],
     "Models": ["fedkace_flwr.export.loading"],
-    "Clients' half of a method": ["clients.base.ClientRule", "clients.tools.ClientTools", "clients.values"],
-    "Server's half of a method": ["strategies.base.ServerRule", "fedkace_flwr.rounds.server_round.ServerRound"],
+    "Clients' half of a method": [
+        "fedkace_flwr.clients.base.ClientRule",
+        "fedkace_flwr.clients.tools.ClientTools",
+        "fedkace_flwr.clients.values",
+    ],
+    "Server's half of a method": [
+        "fedkace_flwr.strategies.base.ServerRule",
+        "fedkace_flwr.rounds.server_round.ServerRound",
+    ],
     "Keys and metrics": ["fedkace_flwr.keys.key", "fedkace_flwr.messaging.metrics.Metric"],
     "Networks": ["fedkace_flwr.networks.network"],
     "Data sets and streams": ["fedkace_flwr.data.readers.source", "fedkace_flwr.data.partitioner"],
     "Losses": ["fedkace_flwr.training.losses"],
-    "Results": ["experiments.results.loading", "fedkace_flwr.results.transfer"],
+    "Results": ["fedkace_flwr.experiments.results.loading", "fedkace_flwr.results.transfer"],
     "Errors": ["fedkace_flwr.errors"],
 }
 """The public interface: what the page on Python describes, by heading."""

@@ -1,6 +1,6 @@
 """A GPU: the speed of training, testing and selection on it, the tests that need one, and a complete run.
 
-The setting is that of :mod:`experiments.bench.training`: one client's round with batches of 32, but with four of its 20
+The setting is that of :mod:`fedkace_flwr.experiments.bench.training`: one client's round with batches of 32, but with four of its 20
 epochs, since an epoch takes as long as any other. The first training of a process, which records the step, is not
 counted. Without CUDA every figure is reported as not measured.
 """
@@ -18,13 +18,13 @@ from xml.etree import ElementTree
 
 import torch
 
-from experiments.bench.measure import Figures, interleaved, ratio, spread, unmeasured
-from experiments.bench.training import BATCH, BUFFER, CHUNK, CLASSES, EPOCHS, Setting
-from experiments.running.inline import run_inline
-from experiments.running.processes import CHECKOUT
 from fedkace_flwr.algorithms.fedkace_buffer import kernel_condition_number, score_candidates
 from fedkace_flwr.compute.numerics import settle
 from fedkace_flwr.config import Config
+from fedkace_flwr.experiments.bench.measure import Figures, interleaved, ratio, spread, unmeasured
+from fedkace_flwr.experiments.bench.training import BATCH, BUFFER, CHUNK, CLASSES, EPOCHS, Setting
+from fedkace_flwr.experiments.running.inline import run_inline
+from fedkace_flwr.experiments.running.processes import CHECKOUT
 from fedkace_flwr.sections import TrainingConfig
 from fedkace_flwr.seeding import generator_for
 from fedkace_flwr.training import loop

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from experiments.bench.measure import interleaved, report, spread
-from experiments.bench.training import Setting
-from experiments.outputs import check_output
 from fedkace_flwr.algorithms.fedkace_loss import BalancedReplayLoss, FullGradientReplayLoss
 from fedkace_flwr.algorithms.fedkace_replay import GradientBalance, output_layer_gradient
 from fedkace_flwr.errors import ConfigError
+from fedkace_flwr.experiments.bench.measure import interleaved, report, spread
+from fedkace_flwr.experiments.bench.training import Setting
+from fedkace_flwr.experiments.outputs import check_output
 from fedkace_flwr.networks.resnet import ResNet18, resnet18
 from fedkace_flwr.training.losses import Batch, TaskLoss
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.bench.measure import Figures, peak_memory, ratio
-from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
+from fedkace_flwr.experiments.bench.measure import Figures, peak_memory, ratio
+from fedkace_flwr.experiments.running.inline import run_inline
 
 _SETTINGS = {
     "method": "er-balanced",

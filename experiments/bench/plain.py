@@ -16,15 +16,15 @@ from typing import Any
 
 import torch
 
-from experiments.bench.measure import Figures, ratio, spread
-from experiments.bench.training import Pictures, customary_epoch
-from experiments.running.engines import FlowerEngine
-from experiments.running.guard import end_all_of
-from experiments.running.ports import free_ports
-from experiments.running.processes import finish, flower_environment, staged_app
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import RunError
 from fedkace_flwr.experiment import Experiment
+from fedkace_flwr.experiments.bench.measure import Figures, ratio, spread
+from fedkace_flwr.experiments.bench.training import Pictures, customary_epoch
+from fedkace_flwr.experiments.running.engines import FlowerEngine
+from fedkace_flwr.experiments.running.guard import end_all_of
+from fedkace_flwr.experiments.running.ports import free_ports
+from fedkace_flwr.experiments.running.processes import finish, flower_environment, staged_app
 from fedkace_flwr.networks.resnet import ResNet18, resnet18
 
 _CLIENTS, _ROUNDS, _EPOCHS, _WORKERS = 10, 2, 3, 2
@@ -82,7 +82,7 @@ def _alone() -> float:
 
 
 def _in_a_process(kind: str) -> float:
-    command = [sys.executable, "-m", "experiments.bench.plain", kind]
+    command = [sys.executable, "-m", "fedkace_flwr.experiments.bench.plain", kind]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return float(done.stdout.splitlines()[-1])
 

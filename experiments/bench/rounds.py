@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from experiments.bench.measure import Figures, spread
-from experiments.running.engines import FlowerEngine
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment
+from fedkace_flwr.experiments.bench.measure import Figures, spread
+from fedkace_flwr.experiments.running.engines import FlowerEngine
 
 _WORKERS = 2
 _QUICK = {"epochs": 1, "rounds": 4, "threads": 1}

@@ -5,9 +5,9 @@ from functools import partial
 
 import torch
 
-from experiments.bench.measure import Figures, interleaved, peak_memory, ratio, spread
-from experiments.bench.training import BUFFER, CHUNK, CLASSES, EPOCHS, Setting
 from fedkace_flwr.algorithms.fedkace_buffer import score_candidates, select
+from fedkace_flwr.experiments.bench.measure import Figures, interleaved, peak_memory, ratio, spread
+from fedkace_flwr.experiments.bench.training import BUFFER, CHUNK, CLASSES, EPOCHS, Setting
 from fedkace_flwr.seeding import generator_for
 from fedkace_flwr.training.loop import predict
 

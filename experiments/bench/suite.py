@@ -6,15 +6,15 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from experiments.bench.gpu import gpu, gpu_run, gpu_tests
-from experiments.bench.measure import Figures, report
-from experiments.bench.parts import parts as costs_of_parts
-from experiments.bench.plain import plain, start
-from experiments.bench.rounds import rounds
-from experiments.bench.selection import selection
-from experiments.bench.training import training
-from experiments.outputs import check_output
 from fedkace_flwr.errors import ConfigError
+from fedkace_flwr.experiments.bench.gpu import gpu, gpu_run, gpu_tests
+from fedkace_flwr.experiments.bench.measure import Figures, report
+from fedkace_flwr.experiments.bench.parts import parts as costs_of_parts
+from fedkace_flwr.experiments.bench.plain import plain, start
+from fedkace_flwr.experiments.bench.rounds import rounds
+from fedkace_flwr.experiments.bench.selection import selection
+from fedkace_flwr.experiments.bench.training import training
+from fedkace_flwr.experiments.outputs import check_output
 
 PARTS: dict[str, Callable[[int], Figures]] = {
     "training": training,

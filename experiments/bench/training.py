@@ -17,10 +17,10 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.flop_counter import FlopCounterMode
 
-from experiments.bench.measure import Figures, interleaved, ratio, spread
 from fedkace_flwr.algorithms.fedkace_loss import BalancedReplayLoss, FullGradientReplayLoss
 from fedkace_flwr.algorithms.fedkace_replay import GradientBalance
 from fedkace_flwr.compute.torchvision_compat import import_torchvision
+from fedkace_flwr.experiments.bench.measure import Figures, interleaved, ratio, spread
 from fedkace_flwr.networks.resnet import ResNet18, resnet18
 from fedkace_flwr.sections import TrainingConfig
 from fedkace_flwr.seeding import generator_for

@@ -1,1 +1,1 @@
-"""The report of finished runs: tables, figures and one page, from the results of :mod:`experiments.results.loading`."""
+"""The report of finished runs: tables, figures and one page, from the results of :mod:`fedkace_flwr.experiments.results.loading`."""

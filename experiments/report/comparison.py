@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.report.names import role, variant_name
-from experiments.report.palette import MUTED, colours, ranked
-from experiments.results.axes import variant_axes
-from experiments.results.reading import read_rounds
-from experiments.studies.study import Study
 from fedkace_flwr.errors import ResultsError
+from fedkace_flwr.experiments.report.names import role, variant_name
+from fedkace_flwr.experiments.report.palette import MUTED, colours, ranked
+from fedkace_flwr.experiments.results.axes import variant_axes
+from fedkace_flwr.experiments.results.reading import read_rounds
+from fedkace_flwr.experiments.studies.study import Study
 from fedkace_flwr.results.plot import in_plot
 from fedkace_flwr.storage.files import write_bytes
 

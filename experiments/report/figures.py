@@ -11,10 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from experiments.report.names import method_rank, role
-from experiments.report.palette import LIGHT, MUTED, colours, ranked
-from experiments.report.tables import place
-from experiments.results.loading import Results, StudyInfo, rows_of
+from fedkace_flwr.experiments.report.names import method_rank, role
+from fedkace_flwr.experiments.report.palette import LIGHT, MUTED, colours, ranked
+from fedkace_flwr.experiments.report.tables import place
+from fedkace_flwr.experiments.results.loading import Results, StudyInfo, rows_of
 from fedkace_flwr.results.plot import in_plot
 from fedkace_flwr.storage.files import write_bytes
 

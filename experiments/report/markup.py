@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from experiments.report.escaping import in_markdown, in_tex
+from fedkace_flwr.experiments.report.escaping import in_markdown, in_tex
 from fedkace_flwr.storage.names import printable
 
 

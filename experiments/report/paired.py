@@ -9,10 +9,10 @@ import pandas as pd
 from scipy.stats import sem, wilcoxon
 from scipy.stats import t as student
 
-from experiments.report.names import role
-from experiments.report.palette import ranked
-from experiments.report.tables import place
-from experiments.results.loading import Results, StudyInfo, rows_of
+from fedkace_flwr.experiments.report.names import role
+from fedkace_flwr.experiments.report.palette import ranked
+from fedkace_flwr.experiments.report.tables import place
+from fedkace_flwr.experiments.results.loading import Results, StudyInfo, rows_of
 
 CONFIDENCE = 0.95
 

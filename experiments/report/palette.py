@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from experiments.report.names import method_rank, role
+from fedkace_flwr.experiments.report.names import method_rank, role
 
 LIGHT = (
     *("#c2410c", "#0b63a5", "#00755a", "#a83c78", "#806000"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from experiments.studies.names import TABLES
+from fedkace_flwr.experiments.studies.names import TABLES
 
 FILE = Path(__file__).with_name("paper.yaml")
 CONDITION = "condition"  # the only metric of table3; the other tables have AA and AR

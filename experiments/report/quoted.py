@@ -21,12 +21,12 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from experiments.report.markup import markdown_table
-from experiments.report.paired import difference_table, paired_differences
-from experiments.report.single_runs import only_run_table, unfinished_table
-from experiments.report.tables import CHANCE, ResultTable, markdown, spread, study_tables
-from experiments.results.loading import load_results
 from fedkace_flwr.errors import ResultsError, closest
+from fedkace_flwr.experiments.report.markup import markdown_table
+from fedkace_flwr.experiments.report.paired import difference_table, paired_differences
+from fedkace_flwr.experiments.report.single_runs import only_run_table, unfinished_table
+from fedkace_flwr.experiments.report.tables import CHANCE, ResultTable, markdown, spread, study_tables
+from fedkace_flwr.experiments.results.loading import load_results
 from fedkace_flwr.storage.files import write_text
 
 _STAGES = {"aa": "AA", "early": "first quarter", "late": "second half"}

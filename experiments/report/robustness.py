@@ -8,9 +8,9 @@ from statistics import fmean
 import numpy as np
 import pandas as pd
 
-from experiments.results.averages import mean
-from experiments.results.loading import load_results, rows_of
 from fedkace_flwr.errors import ResultsError
+from fedkace_flwr.experiments.results.averages import mean
+from fedkace_flwr.experiments.results.loading import load_results, rows_of
 from fedkace_flwr.storage.files import LARGEST_LOG, read_text
 
 AXES = ["federation", "aggregation", "attack"]

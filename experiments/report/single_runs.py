@@ -8,8 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.report.tables import CHANCE, ResultTable, number, place
-from experiments.results.loading import Results, StudyInfo, rows_of
+from fedkace_flwr.experiments.report.tables import CHANCE, ResultTable, number, place
+from fedkace_flwr.experiments.results.loading import Results, StudyInfo, rows_of
 
 _DASH = "-"
 _MEANS = {

@@ -13,8 +13,8 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.report.markup import latex_table, markdown_table
-from experiments.report.names import (
+from fedkace_flwr.experiments.report.markup import latex_table, markdown_table
+from fedkace_flwr.experiments.report.names import (
     axis_label,
     data_name,
     data_of,
@@ -25,9 +25,9 @@ from experiments.report.names import (
     symbols_note,
     variant_name,
 )
-from experiments.report.paper import CONDITION, load_paper, paper_row
-from experiments.results.loading import Results, StudyInfo, rows_of
-from experiments.studies.names import TABLES
+from fedkace_flwr.experiments.report.paper import CONDITION, load_paper, paper_row
+from fedkace_flwr.experiments.results.loading import Results, StudyInfo, rows_of
+from fedkace_flwr.experiments.studies.names import TABLES
 
 CHANCE = "chance"
 _DASH = "-"

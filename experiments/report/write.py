@@ -3,16 +3,16 @@
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from experiments.report.escaping import in_markdown
-from experiments.report.figures import draw_figures
-from experiments.report.markup import latex_notes, latex_table, markdown_notes, markdown_table
-from experiments.report.page.document import write_page
-from experiments.report.paired import Difference, difference_frame, difference_table, paired_differences
-from experiments.report.single_runs import Table, only_run_table, unfinished_table
-from experiments.report.tables import latex, long_frame, markdown, study_notes, study_tables
-from experiments.results.classes import write_classes
-from experiments.results.loading import Results, load_results
 from fedkace_flwr.errors import ResultsError
+from fedkace_flwr.experiments.report.escaping import in_markdown
+from fedkace_flwr.experiments.report.figures import draw_figures
+from fedkace_flwr.experiments.report.markup import latex_notes, latex_table, markdown_notes, markdown_table
+from fedkace_flwr.experiments.report.page.document import write_page
+from fedkace_flwr.experiments.report.paired import Difference, difference_frame, difference_table, paired_differences
+from fedkace_flwr.experiments.report.single_runs import Table, only_run_table, unfinished_table
+from fedkace_flwr.experiments.report.tables import latex, long_frame, markdown, study_notes, study_tables
+from fedkace_flwr.experiments.results.classes import write_classes
+from fedkace_flwr.experiments.results.loading import Results, load_results
 from fedkace_flwr.keys import LONGEST_NAME, is_plain_name
 from fedkace_flwr.storage.files import write_text
 from fedkace_flwr.storage.folders import make_folder

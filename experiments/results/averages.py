@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from clients.fedkace import SINGULAR
+from fedkace_flwr.clients.fedkace import SINGULAR
 from fedkace_flwr.messaging.metrics import Metric
 from fedkace_flwr.registry import METHODS
 from fedkace_flwr.sections.runs import AVERAGING

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.results.reading import Record
 from fedkace_flwr.config import Config, keys_affecting, keys_of_other_methods
+from fedkace_flwr.experiments.results.reading import Record
 from fedkace_flwr.keys import kebab, keys_of
 from fedkace_flwr.registry import METHODS
 

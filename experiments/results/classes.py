@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from experiments.results.loading import Results, rows_of
-from experiments.results.reading import Record
+from fedkace_flwr.experiments.results.loading import Results, rows_of
+from fedkace_flwr.experiments.results.reading import Record
 from fedkace_flwr.storage.files import write_bytes, write_text
 
 MOST_ROWS = 1_000_000

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from experiments.results.folders import all_within, within
-from experiments.results.reading import Record, published, read_config, read_lines, read_object
 from fedkace_flwr.errors import RunError
+from fedkace_flwr.experiments.results.folders import all_within, within
+from fedkace_flwr.experiments.results.reading import Record, published, read_config, read_lines, read_object
 from fedkace_flwr.storage import atomic
 from fedkace_flwr.storage.checkpoint import LARGEST_CHECKPOINT, Checkpoints
 from fedkace_flwr.storage.files import LARGEST_LOG, read_bytes, write_bytes, write_text

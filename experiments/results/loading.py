@@ -17,10 +17,17 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.results.averages import average_over_clients, condition_numbers, mean, of_both_models, switched
-from experiments.results.axes import axes_of, variant_axes
-from experiments.results.folders import check_folders, runs_of_study, studies_in
-from experiments.results.reading import (
+from fedkace_flwr.errors import ResultsError
+from fedkace_flwr.experiments.results.averages import (
+    average_over_clients,
+    condition_numbers,
+    mean,
+    of_both_models,
+    switched,
+)
+from fedkace_flwr.experiments.results.axes import axes_of, variant_axes
+from fedkace_flwr.experiments.results.folders import check_folders, runs_of_study, studies_in
+from fedkace_flwr.experiments.results.reading import (
     SCHEMA,
     Record,
     read_config,
@@ -29,8 +36,7 @@ from experiments.results.reading import (
     read_study,
     read_summary,
 )
-from experiments.results.regret import is_reference, regret, regrets, stream_of
-from fedkace_flwr.errors import ResultsError
+from fedkace_flwr.experiments.results.regret import is_reference, regret, regrets, stream_of
 from fedkace_flwr.messaging.metrics import COMMON, known_metrics
 from fedkace_flwr.registry import METHODS
 from fedkace_flwr.results.record import defence_note, defended, totals

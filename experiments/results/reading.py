@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from experiments.results.folders import within
 from fedkace_flwr import registry as registry  # declares the methods' keys and metrics
 from fedkace_flwr.config import Config, folder_keys, path_keys
 from fedkace_flwr.errors import ConfigError, MissingDataError, ResultsError
+from fedkace_flwr.experiments.results.folders import within
 from fedkace_flwr.keys import Scalar
 from fedkace_flwr.messaging.metrics import SHARE, Metric, known_metrics
 from fedkace_flwr.storage.files import LARGEST_LOG, LARGEST_TEXT, read_text

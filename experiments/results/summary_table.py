@@ -9,12 +9,12 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from experiments.results.averages import switched
-from experiments.results.folders import is_set_aside, runs_of_study, studies_in
-from experiments.results.reading import read_config, read_rounds, read_summary
-from experiments.results.regret import is_reference, regret, stream_of
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError, ResultsError, RunError, closest
+from fedkace_flwr.experiments.results.averages import switched
+from fedkace_flwr.experiments.results.folders import is_set_aside, runs_of_study, studies_in
+from fedkace_flwr.experiments.results.reading import read_config, read_rounds, read_summary
+from fedkace_flwr.experiments.results.regret import is_reference, regret, stream_of
 from fedkace_flwr.results.record import defence_note, defended
 from fedkace_flwr.storage.names import closest_path, printable
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from experiments.results.reading import read_summary
 from fedkace_flwr.config import Config
 from fedkace_flwr.configured import configured
 from fedkace_flwr.data.datasets import load_dataset
 from fedkace_flwr.errors import ConfigError, DataError, FedkaceError, RunError
+from fedkace_flwr.experiments.results.reading import read_summary
 from fedkace_flwr.results.run_folder import (
     HOLDS,
     changes,

@@ -12,9 +12,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.progress import TimeRemainingColumn as Remaining
 from rich.table import Column
 
-from experiments.results.averages import mean
-from experiments.results.summary_table import percent
-from experiments.running.cells import Cell
+from fedkace_flwr.experiments.results.averages import mean
+from fedkace_flwr.experiments.results.summary_table import percent
+from fedkace_flwr.experiments.running.cells import Cell
 from fedkace_flwr.storage.files import LARGEST_LOG, read_text
 
 _ROUNDS_LISTED = 200  # rounds of a study that are listed above the live bars

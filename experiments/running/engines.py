@@ -12,13 +12,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
-from experiments.running.machine import VISIBLE
-from experiments.running.processes import CHECKOUT
-from experiments.running.simulation import CLUSTER
-from experiments.running.waiting import Simulation, last_error
 from fedkace_flwr.compute.devices import GPU_SHARE
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import RunError
+from fedkace_flwr.experiments.running.machine import VISIBLE
+from fedkace_flwr.experiments.running.processes import CHECKOUT
+from fedkace_flwr.experiments.running.simulation import CLUSTER
+from fedkace_flwr.experiments.running.waiting import Simulation, last_error
 
 _STOP_SECONDS = 20
 _ANSWER_SECONDS = 5
@@ -135,7 +135,7 @@ class _InlineJob:
         self._log = log
         self._leave: Callable[[], object] | None = leave
         with log.open("w") as output:
-            command = [sys.executable, "-m", "experiments.running.inline", json.dumps(config.flat())]
+            command = [sys.executable, "-m", "fedkace_flwr.experiments.running.inline", json.dumps(config.flat())]
             if config.run.threads:  # NumPy reads them as it is imported; by default it takes a thread for each core
                 environment = {**dict.fromkeys(_BLAS_THREADS, str(config.run.threads)), **environment}
             self._process = subprocess.Popen(

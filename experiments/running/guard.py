@@ -19,7 +19,7 @@ from typing import Self
 
 import psutil
 
-from experiments.running.processes import CHECKOUT
+from fedkace_flwr.experiments.running.processes import CHECKOUT
 
 MARK = "FEDKACE_RUNNER"
 _END_SECONDS = 20
@@ -43,7 +43,7 @@ class Guard:
         self.environment = {**os.environ, MARK: token}
         self.home = Path(tempfile.mkdtemp(prefix="fedkace-runner-"))
         end, self._held = os.pipe()
-        command = [sys.executable, "-m", "experiments.running.guard", token, str(self.home)]
+        command = [sys.executable, "-m", "fedkace_flwr.experiments.running.guard", token, str(self.home)]
         # A separate session, so that Ctrl-C at the terminal reaches the runner only.
         quiet = subprocess.DEVNULL
         self._process = subprocess.Popen(

@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import torch
 
-from experiments.running.processes import CHECKOUT
 from fedkace_flwr.errors import RunError
+from fedkace_flwr.experiments.running.processes import CHECKOUT
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 """The environment variable that names the GPUs of a process."""
@@ -93,7 +93,7 @@ def measured_gpus(environment: Mapping[str, str]) -> tuple[Gpu, ...]:
         return ()
     if torch.cuda.device_count() == 0:  # asks the driver's library and creates no context
         return ()
-    command = [sys.executable, "-m", "experiments.running.machine"]
+    command = [sys.executable, "-m", "fedkace_flwr.experiments.running.machine"]
     try:
         done = subprocess.run(
             command, cwd=CHECKOUT, env=dict(environment), capture_output=True, text=True, timeout=_MEASURING_SECONDS

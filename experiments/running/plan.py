@@ -6,14 +6,14 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from experiments.durations import about, span
-from experiments.running.cells import Cell
-from experiments.running.runner import check_study, show_missing, show_workers
-from experiments.running.workers import Workers
-from experiments.studies.study import Study
 from fedkace_flwr.config import Config
 from fedkace_flwr.configured import configured
 from fedkace_flwr.experiment import Experiment
+from fedkace_flwr.experiments.durations import about, span
+from fedkace_flwr.experiments.running.cells import Cell
+from fedkace_flwr.experiments.running.runner import check_study, show_missing, show_workers
+from fedkace_flwr.experiments.running.workers import Workers
+from fedkace_flwr.experiments.studies.study import Study
 from fedkace_flwr.registry import METHODS
 from fedkace_flwr.training.batches import samples_in_epoch
 from fedkace_flwr.training.loop import predict, train
@@ -30,7 +30,7 @@ def show_plan(study: Study, console: Console) -> None:
     Raises
     ------
     FedkaceError
-        As :func:`experiments.running.runner.run_study` raises before it starts anything.
+        As :func:`fedkace_flwr.experiments.running.runner.run_study` raises before it starts anything.
     """
     study, missing, workers = check_study(study, progress=console.is_terminal, download=False)
     speeds: dict[tuple[object, ...], tuple[float, float]] = {}

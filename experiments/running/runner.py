@@ -16,23 +16,23 @@ from typing import Any
 
 from rich.console import Console
 
-from experiments.results.folders import is_set_aside
-from experiments.results.reading import read_study
-from experiments.running.cells import Cell, naming
-from experiments.running.display import Display, display
-from experiments.running.engines import Engine, FlowerEngine, InlineEngine, Job, check_ray
-from experiments.running.guard import Guard
-from experiments.running.machine import VISIBLE, Machine
-from experiments.running.service import MultiProcessService, program
-from experiments.running.simulation import CLUSTER
-from experiments.running.waiting import Simulation
-from experiments.running.workers import Workers, plan_workers
-from experiments.studies.study import Study
 from fedkace_flwr.compute.devices import index_of
 from fedkace_flwr.config import Config
 from fedkace_flwr.configured import check_network, configured
 from fedkace_flwr.errors import ConfigError, FedkaceError, MissingDataError, ResultsError, RunError
 from fedkace_flwr.experiment import Experiment
+from fedkace_flwr.experiments.results.folders import is_set_aside
+from fedkace_flwr.experiments.results.reading import read_study
+from fedkace_flwr.experiments.running.cells import Cell, naming
+from fedkace_flwr.experiments.running.display import Display, display
+from fedkace_flwr.experiments.running.engines import Engine, FlowerEngine, InlineEngine, Job, check_ray
+from fedkace_flwr.experiments.running.guard import Guard
+from fedkace_flwr.experiments.running.machine import VISIBLE, Machine
+from fedkace_flwr.experiments.running.service import MultiProcessService, program
+from fedkace_flwr.experiments.running.simulation import CLUSTER
+from fedkace_flwr.experiments.running.waiting import Simulation
+from fedkace_flwr.experiments.running.workers import Workers, plan_workers
+from fedkace_flwr.experiments.studies.study import Study
 from fedkace_flwr.results.run_folder import SCHEMA, is_run
 from fedkace_flwr.results.trackers.catalogue import check_server, check_tracker
 from fedkace_flwr.storage.files import write_text

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from experiments.running.machine import VISIBLE
 from fedkace_flwr.errors import ConfigError, RunError
+from fedkace_flwr.experiments.running.machine import VISIBLE
 
 _CONTROL = "nvidia-cuda-mps-control"
 _SECONDS = 60

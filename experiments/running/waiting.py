@@ -13,9 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from experiments.running.guard import end_all_of
-from experiments.running.processes import CHECKOUT, flower_environment
 from fedkace_flwr.errors import RunError
+from fedkace_flwr.experiments.running.guard import end_all_of
+from fedkace_flwr.experiments.running.processes import CHECKOUT, flower_environment
 from fedkace_flwr.storage.files import LARGEST_LOG, read_text
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Simulation:
         self._early = self._log = self._home / "simulation.log"
         with self._early.open("w") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "experiments.running.simulation"],
+                [sys.executable, "-m", "fedkace_flwr.experiments.running.simulation"],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -62,7 +62,7 @@ class Simulation:
         log : Path
             A file for its output, which is emptied.
         resources : mapping
-            ``workers``, ``gpu_fraction`` and ``gpus`` of :func:`experiments.running.simulation.run_simulation`.
+            ``workers``, ``gpu_fraction`` and ``gpus`` of :func:`fedkace_flwr.experiments.running.simulation.run_simulation`.
         environment : mapping, optional
             Environment variables, where they have changed since the process was started.
         """

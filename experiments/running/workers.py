@@ -4,12 +4,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from experiments.running.machine import Gpu, Machine
-from experiments.running.need import Need, largest_need
-from experiments.studies.study import Study
 from fedkace_flwr.config import Config
 from fedkace_flwr.configured import configured
 from fedkace_flwr.errors import ConfigError
+from fedkace_flwr.experiments.running.machine import Gpu, Machine
+from fedkace_flwr.experiments.running.need import Need, largest_need
+from fedkace_flwr.experiments.studies.study import Study
 
 _SHARE = 0.9  # of the free memory; the rest is for the server, the object store and the page cache
 _EPSILON = 1e-9  # 1 / 0.1 is 10, whatever its last bits

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.studies.yaml_file import read_yaml
 from fedkace_flwr.config import all_keys
 from fedkace_flwr.errors import ConfigError, closest
+from fedkace_flwr.experiments.studies.yaml_file import read_yaml
 from fedkace_flwr.keys import PLAIN_NAME, is_plain_name
 
 FULL = "full"

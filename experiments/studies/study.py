@@ -40,12 +40,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from experiments.studies.grid import Axis, combinations, parse_grid, run_name
-from experiments.studies.inheritance import FULL, StudyFile, at_scale, read_study_file
-from experiments.studies.names import ENGINES, TABLES
 from fedkace_flwr.config import Config, check_value, path_keys, readers_of
 from fedkace_flwr.configured import check_preset, find_method
 from fedkace_flwr.errors import ConfigError, closest
+from fedkace_flwr.experiments.studies.grid import Axis, combinations, parse_grid, run_name
+from fedkace_flwr.experiments.studies.inheritance import FULL, StudyFile, at_scale, read_study_file
+from fedkace_flwr.experiments.studies.names import ENGINES, TABLES
 from fedkace_flwr.keys import Scalar
 from fedkace_flwr.registry import METHODS
 

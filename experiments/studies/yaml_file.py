@@ -14,9 +14,9 @@ from typing import Any
 
 import yaml
 
-from experiments.studies.names import SUFFIXES, study_names
 from fedkace_flwr.config import all_keys, declared_keys
 from fedkace_flwr.errors import ConfigError
+from fedkace_flwr.experiments.studies.names import SUFFIXES, study_names
 from fedkace_flwr.keys import Scalar, default_of
 from fedkace_flwr.storage.files import read_text
 from fedkace_flwr.storage.names import closest_path

@@ -28,7 +28,7 @@ from fedkace_flwr.rounds.quorum import BelowQuorumError, Quorum
 from fedkace_flwr.rounds.roster import Roster
 from fedkace_flwr.rounds.round_report import EVALUATION, TRAINING, RoundReport
 from fedkace_flwr.rounds.server_round import ServerRound
-from strategies.base import ServerRule
+from fedkace_flwr.strategies.base import ServerRule
 
 logger = logging.getLogger(__name__)
 

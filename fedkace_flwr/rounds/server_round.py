@@ -21,7 +21,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class ServerRound:
-    """One round, as it is handed to the hooks of :class:`strategies.base.ServerRule`.
+    """One round, as it is handed to the hooks of :class:`fedkace_flwr.strategies.base.ServerRule`.
 
     Attributes
     ----------

@@ -12,8 +12,8 @@ from support.common import rounds_of
 from support.systems.in_process import Federation
 from support.systems.runs import ran
 
-from clients.base import ClientRule
 from fedkace_flwr.algorithms.prequential import best_weight, no_evidence, with_chunk
+from fedkace_flwr.clients.base import ClientRule
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.inference.model_files import load_newest

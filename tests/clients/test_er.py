@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from clients.base import ClientRound, Training
-from clients.er import ReplayClient
+from fedkace_flwr.clients.base import ClientRound, Training
+from fedkace_flwr.clients.er import ReplayClient
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.samples import Samples

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from support.common import rounds_of
 
-from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
+from fedkace_flwr.experiments.running.inline import run_inline
 
 Make = Callable[..., Config]
 

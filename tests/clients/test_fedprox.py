@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.systems.in_process import Federation
 
-from clients.fedprox import ProximalLoss
+from fedkace_flwr.clients.fedprox import ProximalLoss
 from fedkace_flwr.config import Config
 from fedkace_flwr.training.losses import Batch, TaskLoss
 

@@ -15,7 +15,6 @@ from support.systems.in_process import Federation
 from torch import Tensor
 from torch.nn import functional
 
-from clients.refed import LEARNING_RATE, STEPS
 from fedkace_flwr.algorithms.refed_scores import (
     Informative,
     all_gradients,
@@ -23,6 +22,7 @@ from fedkace_flwr.algorithms.refed_scores import (
     most_informative,
     network_scores,
 )
+from fedkace_flwr.clients.refed import LEARNING_RATE, STEPS
 from fedkace_flwr.config import Config
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.networks.network import Network

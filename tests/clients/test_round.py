@@ -13,7 +13,7 @@ from flwr.app import Message, MessageType
 from support.common import SMALL
 from support.systems.in_process import Federation
 
-from clients.fedkace import BUFFER_ACCURACY, BUFFER_PROBABILITY, GAP, GAPS, REPLAY_WEIGHTS
+from fedkace_flwr.clients.fedkace import BUFFER_ACCURACY, BUFFER_PROBABILITY, GAP, GAPS, REPLAY_WEIGHTS
 from fedkace_flwr.config import Config
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.samples import Samples

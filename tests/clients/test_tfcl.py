@@ -10,11 +10,11 @@ import pytest
 import torch
 from flwr.app import RecordDict
 
-from clients import tfcl
-from clients.round import StreamingClient
-from clients.tfcl import TfclClient
 from fedkace_flwr.algorithms import tfcl_submodels as submodels
 from fedkace_flwr.algorithms import tfcl_tags as tags
+from fedkace_flwr.clients import tfcl
+from fedkace_flwr.clients.round import StreamingClient
+from fedkace_flwr.clients.tfcl import TfclClient
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.messaging import records as keys

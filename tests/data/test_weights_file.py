@@ -15,13 +15,13 @@ from support.common import rounds_of
 from support.made.networks import seeded_resnet18
 from torch import Tensor
 
-from experiments.running.inline import run_inline
 from fedkace_flwr.compute.torchvision_compat import import_torchvision
 from fedkace_flwr.config import Config
 from fedkace_flwr.data import weights_file
 from fedkace_flwr.data.weights_file import weights_for
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.experiment import Experiment
+from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.networks.catalogue import built
 from fedkace_flwr.networks.network import Blueprint, Network
 from fedkace_flwr.storage.checkpoint import Checkpoints

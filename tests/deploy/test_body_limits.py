@@ -17,10 +17,10 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.task_identity import TaskIdentity
 from support.systems.federation import DEPLOY
 
-from experiments.running.inline import InlineGrid
 from fedkace_flwr import client_app, server_app
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment, as_arrays
+from fedkace_flwr.experiments.running.inline import InlineGrid
 from fedkace_flwr.messaging import packing
 from fedkace_flwr.messaging import records as keys
 

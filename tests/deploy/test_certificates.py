@@ -15,7 +15,7 @@ from support.systems.federation import DEPLOY, environment, good, refused, scrip
 from support.systems.proxy import Authority
 from support.tools import need_tools
 
-from experiments.running.ports import free_ports
+from fedkace_flwr.experiments.running.ports import free_ports
 
 PASSPHRASE = "correct horse battery staple"
 

@@ -20,7 +20,7 @@ from flwr.supernode.start_client_internal import _verify_fab
 from support.systems.federation import environment, script
 from support.systems.proxy import Authority, deployed
 
-from experiments.running.processes import staged_app
+from fedkace_flwr.experiments.running.processes import staged_app
 
 PASSPHRASE = "correct horse battery staple"
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -17,12 +17,12 @@ from support.systems.engines import InProcessEngine
 from support.tools import need_modules
 
 import fedkace_flwr
-from experiments.api import StudyResult, run
-from experiments.running import runner
-from experiments.running.inline import run_inline
 from fedkace_flwr import load_model
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError, FedkaceError, ResultsError, RunError
+from fedkace_flwr.experiments.api import StudyResult, run
+from fedkace_flwr.experiments.running import runner
+from fedkace_flwr.experiments.running.inline import run_inline
 
 TINY: dict[str, Any] = {"rounds": 2, "clients": 2, "epochs": 1, "width": 2, "samples-per-class": 4, "capacity": 10}
 
@@ -178,7 +178,9 @@ def test_without_a_finished_run_the_error_is_raised_and_else_it_is_kept(
 def test_a_missing_package_is_answered_with_the_command_that_installs_it(
     found: StudyResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in [name for name in sys.modules if name.partition(".")[0] == "pandas" or "experiments.res" in name]:
+    for module in [
+        name for name in sys.modules if name.partition(".")[0] == "pandas" or "fedkace_flwr.experiments.res" in name
+    ]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ResultsError, match=r"rounds needs pandas: pip install 'fedkace-flwr\[report\]'"):

@@ -10,19 +10,19 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn
 from support.systems.engines import InProcessEngine
 
-from experiments.__main__ import main
-from experiments.arguments import commands_of, make_parser
-from experiments.bench.suite import PARTS
-from experiments.overview import study_first
-from experiments.running import runner
-from experiments.running.cells import Cell
-from experiments.running.display import Display
-from experiments.studies.names import find_study
-from experiments.studies.study import Study, load_study
-from experiments.studies.yaml_file import parse_settings
 from fedkace_flwr import __version__
 from fedkace_flwr.data.readers.catalogue import DATASETS
 from fedkace_flwr.errors import ConfigError
+from fedkace_flwr.experiments.__main__ import main
+from fedkace_flwr.experiments.arguments import commands_of, make_parser
+from fedkace_flwr.experiments.bench.suite import PARTS
+from fedkace_flwr.experiments.overview import study_first
+from fedkace_flwr.experiments.running import runner
+from fedkace_flwr.experiments.running.cells import Cell
+from fedkace_flwr.experiments.running.display import Display
+from fedkace_flwr.experiments.studies.names import find_study
+from fedkace_flwr.experiments.studies.study import Study, load_study
+from fedkace_flwr.experiments.studies.yaml_file import parse_settings
 
 TINY = "config: {rounds: 2, clients: 2}\ngrid: {method: [fedkace, er], seed: [0, 1]}\n"
 

@@ -8,10 +8,10 @@ from support.common import SMALL
 from support.made.models import constant
 from support.made.results import write_run, write_study
 
-from experiments.__main__ import main
-from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import RunError
+from fedkace_flwr.experiments.__main__ import main
+from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.export.folder import write_folder
 from fedkace_flwr.storage.targets import MARK
 

@@ -14,23 +14,23 @@ from support.common import SMALL, rounds_of
 from support.made.datasets import ROOT, write_tree
 from support.systems.engines import InProcessEngine
 
-from experiments.__main__ import main
-from experiments.arguments import make_parser
-from experiments.overview import study_first
-from experiments.report.streams import DrawnStream
-from experiments.report.tables import study_tables
-from experiments.results.loading import load_results
-from experiments.running import runner
-from experiments.running.inline import run_inline
-from experiments.running.plan import show_plan, training_samples
-from experiments.running.runner import run_study
-from experiments.studies.names import find_study
-from experiments.studies.study import Study, load_study
 from fedkace_flwr.config import Config
 from fedkace_flwr.configured import configured
 from fedkace_flwr.data.schedules import class_order
 from fedkace_flwr.errors import ConfigError, MissingDataError, StreamError
 from fedkace_flwr.experiment import Experiment
+from fedkace_flwr.experiments.__main__ import main
+from fedkace_flwr.experiments.arguments import make_parser
+from fedkace_flwr.experiments.overview import study_first
+from fedkace_flwr.experiments.report.streams import DrawnStream
+from fedkace_flwr.experiments.report.tables import study_tables
+from fedkace_flwr.experiments.results.loading import load_results
+from fedkace_flwr.experiments.running import runner
+from fedkace_flwr.experiments.running.inline import run_inline
+from fedkace_flwr.experiments.running.plan import show_plan, training_samples
+from fedkace_flwr.experiments.running.runner import run_study
+from fedkace_flwr.experiments.studies.names import find_study
+from fedkace_flwr.experiments.studies.study import Study, load_study
 from fedkace_flwr.results.record import title
 
 STREAMS = ["windows", "blurred", "dirichlet", "quantity-skew"]

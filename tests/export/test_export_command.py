@@ -12,10 +12,10 @@ from support.common import SMALL
 from support.made.models import CLASSES, constant
 from support.tools import need_modules
 
-from experiments.__main__ import main
-from experiments.running.inline import run_inline
 from fedkace_flwr import load_model
 from fedkace_flwr.config import Config
+from fedkace_flwr.experiments.__main__ import main
+from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.inference import model_files as serving
 from fedkace_flwr.results.run_folder import RunFolder
 from fedkace_flwr.storage import encryption

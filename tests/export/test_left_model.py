@@ -15,11 +15,11 @@ from safetensors.torch import load_file
 from support.common import SMALL
 from support.made.models import constant
 
-from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
 from fedkace_flwr.data.weights_file import weights_for
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.experiment import Experiment
+from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.export.card import Training, card
 from fedkace_flwr.export.folder import write_folder
 from fedkace_flwr.results.run_folder import RunFolder

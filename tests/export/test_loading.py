@@ -16,11 +16,11 @@ from support.common import SMALL
 from support.made.models import changed, constant, picture, with_header
 
 import fedkace_flwr
-from experiments.running.inline import run_inline
 from fedkace_flwr import load_model
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import DataError, ModelError
 from fedkace_flwr.experiment import Experiment
+from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.export.folder import write_folder
 from fedkace_flwr.inference.kept_models import KeptModels, Predictor
 from fedkace_flwr.inference.reading import unpack

@@ -12,10 +12,10 @@ from support.made.models import constant, picture
 from support.systems.engines import InProcessEngine
 from support.tools import need_modules
 
-from experiments import api
-from experiments.running import runner
-from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
+from fedkace_flwr.experiments import api
+from fedkace_flwr.experiments.running import runner
+from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.export.folder import write_folder
 from fedkace_flwr.export.onnx_file import to_onnx
 

@@ -21,7 +21,7 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 
 INSTRUMENTED = [
     "fedkace_flwr",
-    "experiments.studies",
+    "fedkace_flwr.experiments.studies",
     "zipfile",
     "gzip",
     "yaml",

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from experiments.bench.training import Setting
-from experiments.running.need import CONTEXT, Need
 from fedkace_flwr.algorithms.fedkace_buffer import class_condition_number, kernel_condition_number, score_candidates
 from fedkace_flwr.compute.numerics import settle
 from fedkace_flwr.config import Config
+from fedkace_flwr.experiments.bench.training import Setting
+from fedkace_flwr.experiments.running.need import CONTEXT, Need
 from fedkace_flwr.sections import TrainingConfig
 from fedkace_flwr.seeding import generator_for
 from fedkace_flwr.training.cuda_graphs import KeptSteps
@@ -92,7 +92,7 @@ def carry_out(setting: Setting, net: Any, rate: float, **options: Any) -> None:
 
 _MEASURED = """
 import json, sys, torch
-from experiments.running.inline import run_inline
+from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
 config = Config.parse(json.loads(sys.argv[1]))
 run_inline(config)

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from support.common import rounds_of
 
-from experiments.running.engines import FlowerEngine
-from experiments.running.inline import run_inline
-from experiments.running.machine import Machine
 from fedkace_flwr.config import Config
+from fedkace_flwr.experiments.running.engines import FlowerEngine
+from fedkace_flwr.experiments.running.inline import run_inline
+from fedkace_flwr.experiments.running.machine import Machine
 from fedkace_flwr.networks.catalogue import NETWORKS
 from fedkace_flwr.registry import METHODS
 from fedkace_flwr.results.run_folder import HOLDS, RunFolder
@@ -102,7 +102,7 @@ def test_clients_that_share_a_gpu_under_ray_give_the_same_run(
 
 
 def test_planning_leaves_no_cuda_context() -> None:
-    program = "import torch; from experiments.running.machine import Machine; gpus = Machine.here().gpus; "
+    program = "import torch; from fedkace_flwr.experiments.running.machine import Machine; gpus = Machine.here().gpus; "
     program += "assert gpus and all(0 < gpu.free <= gpu.memory for gpu in gpus); "
     program += "assert not torch.cuda.is_initialized()"
     subprocess.run([sys.executable, "-c", program], check=True)

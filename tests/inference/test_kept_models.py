@@ -16,7 +16,6 @@ from support.common import rounds_of
 from support.made.models import CLASSES, blank, changed, constant, picture, with_header
 from support.systems.in_process import Federation
 
-from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
 from fedkace_flwr.configured import configured
 from fedkace_flwr.data import pixels
@@ -25,6 +24,7 @@ from fedkace_flwr.data.images import Framing, read_square
 from fedkace_flwr.data.readers.catalogue import framing_of
 from fedkace_flwr.errors import DataError, StateError
 from fedkace_flwr.experiment import Experiment
+from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.inference import model_files as serving
 from fedkace_flwr.inference.kept_models import KeptModels, Predictor
 from fedkace_flwr.inference.model_files import load_newest

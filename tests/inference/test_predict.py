@@ -13,7 +13,7 @@ from support.common import SMALL
 from support.made.models import constant, picture
 from support.systems.service import ENVIRONMENT, ROOT, predict
 
-from experiments.__main__ import main as program
+from fedkace_flwr.experiments.__main__ import main as program
 from fedkace_flwr.export.folder import write_folder
 from fedkace_flwr.inference.predict import main
 
@@ -139,7 +139,7 @@ def test_the_command_answers_while_rounds_go_on(tmp_path: Path) -> None:
     config = {**SMALL, "rounds": 5, "results-dir": str(tmp_path), "run-name": "run", "keep-models": "always"}
     (tmp_path / "a.png").write_bytes(picture())
     folder = tmp_path / "run" / "clients" / "client-001"
-    command = [sys.executable, "-m", "experiments.running.inline", json.dumps(config)]
+    command = [sys.executable, "-m", "fedkace_flwr.experiments.running.inline", json.dumps(config)]
     said: list[dict[str, Any]] = []
     with subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.DEVNULL) as run:
         while (over := run.poll()) is None:

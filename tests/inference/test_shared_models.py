@@ -9,9 +9,9 @@ from support.common import rounds_of
 from support.made.models import constant
 from support.made.stored import new_key
 
-from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import StateError, UnreadableStateError
+from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.inference import model_files as serving
 from fedkace_flwr.inference.model_files import load_newest
 from fedkace_flwr.storage import atomic, encryption

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from experiments.running.inline import InlineGrid
 from fedkace_flwr import client_app, server_app
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import MessageError
+from fedkace_flwr.experiments.running.inline import InlineGrid
 from fedkace_flwr.messaging import packing as folding
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.registry import METHODS

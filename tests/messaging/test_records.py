@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from support.made.replies import WEIGHTS, ask, ask_with
 
-from clients.fedkace import GAP, REPLAY_WEIGHTS
+from fedkace_flwr.clients.fedkace import GAP, REPLAY_WEIGHTS
 from fedkace_flwr.errors import MessageError, StateError
 from fedkace_flwr.messaging import records as keys
 

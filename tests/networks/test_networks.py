@@ -8,10 +8,10 @@ import torch
 from support.gradients import gradient_of
 from torch import Tensor
 
-from experiments.running.need import activations
 from fedkace_flwr.algorithms.refed_scores import all_gradients
 from fedkace_flwr.compute.torchvision_compat import import_torchvision
 from fedkace_flwr.errors import ConfigError
+from fedkace_flwr.experiments.running.need import activations
 from fedkace_flwr.networks.catalogue import NETWORKS, Facts, built, facts_of, seeded
 from fedkace_flwr.networks.network import Blueprint, Network
 from fedkace_flwr.sections import TrainingConfig

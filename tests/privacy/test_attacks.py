@@ -9,10 +9,10 @@ import pytest
 import torch
 from support.common import SMALL, rounds_of
 
-from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
 from fedkace_flwr.configured import configured
 from fedkace_flwr.errors import ConfigError
+from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.privacy.attacks import Attack, FlippedLabels, is_hostile
 from fedkace_flwr.registry import METHODS
 from fedkace_flwr.samples import Samples

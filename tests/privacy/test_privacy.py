@@ -10,10 +10,10 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, MessageType, Metadata, RecordDict
 from support.common import rounds_of
 
-from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
 from fedkace_flwr.configured import configured
 from fedkace_flwr.errors import ConfigError, MessageError
+from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.messaging.records import Reply, Weights
 from fedkace_flwr.privacy import noise
@@ -23,7 +23,7 @@ from fedkace_flwr.registry import METHODS
 from fedkace_flwr.sections import PrivacyConfig
 from fedkace_flwr.storage import atomic as durable
 from fedkace_flwr.storage.checkpoint import Checkpoints
-from strategies.fedavg import FedAvg
+from fedkace_flwr.strategies.fedavg import FedAvg
 
 Make = Callable[..., Config]
 PARAMETERS = frozenset({"conv", "bias"})

@@ -17,10 +17,10 @@ from support.made.parsers import Parsers
 from support.systems.federation import ROOT
 from support.systems.in_process import Federation
 
-from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
 from fedkace_flwr.configured import configured
 from fedkace_flwr.errors import PolicyError, RunError
+from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.privacy.site_policy import VARIABLE, SitePolicy, policy_of_site, read_policy
 from fedkace_flwr.registry import METHODS

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.common import rounds_of
 
-from clients.centralized import CentralizedKeys
-from experiments.running.inline import run_inline
+from fedkace_flwr.clients.centralized import CentralizedKeys
 from fedkace_flwr.config import Config
 from fedkace_flwr.configured import configured
 from fedkace_flwr.data import pixels
+from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.results.reference_cache import cached_accuracy, fingerprint, reference_keys
 
 Make = Callable[..., Config]

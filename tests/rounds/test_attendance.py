@@ -8,9 +8,9 @@ from support.common import FakeTime
 from support.doubles.faults import Damage, FaultyGrid, honest
 from support.systems.runs import EVALUATE, METHODS, TRAIN, TRAINING_KINDS, last, records, run, same
 
-from experiments.running.inline import InlineGrid
 from fedkace_flwr import server_app
 from fedkace_flwr.config import Config
+from fedkace_flwr.experiments.running.inline import InlineGrid
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.storage.checkpoint import Checkpoint
 

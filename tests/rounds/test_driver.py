@@ -11,13 +11,13 @@ from flwr.app import Message, MessageType
 from support.doubles.faults import Damage, failed, honest, lost, on_training, only, with_array
 from support.systems.runs import folder_of, records, run
 
-from experiments.running.inline import InlineGrid, run_inline
 from fedkace_flwr import client_app, server_app
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import RunError
+from fedkace_flwr.experiments.running.inline import InlineGrid, run_inline
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.registry import METHODS
-from strategies.base import ServerRule
+from fedkace_flwr.strategies.base import ServerRule
 
 Make = Callable[..., Config]
 

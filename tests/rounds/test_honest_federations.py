@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from support.common import SMALL, rounds_of
 
-from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
+from fedkace_flwr.experiments.running.inline import run_inline
 
 FEW_CLASSES = {"stream": "dirichlet", "stream-concentration": 0.05, "stream-drift": 0.2}
 STREAMS: dict[str, dict[str, Any]] = {

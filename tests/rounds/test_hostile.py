@@ -23,9 +23,9 @@ from support.doubles.hostile import (
     folder_of,
 )
 
-from clients import fedcbdr as fedcbdr_names
-from clients import tfcl as tfcl_names
 from fedkace_flwr import server_app
+from fedkace_flwr.clients import fedcbdr as fedcbdr_names
+from fedkace_flwr.clients import tfcl as tfcl_names
 from fedkace_flwr.errors import RunError
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.results import run_folder

@@ -9,11 +9,11 @@ import pytest
 from support.systems.contract import DISTINCT_METHODS, SHAPE, assert_a_run_in_pieces_equals
 from support.systems.runs import EVALUATE, TRAIN, TRAINING_KINDS, failing, folder_of, last, records, run, same
 
-from experiments.running.inline import run_inline
-from experiments.running.plan import training_samples
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError, RunError
 from fedkace_flwr.experiment import Experiment
+from fedkace_flwr.experiments.running.inline import run_inline
+from fedkace_flwr.experiments.running.plan import training_samples
 from fedkace_flwr.export.loading import load_model
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.privacy.accounting import epsilon

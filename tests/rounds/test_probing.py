@@ -9,9 +9,9 @@ from flwr.clientapp import ClientApp
 from support.common import FakeTime
 from support.doubles.grids import WEIGHTS, LossyGrid
 
-from experiments.running.inline import InlineGrid
 from fedkace_flwr import client_app
 from fedkace_flwr.config import Config
+from fedkace_flwr.experiments.running.inline import InlineGrid
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.rounds.exchange import by_client, exchange
 from fedkace_flwr.storage.client_state import ClientState

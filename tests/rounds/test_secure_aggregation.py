@@ -13,10 +13,10 @@ from flwr.common import bytes_to_ndarray
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key
 from support.common import rounds_of
 
-from experiments.running.inline import InlineGrid, run_inline
 from fedkace_flwr.config import Config
 from fedkace_flwr.configured import configured
 from fedkace_flwr.errors import ConfigError, MessageError, RunError
+from fedkace_flwr.experiments.running.inline import InlineGrid, run_inline
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.privacy.client_mods import guarded
 from fedkace_flwr.registry import METHODS

@@ -11,9 +11,9 @@ import pytest
 from support.common import rounds_of
 from support.made.stored import assert_bit_identical, assert_same, empty, heard, learned, names, of_run, reply, trained
 
-from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError, StateError, UnreadableStateError
+from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.storage import atomic as durable
 from fedkace_flwr.storage.client_state import read_state
 from fedkace_flwr.storage.client_store import ClientStore

@@ -10,7 +10,7 @@ import torch
 from support.made.stored import assert_same, body_of, empty, heard, learned, names, put, reply, train
 from support.systems.in_process import Federation
 
-from clients.fedkace import GAPS
+from fedkace_flwr.clients.fedkace import GAPS
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import StateError
 from fedkace_flwr.messaging import records as keys

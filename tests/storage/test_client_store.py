@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from support.common import rounds_of
 from support.made.stored import assert_bit_identical, assert_same, body_of, empty, learned, names, reply, train
 
-from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
+from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.storage import client_state
 from fedkace_flwr.storage.client_state import Answer
 from fedkace_flwr.storage.client_store import ClientStore

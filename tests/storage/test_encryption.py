@@ -27,9 +27,9 @@ from support.made.stored import (
     trained,
 )
 
-from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError, RunError, StateError, UnreadableStateError
+from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.inference import model_files
 from fedkace_flwr.results.run_folder import RunFolder
 from fedkace_flwr.samples import Samples

@@ -11,14 +11,14 @@ import torch
 from support.made.results import made_round
 from support.made.stored import assert_same, empty, heard, learned, names, train
 
-from experiments.feed import feed
-from experiments.results.loading import load_results
-from experiments.running import runner
-from experiments.running.cells import Cell
-from experiments.studies.study import load_study
 from fedkace_flwr.config import Config
 from fedkace_flwr.data.datasets import load_dataset
 from fedkace_flwr.errors import ConfigError, FedkaceError, RunError, StateError, UnreadableStateError
+from fedkace_flwr.experiments.feed import feed
+from fedkace_flwr.experiments.results.loading import load_results
+from fedkace_flwr.experiments.running import runner
+from fedkace_flwr.experiments.running.cells import Cell
+from fedkace_flwr.experiments.studies.study import load_study
 from fedkace_flwr.results.reference_cache import cached_accuracy
 from fedkace_flwr.results.run_folder import HOLDS, RunFolder, read_json
 from fedkace_flwr.sections import DataConfig

@@ -9,7 +9,7 @@ from flwr.app import ArrayRecord, MessageType
 from fedkace_flwr.config import Config
 from fedkace_flwr.messaging.records import Reply
 from fedkace_flwr.rounds.aggregation import Aggregator
-from strategies.base import ServerRule
+from fedkace_flwr.strategies.base import ServerRule
 
 
 def test_by_default_every_client_weighs_the_same_and_gets_the_global_model(small: Callable[..., Config]) -> None:

@@ -11,10 +11,10 @@ from flwr.app import Message, MessageType
 from support.doubles.faults import failed, on_training, only, with_array
 from support.systems.runs import records, run
 
-import strategies.dcfcl
-from clients.base import ClientRound
-from clients.dcfcl import DcfclClient
+import fedkace_flwr.strategies.dcfcl
 from fedkace_flwr.algorithms.dcfcl_coalitions import Formation, form_coalitions
+from fedkace_flwr.clients.base import ClientRound
+from fedkace_flwr.clients.dcfcl import DcfclClient
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.messaging import records as keys
@@ -22,9 +22,9 @@ from fedkace_flwr.networks.network import Network
 from fedkace_flwr.registry import METHODS
 from fedkace_flwr.rounds.aggregation import client_drift, weighted_mean
 from fedkace_flwr.rounds.server_round import ServerRound
+from fedkace_flwr.strategies.dcfcl import Dcfcl
 from fedkace_flwr.training.distillation import DistillationLoss
 from fedkace_flwr.training.losses import Batch, TaskLoss
-from strategies.dcfcl import Dcfcl
 
 Make = Callable[..., Config]
 Model = dict[str, np.ndarray]
@@ -76,7 +76,7 @@ def always(monkeypatch: pytest.MonkeyPatch, *partition: tuple[int, ...]) -> None
     """Let every game end alike."""
     players = sum(len(coalition) for coalition in partition)
     fixed = Formation(tuple(partition), 1, np.zeros(players))
-    monkeypatch.setattr(strategies.dcfcl, "form_coalitions", lambda *told: fixed)
+    monkeypatch.setattr(fedkace_flwr.strategies.dcfcl, "form_coalitions", lambda *told: fixed)
 
 
 def test_a_coalition_shares_the_mean_of_its_members_and_trains_on_from_it(small: Make) -> None:
@@ -144,7 +144,7 @@ def test_a_client_that_drops_out_keeps_its_model_and_comes_back_alone(
         found = form_coalitions(benefit, start)
         return Formation((tuple(range(len(found.benefits))),), found.passes, found.benefits)
 
-    monkeypatch.setattr(strategies.dcfcl, "form_coalitions", united)
+    monkeypatch.setattr(fedkace_flwr.strategies.dcfcl, "form_coalitions", united)
     config = small(method="dcfcl")
     grid = run(config, only(1, 2, fault))
 

@@ -13,18 +13,18 @@ from support.doubles.faults import Damage, FaultyGrid, changed, failed, honest, 
 from support.doubles.leverage import pinv_leverage
 from torch import Tensor
 
-import strategies.fedcbdr
-from clients import fedcbdr as fedcbdr_names
-from experiments.running.inline import InlineGrid
+import fedkace_flwr.strategies.fedcbdr
 from fedkace_flwr import client_app
 from fedkace_flwr.algorithms import fedcbdr_leverage as cbdr
+from fedkace_flwr.clients import fedcbdr as fedcbdr_names
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment, as_arrays
+from fedkace_flwr.experiments.running.inline import InlineGrid
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.rounds.driver import RoundDriver
 from fedkace_flwr.rounds.round_report import RoundReport
 from fedkace_flwr.seeding import generator_for
-from strategies.fedcbdr import FedCbdr
+from fedkace_flwr.strategies.fedcbdr import FedCbdr
 
 Make = Callable[..., Config]
 ACTIONS = (fedcbdr_names.FEATURES_QUERY, fedcbdr_names.SCORES_QUERY)
@@ -200,7 +200,7 @@ def test_a_selection_that_does_not_fit_is_not_taken(
 ) -> None:
     drawn = torch.tensor(positions, dtype=torch.int64)
     servers = SimpleNamespace(left_factor=cbdr.left_factor, draw=lambda *told, **more: drawn)
-    monkeypatch.setattr(strategies.fedcbdr, "cbdr", servers)
+    monkeypatch.setattr(fedkace_flwr.strategies.fedcbdr, "cbdr", servers)
     reports, _ = start(cbdr_config(rounds=2))
     assert selected(reports[1]) == {0: 0, 1: 0, 2: 0}
     assert {failure["phase"] for failure in reports[1].failures} == {fedcbdr_names.SELECTION}

@@ -11,7 +11,7 @@ from fedkace_flwr.config import Config
 from fedkace_flwr.errors import RunError
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.messaging.records import Reply
-from strategies.tfcl import teach
+from fedkace_flwr.strategies.tfcl import teach
 
 Make = Callable[..., Config]
 SHAPE = {"method": "tfcl", "epochs": 2, "tfcl_server_epochs": 2, "weight_decay": 1e-3}
@@ -121,7 +121,7 @@ def test_too_few_good_replies_stop_the_run(small: Make) -> None:
 
 
 def test_a_diverging_server_leaves_the_clients_to_themselves(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    from strategies import tfcl
+    from fedkace_flwr.strategies import tfcl
 
     def diverge(*args: object) -> None:
         raise RunError("epoch 1: the training loss is not finite")

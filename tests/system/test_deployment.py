@@ -24,10 +24,10 @@ from support.systems.federation import (
     until,
 )
 
-from experiments.running.inline import run_inline
-from experiments.running.ports import free_ports
-from experiments.running.processes import finish
 from fedkace_flwr.config import Config
+from fedkace_flwr.experiments.running.inline import run_inline
+from fedkace_flwr.experiments.running.ports import free_ports
+from fedkace_flwr.experiments.running.processes import finish
 from fedkace_flwr.inference.predict import main as predict
 from fedkace_flwr.sections import PrivacyConfig
 from fedkace_flwr.storage import encryption as sealing

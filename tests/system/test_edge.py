@@ -13,9 +13,9 @@ import pytest
 from support.common import SMALL
 from support.systems.federation import Federation, assert_same_weights, results_of, until
 
-from experiments.feed import feed
-from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
+from fedkace_flwr.experiments.feed import feed
+from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.inference.predict import main as predict
 
 ROUNDS = 3

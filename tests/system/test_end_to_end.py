@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from support.common import SMALL, rounds_of
 
-from experiments.running.engines import FlowerEngine
-from experiments.running.inline import run_inline
-from experiments.running.ports import free_ports
 from fedkace_flwr.config import Config
+from fedkace_flwr.experiments.running.engines import FlowerEngine
+from fedkace_flwr.experiments.running.inline import run_inline
+from fedkace_flwr.experiments.running.ports import free_ports
 from fedkace_flwr.results.run_folder import HOLDS
 from fedkace_flwr.storage.targets import claim
 

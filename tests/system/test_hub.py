@@ -20,8 +20,8 @@ from support.systems.federation import CONNECTION, DEPLOY, Federation, assert_sa
 from support.systems.proxy import Door, Line, disguises, most_memory, node_context, request
 from support.tools import need_tools
 
-from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
+from fedkace_flwr.experiments.running.inline import run_inline
 
 NODES = ("node-1", "node-2")
 NUMBERS = {**SMALL, "clients": 2, "rounds": 1, "samples-per-class": 6}

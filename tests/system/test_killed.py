@@ -14,9 +14,9 @@ import psutil
 import pytest
 from support.common import SMALL, rounds_of
 
-from experiments.running.guard import all_of, end_all_of
-from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
+from fedkace_flwr.experiments.running.guard import all_of, end_all_of
+from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.storage.checkpoint import Checkpoints
 
 ROOT = Path(__file__).parents[2]
@@ -153,8 +153,8 @@ def test_parts_of_flower_are_killed_one_after_another(study: Path, more: Path) -
     """Each costs one attempt; that rounds are finished in between lets the runner go on after more than two."""
     study_of(study.parent, MORE_ROUNDS)
     victims = (
-        ("starting", "experiments.running.simulation"),
-        ("round ", "experiments.running.simulation"),
+        ("starting", "fedkace_flwr.experiments.running.simulation"),
+        ("round ", "fedkace_flwr.experiments.running.simulation"),
         ("round ", "ray::ClientAppActor"),
         ("round ", "raylet/raylet"),
     )

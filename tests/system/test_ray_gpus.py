@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import ray
 
-from experiments.running.engines import FlowerEngine
-from experiments.running.machine import VISIBLE, Gpu
-from experiments.running.workers import packed
 from fedkace_flwr import client_app
+from fedkace_flwr.experiments.running.engines import FlowerEngine
+from fedkace_flwr.experiments.running.machine import VISIBLE, Gpu
+from fedkace_flwr.experiments.running.workers import packed
 from fedkace_flwr.flower import lean_ray
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray-gpus")]

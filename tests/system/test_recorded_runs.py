@@ -7,8 +7,8 @@ import pytest
 from support.common import rounds_of
 from support.doubles.recording import Recording
 
-from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
+from fedkace_flwr.experiments.running.inline import run_inline
 
 pytestmark = pytest.mark.slow
 

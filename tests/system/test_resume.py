@@ -13,9 +13,9 @@ from support.common import make_events_earlier, rounds_of
 from support.systems.cut_off import cut_after_round, finished
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config, keys_affecting
 from fedkace_flwr.errors import ConfigError, RunError
+from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.results.run_folder import RunFolder, differences
 from fedkace_flwr.storage.checkpoint import Checkpoint, Checkpoints
 

@@ -12,10 +12,10 @@ import psutil
 import pytest
 from support.common import SMALL, rounds_of
 
-from experiments.running.engines import FlowerEngine, Job
-from experiments.running.guard import all_of, end_all_of
-from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
+from fedkace_flwr.experiments.running.engines import FlowerEngine, Job
+from fedkace_flwr.experiments.running.guard import all_of, end_all_of
+from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.results.run_folder import HOLDS
 from fedkace_flwr.storage.targets import claim
 

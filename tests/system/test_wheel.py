@@ -14,8 +14,8 @@ import pytest
 from support.common import SMALL, rounds_of
 from support.tools import need_modules
 
-from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
+from fedkace_flwr.experiments.running.inline import run_inline
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("fedkace_flwr", "strategies", "clients", "experiments")

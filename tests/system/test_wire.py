@@ -22,9 +22,9 @@ import torch
 from support.common import SMALL
 from support.systems.federation import ROOT, STEP_SECONDS, environment, until, wait_for_serverapps
 
-from experiments.running.ports import free_ports
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment
+from fedkace_flwr.experiments.running.ports import free_ports
 from fedkace_flwr.registry import METHODS
 from fedkace_flwr.storage import atomic as durable
 

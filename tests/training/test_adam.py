@@ -59,7 +59,7 @@ def test_gradients_in_another_order_of_memory_move_the_same_weights() -> None:
 
 ROUND = """
 import sys, tempfile
-from experiments.running.inline import run_inline
+from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
 small = {"clients": 2, "rounds": 2, "epochs": 1, "width": 2, "samples-per-class": 2, "capacity": 10, "threads": 1}
 with tempfile.TemporaryDirectory() as folder:

@@ -8,12 +8,12 @@ import torch
 from support.doubles.fake_gpu import CUDA, GPU, fake_tensors, placed
 from torch import Tensor
 
-from clients.fedprox import ProximalLoss
 from fedkace_flwr.algorithms import fedkace_buffer
 from fedkace_flwr.algorithms.fedcbdr_loss import TemperatureLoss
 from fedkace_flwr.algorithms.fedkace_loss import BalancedReplayLoss, FullGradientReplayLoss
 from fedkace_flwr.algorithms.fedkace_replay import GradientBalance
 from fedkace_flwr.algorithms.ofcl_views import VIEWS
+from fedkace_flwr.clients.fedprox import ProximalLoss
 from fedkace_flwr.compute.memory import at_home, images_at_once
 from fedkace_flwr.networks.network import load_weights
 from fedkace_flwr.networks.resnet import ResNet18, resnet18

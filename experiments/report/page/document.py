@@ -9,14 +9,14 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
-from experiments.report.names import data_name, data_of
-from experiments.report.page.payload import config_of, payload
-from experiments.report.paired import difference_table, paired_differences
-from experiments.report.palette import DARK, LIGHT, ranked
-from experiments.report.single_runs import only_run_table, unfinished_table
-from experiments.report.tables import ResultTable, shown, study_notes
-from experiments.results.loading import Results, StudyInfo, rows_of
 from fedkace_flwr.config import Config, folder_keys
+from fedkace_flwr.experiments.report.names import data_name, data_of
+from fedkace_flwr.experiments.report.page.payload import config_of, payload
+from fedkace_flwr.experiments.report.paired import difference_table, paired_differences
+from fedkace_flwr.experiments.report.palette import DARK, LIGHT, ranked
+from fedkace_flwr.experiments.report.single_runs import only_run_table, unfinished_table
+from fedkace_flwr.experiments.report.tables import ResultTable, shown, study_notes
+from fedkace_flwr.experiments.results.loading import Results, StudyInfo, rows_of
 from fedkace_flwr.storage.files import write_text
 
 _HERE = Path(__file__).parent

@@ -15,11 +15,11 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 
-from experiments.results.folders import all_within
-from experiments.results.reading import with_data_dir
 from fedkace_flwr.config import Config
 from fedkace_flwr.data.datasets import Dataset, load_dataset
 from fedkace_flwr.errors import FedkaceError
+from fedkace_flwr.experiments.results.folders import all_within
+from fedkace_flwr.experiments.results.reading import with_data_dir
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.storage.client_state import ClientState, read_state
 

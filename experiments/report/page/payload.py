@@ -6,16 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.report.names import axis_label, method_rank
-from experiments.report.page.images import Budget, held, newest_state, try_dataset
-from experiments.report.page.theorem import distances, schedules_of
-from experiments.report.tables import axis_value, place
-from experiments.results.averages import conditions
-from experiments.results.loading import Results, StudyInfo, rows_of
-from experiments.results.reading import Record
 from fedkace_flwr.config import Config
 from fedkace_flwr.data.datasets import Dataset
 from fedkace_flwr.errors import ResultsError, StateError
+from fedkace_flwr.experiments.report.names import axis_label, method_rank
+from fedkace_flwr.experiments.report.page.images import Budget, held, newest_state, try_dataset
+from fedkace_flwr.experiments.report.page.theorem import distances, schedules_of
+from fedkace_flwr.experiments.report.tables import axis_value, place
+from fedkace_flwr.experiments.results.averages import conditions
+from fedkace_flwr.experiments.results.loading import Results, StudyInfo, rows_of
+from fedkace_flwr.experiments.results.reading import Record
 from fedkace_flwr.sections import DataConfig
 from fedkace_flwr.storage.names import without_paths
 

@@ -15,10 +15,6 @@ from flwr.app import Message, MessageType
 from support.common import rounds_of
 from support.made.inboxes import RUN, names_in
 
-from experiments.__main__ import main
-from experiments.feed import feed
-from experiments.report.streams import DrawnStream
-from experiments.running.inline import InlineGrid, run_inline
 from fedkace_flwr import client_app
 from fedkace_flwr.config import Config
 from fedkace_flwr.configured import configured
@@ -26,6 +22,10 @@ from fedkace_flwr.data.images import Framing
 from fedkace_flwr.data.readers.catalogue import framing_of
 from fedkace_flwr.errors import ConfigError, RunError
 from fedkace_flwr.experiment import Experiment, as_arrays
+from fedkace_flwr.experiments.__main__ import main
+from fedkace_flwr.experiments.feed import feed
+from fedkace_flwr.experiments.report.streams import DrawnStream
+from fedkace_flwr.experiments.running.inline import InlineGrid, run_inline
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.results.record import title
 from fedkace_flwr.storage.checkpoint import Checkpoints

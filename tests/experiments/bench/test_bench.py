@@ -8,10 +8,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from experiments.__main__ import main
-from experiments.bench import gpu as gpu_part
-from experiments.bench.measure import Figures, kept, report, spread, unmeasured, verdict
-from experiments.bench.suite import bench
+from fedkace_flwr.experiments.__main__ import main
+from fedkace_flwr.experiments.bench import gpu as gpu_part
+from fedkace_flwr.experiments.bench.measure import Figures, kept, report, spread, unmeasured, verdict
+from fedkace_flwr.experiments.bench.suite import bench
 
 
 def test_without_cuda_every_figure_says_that_it_was_not_measured(

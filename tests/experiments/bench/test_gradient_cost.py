@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.__main__ import main
-from experiments.bench.gradient_cost import NETWORKS, counts, readings
+from fedkace_flwr.experiments.__main__ import main
+from fedkace_flwr.experiments.bench.gradient_cost import NETWORKS, counts, readings
 
 CIFAR, IMAGENET = NETWORKS
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from support.figures import drawn_in_panels
 from support.made.results import write_run, write_study
 
-from experiments.__main__ import main
+from fedkace_flwr.experiments.__main__ import main
 
 
 def test_figures_are_only_those_whose_data_is_there(tmp_path: Path) -> None:

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from support.made.results import made_round, write_run, write_study
 from support.tools import need_tools
 
-from experiments.__main__ import main
-from experiments.report.escaping import in_markdown, in_tex
-from experiments.report.tables import Cell, ResultTable, latex, markdown
-from experiments.report.write import write_report
-from experiments.results.loading import load_results
 from fedkace_flwr.errors import ConfigError, ResultsError
+from fedkace_flwr.experiments.__main__ import main
+from fedkace_flwr.experiments.report.escaping import in_markdown, in_tex
+from fedkace_flwr.experiments.report.tables import Cell, ResultTable, latex, markdown
+from fedkace_flwr.experiments.report.write import write_report
+from fedkace_flwr.experiments.results.loading import load_results
 from fedkace_flwr.results.plot import draw_accuracy, in_plot
 
 SCRIPT = "<script>alert(1)</script>"

@@ -10,7 +10,7 @@ import torch
 from support.made.results import made_round, write_run, write_study
 from support.systems.browser import headless_browser, requested
 
-from experiments.report.write import write_report
+from fedkace_flwr.experiments.report.write import write_report
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.storage.client_state import Answer, ClientState
 from fedkace_flwr.storage.client_store import ClientStore

@@ -8,11 +8,11 @@ import pytest
 from scipy.stats import binomtest
 from support.made.results import write_run, write_study
 
-from experiments.__main__ import main
-from experiments.report.page.document import write_page
-from experiments.report.paired import Difference, compare, difference_table, paired_differences
-from experiments.report.tables import study_tables
-from experiments.results.loading import load_results
+from fedkace_flwr.experiments.__main__ import main
+from fedkace_flwr.experiments.report.page.document import write_page
+from fedkace_flwr.experiments.report.paired import Difference, compare, difference_table, paired_differences
+from fedkace_flwr.experiments.report.tables import study_tables
+from fedkace_flwr.experiments.results.loading import load_results
 from fedkace_flwr.seeding import seed_for
 
 

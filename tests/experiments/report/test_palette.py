@@ -9,11 +9,11 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from support.made.results import write_run, write_study
 
-from experiments.__main__ import main
-from experiments.report.comparison import draw_comparisons
-from experiments.report.names import method_name
-from experiments.report.palette import INK, LIGHT, colours
-from experiments.studies.study import load_study
+from fedkace_flwr.experiments.__main__ import main
+from fedkace_flwr.experiments.report.comparison import draw_comparisons
+from fedkace_flwr.experiments.report.names import method_name
+from fedkace_flwr.experiments.report.palette import INK, LIGHT, colours
+from fedkace_flwr.experiments.studies.study import load_study
 
 METHODS = ("centralized", "er", "fedkace", "refed", "fedavg", "fedframe")
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from support.made.results import write_run, write_study
 
-from experiments.report.quoted import main, with_tables
 from fedkace_flwr.errors import ResultsError
+from fedkace_flwr.experiments.report.quoted import main, with_tables
 
 PAGE = "# Mine\n\n<!-- table kept aa -->\nold\n<!-- end of table -->\n\nBetween.\n\n<!-- table kept late -->\n<!-- end of table -->\n"
 

@@ -12,12 +12,20 @@ import pandas as pd
 import pytest
 from support.made.results import write_run, write_study
 
-from experiments.__main__ import main
-from experiments.report.page.document import write_page
-from experiments.report.page.payload import POINTS, payload, thinned
-from experiments.report.paper import load_paper, paper_row
-from experiments.report.tables import Cell, ResultTable, latex, long_frame, markdown, study_notes, study_tables
-from experiments.results.loading import load_results
+from fedkace_flwr.experiments.__main__ import main
+from fedkace_flwr.experiments.report.page.document import write_page
+from fedkace_flwr.experiments.report.page.payload import POINTS, payload, thinned
+from fedkace_flwr.experiments.report.paper import load_paper, paper_row
+from fedkace_flwr.experiments.report.tables import (
+    Cell,
+    ResultTable,
+    latex,
+    long_frame,
+    markdown,
+    study_notes,
+    study_tables,
+)
+from fedkace_flwr.experiments.results.loading import load_results
 from fedkace_flwr.storage.targets import MARK
 
 
@@ -248,8 +256,12 @@ def test_what_the_page_draws_is_thinned_and_bounded(tmp_path: Path, monkeypatch:
         write_run(tmp_path, f"run-{seed}", [0.5] * 10, seed=seed)
     whole = payload(load_results(tmp_path))
     assert (len(whole["runs"]), len(whole["details"]), whole["notes"]) == (6, 6, [])
-    monkeypatch.setattr("experiments.report.page.payload.CLIENT_BYTES", len(json.dumps(whole["details"])) // 3)
-    monkeypatch.setattr("experiments.report.page.payload.CURVE_BYTES", len(json.dumps(whole["runs"])) // 2 + 100)
+    monkeypatch.setattr(
+        "fedkace_flwr.experiments.report.page.payload.CLIENT_BYTES", len(json.dumps(whole["details"])) // 3
+    )
+    monkeypatch.setattr(
+        "fedkace_flwr.experiments.report.page.payload.CURVE_BYTES", len(json.dumps(whole["runs"])) // 2 + 100
+    )
     part = payload(load_results(tmp_path))
     assert len(part["runs"]) == 3 and 0 < len(part["details"]) < 3
     assert part["notes"][0].startswith("3 of 6 runs are not drawn")
@@ -312,7 +324,9 @@ def test_the_command_writes_everything_and_names_it(tmp_path: Path, capsys: pyte
 
 @pytest.mark.slow
 def test_without_its_extra_the_command_says_what_to_install(tmp_path: Path) -> None:
-    program = "import sys; sys.modules['plotly'] = None; from experiments.__main__ import main; sys.exit(main())"
+    program = (
+        "import sys; sys.modules['plotly'] = None; from fedkace_flwr.experiments.__main__ import main; sys.exit(main())"
+    )
     command = [sys.executable, "-c", program, "report", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from support.made.results import write_run, write_study
 
-from experiments.__main__ import main
-from experiments.report.robustness import honest_accuracies, robustness_tables
 from fedkace_flwr.errors import ResultsError
+from fedkace_flwr.experiments.__main__ import main
+from fedkace_flwr.experiments.report.robustness import honest_accuracies, robustness_tables
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -9,10 +9,10 @@ from matplotlib.figure import Figure
 from support.figures import drawn_in_panels
 from support.made.results import write_run, write_study
 
-from experiments.__main__ import main
-from experiments.report.single_runs import only_run_table, unfinished_table
-from experiments.report.tables import ResultTable, study_tables
-from experiments.results.loading import load_results
+from fedkace_flwr.experiments.__main__ import main
+from fedkace_flwr.experiments.report.single_runs import only_run_table, unfinished_table
+from fedkace_flwr.experiments.report.tables import ResultTable, study_tables
+from fedkace_flwr.experiments.results.loading import load_results
 
 
 def tables_of(folder: Path) -> dict[str, ResultTable]:

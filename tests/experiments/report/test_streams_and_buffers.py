@@ -10,11 +10,11 @@ import pytest
 import torch
 from PIL import Image
 
-from experiments.report.page.images import PER_CLASS, Budget, held, newest_state
-from experiments.report.page.theorem import distances, pair_distances, proportions
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import StateError
 from fedkace_flwr.experiment import Experiment
+from fedkace_flwr.experiments.report.page.images import PER_CLASS, Budget, held, newest_state
+from fedkace_flwr.experiments.report.page.theorem import distances, pair_distances, proportions
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.storage.client_state import Answer, ClientState
 from fedkace_flwr.storage.client_store import ClientStore

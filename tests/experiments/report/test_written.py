@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 from support.made.results import write_run, write_study
 
-from experiments.report.tables import study_tables
-from experiments.report.write import write_report
-from experiments.results.loading import load_results
 from fedkace_flwr.errors import ResultsError
+from fedkace_flwr.experiments.report.tables import study_tables
+from fedkace_flwr.experiments.report.write import write_report
+from fedkace_flwr.experiments.results.loading import load_results
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_many_rows_are_written_as_parquet_alone_and_none_as_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_run(tmp_path, "fedkace", [0.5, 0.6])
-    monkeypatch.setattr("experiments.results.classes.MOST_ROWS", 3)
+    monkeypatch.setattr("fedkace_flwr.experiments.results.classes.MOST_ROWS", 3)
     target = tmp_path / "out"
     assert target / "classes.parquet" in write_report([tmp_path], target)
     assert not (target / "classes.csv").exists() and len(pd.read_parquet(target / "classes.parquet")) == 10
@@ -113,7 +113,9 @@ def test_a_damaged_record_of_classes_is_named(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_misspelt_folder_is_named_before_what_is_not_installed(tmp_path: Path) -> None:
     (tmp_path / "quickstart").mkdir()
-    program = "import sys; sys.modules['pandas'] = None; from experiments.__main__ import main; sys.exit(main())"
+    program = (
+        "import sys; sys.modules['pandas'] = None; from fedkace_flwr.experiments.__main__ import main; sys.exit(main())"
+    )
     command = [sys.executable, "-c", program, "report", str(tmp_path / "quikstart")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2

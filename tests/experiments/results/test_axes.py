@@ -8,10 +8,10 @@ import pandas as pd
 import pytest
 from support.made.results import SMALL_RUN, write_run
 
-from experiments.report.tables import CHANCE, ResultTable, study_notes, study_tables
-from experiments.results.loading import StudyInfo, load_results
-from experiments.running.runner import describe
-from experiments.studies.study import load_study
+from fedkace_flwr.experiments.report.tables import CHANCE, ResultTable, study_notes, study_tables
+from fedkace_flwr.experiments.results.loading import StudyInfo, load_results
+from fedkace_flwr.experiments.running.runner import describe
+from fedkace_flwr.experiments.studies.study import load_study
 from fedkace_flwr.keys import Scalar
 
 STUDY = """

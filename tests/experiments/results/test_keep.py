@@ -11,12 +11,12 @@ import torch
 from support.common import rounds_of
 from support.systems.cut_off import cut_after_round
 
-from experiments.results.keep import keep
-from experiments.running.cells import Cell
-from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError, RunError
 from fedkace_flwr.experiment import Experiment
+from fedkace_flwr.experiments.results.keep import keep
+from fedkace_flwr.experiments.running.cells import Cell
+from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.results.run_folder import RunFolder
 from fedkace_flwr.storage.targets import MARK
 

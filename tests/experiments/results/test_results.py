@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 from support.made.results import made_round, write_run, write_study
 
-from experiments.report.tables import place
-from experiments.results.loading import Results, load_results, rows_of
-from experiments.results.reading import SCHEMA
 from fedkace_flwr.errors import ResultsError
+from fedkace_flwr.experiments.report.tables import place
+from fedkace_flwr.experiments.results.loading import Results, load_results, rows_of
+from fedkace_flwr.experiments.results.reading import SCHEMA
 
 KEPT = Path(__file__).resolve().parents[3] / "docs" / "results"
 

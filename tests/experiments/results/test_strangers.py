@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from support.common import SMALL
 from support.made.datasets import write_tree
 
-from experiments.export import export
-from experiments.report.page.payload import payload
-from experiments.report.robustness import honest_accuracies, robustness_tables
-from experiments.report.write import write_report
-from experiments.results.keep import keep
-from experiments.results.loading import load_results
-from experiments.results.summary_table import find_runs, summary_table
-from experiments.running.inline import run_inline
 from fedkace_flwr import load_model
 from fedkace_flwr.config import Config, path_keys
 from fedkace_flwr.errors import FedkaceError
+from fedkace_flwr.experiments.export import export
+from fedkace_flwr.experiments.report.page.payload import payload
+from fedkace_flwr.experiments.report.robustness import honest_accuracies, robustness_tables
+from fedkace_flwr.experiments.report.write import write_report
+from fedkace_flwr.experiments.results.keep import keep
+from fedkace_flwr.experiments.results.loading import load_results
+from fedkace_flwr.experiments.results.summary_table import find_runs, summary_table
+from fedkace_flwr.experiments.running.inline import run_inline
 
 Command = Callable[[Path, Path], object]
 

@@ -8,9 +8,15 @@ from typing import Any
 import pytest
 from support.made.results import write_run
 
-from experiments.__main__ import main
-from experiments.results.loading import load_results
-from experiments.results.summary_table import COLUMNS, find_runs, hidden_columns, shown_columns, summary_table
+from fedkace_flwr.experiments.__main__ import main
+from fedkace_flwr.experiments.results.loading import load_results
+from fedkace_flwr.experiments.results.summary_table import (
+    COLUMNS,
+    find_runs,
+    hidden_columns,
+    shown_columns,
+    summary_table,
+)
 from fedkace_flwr.results.record import totals
 
 
@@ -109,7 +115,7 @@ def test_columns_of_bytes_are_dropped_first_and_those_that_are_missing_are_named
     assert sizes == sorted(sizes) and "bwt" in whole
     width = next(width for width in range(200, 20, -1) if len(hidden_columns(runs, width)) == 2)
     assert hidden_columns(runs, width) == ["down", "up"]
-    monkeypatch.setattr("experiments.__main__._PLAIN_WIDTH", width)
+    monkeypatch.setattr("fedkace_flwr.experiments.__main__._PLAIN_WIDTH", width)
     assert main(["table", str(study)]) == 0
     head, _, command = capsys.readouterr().out.splitlines()[-1].partition(": python -m experiments ")
     assert head == "not shown: down, up; to print them"

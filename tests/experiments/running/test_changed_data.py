@@ -12,15 +12,15 @@ from support.made.datasets import write_picture, write_tree
 from support.systems.cut_off import cut_after_round
 from support.systems.engines import InProcessEngine
 
-from experiments.running import runner
-from experiments.running.cells import Cell
-from experiments.running.inline import run_inline
-from experiments.running.runner import run_study
-from experiments.studies.study import Study, load_study
 from fedkace_flwr.config import Config
 from fedkace_flwr.data.datasets import load_dataset
 from fedkace_flwr.errors import ConfigError, DataError
 from fedkace_flwr.experiment import shared_experiment
+from fedkace_flwr.experiments.running import runner
+from fedkace_flwr.experiments.running.cells import Cell
+from fedkace_flwr.experiments.running.inline import run_inline
+from fedkace_flwr.experiments.running.runner import run_study
+from fedkace_flwr.experiments.studies.study import Study, load_study
 from fedkace_flwr.results.run_folder import RunFolder
 
 

@@ -12,11 +12,11 @@ from support.common import SMALL
 from support.systems.cut_off import cut_after_round
 from support.systems.engines import InProcessEngine
 
-from experiments.report.comparison import draw_comparisons
-from experiments.running import runner
-from experiments.running.cells import Cell
-from experiments.running.runner import run_study
-from experiments.studies.study import Study, load_study
+from fedkace_flwr.experiments.report.comparison import draw_comparisons
+from fedkace_flwr.experiments.running import runner
+from fedkace_flwr.experiments.running.cells import Cell
+from fedkace_flwr.experiments.running.runner import run_study
+from fedkace_flwr.experiments.studies.study import Study, load_study
 from fedkace_flwr.storage.targets import claim
 
 NAME = "fedkace_seed-7"

@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from experiments.running.cells import Cell
-from experiments.running.display import Display, display
 from fedkace_flwr.config import Config
+from fedkace_flwr.experiments.running.cells import Cell
+from fedkace_flwr.experiments.running.display import Display, display
 
 
 @pytest.mark.parametrize(("width", "tells_elapsed"), [(80, False), (100, True), (140, True)])

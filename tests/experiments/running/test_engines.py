@@ -8,12 +8,12 @@ import pytest
 from rich.console import Console
 from support.common import SMALL
 
-from experiments.running import engines
-from experiments.running.engines import check_ray
-from experiments.running.runner import run_study
-from experiments.running.waiting import last_error
-from experiments.studies.study import Study, load_study
 from fedkace_flwr.errors import RunError
+from fedkace_flwr.experiments.running import engines
+from fedkace_flwr.experiments.running.engines import check_ray
+from fedkace_flwr.experiments.running.runner import run_study
+from fedkace_flwr.experiments.running.waiting import last_error
+from fedkace_flwr.experiments.studies.study import Study, load_study
 
 FRAMED = """
 Loading project configuration...

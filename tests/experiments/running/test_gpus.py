@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from experiments.running import need
-from experiments.running.engines import FlowerEngine, InlineEngine
-from experiments.running.machine import Gpu, Machine, measured_gpus, named
-from experiments.running.need import Need
-from experiments.running.runner import check_study
-from experiments.running.waiting import Simulation
-from experiments.running.workers import Workers, packed, plan_workers, spread
-from experiments.studies.study import Study, load_study
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError, RunError
 from fedkace_flwr.experiment import Experiment
+from fedkace_flwr.experiments.running import need
+from fedkace_flwr.experiments.running.engines import FlowerEngine, InlineEngine
+from fedkace_flwr.experiments.running.machine import Gpu, Machine, measured_gpus, named
+from fedkace_flwr.experiments.running.need import Need
+from fedkace_flwr.experiments.running.runner import check_study
+from fedkace_flwr.experiments.running.waiting import Simulation
+from fedkace_flwr.experiments.running.workers import Workers, packed, plan_workers, spread
+from fedkace_flwr.experiments.studies.study import Study, load_study
 
 GIB = 2**30
 MANY = 500 * GIB
@@ -41,7 +41,7 @@ def study(tmp_path: Path) -> Callable[..., Study]:
 @pytest.fixture(autouse=True)
 def need_of_8_gib(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client needs 8 GiB of a GPU, so that plans can be worked by hand; 90 % of what is free is planned for."""
-    monkeypatch.setattr("experiments.running.workers.largest_need", lambda configs: Need(GIB, 8 * GIB))
+    monkeypatch.setattr("fedkace_flwr.experiments.running.workers.largest_need", lambda configs: Need(GIB, 8 * GIB))
 
 
 def with_free(*free: float, cores: int = 64) -> Machine:
@@ -196,7 +196,7 @@ def test_gpus_are_measured_in_a_process_of_their_own(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(subprocess, "run", watched)
     found = measured_gpus(os.environ)
-    assert started == [[sys.executable, "-m", "experiments.running.machine"]]
+    assert started == [[sys.executable, "-m", "fedkace_flwr.experiments.running.machine"]]
     assert all(0 < gpu.free <= gpu.memory for gpu in found)
 
 
@@ -270,7 +270,7 @@ def test_rays_clients_see_the_gpus_of_the_plan(
 ) -> None:
     """A process that already waits for its run is told so as well; Ray itself is not started."""
     program = (
-        "import json, os; from experiments.running import simulation\n"
+        "import json, os; from fedkace_flwr.experiments.running import simulation\n"
         "simulation.run_simulation = lambda imports, gpus, **_: print('seen', gpus, os.environ['CUDA_VISIBLE_DEVICES'], '.')\n"
         "simulation._NEEDED = ()\n"
         "simulation._main()"

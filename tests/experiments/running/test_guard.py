@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from experiments.running.guard import all_of, end_all_of
+from fedkace_flwr.experiments.running.guard import all_of, end_all_of
 
 MARK = "FEDKACE_TEST_MARK"
 # Starts a process without any environment, as one seems to have none that writes its title over it, and another that

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.running import ports
-from experiments.running.ports import free_ports
+from fedkace_flwr.experiments.running import ports
+from fedkace_flwr.experiments.running.ports import free_ports
 
 
 def test_ports_are_different_and_can_be_listened_on_together() -> None:

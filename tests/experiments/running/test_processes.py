@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.running.processes import staged_app
+from fedkace_flwr.experiments.running.processes import staged_app
 from fedkace_flwr.storage.targets import MARK
 
 ROOT = Path(__file__).resolve().parents[3]

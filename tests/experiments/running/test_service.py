@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from experiments.running import runner
-from experiments.running.machine import Gpu, Machine
-from experiments.running.need import Need
-from experiments.running.service import MultiProcessService
-from experiments.running.workers import Workers
 from fedkace_flwr.errors import ConfigError, RunError
+from fedkace_flwr.experiments.running import runner
+from fedkace_flwr.experiments.running.machine import Gpu, Machine
+from fedkace_flwr.experiments.running.need import Need
+from fedkace_flwr.experiments.running.service import MultiProcessService
+from fedkace_flwr.experiments.running.workers import Workers
 
 GIB = 2**30
 GPU = Gpu("0", 80 * GIB, 80 * GIB)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from experiments.__main__ import main
-from experiments.running.machine import Machine
-from experiments.running.need import Need, activations
-from experiments.running.workers import Workers, plan_workers
-from experiments.studies.study import Study, load_study
+from fedkace_flwr.experiments.__main__ import main
+from fedkace_flwr.experiments.running.machine import Machine
+from fedkace_flwr.experiments.running.need import Need, activations
+from fedkace_flwr.experiments.running.workers import Workers, plan_workers
+from fedkace_flwr.experiments.studies.study import Study, load_study
 from fedkace_flwr.networks.resnet import resnet18
 
 GIB = 2**30

@@ -8,10 +8,10 @@ import pytest
 from rich.console import Console
 from support.systems.engines import InProcessEngine
 
-from experiments.report.write import write_report
-from experiments.running import runner
-from experiments.running.runner import run_study
-from experiments.studies.study import load_study
+from fedkace_flwr.experiments.report.write import write_report
+from fedkace_flwr.experiments.running import runner
+from fedkace_flwr.experiments.running.runner import run_study
+from fedkace_flwr.experiments.studies.study import load_study
 
 ROOT = Path(__file__).parents[3]
 

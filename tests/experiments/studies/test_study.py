@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
-from experiments.studies.study import load_study
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError
+from fedkace_flwr.experiments.studies.study import load_study
 
 
 def study_file(folder: Path, text: str, name: str = "trial.yaml") -> Path:

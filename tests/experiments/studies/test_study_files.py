@@ -13,12 +13,12 @@ import pytest
 import yaml
 from support.tools import need_tools
 
-from experiments.studies.inheritance import merged
-from experiments.studies.names import find_study, study_names
-from experiments.studies.study import load_study
-from experiments.studies.yaml_file import parse_setting, read_yaml
 from fedkace_flwr.config import Config, check_value
 from fedkace_flwr.errors import ConfigError
+from fedkace_flwr.experiments.studies.inheritance import merged
+from fedkace_flwr.experiments.studies.names import find_study, study_names
+from fedkace_flwr.experiments.studies.study import load_study
+from fedkace_flwr.experiments.studies.yaml_file import parse_setting, read_yaml
 
 ROOT = Path(__file__).parents[3]
 STUDIES = ROOT / "experiments" / "studies"

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from experiments.studies.grid import Axis, combinations, parse_grid, run_name
-from experiments.studies.study import load_study
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError
+from fedkace_flwr.experiments.studies.grid import Axis, combinations, parse_grid, run_name
+from fedkace_flwr.experiments.studies.study import load_study
 
 
 def test_combinations_are_in_order_and_the_last_axis_varies_fastest() -> None:

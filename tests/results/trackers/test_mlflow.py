@@ -11,10 +11,10 @@ from mlflow.tracking import MlflowClient
 from support.common import SMALL
 from support.systems.cut_off import cut_after_round
 
-from experiments.__main__ import main
-from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import RunError
+from fedkace_flwr.experiments.__main__ import main
+from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.results.run_folder import RunFolder
 from fedkace_flwr.results.trackers.catalogue import check_server
 

@@ -12,12 +12,12 @@ from rich.console import Console
 from support.common import SMALL
 from support.systems.engines import InProcessEngine
 
-from experiments.running import runner
-from experiments.running.inline import run_inline
-from experiments.running.runner import run_study
-from experiments.studies.study import Study, load_study
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import RunError
+from fedkace_flwr.experiments.running import runner
+from fedkace_flwr.experiments.running.inline import run_inline
+from fedkace_flwr.experiments.running.runner import run_study
+from fedkace_flwr.experiments.studies.study import Study, load_study
 
 RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 NAME = "fedkace_seed-7"

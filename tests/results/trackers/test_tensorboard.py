@@ -11,11 +11,11 @@ import torch
 from support.common import make_events_earlier
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from clients.fedkace import CONDITION_NUMBER, GAP, METRICS, REPLAY_WEIGHTS, SINGULAR
-from experiments.__main__ import main
-from experiments.running.inline import run_inline
+from fedkace_flwr.clients.fedkace import CONDITION_NUMBER, GAP, METRICS, REPLAY_WEIGHTS, SINGULAR
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError
+from fedkace_flwr.experiments.__main__ import main
+from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.results.record import round_record
 from fedkace_flwr.results.run_folder import RunFolder

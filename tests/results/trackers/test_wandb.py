@@ -12,9 +12,9 @@ import wandb
 from support.systems.cut_off import cut_after_round
 from wandb.proto import wandb_internal_pb2
 
-from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import RunError
+from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.results.trackers.catalogue import check_server
 
 Make = Callable[..., Config]

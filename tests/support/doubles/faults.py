@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, Error, Message, MessageType, RecordDict
 
-from experiments.running.inline import InlineGrid
 from fedkace_flwr import client_app
 from fedkace_flwr.config import Config
+from fedkace_flwr.experiments.running.inline import InlineGrid
 from fedkace_flwr.messaging import records as keys
 
 Damage = Callable[[str, int, int, Message], Message | None]

@@ -9,8 +9,8 @@ import numpy as np
 from flwr.app import Context, Message, MessageType
 from flwr.clientapp import ClientApp
 
-from experiments.running.inline import InlineGrid
 from fedkace_flwr import client_app
+from fedkace_flwr.experiments.running.inline import InlineGrid
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.rounds import exchange as exchanges
 from fedkace_flwr.rounds.exchange import by_client, client_of

@@ -14,9 +14,9 @@ from typing import Any
 
 from flwr.app import Array, Error, Message, MessageType, RecordDict
 
-from experiments.running.inline import InlineGrid
 from fedkace_flwr import client_app, server_app
 from fedkace_flwr.config import Config
+from fedkace_flwr.experiments.running.inline import InlineGrid
 from fedkace_flwr.messaging import records as keys
 from support.common import SMALL, rounds_of
 from support.systems.runs import folder_of, last

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
 
-from experiments.studies.study import load_study
-from experiments.studies.yaml_file import parse_setting
 from fedkace_flwr.config import Config
 from fedkace_flwr.data import inbox_files as arrivals
 from fedkace_flwr.data.images import read_square
 from fedkace_flwr.data.readers.idx import read_idx
 from fedkace_flwr.data.weights_file import weights_for
 from fedkace_flwr.errors import ConfigError, DataError, MessageError, ModelError, PolicyError, RunError, StateError
+from fedkace_flwr.experiments.studies.study import load_study
+from fedkace_flwr.experiments.studies.yaml_file import parse_setting
 from fedkace_flwr.export.loading import LoadedModel
 from fedkace_flwr.inference.forms import file_in
 from fedkace_flwr.inference.reading import unpack

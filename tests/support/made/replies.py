@@ -6,7 +6,7 @@ import numpy as np
 from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
-from experiments.running.inline import InlineGrid
+from fedkace_flwr.experiments.running.inline import InlineGrid
 from fedkace_flwr.messaging import records as keys
 
 WEIGHTS: dict[str, np.ndarray] = {

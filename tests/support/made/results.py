@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from clients.fedkace import SINGULAR
+from fedkace_flwr.clients.fedkace import SINGULAR
 from fedkace_flwr.config import Config
 from fedkace_flwr.results.record import summarise
 

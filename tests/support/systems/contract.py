@@ -11,8 +11,8 @@ import pytest
 import torch
 from flwr.app import Message, RecordDict
 
-from clients import fedcbdr as fedcbdr_names
 from fedkace_flwr import server_app
+from fedkace_flwr.clients import fedcbdr as fedcbdr_names
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.messaging import records as keys

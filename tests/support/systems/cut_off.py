@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
+from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.results.run_folder import RunFolder
 from fedkace_flwr.storage.checkpoint import Checkpoint
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from experiments.running.engines import Job
-from experiments.running.inline import run_inline
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import FedkaceError, RunError
+from fedkace_flwr.experiments.running.engines import Job
+from fedkace_flwr.experiments.running.inline import run_inline
 
 
 class InProcessEngine:

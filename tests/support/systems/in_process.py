@@ -5,10 +5,10 @@ from pathlib import Path
 import torch
 from flwr.app import Message, MessageType
 
-from experiments.running.inline import InlineGrid
 from fedkace_flwr import client_app
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment, as_arrays
+from fedkace_flwr.experiments.running.inline import InlineGrid
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.storage.client_state import ClientState

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self
 
 import psutil
 
-from experiments.running.ports import free_ports
+from fedkace_flwr.experiments.running.ports import free_ports
 from support.systems.federation import DEPLOY, environment, script, until
 from support.tools import need_tools
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from flwr.app import Message, MessageType
 
-from clients import tfcl as tfcl_names
-from experiments.running.inline import run_inline
 from fedkace_flwr import server_app
+from fedkace_flwr.clients import tfcl as tfcl_names
 from fedkace_flwr.config import Config
+from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.storage.checkpoint import Checkpoint, Checkpoints
 from support.common import rounds_of
 from support.doubles.faults import Damage, FaultyGrid, failed, honest

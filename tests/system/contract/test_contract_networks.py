@@ -10,13 +10,13 @@ import torch
 from support.common import rounds_of
 from support.systems.contract import SHAPE, is_preset
 
-from experiments.running.inline import run_inline
-from experiments.running.need import Need
 from fedkace_flwr import configured as configuring
 from fedkace_flwr.config import Config
 from fedkace_flwr.configured import configured
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.experiment import Experiment
+from fedkace_flwr.experiments.running.inline import run_inline
+from fedkace_flwr.experiments.running.need import Need
 from fedkace_flwr.inference.model_files import load_newest
 from fedkace_flwr.networks.catalogue import NETWORKS, Facts, facts_of
 from fedkace_flwr.registry import METHODS
