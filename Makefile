@@ -13,13 +13,13 @@ WORKERS := $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )))
 # Inputs for each parser that `make fuzz` tries.
 RUNS ?= 1000000
 
-.PHONY: help run test federations quick check fuzz bench docs site notebooks lock lock-cpu release setup clean
+.PHONY: help run quick test test-all check fuzz bench docs site notebooks lock lock-cpu release setup clean
 
 help:
 	@echo 'make run          ten clients learn a stream of digits; prints a table and the path of a picture'
-	@echo 'make quick        the fast tests'
-	@echo 'make test         all tests but the next; on two cores in less than twenty minutes'
-	@echo 'make federations  tests of SuperNodes, Ray clusters and killed parts, as real processes; another twelve minutes'
+	@echo 'make quick        the fast tests; two minutes on two cores'
+	@echo 'make test         those and the slow ones; eight minutes on two cores'
+	@echo 'make test-all     all tests, with SuperNodes, Ray clusters and killed parts as real processes; half an hour'
 	@echo 'make check        lint, format, types, direction of imports, dead code, dependencies, documents'
 	@echo 'make fuzz         a million inputs for each parser, by coverage (RUNS=1000 for fewer); takes hours'
 	@echo 'make bench        speed of local training, selection and the rest of a round'
@@ -35,14 +35,14 @@ help:
 run: $(READY)
 	$(BIN)/python -m experiments run quickstart
 
-test: $(READY)
-	$(BIN)/python -m pytest -n $(WORKERS) -m 'not federation'
-
-federations: $(READY)
-	$(BIN)/python -m pytest -n $(WORKERS) -m federation
-
 quick: $(READY)
-	$(BIN)/python -m pytest -n auto -m 'not slow'
+	$(BIN)/python -m pytest -n auto -m 'not slow and not exhaustive'
+
+test: $(READY)
+	$(BIN)/python -m pytest -n $(WORKERS) -m 'not federation and not exhaustive'
+
+test-all: $(READY)
+	$(BIN)/python -m pytest -n $(WORKERS)
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -19,6 +19,18 @@ from fedkace_flwr.rounds import driver, exchange, roster, transport
 load_profile()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test marked ``matrix``, leave the first case to ``make test`` and mark the others ``exhaustive``."""
+    met = set[str]()
+    for item in items:
+        name = item.nodeid.partition("[")[0]
+        if item.get_closest_marker("matrix"):
+            if name in met:
+                item.add_marker(pytest.mark.exhaustive)
+            met.add(name)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Nothing leaks into the user's cache, nor from it."""

@@ -2,8 +2,6 @@
 
 import logging
 import resource
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +12,8 @@ import psutil
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from support.common import rounds_of
-from support.systems.contract import Wire, run_over
+from support.doubles.faults import FaultyGrid
+from support.systems.contract import run_over
 
 from fedkace_flwr import client_app
 from fedkace_flwr.clients import fedcbdr as cbdr
@@ -26,6 +25,7 @@ from fedkace_flwr.experiments.running.inline import InlineGrid
 from fedkace_flwr.inference.model_files import load_newest
 from fedkace_flwr.messaging import packing as folding
 from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.storage.__main__ import main as storage
 from fedkace_flwr.storage.client_state import read_state
 from fedkace_flwr.storage.earlier_runs import MOST_RUNS
 
@@ -130,6 +130,8 @@ MODELS: dict[str, tuple[Callable[[Arrays], Arrays], str]] = {
 }
 
 
+@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", [TRAIN, EVALUATE])
 @pytest.mark.parametrize("fault", MODELS)
 def test_a_model_that_does_not_fit_is_refused_and_the_device_goes_on_with_its_own(
@@ -245,7 +247,7 @@ def test_a_refused_model_is_a_failure_of_its_client_in_the_record(small: Make) -
             model = keys.unpack(message.content.array_records[keys.ARRAYS])
             message.content[keys.ARRAYS] = keys.array_record(MODELS["not a number"][0](model))
 
-    class Hub(Wire):
+    class Hub(FaultyGrid):
         def push_messages(self, messages: Any) -> Any:
             sent = list(messages)
             for message in sent:
@@ -306,16 +308,11 @@ def test_a_run_with_other_keys_does_not_set_its_state_aside(device: Device) -> N
     assert "10 classes, not 8" in device.refusal(TRAIN, 2, weights, num_classes=8)
 
 
-def in_command(*arguments: object) -> str:
-    command = [sys.executable, "-m", "fedkace_flwr.storage", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
+@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("apart", [False, True], ids=["in the state's folder", "in a folder of their own"])
 def test_new_runs_of_a_hub_cost_a_device_nothing_that_cannot_be_taken_back(
-    small: Make, tmp_path: Path, apart: bool
+    small: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str], apart: bool
 ) -> None:
     (tmp_path / "models").mkdir()
     device = Device(tmp_path, small(), **({"models-dir": str(tmp_path / "models")} if apart else {}))
@@ -328,9 +325,9 @@ def test_new_runs_of_a_hub_cost_a_device_nothing_that_cannot_be_taken_back(
     assert f"python -m fedkace_flwr.storage earlier {device.folder}" in reason
     device.done(3, run="new0")  # those that the device knows go on
 
-    assert RUN in in_command("earlier", device.folder)
+    assert storage(["earlier", str(device.folder)]) == 0 and RUN in capsys.readouterr().out
     for folder in {device.folder, models}:
-        in_command("earlier", folder, "--take-back", RUN)
+        assert storage(["earlier", str(folder), "--take-back", RUN]) == 0
     found = {path.name: path.read_bytes() for folder in (device.folder, models) for path in folder.glob("*.npz")}
     assert found == learned
     assert load_newest(models).kept.run == RUN
@@ -338,11 +335,11 @@ def test_new_runs_of_a_hub_cost_a_device_nothing_that_cannot_be_taken_back(
     assert read_state(device.folder / "state-000003.npz").follows == 2
 
 
-def test_a_state_that_is_not_there_cannot_be_taken_back(device: Device) -> None:
+def test_a_state_that_is_not_there_cannot_be_taken_back(device: Device, capsys: pytest.CaptureFixture[str]) -> None:
     device.done(1)
-    command = [sys.executable, "-m", "fedkace_flwr.storage", "earlier", str(device.folder), "--take-back", "no\x1b"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and "'no\\x1b'" in done.stderr
+    assert storage(["earlier", str(device.folder), "--take-back", "no\x1b"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "'no\\x1b'" in line
 
 
 # A disk that fills

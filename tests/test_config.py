@@ -116,6 +116,7 @@ def test_a_run_warns_of_a_key_that_its_method_does_not_read(
     assert warning == "lambda-max = 5.0 has no effect with method = 'fedprox' and data-source = 'stream'"
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", KEYS)
 def test_each_default_parses_alone_and_is_in_its_own_range(name: str) -> None:
     default, key = KEYS[name]
@@ -150,6 +151,7 @@ def configurations(draw: st.DrawFn) -> dict[str, Any]:
     return dict(zip(together, fitting, strict=True)) | chosen
 
 
+@pytest.mark.slow
 @given(configurations())
 def test_any_accepted_configuration_comes_back_equal_and_with_equal_hash(values: dict[str, Any]) -> None:
     config = Config.parse(values)
@@ -200,6 +202,7 @@ def test_a_value_of_the_wrong_type_is_refused_with_key_value_and_type(name: str)
         assert refusal({name: wrong}) == f"{name} = {wrong!r}: must be {words}"
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", FLOATS)
 def test_a_whole_number_is_taken_for_a_number(name: str) -> None:
     whole = -1 if KEYS[name][1].high == 0 else 1
@@ -234,6 +237,7 @@ def test_the_ends_of_a_range_belong_to_it_or_not_as_said(name: str) -> None:
         assert value > key.above
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("name", FLOATS)
 def test_what_is_not_finite_is_refused_and_the_message_says_so(name: str, value: float) -> None:
@@ -242,6 +246,7 @@ def test_what_is_not_finite_is_refused_and_the_message_says_so(name: str, value:
     assert "finite" in text
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("value", [10**400, -(10**400)], ids=["far above", "far below"])
 @pytest.mark.parametrize("name", FLOATS)
 def test_a_whole_number_too_large_for_a_float_is_refused_like_infinity(name: str, value: int) -> None:

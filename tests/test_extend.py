@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from support.common import SMALL, rounds_of
 
 from fedkace_flwr import plugins
@@ -73,6 +72,7 @@ def declared(folder: Path, kind: str, name: str, value: str, package: str = "bro
         (folder / f"{module}.py").write_text(code)
 
 
+@pytest.mark.slow
 def test_the_package_of_the_page_is_short_and_all_its_parts_run(installed: Path, small: Make, tmp_path: Path) -> None:
     code = (installed / "my_additions.py").read_text().split("\n\n\n", 1)[1]
     assert len([line for line in code.splitlines() if line]) <= 40
@@ -153,46 +153,23 @@ def test_a_site_may_rule_over_its_keys_and_refuse_it(installed: Path, tmp_path: 
     [
         ("network", "made_gone:Net", None, r"cannot be loaded \(ModuleNotFoundError: No module named 'made_gone'\)"),
         ("dataset", "made_bad:DATA", "raise SystemExit('enough')", r"cannot be loaded \(SystemExit: enough\)"),
-        ("method", "made_bad:METHOD", "def f(:\n", r"cannot be loaded \(SyntaxError: "),
-        ("network", "made_bad:net", "net = 3", "must be a subclass of Network, or a function that builds one"),
         ("network", "made_bad:net", "def net(blueprint): return 3", "builds a int; must be a Network"),
         ("network", "made_bad:net", "def net(blueprint): return 1 / 0", r"cannot be built \(ZeroDivisionError: "),
         (
             "network",
             "made_bad:Net",
-            "from fedkace_flwr.networks.network import Network\nclass Net(Network):\n"
-            "  def __init__(self, blueprint): super().__init__()\n  def embed(self, x): return x\n",
-            r"has output = None; must be an nn\.Linear with a bias and num_classes = \d+ outputs",
-        ),
-        *(
-            (
-                "network",
-                "made_bad:Net",
-                "import torch\nfrom fedkace_flwr.networks.network import Network\nclass Net(Network):\n"
-                "  def __init__(self, blueprint):\n    super().__init__()\n"
-                "    self.output = torch.nn.Linear(5, blueprint.num_classes)\n"
-                f"  def embed(self, x): return {returned}\n",
-                reason,
-            )
-            for returned, reason in [
-                ("x", r"makes \(3,\) features of an image; must be 5, the inputs of its output"),
-                ("x[9]", r"fails on an image \(IndexError: "),
-            ]
+            "import torch\nfrom fedkace_flwr.networks.network import Network\nclass Net(Network):\n"
+            "  def __init__(self, blueprint):\n    super().__init__()\n"
+            "    self.output = torch.nn.Linear(5, blueprint.num_classes)\n  def embed(self, x): return x\n",
+            r"makes \(3,\) features of an image; must be 5, the inputs of its output",
         ),
         ("dataset", "made_bad:DATA", "DATA = 3", r"must be a fedkace_flwr\.data\.readers\.Source"),
         ("method", "made_bad:METHOD", "METHOD = 3", r"must be a fedkace_flwr\.registry\.Method"),
         (
             "method",
             "made_bad:METHOD",
-            "from dataclasses import dataclass, replace\nfrom fedkace_flwr.keys import key\n"
-            "from fedkace_flwr.registry import METHODS\n@dataclass(frozen=True)\nclass Keys:\n"
-            "  epochs: int = key(1, 'x')\nMETHOD = replace(METHODS['er'], keys=(Keys,))\n",
-            r"cannot be added \(key epochs is already declared\)",
-        ),
-        (
-            "method",
-            "made_bad:METHOD",
-            "from dataclasses import replace\nfrom fedkace_flwr.registry import METHODS\nMETHOD = replace(METHODS['er'], preset={'epoch': 1})\n",
+            "from dataclasses import replace\nfrom fedkace_flwr.registry import METHODS\n"
+            "METHOD = replace(METHODS['er'], preset={'epoch': 1})\n",
             r"cannot be added \(its preset names unknown keys, epoch\)",
         ),
     ],
@@ -285,7 +262,3 @@ METHOD = replace(METHODS["er"], server=Server, client=Client, actions=("query.co
     run_inline(small(method="counting", rounds=1))
     (record,) = rounds_of(tmp_path / "run")
     assert record["failures"] == [] and record["counted"] == [1, 2, 3]
-
-
-def test_the_study_of_the_page_is_valid_yaml(page: Path) -> None:
-    assert yaml.safe_load((page / "additions.yaml").read_text())["config"]["network"] == "one-hidden"

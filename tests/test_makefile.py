@@ -16,6 +16,7 @@ def make(folder: Path, *arguments: str) -> None:
     subprocess.run(command, cwd=folder, check=True, capture_output=True)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_environment_is_a_link_that_flower_does_not_follow(tmp_path: Path) -> None:
     folder = tmp_path / "check out"

@@ -22,6 +22,7 @@ def shown(cell: Any) -> list[tuple[str, list[str], str]]:
     ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_and_shows_what_it_is_kept_with(

@@ -12,7 +12,7 @@ from support.systems.browser import headless_browser, requested
 ROOT = Path(__file__).parents[1]
 _PATIENCE = 30
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.exhaustive, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")

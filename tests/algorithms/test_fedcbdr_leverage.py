@@ -64,25 +64,6 @@ def test_with_the_mask_on_only_a_clients_total_is_right() -> None:
         assert not torch.allclose(one, other, rtol=0, atol=1e-2)
 
 
-def test_the_published_codes_scores_are_right_in_sum_alone_and_follow_the_mask() -> None:
-    clients = features(4)
-    first, second = (federated_leverage(clients, seed, joint=False) for seed in (1, 2))
-    for x, one, other in zip(clients, first, second, strict=True):
-        own = pinv_leverage(x)
-        assert float(one.sum()) == pytest.approx(float(own.sum()), abs=1e-8)
-        assert float(other.sum()) == pytest.approx(12, abs=1e-8)
-        assert not torch.allclose(one, own, rtol=0, atol=1e-2) and not torch.allclose(one, other, rtol=0, atol=1e-2)
-    unmasked = federated_leverage(clients, 1, joint=False, off=True)
-    assert all(torch.allclose(u, pinv_leverage(x), rtol=0, atol=1e-8) for u, x in zip(unmasked, clients, strict=True))
-
-
-def test_all_left_singular_vectors_would_make_every_sample_alike() -> None:
-    stacked = torch.cat(features(5))
-    full = torch.linalg.svd(stacked, full_matrices=True)[0]
-    assert torch.allclose(cbdr.leverage(full), torch.ones(len(stacked), dtype=torch.float64), atol=1e-8)
-    assert cbdr.left_factor(stacked).shape == (len(stacked), 12)
-
-
 def test_dead_and_repeated_features_change_nothing() -> None:
     clients = features(6)
     wider = [torch.cat([x, torch.zeros(len(x), 3).double(), x[:, :4], 2 * x[:, 1:2]], dim=1) for x in clients]

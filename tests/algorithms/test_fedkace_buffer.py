@@ -143,11 +143,6 @@ def test_including_itself_a_held_sample_has_no_diversity_and_excluding_itself_it
     assert torch.equal(included[10:], excluded[10:])
 
 
-def test_a_buffer_of_one_has_no_other_neighbour():
-    case = Case(1, 1, 3, 3)
-    assert score_candidates(*case.tensors(), self_distance="exclude").diversity[0] == 0
-
-
 def test_inactive_logits_do_not_matter():
     case = Case(2, 6, 6, 3, spare=3)
     before = score_candidates(*case.tensors())
@@ -234,27 +229,6 @@ def test_landmarks_are_drawn_uniformly_and_repeat_with_the_generator():
     assert sum((counts[held] - 100) ** 2 / 100 for held in range(6)) < 20.52
 
 
-def test_scores_of_nearly_all_landmarks_are_close_to_the_full_ones():
-    case = Case(3, 80, 40, 5)
-    full = score_candidates(*case.tensors())
-    error = {}
-    for landmarks in (10, 40, 79):
-        drawn = [score_candidates(*case.tensors(), landmarks=landmarks, generator=generator(s)) for s in range(10)]
-        assert all((scores.diversity >= full.diversity - 1e-12).all() for scores in drawn)
-        error[landmarks] = float(
-            torch.stack([(scores.information - full.information).abs().mean() for scores in drawn]).mean()
-        )
-    spread = float(full.information.std())
-    assert error[79] < 0.02 * spread
-    assert error[79] < error[40] < error[10]
-
-
-def test_drawn_landmarks_default_to_a_fixed_stream():
-    case = Case(4, 20, 5, 4)
-    first, second = (score_candidates(*case.tensors(), landmarks=6) for _ in range(2))
-    assert torch.equal(first.information, second.information)
-
-
 # Extremes
 
 EXTREMES: dict[str, Callable[[int, int], Tensor]] = {
@@ -269,6 +243,7 @@ EXTREMES: dict[str, Callable[[int, int], Tensor]] = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", EXTREMES)
 @pytest.mark.parametrize(
     ("m", "chunk", "active"), [(0, 1, 1), (0, 7, 3), (1, 1, 1), (1, 5, 2), (3, 4, 1), (1000, 5, 2)]

@@ -102,12 +102,6 @@ def test_masked_logits_may_be_of_any_size():
     assert residual.tolist() == [[pytest.approx(0.25), pytest.approx(-0.25), 0.0, 0.0]]
 
 
-def test_a_bias_column_is_of_ones_and_keeps_the_features():
-    features = torch.tensor([[2.0, 3.0], [4.0, 5.0]], dtype=torch.float64)
-    assert with_bias_column(features).tolist() == [[2.0, 3.0, 1.0], [4.0, 5.0, 1.0]]
-    assert with_bias_column(features).dtype == torch.float64
-
-
 # The weight
 
 
@@ -116,14 +110,6 @@ def test_the_weight_is_one_until_an_epoch_ends():
     balance.observe(task=torch.ones(2, 2), replay=torch.full((2, 2), 3.0))
     assert balance.weight == 1.0
     assert balance.next_weight() == balance.weight == 9.0
-
-
-def test_ratio_of_squared_norms_worked_by_hand():
-    balance = GradientBalance()
-    balance.observe(task=torch.tensor([[3.0, 4.0], [0.0, 0.0]]), replay=torch.tensor([[1.0, 2.0], [2.0, 4.0]]))
-    assert balance.next_weight() == pytest.approx(25 / 25)
-    balance.observe(task=torch.tensor([[2.0]]), replay=torch.tensor([[5.0]]))
-    assert balance.next_weight() == pytest.approx(25 / 4)
 
 
 def test_average_comes_first_and_norm_after():
@@ -157,19 +143,6 @@ def test_several_batches_equal_the_running_average_of_the_equations(seed, batche
     if norm == "mean":
         task, replay = task / chunk**2, replay / buffer**2
     assert balance.next_weight() == pytest.approx(replay / task, rel=1e-9)
-
-
-def test_mean_divides_each_gradient_by_its_samples():
-    # Sums 6 over 3 new samples and 20 over 5 held ones: per sample 2 and 4.
-    balance = GradientBalance("mean", task_size=3, replay_size=5)
-    balance.observe(task=torch.tensor([6.0]), replay=torch.tensor([20.0]))
-    assert balance.next_weight() == pytest.approx(4.0)
-
-
-def test_sum_pays_no_heed_to_sizes():
-    balance = GradientBalance("sum", task_size=3, replay_size=5)
-    balance.observe(task=torch.tensor([6.0]), replay=torch.tensor([12.0]))
-    assert balance.next_weight() == pytest.approx(4.0)
 
 
 def test_a_batch_without_one_side_adds_nothing_to_it():

@@ -13,7 +13,6 @@ from support.made.candidates import generator, mask_of
 
 from fedkace_flwr.algorithms.fedkace_buffer import (
     Scores,
-    sample_by_information,
     select,
 )
 
@@ -167,12 +166,6 @@ def test_new_classes_are_drawn_in_proportion_to_exp_information(quota, bound):
     assert statistic < bound
 
 
-def test_drawing_needs_no_exponential_of_the_scores():
-    information = torch.tensor([0.0, 5e3, -5e3, 5.1e3], dtype=torch.float64)
-    positions = torch.arange(4)
-    assert sample_by_information(positions, information, 2, generator()).tolist() == [1, 3]
-
-
 def test_drawing_ignores_a_common_offset_and_consistency():
     base = torch.tensor([0.3, 1.2, -0.4, 0.9, 2.0, 0.0], dtype=torch.float64)
     labels, one = torch.zeros(6, dtype=torch.int64), torch.tensor([True])
@@ -182,10 +175,3 @@ def test_drawing_ignores_a_common_offset_and_consistency():
         kept = [select(scores, labels, 3, ~one, one, generator(seed)).tolist() for scores in (plain, moved)]
         assert kept[0] == kept[1]
         assert len(kept[0]) == 3
-
-
-def test_drawing_differs_along_one_generator():
-    labels, one = torch.zeros(30, dtype=torch.int64), torch.tensor([True])
-    source = generator()
-    kept = [select(scores_of([0.0] * 30), labels, 10, ~one, one, source).tolist() for _ in range(3)]
-    assert kept[0] != kept[1] != kept[2]

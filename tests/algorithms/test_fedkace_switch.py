@@ -68,33 +68,6 @@ def test_stays_switched_and_stops_recording():
     assert len(switch.gaps) == 3
 
 
-def test_equal_gaps_are_no_shrink_and_break_the_row():
-    switch = InferenceSwitch()
-    assert [switch.observe(gap, 0.0) for gap in (0.75, 0.5, 0.5, 0.25)] == [False] * 4
-    assert switch.observe(0.125, 0.0) is True
-    assert switch.switched_at == 5
-
-
-def test_a_rise_breaks_the_row():
-    switch = InferenceSwitch()
-    answers = [switch.observe(gap, 0.0) for gap in (0.75, 0.5, 0.625, 0.5, 0.375)]
-    assert answers == [False, False, False, False, True]
-
-
-def test_patience_one_switches_at_the_first_shrink():
-    switch = InferenceSwitch(1)
-    assert [switch.observe(gap, 0.0) for gap in (0.5, 0.5, 0.75, 0.625)] == [False, False, False, True]
-    assert switch.switched_at == 4
-
-
-def test_less_accuracy_than_confidence_counts_as_no_gap():
-    switch = InferenceSwitch()
-    # Raw differences 0.25, -0.25, -0.5 fall twice, gaps 0.25, 0, 0 only once.
-    answers = [switch.observe(accuracy, 0.5) for accuracy in (0.75, 0.25, 0.0)]
-    assert switch.gaps == [0.25, 0.0, 0.0]
-    assert answers == [False, False, False]
-
-
 def test_the_round_is_the_callers_where_rounds_were_missed():
     switch = InferenceSwitch()
     for number, gap in ((4, 0.75), (5, 0.5), (9, 0.25)):

@@ -1,12 +1,12 @@
 """FedKACE's ablations: presets of its own options (paper, section 5.3)."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.common import SMALL, rounds_of
+from support.common import SMALL
+from support.systems.runs import ran
 
 from fedkace_flwr.algorithms.fedkace_buffer import Scores, select
 from fedkace_flwr.algorithms.fedkace_loss import FullGradientReplayLoss
@@ -14,18 +14,12 @@ from fedkace_flwr.algorithms.fedkace_replay import GradientBalance
 from fedkace_flwr.config import Config
 from fedkace_flwr.configured import configured, find_method
 from fedkace_flwr.errors import ConfigError
-from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.registry import METHODS
 from fedkace_flwr.seeding import generator_for
 from fedkace_flwr.training.losses import Batch
 
 Make = Callable[..., Config]
 ABLATIONS = ("as1", "as2", "as3", "as4", "as5", "as6", "as7", "as8", "lkc")
-
-
-def outcome(config: Config) -> list[dict[str, Any]]:
-    run_inline(config)
-    return rounds_of(Path(config.run.results_dir) / config.run.run_name)
 
 
 def test_every_ablation_is_a_preset_of_keys_that_exist(small: Make) -> None:
@@ -43,16 +37,14 @@ SHAPE = {"rounds": 5, "epochs": 3, "capacity": 12, "evaluate": "both"}
 
 @pytest.fixture(scope="module")
 def usual(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return outcome(
-        Config.parse({**SMALL, **SHAPE, "results-dir": str(tmp_path_factory.mktemp("usual")), "run-name": "x"})
-    )
+    return ran(Config.parse({**SMALL, **SHAPE, "results-dir": str(tmp_path_factory.mktemp("usual")), "run-name": "x"}))
 
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("ablations")
 @pytest.mark.parametrize("name", ABLATIONS)
 def test_an_ablation_runs_and_differs_from_fedkace(small: Make, usual: list[dict[str, Any]], name: str) -> None:
-    ablated = outcome(small(run_name=name, method=name, **SHAPE))
+    ablated = ran(small(run_name=name, method=name, **SHAPE))
     assert usual != ablated
     last = ablated[-1]
     if name == "as2":
@@ -68,7 +60,7 @@ def test_an_ablation_runs_and_differs_from_fedkace(small: Make, usual: list[dict
 
 @pytest.mark.slow
 def test_without_aggregation_a_client_gets_its_own_model_back(small: Make) -> None:
-    records = outcome(small(method="lkc", evaluate="both", rounds=4))
+    records = ran(small(method="lkc", evaluate="both", rounds=4))
     for record in records:
         assert record["global_accuracy"] == pytest.approx(record["local_accuracy"])
 

@@ -8,23 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.common import rounds_of
+from support.systems.runs import ran
 
 from fedkace_flwr.config import Config
 from fedkace_flwr.configured import configured
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.experiment import Experiment, as_arrays
-from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.inference.model_files import load_newest
 from fedkace_flwr.registry import METHODS
 
 Make = Callable[..., Config]
 SHAPE = {"rounds": 4, "epochs": 2, "capacity": 20, "samples_per_class": 12}
-
-
-def ran(config: Config) -> list[dict[str, Any]]:
-    run_inline(config)
-    return rounds_of(Path(config.run.results_dir) / config.run.run_name)
 
 
 @pytest.mark.slow
@@ -40,6 +34,7 @@ def test_the_method_is_balanced_replay_with_its_parts_and_no_more_bytes(small: M
     assert all(value is not None for value in method[-1]["local_accuracy"] + method[-1]["global_accuracy"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("privacy", [{}, {"dp": "local", "dp_noise": 0.01}, {"dp": "central", "dp_noise": 0.01}])
 def test_all_models_keep_the_frame_that_the_seed_draws(small: Make, tmp_path: Path, privacy: dict[str, Any]) -> None:
     shown = {"inference": "mean", "keep_models": "always"}

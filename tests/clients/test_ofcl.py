@@ -2,17 +2,14 @@
 
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.common import rounds_of
 from support.systems.in_process import Federation
 
 from fedkace_flwr.config import Config
-from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.storage.client_state import ClientState
@@ -118,28 +115,6 @@ def test_training_replays_at_random_whatever_the_batching(
     monkeypatch.setitem(EPOCHS, "random-replay", noted)
     trained(Federation(small(method="ofcl", capacity=12, batching=batching)), 3)
     assert asked == [(16, 0), (16, 12), (16, 12)]
-
-
-def test_a_repeated_message_changes_nothing(small: Make) -> None:
-    federation = Federation(small(method="ofcl"))
-    for number in (1, 2):
-        first = federation.train(0, number)
-        stored = federation.state(0, number).read_bytes()
-        assert federation.train(0, number).metrics == first.metrics
-        assert federation.state(0, number).read_bytes() == stored
-        assert federation.evaluate(0, number) == federation.evaluate(0, number)
-
-
-@pytest.mark.slow
-def test_three_rounds_from_end_to_end_repeat_with_the_seed(small: Make) -> None:
-    root = Path(small().run.results_dir)
-    for name, seed in (("first", 7), ("again", 7), ("other", 8)):
-        run_inline(small(method="ofcl", run_name=name, seed=seed))
-    records = rounds_of(root / "first")
-    assert records == rounds_of(root / "again") != rounds_of(root / "other")
-    assert [record["failures"] for record in records] == [[]] * 3
-    assert [record["buffer_size"] for record in records] == [[16] * 3, [20] * 3, [20] * 3]
-    assert records[0]["client_accuracy"] == records[0]["global_accuracy"]
 
 
 def test_the_local_model_answers_where_asked_for(small: Make) -> None:

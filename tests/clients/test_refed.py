@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.common import rounds_of
 from support.gradients import gradient_of
 from support.made.networks import seeded_resnet18
 from support.systems.in_process import Federation
@@ -26,7 +24,6 @@ from fedkace_flwr.algorithms.refed_scores import (
 )
 from fedkace_flwr.clients.refed import LEARNING_RATE, STEPS
 from fedkace_flwr.config import Config
-from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.networks.network import Network
 from fedkace_flwr.samples import Samples
@@ -211,19 +208,6 @@ def test_a_class_with_the_highest_losses_may_fill_the_buffer(small: Make) -> Non
     assert counts[unlikely] == 10 == sum(counts)
 
 
-@pytest.mark.slow
-def test_a_repeated_message_changes_nothing(small: Make) -> None:
-    federation = Federation(small(method="refed"))
-    for number in (1, 2, 3):
-        federation.train(0, number)
-        first = federation.evaluate(0, number)
-        stored = federation.state(0, number).read_bytes()
-        trained = federation.train(0, number)
-        assert federation.evaluate(0, number) == first
-        assert federation.train(0, number).metrics == trained.metrics
-        assert federation.state(0, number).read_bytes() == stored
-
-
 def test_rounds_missed_on_either_side_leave_the_buffer_alone(small: Make) -> None:
     federation = Federation(small(method="refed"))
     federation.train(0, 1)
@@ -237,16 +221,3 @@ def test_rounds_missed_on_either_side_leave_the_buffer_alone(small: Make) -> Non
     federation.evaluate(0, 3)
     state = state_of(federation, 0, 3)
     assert len(state.buffer) == 20 and set(state.buffer.rounds.tolist()) <= {1, 3}
-
-
-@pytest.mark.slow
-def test_three_rounds_from_end_to_end_repeat_with_the_seed(small: Make) -> None:
-    root = Path(small().run.results_dir)
-    for name, seed in (("first", 7), ("again", 7), ("other", 8)):
-        run_inline(small(method="refed", run_name=name, seed=seed))
-    records = rounds_of(root / "first")
-    assert records == rounds_of(root / "again") != rounds_of(root / "other")
-    assert [record["failures"] for record in records] == [[]] * 3
-    assert all(size <= 20 for record in records for size in record["buffer_size"])
-    assert records[2]["buffer_size"] == [20] * 3
-    assert records[0]["client_accuracy"] == records[0]["global_accuracy"]

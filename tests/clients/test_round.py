@@ -1,7 +1,6 @@
 """The client half, driven by messages as Flower drives it."""
 
 import io
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Message, MessageType
+from support.common import SMALL
 from support.systems.in_process import Federation
 
 from fedkace_flwr.clients.fedkace import BUFFER_ACCURACY, BUFFER_PROBABILITY, GAP, GAPS, REPLAY_WEIGHTS
@@ -51,27 +51,12 @@ def test_buffer_holds_only_samples_that_the_stream_has_given(small: Make) -> Non
     assert set(rounds.tolist()) == {1, 2}
 
 
-def test_a_repeated_training_message_is_answered_and_not_trained_again(small: Make) -> None:
-    federation = Federation(small())
-    first, second = federation.train(0, 1), federation.train(0, 1)
-    assert all(np.array_equal(first.weights[name], second.weights[name]) for name in first.weights)
-    assert first.metrics == second.metrics  # start and end times among them: no second training took place
-    federation.evaluate(0, 1)
-    assert federation.train(0, 1).metrics == first.metrics
-
-
 def test_a_repeated_evaluation_is_answered_and_observes_the_gap_once(small: Make) -> None:
     federation = Federation(small())
     federation.train(0, 1)
     first, second = federation.evaluate(0, 1), federation.evaluate(0, 1)
     assert first == second
     assert len(gaps_of(federation, 0, 1)) == 1
-
-
-def test_two_clients_learn_different_things_from_the_same_message(small: Make) -> None:
-    federation = Federation(small())
-    first, second = federation.train(0, 1), federation.train(1, 1)
-    assert not np.array_equal(first.weights["output.weight"], second.weights["output.weight"])
 
 
 def test_before_the_switch_the_local_model_answers(small: Make) -> None:
@@ -133,26 +118,6 @@ def test_a_missed_round_leaves_the_client_with_its_last_answer(small: Make) -> N
     assert len(gaps_of(federation, 0, 1)) == 2
 
 
-def test_a_damaged_state_is_set_aside_and_the_generation_before_it_is_used(
-    small: Make, caplog: pytest.LogCaptureFixture
-) -> None:
-    federation = Federation(small())
-    federation.train(0, 1)
-    federation.train(0, 2)
-    path = federation.state(0, 2)
-    path.write_bytes(path.read_bytes()[:-100])
-    logging.getLogger("fedkace_flwr").propagate = True
-    try:
-        reply = federation.train(0, 3)
-    finally:
-        logging.getLogger("fedkace_flwr").propagate = False
-    assert path.name in caplog.text and "corrupt" in caplog.text
-    assert path.with_suffix(".corrupt").exists()
-    met = {label for number in (0, 2) for label in federation.experiment.stream(0).windows[number]}
-    counts = reply.metrics[keys.BUFFER_CLASSES]
-    assert {label for label, count in enumerate(counts) if count} == met
-
-
 def test_a_failed_round_leaves_the_state_as_it_was(small: Make) -> None:
     federation = Federation(small(learning_rate=1e30, weight_decay=0.0))
     reply = federation.send(MessageType.TRAIN, 0, 1)
@@ -167,18 +132,25 @@ def test_a_client_is_served_only_where_it_lives(small: Make) -> None:
     assert reply.has_error() and "client 1 does not live at partition 0 of 3" in str(reply.error.reason)
 
 
-def test_the_state_of_a_client_is_a_few_kilobytes(small: Make) -> None:
-    federation = Federation(small(capacity=140, samples_per_class=20, window=5, overlap=2))
-    for number in (1, 2, 3):
-        federation.train(0, number)
-    assert federation.state(0, 3).stat().st_size < 16_000
+Outcome = tuple[list[np.ndarray], object]
+READ = {"epochs": 3, "rounds": 5, "capacity": 13}
 
 
-def test_class_counts_stay_at_home_when_asked(small: Make) -> None:
-    assert keys.BUFFER_CLASSES not in Federation(small(report_classes=False)).train(0, 1).metrics
+def outcome(config: Config) -> Outcome:
+    federation = Federation(config)
+    replies = [federation.train(0, number) for number in (1, 2, 3, 4, 5)]
+    with np.load(_body(federation.state(0, 5))) as archive:
+        return [r.weights["output.weight"] for r in replies], archive["buffer.content"].tolist()
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    root = str(tmp_path_factory.mktemp("usual"))
+    return outcome(Config.parse({**SMALL, **READ, "results-dir": root, "run-name": "usual"}))
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("readings")
 @pytest.mark.parametrize(
     "changes",
     [
@@ -193,15 +165,8 @@ def test_class_counts_stay_at_home_when_asked(small: Make) -> None:
         {"normalise": False},
     ],
 )
-def test_every_reading_makes_a_difference(small: Make, changes: dict[str, object]) -> None:
-    def outcome(config: Config) -> tuple[list[np.ndarray], object]:
-        federation = Federation(config)
-        replies = [federation.train(0, number) for number in (1, 2, 3, 4, 5)]
-        with np.load(_body(federation.state(0, 5))) as archive:
-            return [r.weights["output.weight"] for r in replies], archive["buffer.content"].tolist()
-
-    usual = outcome(small(epochs=3, rounds=5, capacity=13, run_name="usual"))
-    other = outcome(small(epochs=3, rounds=5, capacity=13, run_name="other", **changes))
+def test_every_reading_makes_a_difference(small: Make, usual: Outcome, changes: dict[str, object]) -> None:
+    other = outcome(small(**READ, run_name="other", **changes))
     same_weights = all(np.array_equal(a, b) for a, b in zip(usual[0], other[0], strict=True))
     assert not (same_weights and usual[1] == other[1])
 

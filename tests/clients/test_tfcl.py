@@ -145,20 +145,6 @@ def test_more_rounds_than_room_for_them_raise_nothing(small: Make) -> None:
     assert int((extra["tags"] == tags.FREE).sum()) == 0 and int((extra["tags"] == 4).sum()) == 0
 
 
-def test_repeated_messages_get_the_stored_answer(small: Make) -> None:
-    client = client_of(small(**SHAPE))
-    first, second = head(client, 1), head(client, 1)
-    assert first == second
-    ended = tail(client, 1)
-    state = state_of(client, 1)
-    again = tail(client, 1, np.ones((16, 10), dtype=np.float32))
-    assert ended == again
-    assert head(client, 1) == first
-    after = state_of(client, 1)
-    assert all(torch.equal(after.extra[name], state.extra[name]) for name in state.extra)
-    assert evaluate(client, 1) == evaluate(client, 1)
-
-
 def test_a_client_without_an_answer_ends_its_round_by_labels_alone(
     small: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,17 +189,3 @@ def test_a_bad_answer_of_the_server_is_refused_and_changes_nothing(small: Make, 
 def test_a_tail_without_its_head_is_an_error(small: Make) -> None:
     with pytest.raises(Exception, match="client 0 has no round 1 to finish"):
         tail(client_of(small(**SHAPE)), 1)
-
-
-def test_one_epoch_prunes_and_leaves_nothing_to_distil(small: Make) -> None:
-    client = client_of(small(**{**SHAPE, "epochs": 1}))
-    head(client, 1)
-    tail(client, 1)
-    assert int((state_of(client, 1).extra["tags"] == 1).sum()) == sum(max(1, s // 3) for s in sizes_of(client))
-
-
-def trained(client: TfclClient, *numbers: int) -> Mapping[str, torch.Tensor]:
-    for number in numbers:
-        head(client, number)
-        tail(client, number)
-    return state_of(client, numbers[-1]).extra

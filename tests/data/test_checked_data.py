@@ -39,6 +39,7 @@ def prepare(monkeypatch: pytest.MonkeyPatch, folder: Path, **changes: Any) -> Da
     return DataConfig("theirs", cache_dir=str(folder / "cache"))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("changes", "fault"),
     [

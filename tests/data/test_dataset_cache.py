@@ -49,6 +49,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_cache_is_rebuilt(damage: str, digits: DataConfig, caplog: pytest.LogCaptureFixture) -> None:
     good = load_dataset(digits)
@@ -163,6 +164,7 @@ print(sorted({name.split(".")[0] for name in sys.modules} & {"torchvision", "skl
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["digits", "folder"])
 def test_opening_a_prepared_cache_imports_no_reader(name: str, folder: DataConfig) -> None:
     load_dataset(replace(folder, dataset=name, image_size=16))

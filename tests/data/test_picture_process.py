@@ -59,6 +59,7 @@ def test_what_is_refused_here_is_refused_apart_in_the_same_words(decoder: Pictur
         decoder.square(content, FRAMING)
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["1", "I;16", "RGBA"])
 @pytest.mark.parametrize("orientation", [1, 6])

@@ -25,6 +25,7 @@ def saved(kind: str) -> bytes:
     return file.getvalue()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", ["BMP", "GIF", "ICO", "JPEG2000", "PCX", "PPM", "SGI", "TGA", "TIFF"])
 def test_formats_that_no_client_needs_are_refused(kind: str) -> None:
     with pytest.raises(DataError, match=r"its format is not supported \(JPEG, PNG, WEBP are\)$"):
@@ -196,6 +197,7 @@ def turned(kind: str, metadata: bytes) -> bytes:
     return file.getvalue()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", pixels.FORMATS)
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_picture_is_turned_as_its_camera_was_held(kind: str, orientation: int) -> None:
@@ -219,6 +221,7 @@ def test_an_orientation_after_a_pngs_pixels_counts() -> None:
     assert np.array_equal(np.asarray(pixels.rgb(moved)), np.asarray(pixels.rgb(content)))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "metadata",
     [

@@ -66,6 +66,7 @@ def _without(name: str) -> Callable[[Weights], Any]:
     return lambda weights: {key: each for key, each in weights.items() if key != name}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", ["weights.safetensors", "weights.pth"])
 @pytest.mark.parametrize(
     ("change", "message"),

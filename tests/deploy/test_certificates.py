@@ -11,7 +11,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_public_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-from support.systems.federation import DEPLOY, environment, script
+from support.systems.federation import DEPLOY, environment, good, refused, script
 from support.systems.proxy import Authority
 from support.tools import need_tools
 
@@ -29,21 +29,6 @@ def env(tmp_path: Path) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("authority"))
-
-
-def done_by(name: str, *arguments: object, env: dict[str, str]) -> str:
-    """Run a script that succeeds; its output."""
-    done = script(name, *arguments, env=env)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def refused(name: str, *arguments: object, env: dict[str, str]) -> str:
-    """Run a script that fails; its one line."""
-    done = script(name, *arguments, env=env)
-    assert done.returncode != 0 and len(done.stderr.splitlines()) == 1, done.stderr
-    assert done.stderr.startswith("error: ")
-    return done.stderr
 
 
 def read(path: Path) -> x509.Certificate:
@@ -81,18 +66,18 @@ def test_a_renewed_certificate_keeps_the_key_and_nothing_is_overwritten_without_
     before, key = read(path), f"{authority.key('edge-2')}.pub"
     said = refused("certificates.sh", "node", authority.folder, key, env=env)
     assert f"{path} already exists; --renew replaces it" in said
-    done_by("certificates.sh", "node", authority.folder, "--renew", "--days", "20", key, env=env)
+    good("certificates.sh", "node", authority.folder, "--renew", "--days", "20", key, env=env)
     after = read(path)
     assert after.public_key() == before.public_key() and after.serial_number != before.serial_number
-    shown = done_by("certificates.sh", "show", authority.folder, env=env)
+    shown = good("certificates.sh", "show", authority.folder, env=env)
     assert f"{path}\n" in shown and shown.count("expires within 30 days") == 1
 
 
 def test_a_key_that_is_none_and_two_keys_of_one_name_are_refused_before_anything_is_made(
     authority: Authority, env: dict[str, str], tmp_path: Path
 ) -> None:
-    done_by("node-key.sh", tmp_path / "new", "edge-9", env=env)
-    done_by("node-key.sh", tmp_path / "twin", "edge-9", env=env)
+    good("node-key.sh", tmp_path / "new", "edge-9", env=env)
+    good("node-key.sh", tmp_path / "twin", "edge-9", env=env)
     new, twin = tmp_path / "new.pub", tmp_path / "twin.pub"
     assert "also has the name edge-9" in refused("certificates.sh", "node", authority.folder, new, twin, env=env)
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other"], check=True)
@@ -112,7 +97,7 @@ def test_the_authoritys_key_can_be_encrypted(env: dict[str, str], tmp_path: Path
     secret.write_text(f"{PASSPHRASE}\nsecond line\n")
     assert "has mode 644" in refused("certificates.sh", "ca", folder, "--passphrase-file", secret, env=env)
     secret.chmod(0o600)
-    done_by("certificates.sh", "ca", folder, "--passphrase-file", secret, env=env)
+    good("certificates.sh", "ca", folder, "--passphrase-file", secret, env=env)
     pem = (folder / "ca.key").read_bytes()
     with pytest.raises(TypeError, match="not given"):
         load_pem_private_key(pem, None)
@@ -123,9 +108,9 @@ def test_the_authoritys_key_can_be_encrypted(env: dict[str, str], tmp_path: Path
     wrong.chmod(0o600)
     said = refused("certificates.sh", "superlink", folder, "--passphrase-file", wrong, "hub", env=env)
     assert "the passphrase is wrong" in said and not (folder / "superlink.key").exists()
-    done_by("certificates.sh", "superlink", folder, "--passphrase-file", secret, "hub", env=env)
-    done_by("node-key.sh", tmp_path / "key", "edge-1", env=env)
-    done_by("certificates.sh", "node", folder, "--passphrase-file", secret, tmp_path / "key.pub", env=env)
+    good("certificates.sh", "superlink", folder, "--passphrase-file", secret, "hub", env=env)
+    good("node-key.sh", tmp_path / "key", "edge-1", env=env)
+    good("certificates.sh", "node", folder, "--passphrase-file", secret, tmp_path / "key.pub", env=env)
     read(folder / "nodes" / "edge-1.crt").verify_directly_issued_by(read(folder / "ca.crt"))
 
 
@@ -208,7 +193,7 @@ def test_a_certificate_that_soon_ends_is_warned_about(
 ) -> None:
     right = settings(authority, "edge-7", tmp_path)
     key = f"{authority.key('edge-7')}.pub"
-    done_by("certificates.sh", "node", authority.folder, "--renew", "--days", "29", key, env=env)
+    good("certificates.sh", "node", authority.folder, "--renew", "--days", "29", key, env=env)
     done = script("supernode.sh", env={**env, **right, "FEDKACE_STATE": "/proc/none"})  # ends before Flower starts
     soon, error = done.stderr.splitlines()
     assert error.startswith("error: FEDKACE_STATE = /proc/none")

@@ -70,6 +70,7 @@ def test_no_other_path_of_flower_gets_through(door: Door, authority: Authority, 
     assert arrived == []
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 @pytest.mark.parametrize("path", DISGUISED)
 def test_no_spelling_of_a_path_gets_through(path: str, door: Door, authority: Authority, arrived: list[str]) -> None:
@@ -105,6 +106,7 @@ def test_no_method_host_or_header_gets_a_path_through(door: Door, authority: Aut
     assert arrived == []
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "headers",
     [

@@ -1,15 +1,12 @@
 """What a deployment installs is fixed by hashes, and a release is built and checked as a whole."""
 
 import hashlib
-import io
 import json
 import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import tomllib
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +14,7 @@ from typing import Any
 import pytest
 from support.systems.federation import DEPLOY, ROOT
 from support.systems.proxy import deployed
-from support.tools import need_modules
+from support.tools import need_modules, need_tools
 
 RELEASE = deployed("release")
 ReleaseError = RELEASE.ReleaseError
@@ -37,15 +34,8 @@ def test_the_lock_file_has_one_version_and_hashes_of_all_that_the_project_requir
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "contains no requirement"),
-        ("# only a comment\n", "contains no requirement"),
-        ("numpy==2.4.6\n", "must have at least one hash"),
         ("numpy==2.4.6 --hash=md5:00\n", "must have at least one hash"),
-        (f"numpy>=2 {HASH}\n", "must name one version"),
-        (f"numpy {HASH}\n", "must name one version"),
         (f"numpy==2.* {HASH}\n", "must name one version"),
-        (f"numpy==2,<3 {HASH}\n", "must name one version"),
-        ("--extra-index-url https://evil.example\n", "must contain neither options nor addresses"),
         (f"numpy @ https://evil.example/numpy.whl {HASH}\n", "must contain neither options nor addresses"),
     ],
 )
@@ -53,30 +43,6 @@ def test_a_lock_file_that_leaves_anything_open_is_refused(text: str, words: str)
     with pytest.raises(ReleaseError, match=words) as caught:
         RELEASE.read_lock(text)
     assert len(str(caught.value).splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("wanted", "words"),
-    [
-        ("numpy>=1.26", None),
-        ("numpy>=3", "numpy==2.4.6: must be >=3, as pyproject.toml says; run make lock"),
-        ("scipy", "scipy is missing; run make lock"),
-    ],
-)
-def test_a_lock_file_that_is_older_than_the_requirements_is_refused(wanted: str, words: str | None) -> None:
-    project = {"name": "demo", "dependencies": [wanted], "optional-dependencies": {"serve": []}}
-    lock = RELEASE.read_lock(f"numpy==2.4.6 \\\n    {HASH}\n    # via demo\n")
-    if words is None:
-        RELEASE.check_lock(project, [], lock)
-        return
-    with pytest.raises(ReleaseError, match=re.escape(words)):
-        RELEASE.check_lock(project, [], lock)
-
-
-def test_the_lock_file_must_have_what_the_service_requires() -> None:
-    project = {"dependencies": [], "optional-dependencies": {"serve": ["starlette"], "report": ["pandas"]}}
-    with pytest.raises(ReleaseError, match="starlette is missing"):
-        RELEASE.check_lock(project, [], RELEASE.read_lock(f"numpy==2.4.6 {HASH}\n"))
 
 
 def test_the_image_installs_nothing_without_a_hash_and_starts_from_a_digest() -> None:
@@ -97,54 +63,6 @@ def test_the_workflow_names_foreign_actions_by_commit() -> None:
     workflows = [path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yaml")]
     uses = [line for text in workflows for line in re.findall(r"uses: (.*)", text)]
     assert uses and all(re.fullmatch(r"\S+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", each) for each in uses)
-
-
-def test_the_deployment_page_installs_with_hashes_alone() -> None:
-    page = (ROOT / "docs" / "deployment.md").read_text()
-    assert "pip install --require-hashes -r /opt/fedkace/app/deploy/requirements.txt" in page
-    assert not re.search(r"pip install (?!--require-hashes|--no-index)", page), "nowhere else on the page"
-
-
-def wheel_with(folder: Path, *names: str) -> Path:
-    path = folder / "demo.whl"
-    with zipfile.ZipFile(path, "w") as archive:
-        for name in names:
-            archive.writestr(name, "")
-    return path
-
-
-GOOD = ("a/b.py", "d.dist-info/METADATA", "d.dist-info/RECORD", "d.dist-info/licenses/LICENSE")
-
-
-@pytest.mark.parametrize(
-    ("names", "words"),
-    [
-        (GOOD, None),
-        (GOOD[1:], "1 files are missing, the first is a/b.py"),
-        ((*GOOD, "secret.key"), "1 files should not be there, the first is secret.key"),
-        (GOOD[:3], "*/licenses/LICENSE is missing"),
-    ],
-)
-def test_a_wheel_holds_the_package_and_nothing_else(names: tuple[str, ...], words: str | None, tmp_path: Path) -> None:
-    wheel = wheel_with(tmp_path, *names)
-    if words is None:
-        RELEASE.check_wheel(wheel, {"a/b.py"})
-        return
-    with pytest.raises(ReleaseError, match=re.escape(words)):
-        RELEASE.check_wheel(wheel, {"a/b.py"})
-
-
-def test_an_sdist_holds_what_a_build_needs(tmp_path: Path) -> None:
-    def made(*names: str) -> Path:
-        path = tmp_path / "demo.tar.gz"
-        with tarfile.open(path, "w:gz") as archive:
-            for name in names:
-                archive.addfile(tarfile.TarInfo(f"demo-1/{name}"), io.BytesIO())
-        return path
-
-    RELEASE.check_sdist(made("a/b.py", "pyproject.toml", "README.md", "LICENSE"), {"a/b.py"})
-    with pytest.raises(ReleaseError, match="the first is LICENSE"):
-        RELEASE.check_sdist(made("a/b.py", "pyproject.toml", "README.md"), {"a/b.py"})
 
 
 def copied(folder: Path) -> Path:
@@ -169,7 +87,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path, Path], "su
     return run
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_release_is_complete_has_its_checksums_and_can_be_repeated(make: Any, tmp_path: Path) -> None:
     root = copied(tmp_path / "source")
     done = make(root, tmp_path / "dist")
@@ -194,7 +112,7 @@ def test_a_release_is_complete_has_its_checksums_and_can_be_repeated(make: Any, 
     assert done.returncode == 1 and done.stderr == f"error: {tmp_path}/dist: must be empty\n"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_release_that_is_wrong_is_not_made(make: Any, tmp_path: Path) -> None:
     root, dist = copied(tmp_path / "source"), tmp_path / "dist"
 
@@ -220,8 +138,9 @@ def test_a_release_that_is_wrong_is_not_made(make: Any, tmp_path: Path) -> None:
     fails("README.md: does not exist")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_release_is_made_of_what_is_committed(tmp_path: Path) -> None:
+    need_tools("git")
     root = copied(tmp_path / "source")
     names = ["fedkace_flwr/clients/base.py", "pyproject.toml", "deploy/requirements.txt"]
     RELEASE.check_committed(root, names)

@@ -4,6 +4,7 @@
 """
 
 import hashlib
+import io
 import json
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from flwr.cli.build import build_fab_from_disk
 from flwr.supercore.fab import Fab
 from flwr.supernode.cli.flower_supernode import _try_obtain_trusted_entities, _validate_public_keys_ed25519
 from flwr.supernode.start_client_internal import _verify_fab
-from support.systems.federation import DEPLOY, environment, script
+from support.systems.federation import environment, script
 from support.systems.proxy import Authority, deployed
 
 from fedkace_flwr.experiments.running.processes import staged_app
@@ -31,13 +32,19 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
-    """Run ``sign-app.py``."""
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run ``sign-app.py`` in this process, without a terminal."""
+    program = deployed("sign-app")
 
     def command(*arguments: object) -> "subprocess.CompletedProcess[str]":
-        words = [sys.executable, str(DEPLOY / "sign-app.py"), *map(str, arguments)]
-        env = environment(tmp_path)
-        return subprocess.run(words, env=env, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+        monkeypatch.setattr(sys, "argv", ["sign-app.py", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.StringIO())
+        code = 0
+        try:
+            program.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        return subprocess.CompletedProcess([], code, *capsys.readouterr())
 
     return command
 
@@ -107,14 +114,12 @@ def test_a_supernode_accepts_what_a_trusted_key_has_signed_and_nothing_else(
     assert not accepted(changed, folder, trusted), "another app, with the first one's signatures"
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "text",
     [
         "",
-        "{",
-        "[]",
         "null",
-        '"a"',
         '{"public_key_id": "a"}',
         '{"public_key_id": 1, "signature": "AAAA", "signed_at": 1}',
         '{"public_key_id": "a", "signature": 1, "signed_at": 1}',
@@ -164,37 +169,13 @@ def test_a_key_has_a_passphrase_unless_told_otherwise_and_is_never_overwritten(
     assert "'../x': must be 1 to 64 letters" in refused(run("key", tmp_path / "other", "../x"))
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("{}\n", "contains no line NAME: ssh-ed25519 KEY"),
-        ("# releases: ssh-ed25519 AAAA\n", "contains no line NAME: ssh-ed25519 KEY"),
-        ("", "contains no line NAME: ssh-ed25519 KEY"),
-    ],
-)
-def test_a_list_without_keys_which_would_trust_everyone_is_refused(text: str, words: str, tmp_path: Path) -> None:
-    settings = _settings(tmp_path)
-    path = tmp_path / "trusted.yaml"
-    path.write_text(text)
-    done = script("supernode.sh", env={**environment(tmp_path), **settings, "FEDKACE_TRUSTED": str(path)})
-    assert f"FEDKACE_TRUSTED = {path}: {words}" in refused(done)
-
-
-@pytest.mark.parametrize("name", ["FEDKACE_TRUSTED", "FEDKACE_POLICY"])
-def test_files_that_protect_a_site_must_be_there_and_its_own(name: str, tmp_path: Path) -> None:
-    settings = _settings(tmp_path)
-    path = tmp_path / "file"
-    done = script("supernode.sh", env={**environment(tmp_path), **settings, name: str(path)})
-    assert f"{path} ({name}, " in refused(done) and "does not exist" in done.stderr
-    path.write_text("")
-    path.chmod(0o664)
-    done = script("supernode.sh", env={**environment(tmp_path), **settings, name: str(path)})
-    assert "has mode 664, so others can change it" in refused(done)
-
-
-def _settings(folder: Path) -> dict[str, str]:
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a SuperNode that lacks nothing."""
+    folder = tmp_path_factory.mktemp("authority")
     authority = Authority(folder)
     return {
+        **environment(folder),
         "FEDKACE_SUPERLINK": "localhost:1",
         "FEDKACE_CA": str(authority.folder / "ca.crt"),
         "FEDKACE_KEY": str(authority.key("edge-1")),
@@ -203,3 +184,23 @@ def _settings(folder: Path) -> dict[str, str]:
         "FEDKACE_PARTITIONS": "1",
         "FEDKACE_STATE": str(folder / "state"),
     }
+
+
+def test_a_list_without_keys_which_would_trust_everyone_is_refused(settings: dict[str, str], tmp_path: Path) -> None:
+    path = tmp_path / "trusted.yaml"
+    for text in ("{}\n", "# releases: ssh-ed25519 AAAA\n", ""):
+        path.write_text(text)
+        said = refused(script("supernode.sh", env={**settings, "FEDKACE_TRUSTED": str(path)}))
+        assert f"FEDKACE_TRUSTED = {path}: contains no line NAME: ssh-ed25519 KEY" in said
+
+
+@pytest.mark.parametrize("name", ["FEDKACE_TRUSTED", "FEDKACE_POLICY"])
+def test_files_that_protect_a_site_must_be_there_and_its_own(
+    name: str, settings: dict[str, str], tmp_path: Path
+) -> None:
+    path = tmp_path / "file"
+    said = refused(script("supernode.sh", env={**settings, name: str(path)}))
+    assert f"{path} ({name}, " in said and "does not exist" in said
+    path.write_text("")
+    path.chmod(0o664)
+    assert "has mode 664, so others can change it" in refused(script("supernode.sh", env={**settings, name: str(path)}))

@@ -118,6 +118,7 @@ def test_a_misspelt_file_of_a_study_is_answered_with_the_nearest(
         assert refused(capsys, "run", str(tmp_path / "other.yaml")).endswith(f"did you mean {own}?")
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("text", "nearest"),
     [

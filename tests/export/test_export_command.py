@@ -44,6 +44,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return results / "run"
 
 
+@pytest.mark.slow
 def test_a_finished_run_gives_the_model_that_it_left(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

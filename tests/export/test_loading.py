@@ -140,6 +140,7 @@ def test_loading_draws_no_random_numbers(tmp_path: Path) -> None:
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
+@pytest.mark.slow
 def test_the_package_is_imported_at_no_cost_and_the_loader_without_flower() -> None:
     program = (
         "import sys, fedkace_flwr as f; heavy = {'torch', 'numpy', 'flwr', 'fedkace_flwr.experiments'};"
@@ -181,6 +182,7 @@ def _not_finite() -> bytes:
     return pack(kept)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("made", "message"),
     [
@@ -225,6 +227,7 @@ def test_a_file_that_contradicts_itself_is_refused_in_one_line(
     assert text.startswith(str(tmp_path)) and "\n" not in text and len(text) < 700
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("network", ["resnet18", "mobilenet-v3-small", "efficientnet-b0", "vit", "cnn"])
 def test_a_network_that_would_not_fit_into_memory_is_refused_before_it_is_built(tmp_path: Path, network: str) -> None:
     (tmp_path / "model.safetensors").write_bytes(

@@ -74,6 +74,7 @@ def assert_same_answers(kept: KeptModels, content: bytes) -> None:
         assert (found[:, [2, 4]] == 0).all() and wanted.std() > 0.01
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 @pytest.mark.parametrize("network", NETWORKS)
 def test_every_network_answers_the_same_as_onnx(network: str) -> None:
@@ -155,6 +156,7 @@ class _Unexportable(Network):
         return x.mean(dim=(2, 3)) if float(x.sum()) > 0 else x.amax(dim=(2, 3))
 
 
+@pytest.mark.slow
 def test_a_network_that_cannot_be_exported_is_named_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(NETWORKS, "branching", lambda _: _Unexportable())
     kept = model("branching", 4, {"global": MET})

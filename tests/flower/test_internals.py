@@ -4,8 +4,6 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 INTERNALS = "fedkace_flwr/flower/internals.py"
 PUBLIC = {
@@ -41,21 +39,6 @@ def internal(source: str) -> set[str]:
     """Modules of Flower in a file's imports that are not public."""
     names = {name for name in imported(ast.parse(source)) if name.partition(".")[0] == "flwr"}
     return names - PUBLIC
-
-
-@pytest.mark.parametrize(
-    ("source", "found"),
-    [
-        ("from flwr.app import Message", set()),
-        ("import flwr.supercore", {"flwr.supercore"}),
-        ("def f():\n    from flwr.cli.build import build", {"flwr.cli.build"}),
-        ("from flwr.simulation import _private", {"flwr.simulation._private"}),
-        ("import importlib; importlib.import_module('flwr.proto')", {"flwr.proto"}),
-        ("import flower, torch", set()),
-    ],
-)
-def test_the_search_finds_what_is_not_public(source: str, found: set[str]) -> None:
-    assert internal(source) == found
 
 
 def test_only_one_module_uses_what_is_not_public() -> None:

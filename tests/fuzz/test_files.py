@@ -8,7 +8,8 @@ import json
 import math
 import tracemalloc
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from io import BytesIO
 from typing import Any
 
@@ -41,7 +42,11 @@ IDX = pristine_idx()
 MODEL = pristine_model()
 KEYS = sorted(Config().flat())
 
-fuzzed = settings(suppress_health_check=list(HealthCheck))
+
+def fuzzed(test: Any) -> Any:
+    return pytest.mark.exhaustive(settings(suppress_health_check=list(HealthCheck))(test))
+
+
 pytestmark = pytest.mark.timeout(0)
 
 
@@ -129,12 +134,6 @@ def other_records(draw: st.DrawFn) -> bytes:
 
 
 @fuzzed
-@given(st.binary(max_size=300).map(sealed) | st.binary(max_size=300))
-def test_any_bytes_as_a_stored_file(parsers: Parsers, content: bytes) -> None:
-    parsers.stored(content)
-
-
-@fuzzed
 @given(changed_files())
 def test_changed_stored_files_under_a_right_checksum(parsers: Parsers, content: bytes) -> None:
     parsers.stored(content)
@@ -146,25 +145,35 @@ def test_stored_files_with_other_fields(parsers: Parsers, content: bytes) -> Non
     parsers.stored(content)
 
 
+# Any bytes, and changed ones, for every kind of file
+
+
+def readers(parsers: Parsers) -> dict[str, tuple[Callable[[bytes], None], list[bytes]]]:
+    """Each reader, with files as this package or others write them."""
+    return {
+        "stored": (parsers.stored, [sealed(body) for body in BODIES.values()]),
+        "archive": (parsers.archived, list(BODIES.values())),
+        "encrypted": (parsers.encrypted, SEALED),
+        "head of an encrypted file": (lambda head: parsers.encrypted(head + SEALED[0][80:]), [SEALED[0][:80]]),
+        "model": (parsers.model, [MODEL]),
+        **{f"weights{suffix}": (partial(parsers.weights, suffix), [WEIGHTS[suffix]]) for suffix in WEIGHTS},
+        **{f"idx{suffix}": (partial(parsers.idx, suffix), IDX[suffix]) for suffix in IDX},
+    }
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["stored", "archive", "encrypted", "head of an encrypted file", "model"]
+    + [f"weights{suffix}" for suffix in sorted(WEIGHTS)]
+    + [f"idx{suffix}" for suffix in sorted(IDX)],
+)
 @fuzzed
 @given(st.data())
-def test_changed_archives(parsers: Parsers, data: st.DataObject) -> None:
-    parsers.archived(data.draw(st.composite(lambda draw: mutated(BODIES[draw(st.sampled_from(NAMES))], draw))()))
-
-
-# Weights to start from
-
-
-@fuzzed
-@given(st.sampled_from(sorted(WEIGHTS)), st.binary(max_size=300))
-def test_any_bytes_as_a_file_of_weights(parsers: Parsers, suffix: str, content: bytes) -> None:
-    parsers.weights(suffix, content)
-
-
-@fuzzed
-@given(st.sampled_from(sorted(WEIGHTS)), st.data())
-def test_changed_files_of_weights(parsers: Parsers, suffix: str, data: st.DataObject) -> None:
-    parsers.weights(suffix, data.draw(st.composite(lambda draw: mutated(WEIGHTS[suffix], draw))()))
+def test_any_bytes_and_changed_files(parsers: Parsers, kind: str, data: st.DataObject) -> None:
+    read, originals = readers(parsers)[kind]
+    changed = st.composite(lambda draw: mutated(draw(st.sampled_from(originals)), draw))()
+    any_bytes = st.binary(max_size=300)
+    read(data.draw(changed | changed | any_bytes | any_bytes.map(sealed) | any_bytes.map(lambda body: b"\3" + body)))
 
 
 # Images of a data set
@@ -184,13 +193,6 @@ def test_any_bytes_as_an_idx_file(parsers: Parsers, suffix: str, content: bytes,
     parsers.idx(suffix, gzip.compress(content) if packed else content)
 
 
-@fuzzed
-@given(st.sampled_from(sorted(IDX)), st.data())
-def test_changed_idx_files(parsers: Parsers, suffix: str, data: st.DataObject) -> None:
-    content = data.draw(st.sampled_from(IDX[suffix]))
-    parsers.idx(suffix, data.draw(st.composite(lambda draw: mutated(content, draw))()))
-
-
 @pytest.mark.parametrize("suffix", sorted(IDX))
 def test_an_idx_file_that_promises_much_takes_no_memory_for_it(parsers: Parsers, suffix: str) -> None:
     content = bytes([0, 0, 8, 3]) + b"".join(length.to_bytes(4, "big") for length in (2**20, 32, 32)) + bytes(10_000)
@@ -206,12 +208,6 @@ def test_an_idx_file_that_promises_much_takes_no_memory_for_it(parsers: Parsers,
 
 
 @fuzzed
-@given(st.data())
-def test_changed_files_of_models(parsers: Parsers, data: st.DataObject) -> None:
-    parsers.model(data.draw(st.composite(lambda draw: mutated(MODEL, draw))()))
-
-
-@fuzzed
 @given(st.data(), st.integers(1, 3))
 def test_changed_descriptions_of_models(parsers: Parsers, data: st.DataObject, count: int) -> None:
     header, start = header_of(MODEL)
@@ -223,29 +219,6 @@ def test_changed_descriptions_of_models(parsers: Parsers, data: st.DataObject, c
             break
     text = json.dumps(header).encode()
     parsers.model(len(text).to_bytes(8, "little") + text + MODEL[start:])
-
-
-# Encrypted files
-
-
-@fuzzed
-@given(st.binary(max_size=300) | st.binary(max_size=300).map(lambda content: b"\3" + content))
-def test_any_bytes_as_an_encrypted_file(parsers: Parsers, content: bytes) -> None:
-    parsers.encrypted(content)
-
-
-@fuzzed
-@given(st.data())
-def test_changed_encrypted_files_under_a_right_checksum(parsers: Parsers, data: st.DataObject) -> None:
-    parsers.encrypted(data.draw(st.composite(lambda draw: mutated(draw(st.sampled_from(SEALED)), draw))()))
-
-
-@fuzzed
-@given(st.data())
-def test_changed_heads_of_encrypted_files(parsers: Parsers, data: st.DataObject) -> None:
-    content = data.draw(st.sampled_from(SEALED))
-    head = data.draw(st.composite(lambda draw: mutated(content[:80], draw))())
-    parsers.encrypted(head + content[80:])
 
 
 def _archive(members: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> bytes:
@@ -316,17 +289,19 @@ def test_members_that_share_their_bytes_are_refused() -> None:
 words = st.sampled_from(
     [
         *KEYS,
-        "title",
-        "config",
-        "grid",
-        "scales",
-        "paper",
-        "base",
-        "engine",
-        "workers",
-        "gpu-fraction",
-        "same-runs-as",
-        "only",
+        *[
+            "title",
+            "config",
+            "grid",
+            "scales",
+            "paper",
+            "base",
+            "engine",
+            "workers",
+            "gpu-fraction",
+            "same-runs-as",
+            "only",
+        ],
     ]
 )
 yaml_scalars = scalars | words | st.dates() | st.datetimes() | st.binary(max_size=4)

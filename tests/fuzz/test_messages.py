@@ -20,6 +20,8 @@ from fedkace_flwr.errors import MessageError
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.messaging import validation as plausibility
 
+pytestmark = pytest.mark.exhaustive
+
 MUTANTS = 50
 budget = settings(suppress_health_check=list(HealthCheck))
 

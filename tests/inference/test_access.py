@@ -78,6 +78,7 @@ def test_the_services_own_hosts_are_answered(host: str, port: int) -> None:
     assert status(port, "GET /health HTTP/1.1", f"Host: {host.format(port=port)}") == 200
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("host", OTHERS)
 def test_other_hosts_are_not_answered(host: str, port: int) -> None:
     """A browser that was told that evil.example is 127.0.0.1 sends that name (DNS rebinding)."""

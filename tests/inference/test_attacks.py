@@ -59,6 +59,7 @@ def memory_of(process: psutil.Process) -> int:
     return total
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", BOMBS)
 def test_no_picture_takes_more_memory_than_is_promised(name: str, service: Service) -> None:
     bomb, process = BOMBS[name](), psutil.Process(service.process.pid)
@@ -129,6 +130,7 @@ def test_a_caller_who_hangs_up_is_not_worked_for(folder: Path, monkeypatch: pyte
     assert decoded == [first, good]
 
 
+@pytest.mark.exhaustive
 def test_what_was_refused_a_thousand_times_is_not_in_the_log(folder: Path) -> None:
     with serving_of(folder) as service:
         for _ in range(300):

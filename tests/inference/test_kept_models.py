@@ -217,6 +217,7 @@ DAMAGE: dict[str, Callable[[KeptModels], bytes]] = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("harm", DAMAGE)
 def test_a_damaged_generation_gives_way_to_the_one_before_and_stays_where_it_is(
     tmp_path: Path, harm: str, caplog: pytest.LogCaptureFixture
@@ -299,6 +300,7 @@ def test_a_file_of_a_folder_becomes_the_very_row(small: Make, tmp_path: Path) ->
         assert np.array_equal(square, dataset.images[row])
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", pixels.FORMATS)
 @pytest.mark.parametrize("framing", [Framing.of_files(24), Framing.of_files(24, 27), Framing.of_arrays(24)])
 def test_pictures_of_any_format_and_size_become_squares(kind: str, framing: Framing) -> None:
@@ -307,6 +309,7 @@ def test_pictures_of_any_format_and_size_become_squares(kind: str, framing: Fram
         assert square.shape == (3, 24, 24) and square.dtype == np.uint8
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("mode", ["L", "1", "P", "RGBA", "LA", "CMYK", "I;16"])
 def test_pictures_of_any_mode_become_squares(mode: str) -> None:
     made = picture("JPEG" if mode == "CMYK" else "PNG", mode=mode)

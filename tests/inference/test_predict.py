@@ -132,6 +132,7 @@ def test_the_command_loads_neither_flower_nor_ray_nor_torchvision() -> None:
     assert not {"flwr", "ray", "torchvision", "sklearn", "starlette", "uvicorn"} & set(done.stdout.split())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_command_answers_while_rounds_go_on(tmp_path: Path) -> None:
     """A run in a process of its own; the command is called again and again until the run is over."""

@@ -77,6 +77,7 @@ def forged(head: object, body: bytes = b"") -> ArrayRecord:
     return ArrayRecord({"fedkace.folded": Array("uint8", (len(data),), "fedkace.folded", data)})
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("head", "body"),
     [
@@ -134,6 +135,7 @@ def test_a_record_for_many_is_folded_once_and_other_records_stay() -> None:
 SENDING = [name for name, method in METHODS.items() if not method.preset and name != "centralized"]
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "more"), [*((name, {}) for name in SENDING), ("fedkace", {"secagg": True})])
 def test_a_run_whose_messages_are_folded_is_the_same_run(

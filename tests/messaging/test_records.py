@@ -116,6 +116,7 @@ def test_an_evaluation_needs_no_weights_and_may_have_tested_nothing() -> None:
     assert reply.metrics == {keys.ACCURACY: 0.5}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("weights", "parts"),
     [
@@ -165,6 +166,7 @@ def _huge(array: np.ndarray, shape: bytes) -> bytes:
     return forged
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "array",
     [

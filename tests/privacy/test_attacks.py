@@ -197,6 +197,7 @@ def test_an_attack_that_would_do_nothing_is_refused(values: dict[str, Any], word
     assert str(refusal.value) == words
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "values",
     [
@@ -259,6 +260,7 @@ def outcome(folder: Path, **changes: Any) -> list[dict[str, Any]]:
     return rounds_of(folder / "run")
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("attack", "scale", "kinds"),
@@ -311,6 +313,7 @@ def test_inflated_variances_are_kept_near_in_a_real_run(tmp_path: Path) -> None:
     assert records[-1]["failures"] == []
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["median", "trimmed-mean", "multi-krum", "geometric-median"])
 @pytest.mark.parametrize("method", ["fedkace", "ofcl", "dcfcl", "fedavg"])

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, MessageType, Metadata, RecordDict
-from flwr.clientapp.mod import LocalDpMod
 from support.common import rounds_of
 
 from fedkace_flwr.config import Config
@@ -79,23 +78,6 @@ def test_without_keys_of_privacy_a_model_leaves_as_it_is() -> None:
     model = learned()
     found = left(asked(), model)
     assert all(found[name].tobytes() == model[name].tobytes() for name in model)
-
-
-def test_flowers_modifier_alone_is_led_astray_by_the_counters() -> None:
-    """Why it is shown a part of the arrays."""
-    content = keys.instruction(keys.array_record(SENT), {}, 0, 1)
-    message = arriving(content)
-
-    def handler(message: Message, context: Context) -> Message:
-        return Message(keys.reply_content(learned(), 5, {}), reply_to=message)
-
-    with np.errstate(all="ignore"):
-        try:
-            reply = LocalDpMod(1.0, 0.0, 1.0, 1e-5)(message, device(), handler)
-            found = keys.unpack(reply.content.array_records[keys.ARRAYS])
-            assert np.linalg.norm(vector(found)) < 1e-4, "the counter has taken the whole norm"
-        except TypeError as error:
-            assert "Cannot cast" in str(error)
 
 
 @pytest.mark.parametrize("statistics", ["shared", "local"])

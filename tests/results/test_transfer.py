@@ -104,6 +104,7 @@ def run(config: Config) -> list[dict[str, Any]]:
     return records
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inference", ["local", "global", "mean"])
 def test_classes_average_to_the_accuracy_of_the_model_that_answers(small: Make, inference: str) -> None:
     config = small(rounds=3, inference=inference, **{"test-per-class": 5})

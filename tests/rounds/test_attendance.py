@@ -36,6 +36,7 @@ def missing(*places: tuple[int, int]) -> Damage:
     return lambda kind, number, client, reply: None if (number, client) in places else reply
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_who_sits_out_is_no_failure_and_no_part_of_the_model(made: Make, method: str) -> None:
     out, gone = made("out", method=method), made("gone", method=method)

@@ -32,6 +32,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_bad_reply_leaves_the_mean_to_the_others_and_is_named(small: Make, fault: str) -> None:
     act, words = FAULTS[fault]

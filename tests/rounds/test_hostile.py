@@ -52,6 +52,10 @@ def by_method(name: str) -> pytest.MarkDecorator:
     return pytest.mark.xdist_group(f"hostile to {name}")
 
 
+def _rare(common: bool) -> list[pytest.MarkDecorator]:
+    return [] if common else [pytest.mark.exhaustive]
+
+
 # The driver reads and checks the replies of all methods, so one method meets every fault, the others one of each kind.
 ONE_OF_EACH_KIND = (
     *("nan", "huge", "swapped keys", "an exception"),
@@ -59,9 +63,12 @@ ONE_OF_EACH_KIND = (
 )
 METHODS = ["fedavg", "dcfcl", "fedcbdr", "er", "lkc", "ofcl", "refed"]
 MATRIX = [
-    *(pytest.param("fedkace", fault, marks=by_method("fedkace")) for fault in [*MODEL_FAULTS, *FAULTS]),
     *(
-        pytest.param(method, fault, marks=[by_method(method), pytest.mark.slow])
+        pytest.param("fedkace", fault, marks=[by_method("fedkace"), *_rare(fault in ONE_OF_EACH_KIND)])
+        for fault in [*MODEL_FAULTS, *FAULTS]
+    ),
+    *(
+        pytest.param(method, fault, marks=[by_method(method), pytest.mark.slow, *_rare(fault == "nan")])
         for method in METHODS
         for fault in ONE_OF_EACH_KIND
         if (method, fault) != ("lkc", "huge")  # whose models go back to their own clients
@@ -90,6 +97,7 @@ LESSON_FAULTS = {name: fault for name, fault in (MODEL_FAULTS | FAULTS).items() 
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 @by_method("tfcl")
 @pytest.mark.parametrize("fault", LESSON_FAULTS)
@@ -115,6 +123,7 @@ SCORE_FAULTS = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 @by_method("fedcbdr")
 @pytest.mark.parametrize("fault", FEATURE_FAULTS)
@@ -126,6 +135,7 @@ def test_features_of_the_hostile_touch_no_ones_selection(
     assert {failure["client"] for failure in failures if failure["phase"] == fedcbdr_names.FEATURES_QUERY} == HOSTILE
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 @by_method("fedcbdr")
 @pytest.mark.parametrize("fault", SCORE_FAULTS)
@@ -145,6 +155,8 @@ METRIC_FAULTS = {
 }
 
 
+@pytest.mark.slow
+@pytest.mark.matrix
 @by_method("fedkace")
 @pytest.mark.parametrize("fault", [name for name in METRIC_FAULTS if "sat out" not in name])
 def test_a_hostile_evaluation_counts_for_nothing(
@@ -159,6 +171,7 @@ def test_a_hostile_evaluation_counts_for_nothing(
 # Sizes
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 @by_method("er")
 @pytest.mark.parametrize("place", ["an array of the model", "another record", "a text", "numbers"])

@@ -73,6 +73,7 @@ def without(record: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in record.items() if name not in ("asked", "sat_out", "bytes", "seconds")}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("method", [each for each in DISTINCT_METHODS if each.values[0] != "centralized"])
 def test_a_round_without_training_is_like_one_without_new_data(
     made: Make, monkeypatch: pytest.MonkeyPatch, method: str
@@ -168,6 +169,7 @@ def test_the_cache_of_references_knows_who_was_drawn(made: Make) -> None:
     assert len({key(), key(fraction_train=0.6), key(fraction_train=0.34), key(clients=4, fraction_train=0.5)}) == 4
 
 
+@pytest.mark.slow
 def test_a_model_card_lists_the_classes_that_were_learned(made: Make) -> None:
     config = made(clients=6, rounds=1, fraction_train=0.2, capacity=12)
     (only,) = drawn(config, 1)

@@ -40,6 +40,7 @@ def test_clients_that_share_a_machine_do_not_share_a_folder(small: Make) -> None
     assert [client_folder(config, 5, number, place).name for number in (1, 3)] == ["cam7", "cam7-003"]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", ["a/b", "..", ".", "", "a" * 65, "ä", "a b", "a\nb", "a\0", 7, True, 1.5])
 def test_a_name_that_will_not_do_is_refused_in_one_line(small: Make, name: Any) -> None:
     place = {"num-partitions": 3, "client-name": name}

@@ -217,6 +217,7 @@ def test_more_power_cuts_while_the_first_is_made_good(tmp_path: Path, course: Co
         assert files(tree_of(place)).items() >= whole.items()
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_syncs")
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EACCES, errno.EROFS], ids=errno.errorcode.get)

@@ -121,6 +121,7 @@ def test_a_damaged_state_is_set_aside_with_a_warning_and_the_one_before_it_used(
     assert_bit_identical(store.answer(2), reply(2))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("damage", DAMAGES, ids=_named)
 def test_with_no_generation_left_the_state_is_the_empty_one(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     store = ClientStore(tmp_path, empty())
@@ -132,6 +133,7 @@ def test_with_no_generation_left_the_state_is_the_empty_one(tmp_path: Path, dama
     assert len(warned) == 2
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("damage", DAMAGES, ids=_named)
 def test_a_damaged_answer_is_set_aside_and_its_round_trained_again(
     tmp_path: Path, damage: Callable[[Path], None]

@@ -280,6 +280,7 @@ def _cell(folder: Path) -> object:
     return Cell("run", Config.parse({"results-dir": str(folder.parent)})).rounds
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", ["sparse", "pipe"])
 @pytest.mark.parametrize(
     ("name", "read"),

@@ -22,6 +22,7 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_run_cannot_leave_the_results_folder(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"run-name = .*: must be a plain name") as caught:
@@ -29,6 +30,7 @@ def test_a_run_cannot_leave_the_results_folder(name: str, tmp_path: Path) -> Non
     assert len(str(caught.value).splitlines()) == 1 and len(str(caught.value)) < 500
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "name", ["first", "fedkace_overlap-4_seed-0", "K=4, M=100", "\u00dcbung 1", "a.b", "x" * LONGEST_NAME, "[0, 1]"]
 )

@@ -82,6 +82,7 @@ def test_a_folder_with_another_mark_or_none_is_refused_and_left_as_it_was(tmp_pa
         assert contents(tmp_path) == before and not (tmp_path / "gone").exists()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "mark",
     ["", "[]", "{", '{"holds": "a model"}', '{"holds": "a model", "files": {"../mine": []}}', "[" * 9999]

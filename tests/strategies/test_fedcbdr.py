@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
-from support.common import rounds_of
 from support.doubles.faults import Damage, FaultyGrid, changed, failed, honest, lost, only
 from support.doubles.leverage import pinv_leverage
 from torch import Tensor
@@ -20,7 +19,7 @@ from fedkace_flwr.algorithms import fedcbdr_leverage as cbdr
 from fedkace_flwr.clients import fedcbdr as fedcbdr_names
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment, as_arrays
-from fedkace_flwr.experiments.running.inline import InlineGrid, run_inline
+from fedkace_flwr.experiments.running.inline import InlineGrid
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.rounds.driver import RoundDriver
 from fedkace_flwr.rounds.round_report import RoundReport
@@ -104,23 +103,6 @@ def test_the_buffer_is_what_global_leverage_draws(cbdr_config: Make) -> None:
     assert not any(report.failures for report in reports)
 
 
-@pytest.mark.slow
-def test_three_rounds_with_the_same_seed_give_the_same_numbers(cbdr_config: Make) -> None:
-    first, second, other = (cbdr_config(run_name=name, seed=seed) for name, seed in (("a", 7), ("b", 7), ("c", 8)))
-    for config in (first, second, other):
-        run_inline(config)
-    records = [rounds_of(Path(config.run.results_dir) / config.run.run_name) for config in (first, second, other)]
-    assert records[0] == records[1] != records[2]
-    assert [record["failures"] for record in records[0]] == [[], [], []]
-    assert all(size == 20 for record in records[0][1:] for size in record["buffer_size"])
-    assert all(
-        accuracy == record["global_accuracy"][k]
-        for record in records[0]
-        for k, accuracy in enumerate(record["client_accuracy"])
-    )
-    assert all(buffer_of(first, client, 3) == buffer_of(second, client, 3) for client in range(3))
-
-
 def test_who_has_room_for_everything_is_not_asked(cbdr_config: Make) -> None:
     config = cbdr_config(rounds=2, capacity=32)
     reports, grid = start(config)
@@ -172,6 +154,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_bad_answer_costs_its_sender_alone_the_selection(cbdr_config: Make, fault: str) -> None:
     kind, act, words = FAULTS[fault]
@@ -208,21 +191,7 @@ def test_a_pool_size_that_cannot_be_is_refused(cbdr_config: Make) -> None:
     )
 
 
-def test_repeated_messages_get_the_same_answers(cbdr_config: Make) -> None:
-    config = cbdr_config(rounds=2)
-    _, grid = start(config)
-    before = buffer_of(config, 0, 2)
-    for kind in (fedcbdr_names.FEATURES_QUERY, fedcbdr_names.SCORES_QUERY, MessageType.EVALUATE):
-        content, first = grid.of(kind, 2)[0].down, grid.of(kind, 2)[0].up
-        again = InlineGrid(client_app.app, 3, config.flat(), run_id=1)
-        (reply,) = again.send_and_receive([Message(content, dst_node_id=2, message_type=kind)])
-        assert first is not None
-        for record, array in first.array_records.items():
-            assert all(value.data == reply.content.array_records[record][name].data for name, value in array.items())
-        assert dict(first.metric_records) == dict(reply.content.metric_records)
-    assert buffer_of(config, 0, 2) == before
-
-
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "positions", [[0] * 20, list(range(13, 33)), list(range(19)), list(range(-1, 19)), [], list(range(21))]
 )

@@ -1,17 +1,14 @@
 """The server of TFCL: the networks that it teaches, and whole runs with bad and lost replies."""
 
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable
 
 import numpy as np
 import pytest
-from flwr.app import Array, Message, MessageType
-from support.common import rounds_of
+from flwr.app import Array, Message
+from support.systems.runs import records, run
 
-from fedkace_flwr import client_app, server_app
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import RunError
-from fedkace_flwr.experiments.running.inline import InlineGrid, run_inline
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.messaging.records import Reply
 from fedkace_flwr.strategies.tfcl import teach
@@ -65,54 +62,6 @@ def test_a_diverging_network_is_an_error_of_its_own(small: Make) -> None:
 # Whole runs
 
 
-class Meddler(InlineGrid):
-    """An inline grid that may change or lose replies, and keeps which messages were sent."""
-
-    def __init__(self, config: Config, meddle: Callable[[str, int, int, Message], Message | None]) -> None:
-        super().__init__(client_app.app, config.stream.clients, config.flat(), run_id=1)
-        self._meddle = meddle
-        self.sent: list[tuple[str, int, int]] = []
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        numbers = []
-        for message in messages:
-            kind, told = message.metadata.message_type, message.content.config_records[keys.CONFIG]
-            (number,) = super().push_messages([message])
-            numbers.append(number)
-            if kind == MessageType.QUERY:
-                continue
-            turn, client = told[keys.ROUND], told[keys.CLIENT]
-            assert isinstance(turn, int) and isinstance(client, int)
-            place = kind, turn, client
-            self.sent.append(place)
-            reply = self._meddle(*place, self._replies.pop(number))
-            if reply is not None:
-                self._replies[number] = reply
-        return numbers
-
-
-def as_it_is(kind: str, number: int, client: int, reply: Message) -> Message:
-    return reply
-
-
-def run(config: Config, meddle: Callable[[str, int, int, Message], Message | None] = as_it_is) -> tuple[Path, Meddler]:
-    grid = Meddler(config, meddle)
-    server_app.run(grid, config, run_id=1)
-    return Path(config.run.results_dir) / config.run.run_name, grid
-
-
-@pytest.mark.slow
-def test_three_rounds_give_the_same_numbers_twice(small: Make) -> None:
-    for name in ("first", "again"):
-        run_inline(small(**SHAPE, run_name=name))  # three rounds, as in ``SMALL``
-    root = Path(small().run.results_dir)
-    first = rounds_of(root / "first")
-    assert first == rounds_of(root / "again")
-    assert [record["failures"] for record in first] == [[], [], []]
-    assert all(value is not None for record in first for value in record["client_accuracy"])
-    assert all(record["client_drift"] is None for record in first)
-
-
 def spoilt(name: str, array: np.ndarray) -> Callable[[Message], Message]:
     def act(reply: Message) -> Message:
         reply.content.array_records[keys.ARRAYS][name] = Array(array)
@@ -127,10 +76,11 @@ FAULTS = {
     "size": (spoilt("features", np.zeros((16, 8, 2, 2), dtype=np.float32)), "others'"),
     "flat": (spoilt("features", np.zeros((16, 8), dtype=np.float32)), "not float32 (0, 8, 0, 0)"),
     "labels": (spoilt("labels", np.full(16, 10)), "a class that the client has not met"),
-    "silence": (lambda reply: None, "no reply"),
+    "silence": (lambda reply: None, "did not accept"),
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_bad_reply_is_left_out_and_named_and_its_sender_comes_back(small: Make, fault: str) -> None:
@@ -139,14 +89,14 @@ def test_a_bad_reply_is_left_out_and_named_and_its_sender_comes_back(small: Make
     def meddle(kind: str, number: int, client: int, reply: Message) -> Message | None:
         return act(reply) if (kind, number, client) == ("train.head", 1, 1) else reply
 
-    config = small(**SHAPE, rounds=2, deadline=2.0 if fault == "silence" else 60.0)
-    folder, grid = run(config, meddle)
-    first, second = rounds_of(folder)
+    config = small(**SHAPE, rounds=2)
+    grid = run(config, meddle)
+    first, second = records(config)
     (failure,) = first["failures"]
     assert (failure["client"], failure["phase"]) == (1, "training") and words in failure["reason"]
     assert second["failures"] == []
-    assert ("train.tail", 1, 1) not in grid.sent
-    assert ("train.tail", 2, 1) in grid.sent
+    assert ("train.tail", 1, 1) not in grid.places
+    assert ("train.tail", 2, 1) in grid.places
     assert first["client_accuracy"][1] is not None  # it ends its round by labels alone
 
 
@@ -155,8 +105,9 @@ def test_a_client_whose_answer_gets_lost_ends_its_round_all_the_same(small: Make
     def meddle(kind: str, number: int, client: int, reply: Message) -> Message | None:
         return None if (kind, number, client) == ("train.tail", 1, 0) else reply
 
-    folder, _ = run(small(**SHAPE, rounds=2, deadline=2.0), meddle)
-    first, second = rounds_of(folder)
+    config = small(**SHAPE, rounds=2)
+    run(config, meddle)
+    first, second = records(config)
     assert [(f["client"], f["phase"]) for f in first["failures"]] == [(0, "tail")]
     assert second["failures"] == [] and None not in first["client_accuracy"]
 
@@ -176,6 +127,6 @@ def test_a_diverging_server_leaves_the_clients_to_themselves(small: Make, monkey
         raise RunError("epoch 1: the training loss is not finite")
 
     monkeypatch.setattr(tfcl, "teach", diverge)
-    folder, grid = run(small(**SHAPE, rounds=1))
-    assert "train.tail" not in {kind for kind, _, _ in grid.sent}
-    assert None not in rounds_of(folder)[0]["client_accuracy"]
+    config = small(**SHAPE, rounds=1)
+    assert "train.tail" not in {kind for kind, _, _ in run(config).places}
+    assert None not in records(config)[0]["client_accuracy"]

@@ -45,13 +45,6 @@ def test_a_run_leaves_its_files_and_its_numbers_add_up(small: Make) -> None:
         assert record["bytes"]["down"] > record["bytes"]["up"] > 0
 
 
-def test_two_runs_in_a_row_give_the_same_numbers_and_another_seed_does_not(small: Make) -> None:
-    for name, seed in (("first", 7), ("again", 7), ("other", 8)):
-        run_inline(small(run_name=name, seed=seed))
-    root = Path(small().run.results_dir)
-    assert rounds_of(root / "first") == rounds_of(root / "again") != rounds_of(root / "other")
-
-
 @pytest.mark.slow
 def test_learning_beats_chance_by_far_on_real_digits(small: Make) -> None:
     config = small(rounds=10, epochs=5, width=8, samples_per_class=25, capacity=60, clients=4)
@@ -74,6 +67,7 @@ def test_flower_with_one_worker_and_the_inline_engine_agree(small: Make) -> None
     assert rounds_of(folder) == rounds_of(folder.with_name("inline"))
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("engine", ["inline", "flower"])

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.slow
 METHODS = ["fedkace", "fedavg", "fedcbdr", "ofcl", "refed", "dcfcl", "fedframe", "derpp", "fedprox", "flwf"]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("method", METHODS)
 def test_a_recorded_run_is_the_plain_run(
     method: str,

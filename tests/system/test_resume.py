@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from support.common import make_events_earlier, rounds_of
-from support.systems.cut_off import cut_after_round
+from support.systems.cut_off import cut_after_round, finished
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fedkace_flwr.config import Config, keys_affecting
@@ -28,9 +28,7 @@ def folder_of(config: Config) -> Path:
 
 @pytest.fixture
 def whole(small: Make) -> Path:
-    config = small(run_name="whole")
-    run_inline(config)
-    return folder_of(config)
+    return finished(small(run_name="whole"))
 
 
 @pytest.mark.slow
@@ -87,6 +85,7 @@ def test_a_finished_run_is_not_called_finished_with_another_configuration(small:
     assert {path: path.read_bytes() for path in before} == before
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("key", sorted(keys_affecting("place", "waiting")))
 def test_a_key_that_does_not_affect_the_numbers_may_differ(key: str) -> None:
     default = Config().flat()[key]
@@ -100,11 +99,11 @@ def test_a_key_of_another_method_may_differ_and_one_of_its_own_may_not() -> None
 
 
 @pytest.mark.slow
-def test_a_run_is_resumed_with_other_waiting_times_threads_and_models_kept(
+def test_a_run_is_resumed_with_other_waiting_times_and_models_kept(
     small: Make, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = cut_after_round(small(), 1, monkeypatch)
-    run_inline(small(resume=True, probe=5.0, threads=2, keep_models="always"))
+    run_inline(small(resume=True, probe=5.0, keep_models="always"))
     assert [record["round"] for record in rounds_of(folder)] == [1, 2, 3]
 
 

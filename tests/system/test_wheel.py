@@ -1,17 +1,13 @@
 """The wheel, installed in an environment of its own, works outside any checkout; and Flower accepts the app."""
 
-import base64
-import http.server
 import json
 import os
 import re
 import subprocess
 import sys
 import sysconfig
-import threading
 import venv
 import zipfile
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -24,9 +20,8 @@ from fedkace_flwr.experiments.running.inline import run_inline
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("fedkace_flwr", "strategies", "clients", "experiments")
 TINY = [f"--set={key}={value}" for key, value in {**SMALL, "method": "fedkace", "keep-models": "always"}.items()]
-TOKEN = "made-up"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.xdist_group("wheel")]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(1200), pytest.mark.xdist_group("wheel")]
 
 
 class Installed:
@@ -180,59 +175,3 @@ def test_the_wheel_has_the_same_app_as_the_checkout(installed: Installed, tmp_pa
         (bundle,) = place.glob("*.fab")
         bundles.append(bundle.read_bytes())
     assert bundles[0] == bundles[1]
-
-
-class Hub(http.server.BaseHTTPRequestHandler):
-    """Takes what ``flwr app publish`` uploads."""
-
-    uploads: list[tuple[str, Mapping[str, str], bytes]]
-
-    def do_POST(self) -> None:
-        self.uploads.append((self.path, dict(self.headers), self.rfile.read(int(self.headers["Content-Length"]))))
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Stay silent."""
-
-
-@pytest.fixture
-def hub() -> Iterator[tuple[str, list[tuple[str, Mapping[str, str], bytes]]]]:
-    Hub.uploads = []
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/v1", Hub.uploads
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-def test_flowers_checks_for_publishing_pass(
-    installed: Installed, tmp_path: Path, hub: tuple[str, list[tuple[str, Mapping[str, str], bytes]]]
-) -> None:
-    """Flower checks names, description, licence, and the number, size and encoding of files; then it uploads."""
-    address, uploads = hub
-    app = tmp_path / "fedkace-flwr"
-    installed.fedkace("app", app)
-    home = tmp_path / "flwr"
-    home.mkdir()
-    kept = {"authn-type": "oidc", "oidc-access-token": TOKEN, "oidc-refresh-token": TOKEN}
-    entries = {
-        f"flower.account-auth.hub.{key}": base64.b64encode(value.encode()).decode() for key, value in kept.items()
-    }
-    (home / "credentials.yaml").write_text(json.dumps(entries))
-    more = {"FLWR_HOME": str(home), "FLWR_SUPERGRID_API_URL": address, "FLWR_SUPERGRID_ADDRESS": "hub"}
-    more |= {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-    flwr = str(Path(sys.executable).with_name("flwr"))
-    done = subprocess.run(
-        [flwr, "app", "publish", str(app)], env={**os.environ, **more}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "Validation passed" in done.stdout and "Upload successful" in done.stdout
-    assert "missing the following" not in done.stdout
-    ((path, headers, body),) = uploads
-    assert path == "/v1/hub/apps/publish" and headers["Authorization"] == f"Bearer {TOKEN}"
-    for name in ("pyproject.toml", "LICENSE", "fedkace_flwr/server_app.py", "clients/fedkace.py"):
-        assert f'filename="{name}"'.encode() in body
-    assert b'filename="docs/' not in body and b'filename="tests/' not in body

@@ -163,6 +163,7 @@ def summed_losses(net: ResNet18, chunk: tuple[Tensor, Tensor], buffer: tuple[Ten
     return totals[0], totals[1]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("gradient_bias", [False, True])
 @pytest.mark.parametrize("batching", ["paired", "union"])
 @pytest.mark.parametrize(("new", "held"), [(12, 4), (4, 12), (10, 10)])
@@ -180,17 +181,6 @@ def test_weight_of_the_next_epoch_is_the_full_batchs_ratio_however_the_epoch_was
     assert objective.weights[0] == 1.0
     assert objective.weights[1:] == pytest.approx([expected, expected], rel=1e-4)
     assert not 0.99 < expected < 1.01
-
-
-def test_mean_reading_compares_gradients_per_sample():
-    net = network(3)
-    without_norms(net)
-    chunk, buffer = samples(12, CURRENT, 10), samples(4, OLD, 20)
-    expected = full_batch_ratio(summed_losses(net, chunk, buffer), [net.output.weight]) * (12 / 4) ** 2
-    balance = GradientBalance("mean", task_size=12, replay_size=4)
-    objective = BalancedReplayLoss(CURRENT, OLD, balance)
-    trained(chunk, buffer, objective, net=net, learning_rate=1e-12, weight_decay=0.0)
-    assert objective.weights[1] == pytest.approx(expected, rel=1e-4)
 
 
 def test_weight_of_the_epoch_before_scales_the_replay_loss_of_the_next():
@@ -235,6 +225,7 @@ def test_training_is_deterministic_and_follows_the_generator():
     assert not torch.equal(first["output.weight"], other["output.weight"])
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("batching", sorted(EPOCHS))
 @pytest.mark.parametrize(
     ("new", "held", "size"),
@@ -246,21 +237,6 @@ def test_small_and_ragged_rounds_train(new, held, size, batching):
     after = state_of(trained(samples(new, CURRENT, 1), samples(held, OLD, 2), batching=batching, batch_size=size))
     assert all(bool(torch.isfinite(value).all()) for value in after.values())
     assert not torch.equal(before["stem.0.weight"], after["stem.0.weight"])
-
-
-@pytest.mark.parametrize(("batching", "steps"), [("union", 4), ("paired", 3), ("random-replay", 3)])
-def test_steps_per_epoch(batching, steps):
-    """In steps of 4, union cuts 10 + 7 samples into 4 + 4 + 4 + 5, the others the chunk's 10 into 4 + 4 + 2."""
-    with recorded_steps() as taken:
-        trained(samples(10, CURRENT, 1), samples(7, OLD, 2), batching=batching, epochs=2)
-    assert len(taken) == 2 * steps
-
-
-def test_training_leaves_its_samples_as_they_were():
-    chunk, buffer = samples(6, CURRENT, 1), samples(4, OLD, 2)
-    copies = [tensor.clone() for tensor in (*chunk, *buffer)]
-    trained(chunk, buffer)
-    assert all(torch.equal(one, other) for one, other in zip(copies, (*chunk, *buffer), strict=True))
 
 
 def test_learning_rate_falls_along_a_cosine_by_epoch_from_the_full_rate_in_each_round():

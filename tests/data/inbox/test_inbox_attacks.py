@@ -25,6 +25,7 @@ WARNINGS = "fedkace_flwr.data.inbox"
 # Names
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("content", [b"hello", None], ids=["bad", "good"])
 @pytest.mark.parametrize(
     "name",
@@ -83,6 +84,7 @@ def test_many_rejected_files_of_one_name_are_told_apart_without_trying_every_num
     assert looked < 10_000  # trying every number takes twice as many
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "name", ["a\nERROR all is lost.npz", "a\x1b[31m.npz", "\udcff\udcfe.npz", "\u202ezpn.npz", " .npz"]
 )
@@ -186,6 +188,7 @@ def test_whatever_lies_in_an_inbox_a_round_takes_what_is_good(tmp_path: Path) ->
     }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("what", ["pipe", "link", "folder"])
 @pytest.mark.parametrize("name", ["x.npz", "shot.png"])
 def test_a_file_that_is_swapped_before_it_is_opened_is_rejected(
@@ -261,6 +264,7 @@ def test_a_file_that_grows_after_it_was_taken_waits_or_is_rejected(tmp_path: Pat
     assert "inbox-bound = 2" in (tmp_path / "rejected" / "2.npz.reason.txt").read_text()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", [f"{RUN}-000001", f"{RUN}-000001.partial", f"{RUN}-000001.learned"])
 @pytest.mark.parametrize("what", ["link", "file", "pipe"])
 def test_what_is_planted_in_the_place_of_a_rounds_folder_is_put_aside(name: str, what: str, tmp_path: Path) -> None:
@@ -279,6 +283,7 @@ def test_what_is_planted_in_the_place_of_a_rounds_folder_is_put_aside(name: str,
     assert "in the way" in (inbox / "rejected" / f"{name}.reason.txt").read_text()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", ["other-000001", "other-000001.learned", "other-000002.gone", "x-1", f"{RUN}-1"])
 def test_links_among_the_taken_folders_are_left_alone(name: str, tmp_path: Path) -> None:
     inbox, elsewhere = tmp_path / "inbox", tmp_path / "elsewhere"

@@ -91,6 +91,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("case", BAD)
 def test_an_archive_that_was_not_agreed_is_refused_in_one_line(case: str, tmp_path: Path) -> None:
     arrays, words = BAD[case]

@@ -53,6 +53,7 @@ def over_inbox(make: Make, **changes: Any) -> Config:
 OTHERS = ["er", "ofcl", "refed", "fedcbdr", "tfcl", "dcfcl"]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("method", ["fedkace", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
 def test_a_run_over_inboxes_is_the_run_over_the_stream(method: str, small: Make, tmp_path: Path) -> None:
     stream = small(run_name="stream", method=method, normalise=False)
@@ -67,6 +68,7 @@ def test_a_run_over_inboxes_is_the_run_over_the_stream(method: str, small: Make,
     assert all(np.array_equal(ours.weights[name], theirs.weights[name]) for name in theirs.weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", ["keep", "delete"])
 def test_a_run_that_ended_in_its_first_round_goes_on_with_what_its_clients_have_learned(
     small: Make, tmp_path: Path, after: str

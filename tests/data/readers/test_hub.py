@@ -240,6 +240,7 @@ def test_a_name_that_cannot_be_reached_is_refused_in_one_line(
         load_dataset(DataConfig("hub", "", str(tmp_path), hub_name="nobody/nothing@v1"))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", ["../up", "/etc", "a/b/c", "a b", "https://x.org/a", ".hidden", "a@", "./a"])
 def test_what_is_no_name_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^hub-name = .*must be a name on the Hugging Face Hub"):

@@ -166,6 +166,7 @@ DAMAGES: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_files_are_named(damage: str, mnist: DataConfig) -> None:
     part, change, message = DAMAGES[damage]

@@ -18,6 +18,7 @@ IMAGENET_STAGE = 128 * 28 * 28 * (9 * 64 + 3 * 9 * 128 + 64)
 IMAGENET_STEM, IMAGENET_FIRST = 64 * 112 * 112 * 49 * 3, 4 * 64 * 56 * 56 * 9 * 64
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("network", "output", "forward", "stem"),
     [

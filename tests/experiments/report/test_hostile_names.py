@@ -55,6 +55,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # Markdown
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_stays_text_in_markdown(name: str) -> None:
     text = markdown(table_of(name))
@@ -82,6 +83,7 @@ def test_no_text_is_markup_in_markdown(text: str) -> None:
 # LaTeX
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_stays_text_in_latex(name: str) -> None:
     text = latex(table_of(name))
@@ -140,6 +142,7 @@ def test_a_studys_name_of_dots_cannot_lead_out_of_the_report(tmp_path: Path) -> 
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["report"]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "change",
     [
@@ -183,6 +186,7 @@ def test_links_in_the_place_of_a_reports_files_are_not_written_through(tmp_path:
 # Plots
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_stays_text_in_a_plot(name: str, tmp_path: Path) -> None:
     from matplotlib.figure import Figure

@@ -56,6 +56,7 @@ def test_the_interval_of_two_and_of_three_differences_by_hand() -> None:
     assert compare([5.0, 5.0 + 3**0.5, 5.0 - 3**0.5])[:2] == pytest.approx((5 - 4.303, 5 + 4.303), abs=0.001)
 
 
+@pytest.mark.slow
 def test_of_many_samples_about_95_in_100_have_the_true_mean_in_their_interval() -> None:
     draws = np.random.default_rng(seed_for(0, "coverage")).normal(3.0, 2.0, size=(2000, 3))
     held = sum(low <= 3.0 <= high for low, high, _ in map(compare, draws))

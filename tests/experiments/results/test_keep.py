@@ -170,6 +170,7 @@ def weights(config: Config, path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("finished", [True, False])
 def test_a_kept_run_is_recognised_by_the_content_of_its_weights_file(
     finished: bool, small: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

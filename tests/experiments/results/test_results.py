@@ -217,6 +217,7 @@ def test_a_folder_without_a_run_is_refused_by_name(tmp_path: Path) -> None:
     assert refusal(tmp_path / "results").endswith(f"name the studies in it, such as {tmp_path / 'results' / 'mine'}")
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("file", "text", "words"),
     [

@@ -260,6 +260,7 @@ def put(path: Path, place: tuple[str | int, ...], value: Any) -> None:
     path.write_text("\n".join([lines[0], text, *lines[2:], ""]) if path.suffix == ".jsonl" else text)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @given(data=st.data())
 def test_a_value_of_another_type_is_read_or_refused_in_one_line_with_file_and_field(
@@ -279,6 +280,7 @@ def test_a_value_of_another_type_is_read_or_refused_in_one_line_with_file_and_fi
     shutil.rmtree(folder)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("name", "place", "value", "words"),
     [

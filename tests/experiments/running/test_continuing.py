@@ -55,6 +55,7 @@ def test_a_continued_run_says_after_which_round_and_does_not_list_the_earlier_on
     assert rounds[0].endswith(f"so far {100 * average:.2f} %")  # over all rounds, those of the earlier runner too
 
 
+@pytest.mark.slow
 def test_a_runner_that_waits_for_another_s_run_says_so_once(
     make: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,6 +95,7 @@ def test_a_folder_in_which_no_run_has_begun_is_used_again(make: Make, capsys: py
     assert [path for path in study.folder.iterdir() if path.name.startswith(NAME)] == [folder]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left", ["rounds.jsonl", "server/checkpoint-1.npz", "config.json"])
 def test_what_an_earlier_run_has_recorded_is_kept(make: Make, left: str, capsys: pytest.CaptureFixture[str]) -> None:
     study = make()

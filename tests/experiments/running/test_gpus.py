@@ -182,6 +182,7 @@ def test_gpus_are_named_as_the_environment_names_them() -> None:
     assert measured_gpus({"CUDA_VISIBLE_DEVICES": ""}) == ()
 
 
+@pytest.mark.slow
 def test_gpus_are_measured_in_a_process_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """The real command in the real environment; without a GPU it finds none, and says so instead of failing."""
     monkeypatch.setattr("torch.version.cuda", "12.8")
@@ -261,6 +262,7 @@ def test_numpy_takes_as_many_threads_as_a_worker_has(
     assert (tmp_path / "log").read_text().split() == [seen] * 3
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 @pytest.mark.parametrize(("visible", "seen", "gpus"), [(["1", "3"], "1,3", 2), ([], "", 0), (None, "5", 0)])
 def test_rays_clients_see_the_gpus_of_the_plan(

@@ -18,11 +18,12 @@ ROOT = Path(__file__).parents[3]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("borrowers", "study"),
     [
-        (["figure2"], "table1"),
         (["table3", "figure3"], "table2"),
+        (["figure2"], "table1"),
         ([], "table4"),
         ([], "gradient_cost"),
         ([], "readings"),

@@ -317,6 +317,7 @@ def test_an_unknown_scale_is_refused_with_those_there_are(tmp_path: Path) -> Non
 STUDIES = sorted((Path(__file__).parents[3] / "experiments" / "studies").glob("*.yaml"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_every_study_of_the_repository_reads_at_each_of_its_scales(path: Path, tmp_path: Path) -> None:
     content = yaml.safe_load(path.read_text())

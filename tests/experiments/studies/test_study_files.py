@@ -52,6 +52,7 @@ def test_an_unknown_name_lists_the_studies_in_one_line(text: str, hint: str) -> 
     assert str(caught.value) == f"{text}: unknown study; name a YAML file, or one of {listed}{hint}"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_command_line_runs_a_study_by_its_name_anywhere(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "experiments", "run"]
@@ -208,6 +209,7 @@ def test_a_key_that_stands_twice_is_refused_where_it_stands(tmp_path: Path) -> N
 DIGITS = 200_000
 
 
+@pytest.mark.matrix
 @pytest.mark.timeout(60)  # in proportion to the file's size it takes less than a second, with its square many minutes
 @pytest.mark.parametrize(
     "number",
@@ -318,6 +320,7 @@ def test_very_many_patterns_are_refused(tmp_path: Path) -> None:
 # Names of folders
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("scale", ["x/../../../outside", "/outside", "..", ".hidden", "a\nb", "x" * 300])
 def test_a_scale_cannot_name_a_folder_outside_of_the_results(scale: str, tmp_path: Path) -> None:
     path = tmp_path / "trial.yaml"

@@ -60,6 +60,7 @@ def test_a_run_says_in_mlflow_what_its_record_says(small: Make, tmp_path: Path, 
         assert run.data.metrics[f"summary/{name}"] == pytest.approx(summary[name])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_runs_that_begin_at_once_share_one_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keys = [f"{key}={value}" for key, value in {**SMALL, "rounds": 1, "tracker": "mlflow", "seed": "0,1"}.items()]
@@ -82,6 +83,7 @@ def test_runs_that_begin_at_once_share_one_store(tmp_path: Path, capsys: pytest.
     assert len(client.search_runs([found.experiment_id])) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["what? größe", "50%25 #1"])
 def test_the_store_is_made_in_the_study_s_folder_whatever_its_name(name: str, small: Make, tmp_path: Path) -> None:
     (tmp_path / name).mkdir()

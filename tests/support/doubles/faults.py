@@ -1,7 +1,8 @@
 """Misbehaving clients on the inline grid."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from flwr.app import Array, Error, Message, MessageType, RecordDict
@@ -21,13 +22,26 @@ def honest(kind: str, number: int, client: int, reply: Message) -> Message:
 
 @dataclass(frozen=True)
 class Crossing:
-    """A message to a client, and its reply; None if it never arrived."""
+    """A message to a client, and its reply; None if it never arrived.
+
+    ``labels`` are those that the client holds, by set of samples, on a grid that notes them.
+    """
 
     kind: str
     round: int
     client: int
     down: RecordDict
     reply: Message | None
+    labels: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    def arrays(self) -> Iterator[np.ndarray]:
+        for content in (self.down, self.up or RecordDict()):
+            for record in content.array_records.values():
+                yield from keys.unpack(record).values()
+
+    def numbers(self) -> Iterator[tuple[str, Any]]:
+        for record in (self.up or RecordDict()).metric_records.values():
+            yield from record.items()
 
     @property
     def up(self) -> RecordDict | None:
@@ -57,13 +71,17 @@ class FaultyGrid(InlineGrid):
             if keys.ROUND in told:
                 place = message.metadata.message_type, int(told[keys.ROUND]), int(told[keys.CLIENT])  # type: ignore[arg-type]
                 reply = self._damage(*place, self._replies.pop(number))
-                self.crossings.append(Crossing(*place, message.content, reply))
+                self.crossings.append(Crossing(*place, message.content, reply, self.labels(*place)))
                 if reply is None:
                     number = ""
                 else:
                     self._replies[number] = reply
             numbers.append(number)
         return numbers
+
+    def labels(self, kind: str, number: int, client: int) -> Mapping[str, np.ndarray]:
+        """Return the labels that a client holds after a message."""
+        return {}
 
     @property
     def places(self) -> list[tuple[str, int, int]]:

@@ -18,8 +18,8 @@ from fedkace_flwr import client_app, server_app
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiments.running.inline import InlineGrid
 from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.storage.checkpoint import Checkpoint, Checkpoints
 from support.common import SMALL, rounds_of
+from support.systems.runs import folder_of, last
 
 CLIENTS, HOSTILE = 5, {1, 3}
 ROUNDS = 3
@@ -113,16 +113,6 @@ def configured(folder: Path, name: str, method: str, **changes: Any) -> Config:
     named = {key.replace("_", "-"): value for key, value in changes.items()}
     shape = {"defence": "on", "clients": CLIENTS, "rounds": ROUNDS, "capacity": 12, "tfcl-server-epochs": 2}
     return Config.parse({**SMALL, **shape, "method": method, "results-dir": str(folder), "run-name": name, **named})
-
-
-def folder_of(config: Config) -> Path:
-    return Path(config.run.results_dir) / config.run.run_name
-
-
-def last(config: Config) -> Checkpoint:
-    found = Checkpoints(folder_of(config) / "server").newest()
-    assert found is not None
-    return found
 
 
 def columns_of_the_honest(config: Config) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
-"""Helpers of the contract tests: wires that record and change messages, and the runs over them."""
+"""Helpers of the contract tests: grids that record and change messages, and the runs over them."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import Message, RecordDict
 
-from fedkace_flwr import client_app, server_app
+from fedkace_flwr import server_app
 from fedkace_flwr.clients import fedcbdr as fedcbdr_names
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment
-from fedkace_flwr.experiments.running.inline import InlineGrid
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.registry import METHODS
 from fedkace_flwr.samples import Samples
@@ -23,17 +22,23 @@ from fedkace_flwr.storage.checkpoint import Checkpoints
 from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.storage.client_store import ClientStore
 from support.common import rounds_of
+from support.doubles.faults import Crossing, FaultyGrid
 
 Make = Callable[..., Config]
 SHAPE = {"rounds": 3, "epochs": 2, "capacity": 12, "centralized_every": 2, "tfcl_server_epochs": 2}
 
 
 def _parameters(names: Iterable[str]) -> list[Any]:
-    """Parametrise by method; one worker runs all tests of a method, and `make quick` runs those of ``fedkace``."""
-    return [
-        pytest.param(name, marks=[pytest.mark.xdist_group(name)] + ([] if name == "fedkace" else [pytest.mark.slow]))
-        for name in names
-    ]
+    """Parametrise by method; one worker runs all tests of a method.
+
+    `make quick` runs those of ``fedkace``, and `make test` those of all methods that are not another one's presets.
+    """
+    return [pytest.param(name, marks=[pytest.mark.xdist_group(name), *_marks(name)]) for name in names]
+
+
+def _marks(name: str) -> list[pytest.MarkDecorator]:
+    slow = [] if name == "fedkace" else [pytest.mark.slow]
+    return [*slow, pytest.mark.exhaustive] if is_preset(name) else slow
 
 
 def is_preset(name: str) -> bool:
@@ -51,75 +56,25 @@ DISTINCT_METHODS = _parameters(sorted(name for name in METHODS if not is_preset(
 """For tests that depend only on a method's code and messages."""
 
 
-@dataclass(frozen=True)
-class Crossing:
-    """A message to a client and its reply, with the labels that the client holds, for each set of samples."""
-
-    kind: str
-    round: int
-    client: int
-    down: RecordDict
-    up: RecordDict | None
-    labels: Mapping[str, np.ndarray]
-
-    def arrays(self) -> Iterator[np.ndarray]:
-        for content in (self.down, self.up or RecordDict()):
-            for record in content.array_records.values():
-                yield from keys.unpack(record).values()
-
-    def numbers(self) -> Iterator[tuple[str, Any]]:
-        for record in (self.up or RecordDict()).metric_records.values():
-            yield from record.items()
-
-
-class Wire(InlineGrid):
-    """An inline grid that passes each message and its reply to ``meddle``, which may change or drop the reply."""
-
-    def __init__(self, config: Config, meddle: Callable[[Message, Message], Message | None] | None = None) -> None:
-        super().__init__(client_app.app, config.stream.clients, config.flat(), run_id=1)
-        self._meddle = meddle
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        numbers = []
-        for message in messages:
-            (number,) = super().push_messages([message])
-            numbers.append(number)
-            if self._meddle is not None:
-                changed = self._meddle(message, self._replies[number])
-                if changed is None:
-                    del self._replies[number]
-                else:
-                    self._replies[number] = changed
-        return numbers
-
-
-class TappedWire(Wire):
-    """Records all messages and replies."""
+class TappedGrid(FaultyGrid):
+    """Notes the labels that a client holds."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__(config, self._keep)
+        super().__init__(config)
         self._experiment = Experiment(config)
         self._states = Path(config.run.results_dir) / config.run.run_name / "clients"
-        self.crossings: list[Crossing] = []
 
-    def _keep(self, message: Message, reply: Message) -> Message:
-        if message.metadata.message_type != MessageType.QUERY:
-            number, client = place(message)
-            up = reply.content if reply.has_content() else None
-            held = {name: samples.labels.numpy() for name, samples in self._held(number, client).items()}
-            self.crossings.append(Crossing(message.metadata.message_type, number, client, message.content, up, held))
-        return reply
-
-    def _held(self, number: int, client: int) -> dict[str, Samples]:
+    def labels(self, kind: str, number: int, client: int) -> dict[str, np.ndarray]:
         nothing = torch.zeros(self._experiment.num_classes, dtype=torch.bool)
         empty = ClientState(seen=nothing, buffer=Samples.none(), run=f"{1:020d}")
         store = ClientStore(self._states / f"client-{client:03d}", empty)
         before, after = (store.before(number + later).buffer for later in (0, 1))
         chunk = self._experiment.chunk(client, number)
-        return {"chunk": chunk, "old buffer": before, "new buffer": after, "pool": before.followed_by(chunk)}
+        held = {"chunk": chunk, "old buffer": before, "new buffer": after, "pool": before.followed_by(chunk)}
+        return {name: samples.labels.numpy() for name, samples in held.items()}
 
 
-class EchoingWire(Wire):
+class EchoingGrid(FaultyGrid):
     """Delivers each message twice and loses the second reply."""
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -130,14 +85,8 @@ class EchoingWire(Wire):
         return numbers
 
 
-def place(message: Message) -> tuple[int, int]:
-    """Return a message's round and client; round 0 precedes the first round."""
-    told = message.content.config_records[keys.CONFIG]
-    return int(told.get(keys.ROUND, 0)), int(told[keys.CLIENT])  # type: ignore[arg-type]
-
-
-def run_over(grid: Wire, config: Config) -> Path:
-    """Run a configuration over a wire, and return the run's folder."""
+def run_over(grid: FaultyGrid, config: Config) -> Path:
+    """Run a configuration over a grid, and return the run's folder."""
     server_app.run(grid, config, run_id=1)
     return Path(config.run.results_dir) / config.run.run_name
 
@@ -153,40 +102,28 @@ class Watched:
 
 def watch(config: Config) -> Watched:
     """Run a configuration and record everything that crosses the wire."""
-    grid = TappedWire(config)
+    grid = TappedGrid(config)
     return Watched(config, run_over(grid, config), grid.crossings)
 
 
 # Assertions shared by several tests
 
 
-def assert_a_client_drops_out_and_comes_back(config: Config) -> None:
-    """Client 1 loses its replies of round 2 and takes part in round 3."""
-
-    def lose(message: Message, reply: Message) -> Message | None:
-        return None if place(message) == (2, 1) else reply
-
-    records = rounds_of(run_over(Wire(config, lose), config))
-    assert records[1]["failures"] and {failure["client"] for failure in records[1]["failures"]} == {1}
-    assert records[0]["failures"] == records[2]["failures"] == []
-    assert records[1]["client_accuracy"][1] is None and records[2]["client_accuracy"][1] is not None
-
-
 def assert_a_run_in_pieces_equals(whole: Path, pieces: Config) -> None:
     """The server repeatedly dies in the middle of a round, and each time a new one resumes the run."""
     folder, cuts = Path(pieces.run.results_dir) / pieces.run.run_name, 0
     while not (folder / "summary.json").exists():
-        left = 4 + 3 * cuts
+        left = 1 + 2 * cuts
 
-        def cut(message: Message, reply: Message) -> Message:
+        def cut(kind: str, number: int, client: int, reply: Message) -> Message:
             nonlocal left
             left -= 1
-            if left < 0 and place(message)[0] > 0:
+            if left < 0:
                 raise SystemExit("cut off")
             return reply
 
         with contextlib.suppress(SystemExit):
-            run_over(Wire(pieces, cut), pieces)
+            run_over(FaultyGrid(pieces, cut), pieces)
         cuts += 1
     assert cuts > 2
     assert rounds_of(folder) == rounds_of(whole)

@@ -60,6 +60,21 @@ def script(name: str, *arguments: object, env: dict[str, str]) -> "subprocess.Co
     return finish([str(DEPLOY / name), *map(str, arguments)], env, STEP_SECONDS)
 
 
+def good(name: str, *arguments: object, env: dict[str, str]) -> str:
+    """Run a script that succeeds, and return its output."""
+    done = script(name, *arguments, env=env)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def refused(name: str, *arguments: object, env: dict[str, str]) -> str:
+    """Run a script that fails, and return its one line."""
+    done = script(name, *arguments, env=env)
+    assert done.returncode != 0 and len(done.stderr.splitlines()) == 1, done.stderr
+    assert done.stderr.startswith("error: ")
+    return done.stderr
+
+
 def until(what: Callable[[], T], goal: str, *, pause: float = 0.2, log: Callable[[], str] = str) -> T:
     """Wait until a condition is true, and return its value; the test's timeout is the only limit.
 

@@ -9,6 +9,7 @@ from flwr.app import Message, MessageType
 from fedkace_flwr import server_app
 from fedkace_flwr.clients import tfcl as tfcl_names
 from fedkace_flwr.config import Config
+from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.storage.checkpoint import Checkpoint, Checkpoints
 from support.common import rounds_of
 from support.doubles.faults import Damage, FaultyGrid, failed, honest
@@ -17,17 +18,22 @@ TRAIN, EVALUATE = MessageType.TRAIN, MessageType.EVALUATE
 TRAINING_KINDS = {TRAIN, tfcl_names.HEAD_ACTION}
 METHODS = [
     "fedkace",
-    *(
-        pytest.param(method, marks=pytest.mark.slow)
-        for method in ("fedavg", "dcfcl", "fedcbdr", "er", "ofcl", "lkc", "refed", "tfcl")
-    ),
+    *(pytest.param(method, marks=pytest.mark.slow) for method in ("dcfcl", "fedcbdr", "tfcl")),
+    *(pytest.param(method, marks=pytest.mark.exhaustive) for method in ("fedavg", "er", "ofcl", "lkc", "refed")),
 ]
+"""The four kinds of rounds on the server, and the methods that share the first."""
 
 
 def run(config: Config, damage: Damage = honest) -> FaultyGrid:
     wire = FaultyGrid(config, damage)
     server_app.run(wire, config, run_id=1)
     return wire
+
+
+def ran(config: Config) -> list[dict[str, Any]]:
+    """Run a configuration on the inline engine, and return its records."""
+    run_inline(config)
+    return records(config)
 
 
 def folder_of(config: Config) -> Path:

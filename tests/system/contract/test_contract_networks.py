@@ -25,7 +25,15 @@ Make = Callable[..., Config]
 OTHERS = sorted(set(NETWORKS) - {"resnet18"})
 TINY = {**SHAPE, "clients": 2, "rounds": 2, "width": 2, "samples_per_class": 4, "epochs": 1}
 _QUICK = {("cnn", "fedkace"), ("vit", "fedkace")}
+_SLOW = {("mobilenet-v3-small", "refed"), ("vit", "refed"), ("cnn", "tfcl")}
 _CLOSELY = ("fedkace", "refed", "tfcl")  # methods that ask different things of a network
+
+
+def _marks(case: tuple[str, str]) -> list[pytest.MarkDecorator]:
+    """`make quick` and `make test` run some cases of both kinds of network, with and without normalisation."""
+    if case in _QUICK:
+        return []
+    return [pytest.mark.slow] if case in _SLOW else [pytest.mark.slow, pytest.mark.exhaustive]
 
 
 def run(config: Config) -> list[dict[str, object]]:
@@ -38,11 +46,7 @@ def run(config: Config) -> list[dict[str, object]]:
 
 @pytest.mark.parametrize(
     ("network", "method"),
-    [
-        pytest.param(network, method, marks=[] if (network, method) in _QUICK else [pytest.mark.slow])
-        for network in OTHERS
-        for method in _CLOSELY
-    ],
+    [pytest.param(network, method, marks=_marks((network, method))) for network in OTHERS for method in _CLOSELY],
 )
 def test_a_network_with_what_methods_ask_of_it(small: Make, network: str, method: str) -> None:
     """Per-sample gradients (Re-Fed), halves (TFCL), answers of kept models, and the same numbers a second time."""
@@ -63,6 +67,7 @@ def test_a_network_with_what_methods_ask_of_it(small: Make, network: str, method
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("network", OTHERS)
 @pytest.mark.parametrize("method", sorted(name for name in METHODS if not is_preset(name) and name not in _CLOSELY))
 def test_every_network_with_every_method(small: Make, network: str, method: str) -> None:

@@ -74,7 +74,8 @@ def test_only_declared_state_is_on_disk(watched: Watched) -> None:
 
 @pytest.mark.parametrize("method", DISTINCT_METHODS)
 def test_without_report_classes_no_histogram_leaves_a_client(small: Make, method: str) -> None:
-    run = watch(small(method=method, report_classes=False, **{**SHAPE, "rounds": 2}))
+    """In bf16, which sends no other bytes and works with every method."""
+    run = watch(small(method=method, report_classes=False, precision="bf16", **{**SHAPE, "rounds": 2}))
     classes = Experiment(run.config).num_classes
     for crossing in run.crossings:
         lists = {name: np.array(value) for name, value in crossing.numbers() if isinstance(value, list)}
@@ -83,5 +84,6 @@ def test_without_report_classes_no_histogram_leaves_a_client(small: Make, method
             counts = np.sort(np.bincount(labels, minlength=classes))
             for array in [*crossing.arrays(), *lists.values()]:
                 assert not counts.any() or not np.array_equal(np.sort(array, axis=None), counts)
-    assert all(record["buffer_classes"] == [None] * 3 for record in rounds_of(run.folder))
+    records = rounds_of(run.folder)
+    assert all(record["buffer_classes"] == [None] * 3 and record["accuracy"] is not None for record in records)
     assert_bytes_are_as_declared(run)
