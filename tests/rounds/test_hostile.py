@@ -20,8 +20,8 @@ from support.doubles.hostile import (
     Reference,
     assert_nothing_changes,
     configured,
-    folder_of,
 )
+from support.systems.runs import folder_of
 
 from fedkace_flwr import server_app
 from fedkace_flwr.clients import fedcbdr as fedcbdr_names
