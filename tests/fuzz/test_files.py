@@ -325,7 +325,6 @@ words = st.sampled_from(
         "engine",
         "workers",
         "gpu-fraction",
-        "same-runs-as",
         "only",
     ]
 )
