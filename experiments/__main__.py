@@ -8,17 +8,18 @@ import argparse
 import shlex
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
+from rich.text import Text
 
-from fedkace_flwr.errors import ConfigError, FedkaceError, ResultsError, closest
-from fedkace_flwr.experiments.arguments import RESULTS, commands_of, make_parser
-from fedkace_flwr.experiments.outputs import check_output
-from fedkace_flwr.experiments.overview import check_command, overview, study_first
+from fedkace_flwr.errors import ConfigError, FedkaceError, closest
+from fedkace_flwr.experiments.arguments import RESULTS, make_parser
+from fedkace_flwr.experiments.outputs import check_output, needing_report, writing
 from fedkace_flwr.experiments.studies.names import find_study
 from fedkace_flwr.experiments.studies.yaml_file import parse_setting, parse_settings
 from fedkace_flwr.flower.imports import without_collection
@@ -26,8 +27,6 @@ from fedkace_flwr.storage.names import printable
 
 if TYPE_CHECKING:
     from fedkace_flwr.experiments.results.summary_table import FinishedRun
-    from fedkace_flwr.experiments.running.guard import Guard
-    from fedkace_flwr.experiments.running.waiting import Simulation
     from fedkace_flwr.experiments.studies.study import Study
 
 _PROGRAM = "fedkace"
@@ -43,74 +42,19 @@ def main(arguments: list[str] | None = None) -> int:
         from fedkace_flwr.inference.predict import main as predict
 
         return predict(given if given[0] == "serve" else given[1:], program=_program())
-    if not given:
-        print(overview(_program()))
-        return 0
     parser = make_parser(_program())
-    try:
-        check_command(given, commands_of(parser))
-        options = parser.parse_args(study_first(given))
-    except ConfigError as error:
-        return _refused(error)
+    if not given:
+        parser.print_help()
+        return 0
     console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
     try:
-        if options.command == "bench":
-            from fedkace_flwr.experiments.bench.measure import kept
-            from fedkace_flwr.experiments.bench.suite import PARTS, bench
-
-            for part in set(options.parts) - set(PARTS):
-                raise ConfigError(f"bench {part}: must be one of {', '.join(PARTS)}{closest(part, PARTS)}")
-
-            for path in options.show:
-                print(kept(path), end="\n\n")
-            if options.show:
-                return 0
-            bench(console, parts=options.parts, repeats=options.repeats, output=options.output)
-        elif options.command == "gradient-cost":
-            from fedkace_flwr.experiments.bench.gradient_cost import gradient_cost
-
-            sizes = {"chunk": options.chunk, "buffer": options.buffer}
-            gradient_cost(console, repeats=options.repeats, output=options.output, **sizes)
-        elif options.command == "table":
-            _table(options, console)
-        elif options.command == "robustness":
-            _robustness(options)
-        elif options.command == "keep":
-            from fedkace_flwr.experiments.results.keep import keep
-
-            keep(options.run, options.target, resumable=options.resumable)
-            console.print(f"written: {options.target}", highlight=False, soft_wrap=True)
-        elif options.command == "export":
-            from fedkace_flwr.experiments.export import export
-
-            for line in export(options.source, options.target, onnx=options.onnx, data_dir=options.data_dir):
-                console.print(line, highlight=False, markup=False, soft_wrap=True)
-        elif options.command == "feed":
-            from fedkace_flwr.config import Config
-            from fedkace_flwr.experiments.feed import feed
-
-            config = Config.parse(dict(parse_setting(text) for text in options.set))
-            feed(config, options.folder, every=options.every)
-            clients, rounds = config.stream.clients, config.stream.rounds
-            console.print(
-                f"written: {rounds} chunks for each of {clients} clients, in {options.folder}", soft_wrap=True
-            )
-        elif options.command == "report":
-            _report(options, console)
-        elif options.command == "stream":
-            _stream(options, console)
-        elif options.command == "app":
-            from fedkace_flwr.experiments.running.processes import staged_app
-
-            print(staged_app(options.folder))
-        else:
-            return _run(options, console)
+        options = parser.parse_args(given)
+        return _COMMANDS[options.command](options, console) or 0
     except FedkaceError as error:
         return _refused(error)
     except KeyboardInterrupt as stopped:
         Console(stderr=True).print("interrupted; run the same command to continue", style="red")
         return _TERMINATED if isinstance(stopped, _Terminated) else _INTERRUPTED
-    return 0
 
 
 def _refused(error: Exception | str) -> int:
@@ -145,7 +89,6 @@ def _study(options: argparse.Namespace, path: Path, results: Path) -> "Study":
         engine=options.engine,
         workers=options.workers,
         gpu_fraction=options.gpu_fraction,
-        mps=options.mps,
     )
 
 
@@ -163,7 +106,7 @@ def _table(options: argparse.Namespace, console: Console) -> None:
     columns = chosen_columns(options.columns)
     runs, notes = find_runs(options.runs)
     for note in notes:
-        Console(stderr=True).print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
+        _say(Console(stderr=True), f"note: {note}")
     _print_summaries(runs, columns, options.runs, console)
 
 
@@ -187,22 +130,7 @@ def _print_summaries(runs: "list[FinishedRun]", columns: list[str], folders: Seq
             how = f"to print them: {command}" if len(folders) == 1 else f"to print them, add {option}"
         lines.append(f"not shown: {', '.join(hidden)}; {how}")
     for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-@contextmanager
-def _started_early(simulates: bool) -> "Iterator[tuple[Guard, Simulation | None]]":
-    """Start a process for the first run, which makes its imports while this one makes its own and checks the study."""
-    from fedkace_flwr.experiments.running.guard import Guard
-    from fedkace_flwr.experiments.running.waiting import Simulation
-
-    with Guard() as guard:
-        waiting = Simulation(guard.environment, guard.home) if simulates else None
-        try:
-            yield guard, waiting
-        finally:
-            if waiting:
-                waiting.stop()
+        _say(console, line)
 
 
 def _run(options: argparse.Namespace, console: Console) -> int:
@@ -212,8 +140,12 @@ def _run(options: argparse.Namespace, console: Console) -> int:
 
         show_plan(_study(options, path, options.results), console)
         return 0
+    from fedkace_flwr.experiments.running.jobs import Job
+
     signal.signal(signal.SIGTERM, _terminate)
-    with _started_early(options.engine != "inline") as (guard, waiting):
+    # It makes its imports while this process makes its own and checks the study.
+    waiting = Job("simulation") if options.engine != "inline" else None
+    try:
         with without_collection():
             from fedkace_flwr.experiments.report.comparison import draw_comparisons
             from fedkace_flwr.experiments.results.summary_table import chosen_columns, find_runs
@@ -221,23 +153,25 @@ def _run(options: argparse.Namespace, console: Console) -> int:
             from fedkace_flwr.inference.kept_models import MODEL
 
         study = _study(options, path, options.results)
-        outcome = run_study(study, console, guard, waiting)
-        if outcome.summaries:
-            runs, _ = find_runs([study.folder / name for name in outcome.summaries])
-            _print_summaries(runs, chosen_columns([]), [_shown(study.folder)], console)
-            if study.note:
-                console.print(study.note, highlight=False, markup=False)
-        pictures = [study.folder / name / "accuracy.png" for name in outcome.summaries]
-        for picture in draw_comparisons(study) or pictures:
-            console.print(f"picture: {_shown(picture)}", highlight=False, soft_wrap=True)
-        models = [path for name in outcome.summaries if (path := study.folder / name / MODEL).exists()]
-        if models:
-            several = study.folder / "*" / MODEL
-            told = f"model: {_shown(models[0])}" if len(models) == 1 else f"models: {_shown(several)}"
-            console.print(told, highlight=False, markup=False, soft_wrap=True)
-        for error in outcome.failures.values():
-            _refused(error)
-        return _USER_ERROR if outcome.failures else 0
+        outcome = run_study(study, console, waiting)
+    finally:
+        if waiting:
+            waiting.stop()
+    if outcome.summaries:
+        runs, _ = find_runs([study.folder / name for name in outcome.summaries])
+        _print_summaries(runs, chosen_columns([]), [_shown(study.folder)], console)
+        if study.note:
+            console.print(study.note, highlight=False, markup=False)
+    pictures = [study.folder / name / "accuracy.png" for name in outcome.summaries]
+    for picture in draw_comparisons(study) or pictures:
+        _say(console, f"picture: {_shown(picture)}")
+    models = [path for name in outcome.summaries if (path := study.folder / name / MODEL).exists()]
+    if models:
+        several = study.folder / "*" / MODEL
+        _say(console, f"model: {_shown(models[0])}" if len(models) == 1 else f"models: {_shown(several)}")
+    for error in outcome.failures.values():
+        _refused(error)
+    return _USER_ERROR if outcome.failures else 0
 
 
 def _shown(path: Path) -> Path:
@@ -246,7 +180,7 @@ def _shown(path: Path) -> Path:
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
-def _robustness(options: argparse.Namespace) -> None:
+def _robustness(options: argparse.Namespace, console: Console) -> None:
     from fedkace_flwr.experiments.report.robustness import honest_accuracies, robustness_tables
     from fedkace_flwr.storage.files import write_text
 
@@ -254,10 +188,8 @@ def _robustness(options: argparse.Namespace) -> None:
     runs = honest_accuracies(*options.sources)
     print(robustness_tables(runs))
     if options.output:
-        try:
+        with writing(options.output):
             write_text(options.output, runs.to_csv(index=False))
-        except OSError as fault:
-            raise ResultsError(f"--output {options.output}: cannot be written ({fault.strerror})") from fault
 
 
 def _stream(options: argparse.Namespace, console: Console) -> None:
@@ -271,25 +203,101 @@ def _stream(options: argparse.Namespace, console: Console) -> None:
             f"{options.study}: its runs have {len(streams)} streams, at most {MOST} are drawn; choose runs with --only, "
             "or set seed and overlap"
         )
-    try:
+    with writing(options.output):
         draw_streams(streams, options.output)
-    except OSError as fault:
-        raise ResultsError(f"--output {options.output}: cannot be written ({fault.strerror})") from fault
-    console.print(f"written: {options.output}", highlight=False, soft_wrap=True)
+    _say(console, f"written: {options.output}")
 
 
 def _report(options: argparse.Namespace, console: Console) -> None:
     from fedkace_flwr.experiments.results.folders import check_folders
 
     check_folders(options.folders)
-    try:
+    with needing_report("report"):
         from fedkace_flwr.experiments.report.write import write_report
-    except ModuleNotFoundError as error:
-        raise ResultsError(
-            f"report needs {str(error.name).partition('.')[0]}: pip install 'fedkace-flwr[report]'"
-        ) from error
     for path in write_report(options.folders, options.output, options.data_dir):
-        console.print(f"written: {path}", highlight=False, soft_wrap=True)
+        _say(console, f"written: {path}")
+
+
+def _keys(options: argparse.Namespace, console: Console) -> None:
+    from fedkace_flwr.config_docs import described_keys
+
+    found = described_keys(options.word)
+    if not found:
+        names = [name for name, *_ in described_keys("")]
+        raise ConfigError(f"keys {options.word}: no key has it in its name or meaning{closest(options.word, names)}")
+    for name, default, values, meaning in found:
+        line = f"[bold]{name}[/] = {escape(default)}" + (f"  ({escape(values)})" if values else "")
+        console.print(line, highlight=False, soft_wrap=True)
+        console.print(Padding(Text(meaning), (0, 0, 0, 4)))
+
+
+def _keep(options: argparse.Namespace, console: Console) -> None:
+    from fedkace_flwr.experiments.results.keep import keep
+
+    keep(options.run, options.target, resumable=options.resumable)
+    _say(console, f"written: {options.target}")
+
+
+def _export(options: argparse.Namespace, console: Console) -> None:
+    from fedkace_flwr.experiments.export import export
+
+    for line in export(options.source, options.target, onnx=options.onnx, data_dir=options.data_dir):
+        _say(console, line)
+
+
+def _feed(options: argparse.Namespace, console: Console) -> None:
+    from fedkace_flwr.config import Config
+    from fedkace_flwr.experiments.feed import feed
+
+    config = Config.parse(dict(parse_setting(text) for text in options.set))
+    feed(config, options.folder, every=options.every)
+    clients, rounds = config.stream.clients, config.stream.rounds
+    _say(console, f"written: {rounds} chunks for each of {clients} clients, in {options.folder}")
+
+
+def _app(options: argparse.Namespace, console: Console) -> None:
+    from fedkace_flwr.experiments.running.processes import staged_app
+
+    print(staged_app(options.folder))
+
+
+def _bench(options: argparse.Namespace, console: Console) -> None:
+    from fedkace_flwr.experiments.bench.measure import kept
+    from fedkace_flwr.experiments.bench.suite import PARTS, bench
+
+    for part in set(options.parts) - set(PARTS):
+        raise ConfigError(f"bench {part}: must be one of {', '.join(PARTS)}{closest(part, PARTS)}")
+    for path in options.show:
+        print(kept(path), end="\n\n")
+    if not options.show:
+        bench(console, parts=options.parts, repeats=options.repeats, output=options.output)
+
+
+def _gradient_cost(options: argparse.Namespace, console: Console) -> None:
+    from fedkace_flwr.experiments.bench.gradient_cost import gradient_cost
+
+    sizes = {"chunk": options.chunk, "buffer": options.buffer}
+    gradient_cost(console, repeats=options.repeats, output=options.output, **sizes)
+
+
+_COMMANDS: dict[str, Callable[[argparse.Namespace, Console], int | None]] = {
+    "run": _run,
+    "keys": _keys,
+    "table": _table,
+    "report": _report,
+    "keep": _keep,
+    "export": _export,
+    "stream": _stream,
+    "feed": _feed,
+    "app": _app,
+    "robustness": _robustness,
+    "bench": _bench,
+    "gradient-cost": _gradient_cost,
+}
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _program() -> str:

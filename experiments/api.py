@@ -5,8 +5,7 @@ their own, which need nothing of the caller: a script needs no ``if __name__ == 
 """
 
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +15,8 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from fedkace_flwr.config import Config
-from fedkace_flwr.errors import ConfigError, ResultsError, RunError
+from fedkace_flwr.errors import ConfigError, RunError
+from fedkace_flwr.experiments.outputs import needing_report
 from fedkace_flwr.experiments.report.comparison import draw_curves
 from fedkace_flwr.experiments.results.reading import read_rounds
 from fedkace_flwr.experiments.results.summary_table import find_runs, summary_table
@@ -107,7 +107,7 @@ class StudyResult:
         ResultsError
             A package is not installed, or a file cannot be read or written.
         """
-        with _needing_an_extra("report()"):
+        with needing_report("report()"):
             from fedkace_flwr.experiments.report.write import write_report
 
             written = write_report([self.folder], data_dir=Path(data_dir) if data_dir else None)
@@ -115,7 +115,7 @@ class StudyResult:
 
     @cached_property
     def _results(self) -> "Results":
-        with _needing_an_extra("rounds"):
+        with needing_report("rounds"):
             from fedkace_flwr.experiments.results.loading import load_results
 
             return load_results(self.folder)
@@ -257,12 +257,3 @@ def _parted(keys: Mapping[str, Value]) -> tuple[dict[str, Scalar], dict[str, lis
         else:
             raise ConfigError(f"{key} = {value!r:.200}: must be a number, a text, True or False, or a list of these")
     return single, several
-
-
-@contextmanager
-def _needing_an_extra(what: str) -> Iterator[None]:
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        package = str(error.name).partition(".")[0]
-        raise ResultsError(f"{what} needs {package}: pip install 'fedkace-flwr[report]'") from error

@@ -8,10 +8,14 @@ from typing import Any, NoReturn
 from fedkace_flwr import __version__
 from fedkace_flwr.errors import ConfigError, closest
 from fedkace_flwr.experiments.studies.inheritance import FULL
-from fedkace_flwr.experiments.studies.names import ENGINES, study_names
+from fedkace_flwr.experiments.studies.names import ENGINES, looks_like_a_study, study_names
 
 RESULTS = Path("results")
 """The folder in which each study gets its own."""
+
+_EPILOG = """\
+Begin with `run quickstart`: ten clients learn handwritten digits, in one to two minutes. `run STUDY --dry-run` tells what
+a study would run, and for how long. COMMAND --help explains a command, docs/running.md all of them."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -35,7 +39,7 @@ class Parser(argparse.ArgumentParser):
         ConfigError
             They are incomplete, or one of them is unknown.
         """
-        options, unknown = self.parse_known_args(args, namespace)
+        options, unknown = self.parse_known_args(study_first(args or []), namespace)
         if unknown:
             command = commands_of(self)[options.command]
             word = next((word for word in unknown if word.startswith("-")), unknown[0])
@@ -46,27 +50,41 @@ class Parser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         choices = [str(choice) for choice in action.choices or ()]
-        if choices and value not in choices:
-            name = " ".join([*action.option_strings[:1], str(value)])
-            words = f"{self.prog.split()[-1]} {name}: must be one of {', '.join(choices)}"
-            raise ConfigError(f"{words}{closest(str(value), choices)}")
+        if not choices or value in choices:
+            return
+        if not action.option_strings and looks_like_a_study(value):
+            raise ConfigError(f"{value}: is a study, not a command; did you mean run {value}?")
+        words = [self.prog.split()[-1], action.option_strings[0]] if action.option_strings else []
+        raise ConfigError(f"{' '.join([*words, value])}: must be one of {', '.join(choices)}{closest(value, choices)}")
+
+
+def study_first(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments of ``run`` or ``stream`` with the study before the options: some take any number of values."""
+    command, *words = arguments or [""]
+    if command in ("run", "stream") and words and words[0].startswith("-"):
+        studies = [number for number, word in enumerate(words) if looks_like_a_study(word)]
+        words = [words.pop(number) for number in studies[-1:]] + words
+    return [command, *words] if arguments else []
+
+
+def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """Return the parsers of all commands by name."""
+    return next(action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
 
 
 def make_parser(program: str) -> Parser:
     """Return the parser of the whole command line; ``program`` is how the program was called."""
-    parser = Parser(prog=program, description="Run studies and benchmarks.")
+    parser = Parser(
+        prog=program,
+        description="Run studies of streaming federated continual learning, and look at their results.",
+        epilog=_EPILOG,
+    )
     parser.add_argument("--version", action="version", version=f"fedkace_flwr {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
     run = commands.add_parser("run", help="run a study")
     run.add_argument("study", help=f"a YAML file, or one of the studies included: {', '.join(study_names())}")
-    run.add_argument(
-        "--set",
-        action="extend",
-        nargs="+",
-        default=[],
-        metavar="KEY=VALUE",
-        help="a configuration key, see docs/configuration.md; several values, as in epochs=5,10,20, make one run each",
-    )
+    _add_selection(run)
     run.add_argument(
         "--engine",
         choices=ENGINES,
@@ -83,27 +101,97 @@ def make_parser(program: str) -> Parser:
         type=float,
         help="fraction of a GPU for each client (default: as many clients per GPU as its memory holds; 0: no GPU)",
     )
-    run.add_argument(
-        "--mps",
-        action="store_true",
-        help="start NVIDIA's Multi-Process Service for this study, so that the clients on a GPU compute at the same time",
-    )
-    run.add_argument("--scale", default=FULL, help="a scale defined in the study's file (default: full, no changes)")
-    run.add_argument(
-        "--only",
-        action="extend",
-        nargs="+",
-        default=[],
-        metavar="PATTERN",
-        help="run only these: names of runs, or parts of names such as fedkace or overlap-4; * matches anything",
-    )
-    run.add_argument(
-        "--seeds", action="extend", nargs="+", default=[], metavar="SEED", help="use these seeds instead of the file's"
-    )
+    _add_several(run, "--seeds", "SEED", "use these seeds instead of the file's")
     run.add_argument("--dry-run", action="store_true", help="print the plan and a time estimate, but run nothing")
     run.add_argument(
         "--results", type=Path, default=RESULTS, help="folder in which each study gets its own (default: results)"
     )
+
+    keys = commands.add_parser("keys", help="print configuration keys with default, values and meaning")
+    keys.add_argument("word", nargs="?", default="", help="only those that have it in their name or meaning")
+
+    table = commands.add_parser("table", help="print the summaries of finished runs")
+    table.add_argument(
+        "runs",
+        type=Path,
+        nargs="+",
+        help="folders of runs, of studies or of several studies; unfinished runs are left out",
+    )
+    _add_several(table, "--columns", "NAME", "print only these columns, such as aa")
+
+    report = commands.add_parser("report", help="write tables, figures and a page with charts from finished runs")
+    report.add_argument("folders", type=Path, nargs="+", help="results folders of studies or of single runs")
+    report.add_argument(
+        "--output",
+        type=Path,
+        help="output folder: new, empty, or that of an earlier report, which is replaced (default: report/ in the first folder)",
+    )
+    report.add_argument(
+        "--data-dir", type=Path, help="folder of the data set's files, to show the images in the clients' buffers"
+    )
+
+    keep = commands.add_parser(
+        "keep", help="copy the records of a run or a study for publication, without the paths of this machine"
+    )
+    keep.add_argument("run", type=Path, help="folder of a finished run or of a study")
+    keep.add_argument(
+        "target", type=Path, help="folder to copy to: new, empty, or that of an earlier copy, which is replaced"
+    )
+    keep.add_argument(
+        "--resumable",
+        action="store_true",
+        help="also copy what `run` needs to continue unfinished runs on another machine, see docs/running.md",
+    )
+
+    export = commands.add_parser(
+        "export", help="write a model for others to use, with a card and on request as ONNX, see docs/models.md"
+    )
+    export.add_argument(
+        "source", type=Path, help="folder of a run, finished or not, of a client's state, or of a model"
+    )
+    export.add_argument(
+        "target", type=Path, help="folder to write: new, empty, or that of an earlier export, which is replaced"
+    )
+    export.add_argument("--onnx", action="store_true", help="also write model.onnx, with the preprocessing inside")
+    export.add_argument("--data-dir", type=Path, help="folder of the data set's files, for a run that is not finished")
+
+    stream = commands.add_parser("stream", help="draw which classes clients receive in each round, see docs/streams.md")
+    stream.add_argument(
+        "study", nargs="?", default="quickstart", help="a study, whose streams are drawn (default: quickstart)"
+    )
+    _add_selection(stream)
+    stream.add_argument("--output", type=Path, default=Path("stream.png"), help="PNG file (default: stream.png)")
+    stream.set_defaults(seeds=[], engine=None, workers=None, gpu_fraction=None)
+
+    feed = commands.add_parser("feed", help="write a data set's streams to inboxes, see docs/edge-data.md")
+    feed.add_argument(
+        "folder",
+        type=Path,
+        help="folder in which client-0/new, client-0/test and so on are created: new, empty, or that of an earlier feed",
+    )
+    _add_several(feed, "--set", "KEY=VALUE", "a configuration key, see the command keys")
+    feed.add_argument(
+        "--every", type=float, default=0.0, help="seconds between the files of two rounds (default: 0, all at once)"
+    )
+
+    for name, meaning in (
+        ("predict", "classify pictures with the model that a client predicts with"),
+        ("serve", "serve a client's predictions over HTTP"),
+    ):  # parsed by fedkace_flwr.inference.predict
+        parts = commands.add_parser(name, help=meaning)
+        parts.add_argument("arguments", nargs="*", help=f"see {program} {name} --help")
+
+    app = commands.add_parser("app", help="write the Flower app to a folder, for `flwr run FOLDER` and `flwr build`")
+    app.add_argument("folder", type=Path, help="the folder: new, empty, or that of an earlier app, which is replaced")
+
+    robustness = commands.add_parser(
+        "robustness", help="print the tables of the study poisoning, see docs/robustness.md"
+    )
+    robustness.add_argument(
+        "sources", type=Path, nargs="+", help="results folders of the study, or files written with --output"
+    )
+    robustness.add_argument("--output", type=Path, help="also write the accuracies of all runs to this CSV file")
+
     bench = commands.add_parser("bench", help="measure training, selection, rounds and starts")
     bench.add_argument(
         "parts",
@@ -121,6 +209,7 @@ def make_parser(program: str) -> Parser:
         metavar="FILE",
         help="measure nothing; print files written by --output as Markdown",
     )
+
     cost = commands.add_parser(
         "gradient-cost",
         help="compare the cost of the replay weight computed from the output layer's gradient and from the full model's",
@@ -129,100 +218,26 @@ def make_parser(program: str) -> Parser:
     cost.add_argument("--chunk", type=int, default=500, help="new samples in the timed epoch (default: 500)")
     cost.add_argument("--buffer", type=int, default=1000, help="buffered samples in the timed epoch (default: 1000)")
     cost.add_argument("--output", type=Path, help="also write counts and figures to this JSON file")
-    table = commands.add_parser("table", help="print the summaries of finished runs")
-    table.add_argument(
-        "runs",
-        type=Path,
-        nargs="+",
-        help="folders of runs, of studies or of several studies; unfinished runs are left out",
-    )
-    table.add_argument(
-        "--columns", action="extend", nargs="+", default=[], metavar="NAME", help="print only these columns, such as aa"
-    )
-    robustness = commands.add_parser(
-        "robustness", help="print the tables of the study poisoning, see docs/robustness.md"
-    )
-    robustness.add_argument(
-        "sources", type=Path, nargs="+", help="results folders of the study, or files written with --output"
-    )
-    robustness.add_argument("--output", type=Path, help="also write the accuracies of all runs to this CSV file")
-    keep = commands.add_parser(
-        "keep", help="copy the records of a run or a study for publication, without the paths of this machine"
-    )
-    keep.add_argument("run", type=Path, help="folder of a finished run or of a study")
-    keep.add_argument(
-        "target", type=Path, help="folder to copy to: new, empty, or that of an earlier copy, which is replaced"
-    )
-    keep.add_argument(
-        "--resumable",
-        action="store_true",
-        help="also copy what `run` needs to continue unfinished runs on another machine, see docs/running.md",
-    )
-    export = commands.add_parser(
-        "export", help="write a model for others to use, with a card and on request as ONNX, see docs/models.md"
-    )
-    export.add_argument(
-        "source", type=Path, help="folder of a run, finished or not, of a client's state, or of a model"
-    )
-    export.add_argument(
-        "target", type=Path, help="folder to write: new, empty, or that of an earlier export, which is replaced"
-    )
-    export.add_argument("--onnx", action="store_true", help="also write model.onnx, with the preprocessing inside")
-    export.add_argument("--data-dir", type=Path, help="folder of the data set's files, for a run that is not finished")
-    report = commands.add_parser("report", help="write tables, figures and a page with charts from finished runs")
-    report.add_argument("folders", type=Path, nargs="+", help="results folders of studies or of single runs")
-    report.add_argument(
-        "--output",
-        type=Path,
-        help="output folder: new, empty, or that of an earlier report, which is replaced (default: report/ in the first folder)",
-    )
-    report.add_argument(
-        "--data-dir", type=Path, help="folder of the data set's files, to show the images in the clients' buffers"
-    )
-    fed = commands.add_parser("feed", help="write a data set's streams to inboxes, see docs/edge-data.md")
-    fed.add_argument(
-        "folder",
-        type=Path,
-        help="folder in which client-0/new, client-0/test and so on are created: new, empty, or that of an earlier feed",
-    )
-    fed.add_argument(
-        "--set",
-        action="extend",
-        nargs="+",
-        default=[],
-        metavar="KEY=VALUE",
-        help="a configuration key, see docs/configuration.md",
-    )
-    fed.add_argument(
-        "--every", type=float, default=0.0, help="seconds between the files of two rounds (default: 0, all at once)"
-    )
-    drawn = commands.add_parser("stream", help="draw which classes clients receive in each round, see docs/streams.md")
-    drawn.add_argument(
-        "study", nargs="?", default="quickstart", help="a study, whose streams are drawn (default: quickstart)"
-    )
-    drawn.add_argument(
-        "--set",
-        action="extend",
-        nargs="+",
-        default=[],
-        metavar="KEY=VALUE",
-        help="a configuration key, see docs/configuration.md; several values, as in overlap=0,1, draw one stream each",
-    )
-    drawn.add_argument("--scale", default=FULL, help="a scale defined in the study's file (default: full, no changes)")
-    drawn.add_argument(
-        "--only", action="extend", nargs="+", default=[], metavar="PATTERN", help="draw only these runs, as with run"
-    )
-    drawn.add_argument("--output", type=Path, default=Path("stream.png"), help="PNG file (default: stream.png)")
-    drawn.set_defaults(seeds=[], engine=None, workers=None, gpu_fraction=None, mps=False)
-    app = commands.add_parser("app", help="write the Flower app to a folder, for `flwr run FOLDER` and `flwr build`")
-    app.add_argument("folder", type=Path, help="the folder: new, empty, or that of an earlier app, which is replaced")
-    predict = commands.add_parser("predict", help="classify pictures with the model that a client predicts with")
-    serve = commands.add_parser("serve", help="serve a client's predictions over HTTP")
-    for parts in (predict, serve):  # parsed by fedkace_flwr.inference.predict
-        parts.add_argument("arguments", nargs="*", help=f"see {program} {parts.prog.split()[-1]} --help")
     return parser
 
 
-def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """Return the parsers of all commands by name."""
-    return next(action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+def _add_selection(parser: argparse.ArgumentParser) -> None:
+    """Add the options that change a study or select among its runs."""
+    _add_several(
+        parser,
+        "--set",
+        "KEY=VALUE",
+        "a configuration key, see the command keys; several values, as in epochs=5,10,20, make one run each",
+    )
+    parser.add_argument("--scale", default=FULL, help="a scale defined in the study's file (default: full, no changes)")
+    _add_several(
+        parser,
+        "--only",
+        "PATTERN",
+        "only these runs: names, or parts of names such as fedkace or overlap-4; * matches anything",
+    )
+
+
+def _add_several(parser: argparse.ArgumentParser, option: str, metavar: str, meaning: str) -> None:
+    """Add an option that takes several values and may be repeated."""
+    parser.add_argument(option, action="extend", nargs="+", default=[], metavar=metavar, help=meaning)

@@ -1,10 +1,12 @@
-"""Checks of what a command will write to, made before it works for it."""
+"""What commands write to, and need for it."""
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from fedkace_flwr.errors import ConfigError
+from fedkace_flwr.errors import ConfigError, ResultsError
 
 
 def check_output(path: Path | None) -> None:
@@ -28,3 +30,22 @@ def check_output(path: Path | None) -> None:
             pass
     except OSError as error:
         raise ConfigError(f"--output {path}: cannot be written ({error.strerror}); choose another file") from error
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Name the file of ``--output`` where it cannot be written after all."""
+    try:
+        yield
+    except OSError as fault:
+        raise ResultsError(f"--output {path}: cannot be written ({fault.strerror})") from fault
+
+
+@contextmanager
+def needing_report(what: str) -> Iterator[None]:
+    """Name the extra ``report`` if a package that a part of the program needs is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        raise ResultsError(f"{what} needs {package}: pip install 'fedkace-flwr[report]'") from error

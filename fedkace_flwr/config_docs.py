@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from fedkace_flwr.config import Config, all_keys
-from fedkace_flwr.keys import Scalar
+from fedkace_flwr.config import Config, all_keys, readers_of
+from fedkace_flwr.keys import Scalar, default_of
 from fedkace_flwr.messaging.metrics import Metric, known_metrics
 from fedkace_flwr.registry import METHODS, Traffic
 
@@ -50,6 +50,23 @@ def markdown() -> str:
         default = f"`{_literal(defaults[name])}`"
         lines.append(f"| `{name}` | {default} | {key.unit} | {key.range_text()} | {key.affects} | {key.meaning} |")
     return "\n".join(lines) + "\n"
+
+
+def described_keys(word: str) -> list[tuple[str, str, str, str]]:
+    """Return name, default, values and meaning of each key that has the word in its name or meaning, as plain text."""
+    found = []
+    for section, name, key in all_keys():
+        readers = sorted(readers_of(name))
+        values = "; ".join(
+            filter(None, [key.range_text().replace("`", ""), key.unit, f"of {', '.join(readers)}" if readers else ""])
+        )
+        meaning = re.sub(r"\[([^\]]*)\]\([^)]*\)|`", r"\1", key.meaning)
+        if word.lower() in f"{name} {meaning}".lower():
+            default = default_of(section, name.replace("-", "_"))
+            found.append(
+                (name, default if isinstance(default, str) and default else _literal(default), values, meaning)
+            )
+    return found
 
 
 def metrics_page() -> str:

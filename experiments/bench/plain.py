@@ -22,9 +22,8 @@ from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.experiments.bench.measure import Figures, ratio, spread
 from fedkace_flwr.experiments.bench.training import Pictures, customary_epoch
 from fedkace_flwr.experiments.running.engines import FlowerEngine
-from fedkace_flwr.experiments.running.guard import end_all_of
 from fedkace_flwr.experiments.running.ports import free_ports
-from fedkace_flwr.experiments.running.processes import finish, flower_environment, staged_app
+from fedkace_flwr.experiments.running.processes import end_all_of, finish, flower_environment, staged_app
 from fedkace_flwr.networks.resnet import ResNet18, resnet18
 
 _CLIENTS, _ROUNDS, _EPOCHS, _WORKERS = 10, 2, 3, 2
@@ -64,11 +63,11 @@ def plain(repeats: int) -> Figures:
 
 
 def _ours() -> float:
-    with tempfile.TemporaryDirectory(prefix="fedkace-bench-") as folder, FlowerEngine(_WORKERS, 0.0) as engine:
+    with tempfile.TemporaryDirectory(prefix="fedkace-bench-") as folder:
         config = Config.parse({**_SETTINGS, "results-dir": folder, "run-name": "ours"})
         run = Path(folder) / "ours"
         run.mkdir()
-        engine.start(config, run / "app.log").check()
+        FlowerEngine(_WORKERS, 0.0).start(config, run / "app.log").check()
         lines = (run / "rounds.jsonl").read_text().splitlines()
         return float(sum(json.loads(line)["seconds"]["round"] for line in lines))
 

@@ -52,10 +52,10 @@ def _compute(seconds: dict[str, float]) -> float:
 @contextmanager
 def _run(settings: dict[str, Any]) -> Iterator[list[dict[str, Any]]]:
     """Run a configuration on two workers and return its records."""
-    with tempfile.TemporaryDirectory(prefix="fedkace-bench-") as folder, FlowerEngine(_WORKERS, 0.0) as engine:
+    with tempfile.TemporaryDirectory(prefix="fedkace-bench-") as folder:
         config = Config.parse({**settings, "results-dir": folder, "run-name": "round"})
         Experiment(config)
         run = Path(folder) / "round"
         run.mkdir()
-        engine.start(config, run / "app.log").check()
+        FlowerEngine(_WORKERS, 0.0).start(config, run / "app.log").check()
         yield [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]

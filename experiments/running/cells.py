@@ -14,13 +14,7 @@ from fedkace_flwr.configured import configured
 from fedkace_flwr.data.datasets import load_dataset
 from fedkace_flwr.errors import ConfigError, DataError, FedkaceError, RunError
 from fedkace_flwr.experiments.results.reading import read_summary
-from fedkace_flwr.results.run_folder import (
-    HOLDS,
-    changes,
-    compare,
-    read_json,
-    stored_digests,
-)
+from fedkace_flwr.results.run_folder import HOLDS, changes, compare
 from fedkace_flwr.storage.files import LARGEST_LOG, read_bytes
 from fedkace_flwr.storage.targets import check, claim
 
@@ -146,8 +140,7 @@ class Cell:
     def _changes(self) -> str:
         """Return what distinguishes the earlier run from this one, such as ``rounds 4, now 5``."""
         try:
-            stored = read_json(self.folder / "config.json")
-            return changes(stored, configured(self.config)[1], stored_digests(self.folder), self._data)
+            return changes(self.folder, configured(self.config)[1], self._data)
         except RunError:
             return ""
 

@@ -8,8 +8,15 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeElapsedColumn
-from rich.progress import TimeRemainingColumn as Remaining
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Column
 
 from fedkace_flwr.experiments.results.averages import mean
@@ -18,8 +25,6 @@ from fedkace_flwr.experiments.running.cells import Cell
 from fedkace_flwr.storage.files import LARGEST_LOG, read_text
 
 _ROUNDS_LISTED = 200  # rounds of a study that are listed above the live bars
-_SHORTEST_BAR, _LONGEST_BAR = 4, 40
-_TEXT = 75  # columns of a line that are neither the run's name nor its bar
 _FRAME = '<pre style="white-space:pre;overflow-x:auto;line-height:normal">{code}</pre>'
 
 
@@ -72,11 +77,8 @@ class Display:
             if cell.name in self._bars:
                 self._progress.remove_task(self._bars.pop(cell.name))
             assert self._whole is not None
-            self._progress.update(
-                self._whole,
-                advance=cell.config.stream.rounds - shown,
-                note=f"{self._done} of {self._total} runs done",
-            )
+            left, done = cell.config.stream.rounds - shown, f"{self._done} of {self._total} runs done"
+            self._progress.update(self._whole, advance=left, note=done, refresh=True)
         if note or not self._progress:
             self._console.print(f"{cell.name}: {note or 'done'} ({self._done} of {self._total})", highlight=False)
 
@@ -106,25 +108,17 @@ class Display:
         if self._progress:
             assert self._whole is not None
             self._progress.update(self._bars[cell.name], completed=record["round"], note=note)
-            self._progress.advance(self._whole)
+            self._progress.update(self._whole, advance=1, refresh=True)
         if listed:
             rounds = cell.config.stream.rounds
             self._console.print(f"{cell.name}: round {record['round']} of {rounds}, {note}", highlight=False)
 
 
 class _NotebookBars(Progress):
-    """Bars in a notebook: one piece of output, as HTML, that is drawn anew in place. No widgets are needed.
+    """Bars in a notebook: one piece of output, as HTML, that is drawn anew in place. No widgets are needed."""
 
-    Parameters
-    ----------
-    *columns : ProgressColumn
-        Of each bar.
-    console : Console
-        That of the notebook.
-    """
-
-    def __init__(self, *columns: ProgressColumn, console: Console) -> None:
-        super().__init__(*columns, console=console, auto_refresh=False)
+    def __init__(self, *columns: ProgressColumn, console: Console, expand: bool) -> None:
+        super().__init__(*columns, console=console, expand=expand, auto_refresh=False)
         self._width = console.width
         self._shown: Any = None
 
@@ -143,27 +137,6 @@ class _NotebookBars(Progress):
         if self._shown is not None:
             self._shown.update(in_notebook(self.get_renderable(), self._width), raw=True)
 
-    def update(self, task_id: TaskID, **changes: Any) -> None:
-        """Change a bar."""
-        super().update(task_id, **changes)
-        self.refresh()
-
-    def advance(self, task_id: TaskID, advance: float = 1) -> None:
-        """Move a bar."""
-        super().advance(task_id, advance)
-        self.refresh()
-
-    def add_task(self, *arguments: Any, **settings: Any) -> TaskID:
-        """Add a bar."""
-        task = super().add_task(*arguments, **settings)
-        self.refresh()
-        return task
-
-    def remove_task(self, task_id: TaskID) -> None:
-        """Remove a bar."""
-        super().remove_task(task_id)
-        self.refresh()
-
 
 def in_notebook(shown: RenderableType, width: int) -> dict[str, str]:
     """Return something as the kinds of output that a notebook shows, ``width`` characters wide."""
@@ -173,11 +146,6 @@ def in_notebook(shown: RenderableType, width: int) -> dict[str, str]:
     return {"text/html": html, "text/plain": page.export_text()}
 
 
-def _time() -> Column:
-    """A column that no narrow terminal cuts."""
-    return Column(min_width=len("0:00:00"), no_wrap=True)
-
-
 @contextmanager
 def display(console: Console, cells: list[Cell]) -> Iterator[Display]:
     """Show the progress of a study's runs until the block ends."""
@@ -185,16 +153,15 @@ def display(console: Console, cells: list[Cell]) -> Iterator[Display]:
     if console.quiet or not (console.is_terminal or console.is_jupyter):
         yield Display(console, len(cells), rounds, None)
         return
-    room = console.width - max(len(cell.name) for cell in cells) - _TEXT
-    elapsed = (TimeElapsedColumn(table_column=_time()), TextColumn("elapsed,"))
+    whole = Column(min_width=len("0:00:00"), no_wrap=True)  # no narrow terminal cuts it
     columns = (
         TextColumn("{task.description}"),
-        BarColumn(bar_width=max(_SHORTEST_BAR, min(_LONGEST_BAR, room))),
+        BarColumn(bar_width=None),  # what is left of the line
         MofNCompleteColumn(),
         TextColumn("{task.fields[note]}"),
-        *(elapsed if room >= _SHORTEST_BAR else ()),
-        Remaining(table_column=_time()),
+        TimeRemainingColumn(table_column=whole),
         TextColumn("left"),
     )
-    with (_NotebookBars if console.is_jupyter else Progress)(*columns, console=console) as progress:
+    bars = _NotebookBars if console.is_jupyter else Progress
+    with bars(*columns, console=console, expand=True) as progress:
         yield Display(console, len(cells), rounds, progress)

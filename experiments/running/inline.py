@@ -3,7 +3,6 @@
 It needs neither Ray nor a SuperLink and serves for tests, for debugging, and for machines without Ray.
 """
 
-import json
 import secrets
 import sys
 import traceback
@@ -17,6 +16,7 @@ from flwr.serverapp import Grid
 from fedkace_flwr import client_app, server_app
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import FedkaceError
+from fedkace_flwr.experiments.running.jobs import Orders
 from fedkace_flwr.flower.internals import Run, identify_process, number_message
 from fedkace_flwr.keys import Scalar
 from fedkace_flwr.messaging.records import PARTITION, PARTITIONS
@@ -143,7 +143,8 @@ def run_inline(
 
 
 if __name__ == "__main__":
+    orders = Orders()
     try:
-        run_inline(Config.parse(json.loads(sys.argv[1])))
+        run_inline(Config.parse(orders.wait()))
     except FedkaceError as error:
         sys.exit(f"{type(error).__name__}: {error}")

@@ -9,7 +9,6 @@ from rich.table import Table
 from fedkace_flwr.config import Config
 from fedkace_flwr.configured import configured
 from fedkace_flwr.experiment import Experiment
-from fedkace_flwr.experiments.durations import about, span
 from fedkace_flwr.experiments.running.cells import Cell
 from fedkace_flwr.experiments.running.runner import check_study, show_missing, show_workers
 from fedkace_flwr.experiments.running.workers import Workers
@@ -41,9 +40,11 @@ def show_plan(study: Study, console: Console) -> None:
     for name, asked in study.runs.items():
         config = configured(asked)[1]
         done = Cell(name, asked, study.data[name]).finished
-        if _network(config) not in speeds:
-            speeds[_network(config)] = _calibrate(config, None if workers.gpus else 0.0)
-        per_sample, per_image = speeds[_network(config)]
+        run, step = config.run, (config.training.augment, config.training.batch_size)
+        network = (config.data, config.model, *step, run.precision, run.device, run.threads)
+        if network not in speeds:
+            speeds[network] = _calibrate(config, None if workers.gpus else 0.0)
+        per_sample, per_image = speeds[network]
         samples, images = training_samples(config), test_images(config)
         estimate = samples * per_sample + images * per_image
         if study.engine == "flower":  # the clients of a run share the workers
@@ -62,13 +63,22 @@ def show_plan(study: Study, console: Console) -> None:
     seconds = sum(estimates)
     if study.engine == "inline":  # whole runs share the workers
         seconds = max([seconds / at_once(workers), *estimates])
+    runs = "1 run" if len(study.runs) == 1 else f"{len(study.runs)} runs"
     console.print(
-        f"{len(study.runs)} {'run' if len(study.runs) == 1 else 'runs'}, {about(seconds)} of training and testing on {workers.count} workers, if the "
-        "machine is otherwise idle. Not included: selection, transport and method-specific messages.",
+        f"{runs}, {'about ' if seconds >= 1 else ''}{span(seconds)} of training and testing on {workers.count} workers, if the machine is otherwise "
+        "idle. Not included: selection, transport and method-specific messages.",
         highlight=False,
     )
     show_missing(missing, console)
     show_workers(study, workers, console)
+
+
+def span(seconds: float) -> str:
+    """Return a duration in a suitable unit, for example ``2.5 hours``."""
+    for size, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {name}"
+    return f"{seconds:.0f} seconds" if seconds >= 1 else "less than a second"
 
 
 def at_once(workers: Workers) -> int:
@@ -118,19 +128,6 @@ def _models_tested(config: Config) -> int:
     if answers.averages:
         return 2 + mirrored
     return max(method.tests, 2 if answers.evaluate == "both" else 1) + mirrored
-
-
-def _network(config: Config) -> tuple[object, ...]:
-    training = config.training
-    return (
-        config.data,
-        config.model,
-        training.augment,
-        training.batch_size,
-        config.run.precision,
-        config.run.device,
-        config.run.threads,
-    )
 
 
 def _calibrate(config: Config, share: float | None) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Run Flower's commands and the scripts of ``deploy/`` from Python."""
+"""Flower's commands and the scripts of ``deploy/`` from Python, and the processes that they leave behind."""
 
 import os
 import shutil
@@ -7,7 +7,10 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.storage.targets import renewed
@@ -15,6 +18,7 @@ from fedkace_flwr.storage.targets import renewed
 CHECKOUT = Path(__file__).resolve().parents[2]
 """The folder of the packages: the project's root folder in a checkout, otherwise where they are installed."""
 
+_END_SECONDS = 20
 _LOOPBACK = "localhost,127.0.0.1,::1"  # never reached through a proxy
 _APP = Path(__file__).parent / "app"  # what the app has beside packages; a wheel has no other copy
 
@@ -105,3 +109,32 @@ def finish(
         output.seek(0)
         errors.seek(0)
         return subprocess.CompletedProcess(command, done.returncode, output.read(), errors.read())
+
+
+def all_of(name: str, value: str) -> list[psutil.Process]:
+    """Return every process with this environment variable and all their descendants, except this process.
+
+    A process that sets its title, as Ray's do, may overwrite its environment, and is then found only through its
+    parents.
+    """
+    found: dict[int, psutil.Process] = {}
+    parents: dict[psutil.Process, int] = {}
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.pid != os.getpid():
+                marked = process.environ().get(name) == value  # raises for zombies
+                parents[process] = process.ppid()
+                if marked:
+                    found[process.pid] = process
+    while below := [process for process, parent in parents.items() if parent in found and process.pid not in found]:
+        found |= {process.pid: process for process in below}
+    return list(found.values())
+
+
+def end_all_of(name: str, value: str) -> None:
+    """Kill every process with this environment variable and all their descendants."""
+    found = all_of(name, value)
+    for process in found:
+        with suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(found, timeout=_END_SECONDS)

@@ -9,7 +9,6 @@ import os
 import time
 from collections import Counter, deque
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,13 +24,10 @@ from fedkace_flwr.experiments.results.folders import is_set_aside
 from fedkace_flwr.experiments.results.reading import read_study
 from fedkace_flwr.experiments.running.cells import Cell, naming
 from fedkace_flwr.experiments.running.display import Display, display
-from fedkace_flwr.experiments.running.engines import Engine, FlowerEngine, InlineEngine, Job, check_ray
-from fedkace_flwr.experiments.running.guard import Guard
-from fedkace_flwr.experiments.running.machine import VISIBLE, Machine
-from fedkace_flwr.experiments.running.service import MultiProcessService, program
+from fedkace_flwr.experiments.running.engines import Engine, FlowerEngine, InlineEngine, check_ray
+from fedkace_flwr.experiments.running.jobs import Job
 from fedkace_flwr.experiments.running.simulation import CLUSTER
-from fedkace_flwr.experiments.running.waiting import Simulation
-from fedkace_flwr.experiments.running.workers import Workers, plan_workers
+from fedkace_flwr.experiments.running.workers import VISIBLE, Machine, Workers, plan_workers
 from fedkace_flwr.experiments.studies.study import Study
 from fedkace_flwr.results.run_folder import SCHEMA, is_run
 from fedkace_flwr.results.trackers.catalogue import check_server, check_tracker
@@ -59,7 +55,7 @@ class Outcome:
     failures: dict[str, str] = field(default_factory=dict)
 
 
-def run_study(study: Study, console: Console, guard: Guard | None = None, waiting: Simulation | None = None) -> Outcome:
+def run_study(study: Study, console: Console, waiting: Job | None = None) -> Outcome:
     """Run the unfinished runs of a study; those whose data are not on this machine are named and left out.
 
     Parameters
@@ -68,10 +64,8 @@ def run_study(study: Study, console: Console, guard: Guard | None = None, waitin
         The study.
     console : Console
         Where progress is shown.
-    guard : Guard, optional
-        Watches the processes that are started; by default one of this call.
-    waiting : Simulation, optional
-        A process started under the guard, which waits for the first run.
+    waiting : Job, optional
+        A process for Flower's engine that waits for the first run.
 
     Raises
     ------
@@ -94,11 +88,14 @@ def run_study(study: Study, console: Console, guard: Guard | None = None, waitin
     describe(study)
     show_missing(missing, console)
     show_workers(study, workers, console)
+    engine: Engine
+    if study.engine == "inline":
+        engine = InlineEngine(workers.places)
+    else:
+        engine = FlowerEngine(workers.count, workers.gpu_fraction, waiting, workers.visible)
     try:
-        with display(console, cells) as shown, ExitStack() as stack:
-            guard = guard or stack.enter_context(Guard())
-            engines = stack.enter_context(ExitStack())
-            failures = _Shift(study, workers, cells, shown, guard, engines, waiting).work()
+        with display(console, cells) as shown:
+            failures = _Shift(engine, workers.count if study.engine == "inline" else 1, cells, shown).work()
     except KeyboardInterrupt:
         if not all(cell.finished for cell in cells):
             raise
@@ -157,26 +154,7 @@ def check_study(
     study = replace(study, runs=found, data=data)
     workers = plan_workers(study, machine)
     check_devices(study, workers)
-    if study.mps:
-        check_service(workers)
     return study, missing, workers
-
-
-def check_service(workers: Workers) -> None:
-    """Check that NVIDIA's Multi-Process Service can be started and would serve anyone.
-
-    Raises
-    ------
-    ConfigError
-        It cannot, or no worker uses a GPU, or the workers run on a cluster's machines.
-    """
-    if CLUSTER in os.environ:
-        raise ConfigError(
-            f"--mps with {CLUSTER}: the service must run on every machine of the cluster; start it there instead"
-        )
-    if not workers.gpus:
-        raise ConfigError("--mps: the workers compute on the CPU; run without --mps")
-    program()
 
 
 def check_devices(study: Study, workers: Workers) -> None:
@@ -247,55 +225,38 @@ def describe(study: Study) -> None:
     write_text(path, json.dumps(content, indent=1) + "\n")
 
 
-@dataclass
-class _Running:
-    cell: Cell
-    job: Job
-
-
 class _Shift:
-    """One runner's work on a study."""
+    """One runner's work on a study: ``slots`` runs at a time."""
 
-    def __init__(
-        self,
-        study: Study,
-        workers: Workers,
-        cells: list[Cell],
-        shown: Display,
-        guard: Guard,
-        engines: ExitStack,
-        waiting: Simulation | None,
-    ) -> None:
-        self._study, self._workers = study, workers
-        self._shown, self._guard, self._engines, self._waiting = shown, guard, engines, waiting
+    def __init__(self, engine: Engine, slots: int, cells: list[Cell], shown: Display) -> None:
+        self._engine, self._slots, self._shown = engine, slots, shown
         self._left = deque(cells)
-        self._slots = workers.count if study.engine == "inline" else 1
-        self._running: list[_Running] = []
-        self._starts: Counter[str] = Counter()
-        self._failures: Counter[str] = Counter()  # in a row
-        self._reached: Counter[str] = Counter()  # rounds on record at the last failure
+        self._running: dict[Cell, Job] = {}
+        self._starts: Counter[Cell] = Counter()
+        self._failures: Counter[Cell] = Counter()  # in a row
+        self._reached: Counter[Cell] = Counter()  # rounds on record at the last failure
         self._errors: dict[str, str] = {}
-        self._awaited: set[str] = set()  # others' runs that have been named
-        self._engine: Engine | None = None
+        self._awaited: set[Cell] = set()  # others' runs that have been named
 
     def work(self) -> dict[str, str]:
         """Work until no run is left; return the errors of the runs that failed twice."""
         try:
             while self._left or self._running:
                 started = len(self._running) < self._slots and self._start_one()
-                ended = [running for running in self._running if not self._follow(running)]
-                for running in ended:
-                    self._running.remove(running)
-                    self._settle(running)
+                ended = [cell for cell, job in self._running.items() if not job.running()]
+                for cell in self._running:
+                    self._shown.follow(cell)
+                for cell in ended:
+                    self._settle(cell, self._running.pop(cell))
                 if not started and not ended:
                     time.sleep(_POLL_SECONDS)
         except KeyboardInterrupt:
-            self._shown.say("stopping; finished rounds are kept. Flower and Ray may take some seconds to end.")
+            self._shown.say("stopping; finished rounds are kept")
             raise
         finally:
-            for running in self._running:
-                running.job.stop()
-                running.cell.release()
+            for cell, job in self._running.items():
+                job.stop()
+                cell.release()
         return self._errors
 
     def _start_one(self) -> bool:
@@ -309,41 +270,29 @@ class _Shift:
                 cell.release()
                 self._shown.end(cell, note="already finished")
                 return True
-            self._starts[cell.name] += 1
+            self._starts[cell] += 1
             try:
                 with naming(cell):
                     prepared = cell.prepare()
                     if cell.set_aside:
                         self._shown.say(cell.set_aside)
-                    self._shown.begin(cell, self._starts[cell.name])
-                    job = self._ready_engine().start(prepared, cell.folder / "app.log")
+                    self._shown.begin(cell, self._starts[cell])
+                    self._running[cell] = self._engine.start(prepared, cell.folder / "app.log")
             except FedkaceError as error:
                 self._after_failure(cell, str(error))
                 cell.release()
-            else:
-                self._running.append(_Running(cell, job))
             return True
-        if not self._running:
-            self._name_awaited()
+        if not self._running:  # only the runs of other runners are left
+            for cell in self._left:
+                if cell not in self._awaited:
+                    self._awaited.add(cell)
+                    self._shown.say(f"{cell.name}: another process is working on it; waiting")
         return False
 
-    def _name_awaited(self) -> None:
-        """Name, once each, the runs of other runners, for which this one only waits."""
-        for cell in self._left:
-            if cell.name not in self._awaited:
-                self._awaited.add(cell.name)
-                self._shown.say(f"{cell.name}: another process is working on it; waiting")
-
-    def _follow(self, running: _Running) -> bool:
-        going = running.job.running()
-        self._shown.follow(running.cell)
-        return going
-
-    def _settle(self, running: _Running) -> None:
-        cell = running.cell
+    def _settle(self, cell: Cell, job: Job) -> None:
         try:
             with naming(cell):
-                running.job.check()
+                job.check()
                 cell.drop_answers()
                 if not cell.finished:
                     raise RunError(f"ended without a result; see {cell.folder / 'app.log'}")
@@ -352,35 +301,17 @@ class _Shift:
         else:
             self._shown.end(cell, note="")
         finally:
-            running.job.stop()
+            job.stop()
             cell.release()
 
     def _after_failure(self, cell: Cell, error: str) -> None:
-        if not self._running:
-            self._engines.close()  # Flower or Ray itself may have failed, so start them anew
-            self._engine = None
-        if cell.rounds > self._reached[cell.name]:
-            self._failures[cell.name] = 0
-        self._failures[cell.name] += 1
-        self._reached[cell.name] = cell.rounds
-        if self._failures[cell.name] < _ATTEMPTS:
+        if cell.rounds > self._reached[cell]:
+            self._failures[cell] = 0
+        self._failures[cell] += 1
+        self._reached[cell] = cell.rounds
+        if self._failures[cell] < _ATTEMPTS:
             self._shown.say(f"{error}; retrying")
             self._left.appendleft(cell)
         else:
             self._errors[cell.name] = error
             self._shown.end(cell, note="failed twice")
-
-    def _ready_engine(self) -> Engine:
-        if self._engine is None:
-            environment, home = self._guard.environment, self._guard.home
-            if self._study.mps:
-                environment = self._engines.enter_context(MultiProcessService(environment, home)).environment
-            if self._study.engine == "inline":
-                inline = InlineEngine(self._workers.places, environment)
-                self._engine = self._engines.enter_context(inline)
-            else:
-                count, fraction, waiting = self._workers.count, self._workers.gpu_fraction, self._waiting
-                self._waiting = None
-                flower = FlowerEngine(count, fraction, environment, home, waiting, self._workers.visible)
-                self._engine = self._engines.enter_context(flower)
-        return self._engine

@@ -3,26 +3,21 @@
 ``flwr run`` starts the same engine through a SuperLink, which several people can share, and its SuperExec. A runner has
 its runs to itself, and is spared the seconds that these take to start, to find the run and to notice its end.
 
-Run as ``python -m experiments.running.simulation``. The process makes its imports, which take seconds, and meanwhile
-waits for one line of JSON: ``log``, the file for its output; ``environment``, variables to set; ``run``, the parameters
-of :func:`run_simulation`. It leaves without a run if its input ends.
+Run as a :class:`fedkace_flwr.experiments.running.jobs.Job`. The process makes its imports, which take seconds, before it is told the
+parameters of :func:`run_simulation`.
 """
 
 import importlib
-import json
 import logging
 import os
 import secrets
-import sys
 import threading
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-import psutil
-
+from fedkace_flwr.experiments.running.jobs import Orders, leave
 from fedkace_flwr.flower.imports import without_collection
 from fedkace_flwr.flower.lean_ray import make_ray_lean
 from fedkace_flwr.keys import Scalar
@@ -67,17 +62,10 @@ def run_simulation(
         Every key with its value.
     supernodes : int
         Number of virtual SuperNodes.
-    workers : int
-        Number of Ray workers, one CPU each; ignored on a cluster, whose CPUs set the number.
+    workers, gpus : int
+        Number of Ray workers, one CPU each, and of the GPUs that they share; ignored on a cluster, which has its own.
     gpu_fraction : float
         Fraction of a GPU for each worker.
-    gpus : int
-        Number of GPUs that the workers share; ignored on a cluster.
-
-    Raises
-    ------
-    Exception
-        What the server's app raises.
     """
     if CLUSTER not in os.environ:
         # On a cluster Flower connects, because workers on other machines need this process's search path.
@@ -94,7 +82,7 @@ def run_simulation(
     def run_and_leave(grid: "Grid", context: "Context") -> None:
         server_app.app(grid=grid, context=context)
         # All is written. Flower's threads would wait a second for further messages, and Ray as long for its processes.
-        _leave(0)
+        leave(0)
 
     backend: dict[str, dict[str, float]] = {
         "client_resources": {"num_cpus": 1, "num_gpus": gpu_fraction},
@@ -112,34 +100,17 @@ def _start_ray(workers: int, gpus: int) -> None:
     )
 
 
-def _leave(status: int) -> NoReturn:
-    """End this process and those that Ray has started for it; some of them would notice only after a minute."""
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):
-            process.kill()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
-
-
-def _main() -> NoReturn:
-    imports = Imports()
+def main() -> NoReturn:
+    """Run what the runner orders."""
+    orders, imports = Orders(), Imports()
     importlib.import_module("ray")
-    line = sys.stdin.readline()
-    if not line:
-        _leave(0)
-    what = json.loads(line)
-    os.environ.update(what["environment"])
-    with Path(what["log"]).open("ab") as log:
-        os.dup2(log.fileno(), sys.stdout.fileno())
-        os.dup2(log.fileno(), sys.stderr.fileno())
     try:
-        run_simulation(imports, **what["run"])
+        run_simulation(imports, **orders.wait())
     except Exception as error:
         traceback.print_exc()
         print(f"{type(error).__name__}: {error}")
-    _leave(1)
+    leave(1)
 
 
 if __name__ == "__main__":
-    _main()
+    main()

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError
+from fedkace_flwr.experiments.studies.yaml_file import typed
 from fedkace_flwr.keys import Scalar
 
 _MOST_RUNS = 100_000
@@ -42,11 +43,15 @@ class Axis:
             The values are neither.
         """
         if isinstance(values, list):
-            points = {_label(value): {name: value} for value in values}
+            points = {_label(value): {name: value} for value in (typed(name, value) for value in values)}
             if 0 < len(values) == len(points):
                 return cls(name, points, grouped=False)
-        if _are_groups(values):
-            return cls(name, {str(label): dict(group or {}) for label, group in values.items()}, grouped=True)
+        if isinstance(values, dict) and values and all(isinstance(group or {}, dict) for group in values.values()):
+            groups = {
+                label: {key: typed(key, value) for key, value in (group or {}).items()}
+                for label, group in values.items()
+            }
+            return cls(name, groups, grouped=True)
         raise ConfigError(
             f"grid: {name:.100} = {values!r:.200}: must be a list of different values, or named groups of keys"
         )
@@ -57,22 +62,6 @@ class Axis:
         return {key for values in self.points.values() for key in values}
 
 
-@dataclass(frozen=True)
-class Point:
-    """One combination of the grid.
-
-    Attributes
-    ----------
-    labels : dict
-        The label of the chosen point on each axis.
-    values : dict
-        The configuration keys that the chosen points set.
-    """
-
-    labels: dict[str, Scalar]
-    values: dict[str, Any]
-
-
 def parse_grid(grid: Mapping[str, Any], overridden: Sequence[str]) -> list[Axis]:
     """Read the axes of a grid; those without values and those that the command line overrides are dropped.
 
@@ -81,7 +70,7 @@ def parse_grid(grid: Mapping[str, Any], overridden: Sequence[str]) -> list[Axis]
     ConfigError
         An axis is malformed, two axes set one key, or the grid makes too many runs.
     """
-    axes = [Axis.parse(name, values) for name, values in grid.items() if name not in overridden and values is not None]
+    axes = [Axis.parse(name, values) for name, values in grid.items() if name not in overridden and values != ""]
     for key, count in Counter(key for axis in axes for key in axis.keys).items():
         if count > 1:
             raise ConfigError(f"grid: {key} is on two axes")
@@ -91,11 +80,19 @@ def parse_grid(grid: Mapping[str, Any], overridden: Sequence[str]) -> list[Axis]
     return axes
 
 
-def combinations(axes: Sequence[Axis]) -> Iterator[Point]:
-    """All combinations of the axes' points; the last axis varies fastest."""
+def combinations(axes: Sequence[Axis]) -> Iterator[tuple[dict[str, Scalar], dict[str, Any]]]:
+    """All combinations of the axes' points; the last axis varies fastest.
+
+    Yields
+    ------
+    labels : dict
+        The label of the chosen point on each axis.
+    values : dict
+        The configuration keys that the chosen points set.
+    """
     for chosen in itertools.product(*(axis.points.items() for axis in axes)):
         labels = {axis.name: label for axis, (label, _) in zip(axes, chosen, strict=True)}
-        yield Point(labels, {key: value for _, values in chosen for key, value in values.items()})
+        yield labels, {key: value for _, values in chosen for key, value in values.items()}
 
 
 def run_name(config: Config, axes: Sequence[Axis], labels: Mapping[str, Scalar]) -> str:
@@ -109,14 +106,4 @@ def run_name(config: Config, axes: Sequence[Axis], labels: Mapping[str, Scalar])
 
 
 def _label(value: Any) -> Scalar:
-    return value if isinstance(value, bool | int | float | str) else repr(value)
-
-
-def _are_groups(values: Any) -> bool:
-    return (
-        isinstance(values, dict)
-        and bool(values)
-        and all(isinstance(group, dict | None) for group in values.values())
-        and all(isinstance(key, str) for group in values.values() for key in group or {})
-        and len({str(label) for label in values}) == len(values)
-    )
+    return value if isinstance(value, Scalar) else repr(value)

@@ -1,6 +1,6 @@
-"""What a study file takes from others: the keys of its base, the runs of another study, the changes of a scale."""
+"""What a study file takes from others: the keys of its base; and the changes of a scale."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,52 +14,15 @@ FULL = "full"
 """The scale at which a file stands as it is written."""
 
 _KEYS = ("title", "note", "config", "grid", "scales", "paper", "base", "engine", "workers", "gpu-fraction")
-_BORROWER_KEYS = ("same-runs-as", "only")
 _SCALED_KEYS = ("config", "grid")
-_MOST_BASES = 20
-_MOST_PATTERNS = 100
 
 
 @dataclass(frozen=True)
 class StudyFile:
-    """A study file with everything that it inherits.
-
-    Attributes
-    ----------
-    path : Path
-        The file that defines the runs: another one than was asked for where that says ``same-runs-as``.
-    content : mapping
-        The file's keys, together with those of its bases.
-    only : sequence of str
-        Patterns that select the runs; empty selects all of them.
-    """
+    """The path of a study file, and its keys together with those of its bases."""
 
     path: Path
     content: Mapping[str, Any]
-    only: Sequence[str] = ()
-
-
-def read_study_file(path: Path) -> StudyFile:
-    """Read a study file, its bases, and the file named by ``same-runs-as``.
-
-    Raises
-    ------
-    ConfigError
-        A file cannot be read, has an unknown key, or refers to others without end.
-    """
-    content = _with_bases(path)
-    if "same-runs-as" not in content:
-        return StudyFile(path, content)
-    lender, patterns = content["same-runs-as"], content.get("only", ["*"])
-    if not isinstance(lender, str) or not isinstance(patterns, list) or not all(isinstance(p, str) for p in patterns):
-        raise ConfigError(f"{path}: same-runs-as must name a study file, only must be a list of patterns")
-    if len(patterns) > _MOST_PATTERNS:
-        raise ConfigError(f"{path}: only has {len(patterns)} patterns; must be at most {_MOST_PATTERNS}")
-    lent = path.parent / lender
-    content = _with_bases(lent)
-    if "same-runs-as" in content:
-        raise ConfigError(f"{lent}: same-runs-as: must name a study with runs of its own")
-    return StudyFile(lent, content, patterns)
 
 
 def at_scale(content: Mapping[str, Any], scale: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -79,56 +42,50 @@ def at_scale(content: Mapping[str, Any], scale: str) -> tuple[dict[str, Any], di
     part = _mapping(scales, scale)
     for key in part:
         if key not in _SCALED_KEYS:
-            hint = closest(str(key), _SCALED_KEYS)
-            raise ConfigError(
-                f"scales: {scale}: unknown key {key!r:.100}; the keys are {', '.join(_SCALED_KEYS)}{hint}"
-            )
+            hint = closest(key, _SCALED_KEYS)
+            raise ConfigError(f"scales: {scale}: unknown key {key!r:.100}; the keys are config, grid{hint}")
     config, grid = ({**_mapping(content, name), **_mapping(part, name)} for name in _SCALED_KEYS)
     return config, grid
 
 
-def merged(base: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
+def merged(base: Mapping[str, Any], content: Mapping[str, Any], levels: int = 2) -> dict[str, Any]:
     """A file's keys on top of its base's: ``config``, ``grid`` and each scale are merged key by key."""
     result = {**base, **content}
-    for name in _SCALED_KEYS:
-        if isinstance(base.get(name), dict) and isinstance(content.get(name), dict):
-            result[name] = {**base[name], **content[name]}
-    if isinstance(base.get("scales"), dict) and isinstance(content.get("scales"), dict):
-        ours, theirs = content["scales"], base["scales"]
-        result["scales"] = {scale: _merged_scale(theirs, ours, scale) for scale in {**theirs, **ours}}
+    for name in base.keys() & content.keys() if levels > 1 else ():
+        below, above = base[name], content[name]
+        if isinstance(below, dict) and isinstance(above, dict):
+            result[name] = merged(below, above, 3 if name == "scales" else levels - 1)
     return result
 
 
-def _merged_scale(theirs: Mapping[str, Any], ours: Mapping[str, Any], scale: str) -> Any:
-    below, above = theirs.get(scale), ours.get(scale)
-    if isinstance(below, dict | None) and isinstance(above, dict | None):
-        return merged(below or {}, above or {})
-    return ours.get(scale, below)
+def read_study_file(path: Path, users: tuple[Path, ...] = ()) -> StudyFile:
+    """Read a study file and its bases; ``users`` are the files that it is a base of.
 
-
-def _with_bases(path: Path, users: tuple[Path, ...] = ()) -> dict[str, Any]:
+    Raises
+    ------
+    ConfigError
+        A file cannot be read, has an unknown key, or is a base of itself.
+    """
     content = read_yaml(path)
-    known = _BORROWER_KEYS if "same-runs-as" in content else _KEYS
     for key in content:
-        if key not in known:
-            raise ConfigError(f"{path}: unknown key {key!r:.100}; {_cure(key, known)}")
+        if key not in _KEYS:
+            raise ConfigError(f"{path}: unknown key {key!r:.100}; {_cure(key)}")
     if "base" not in content:
-        return content
-    base, users = path.parent / str(content.pop("base")), (*users, path)
-    if len(users) > _MOST_BASES:
+        return StudyFile(path, content)
+    base = path.parent / str(content.pop("base"))
+    if base in users:
         raise ConfigError(f"{path}: base: the files name each other without end")
-    return merged(_with_bases(base, users), content)
+    return StudyFile(path, merged(read_study_file(base, (*users, path)).content, content))
 
 
-def _cure(key: Any, known: Sequence[str]) -> str:
+def _cure(key: str) -> str:
     if key in {name for _, name, _ in all_keys()}:
         return "it is a configuration key: put it under config:, or under grid: with a list of values"
-    return f"the keys are {', '.join(known)}{closest(str(key), known)}"
+    return f"the keys are {', '.join(_KEYS)}{closest(key, _KEYS)}"
 
 
 def _mapping(content: Mapping[str, Any], name: str) -> dict[str, Any]:
-    value = content.get(name)
-    value = {} if value is None else value
-    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+    value = content.get(name) or {}
+    if not isinstance(value, dict):
         raise ConfigError(f"{name}: must hold configuration keys")
     return value

@@ -14,11 +14,12 @@ TABLES = ("table1", "table2", "table3", "table4")
 """The paper's tables that a study can repeat."""
 
 _FOLDER = Path(__file__).parent
+_SAME_RUNS = {"table3": "table2", "figure2": "table1", "figure3": "table2"}  # made of another study's runs
 
 
 def study_names() -> list[str]:
     """The names of the project's own studies, sorted."""
-    return sorted(path.stem for path in _FOLDER.glob("*.yaml"))
+    return sorted([*_SAME_RUNS, *(path.stem for path in _FOLDER.glob("*.yaml"))])
 
 
 def find_study(text: str) -> Path:
@@ -40,7 +41,7 @@ def find_study(text: str) -> Path:
         return path
     names = study_names()
     if text in names:
-        return _FOLDER / f"{text}.yaml"
+        return _FOLDER / f"{_SAME_RUNS.get(text, text)}.yaml"
     if path.is_file():
         return path
     raise ConfigError(f"{text}: unknown study; name a YAML file, or one of {', '.join(names)}{closest(text, names)}")

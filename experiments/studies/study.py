@@ -23,13 +23,7 @@ An axis of the grid is a configuration key with its values, or a name of its own
         imagenet100: {dataset: imagenet100, width: 64}
 
 ``base: base/paper.yaml`` takes whatever the file does not set from another file, key by key and axis by axis; an axis
-without values is dropped. A study that consists of another study's runs names that study, and optionally selects
-among its runs:
-
-.. code-block:: yaml
-
-    same-runs-as: table2.yaml
-    only: ["fedkace_*", "as5_*"]
+without values is dropped.
 """
 
 import math
@@ -46,6 +40,7 @@ from fedkace_flwr.errors import ConfigError, closest
 from fedkace_flwr.experiments.studies.grid import Axis, combinations, parse_grid, run_name
 from fedkace_flwr.experiments.studies.inheritance import FULL, StudyFile, at_scale, read_study_file
 from fedkace_flwr.experiments.studies.names import ENGINES, TABLES
+from fedkace_flwr.experiments.studies.yaml_file import scalar, typed
 from fedkace_flwr.keys import Scalar
 from fedkace_flwr.registry import METHODS
 
@@ -82,8 +77,6 @@ class Study:
         Number of concurrent clients, if it is given.
     gpu_fraction : float or None
         Share of a GPU for each client, if it is given.
-    mps : bool
-        Whether clients share GPUs by NVIDIA's Multi-Process Service.
     keys : dict of str to list of str
         The configuration keys that each axis of the grid sets.
     data : dict of str to str
@@ -102,7 +95,6 @@ class Study:
     engine: str
     workers: int | None
     gpu_fraction: float | None
-    mps: bool = False
     keys: dict[str, list[str]] = field(default_factory=dict)
     data: dict[str, str] = field(default_factory=dict)
 
@@ -119,7 +111,6 @@ def load_study(
     engine: str | None = None,
     workers: float | None = None,
     gpu_fraction: float | None = None,
-    mps: bool = False,
 ) -> Study:
     """Read a study file.
 
@@ -143,8 +134,6 @@ def load_study(
         Replace the file's seeds.
     engine, workers, gpu_fraction : optional
         Override the file's keys of these names.
-    mps : bool
-        As in :class:`Study`.
 
     Raises
     ------
@@ -163,13 +152,14 @@ def load_study(
         paper = content.get("paper")
         if paper is not None and paper not in TABLES:
             raise ConfigError(f"paper = {paper!r:.200}: must be {', '.join(TABLES)}{closest(paper, TABLES)}")
-        engine = engine or content.get("engine", "flower")
+        engine = engine or content.get("engine") or "flower"
         if engine not in ENGINES:
             hint = closest(str(engine), ENGINES)
             raise ConfigError(f"engine = {engine!r:.200}: must be {' or '.join(ENGINES)}{hint}")
         count = _number("workers", workers, content, int, low=1)
         fraction = _number("gpu-fraction", gpu_fraction, content, float, low=0)
         config, grid = at_scale(content, scale)
+        config = {key: typed(key, value) for key, value in config.items()}
         if seeds:
             grid["seed"] = list(seeds)
         grid |= {key: list(values) for key, values in (sweeps or {}).items()}
@@ -179,7 +169,7 @@ def load_study(
         folder = (results / (path.stem if scale == FULL else f"{path.stem}-{scale}")).resolve()
         runs, cells = _expand(axes, config, {**overrides, "results-dir": str(folder)})
     _check_read({**overrides, **{key: values[0] for key, values in (sweeps or {}).items()}}, runs.values())
-    chosen = _chosen(runs, only or file.only, path)
+    chosen = _chosen(runs, only, path)
     return Study(
         name=path.stem,
         scale=scale,
@@ -193,7 +183,6 @@ def load_study(
         engine=engine,
         workers=None if count is None else int(count),
         gpu_fraction=fraction,
-        mps=mps,
         keys={axis.name: sorted(axis.keys) for axis in axes},
     )
 
@@ -204,18 +193,18 @@ def _expand(
     """The configuration of each run, and its value on each axis, by the run's name."""
     runs: dict[str, Config] = {}
     cells: dict[str, dict[str, Scalar]] = {}
-    for point in combinations(axes):
-        values = _with_absolute_paths({"data-dir": "data", **config, **point.values, **overrides})
+    for labels, chosen in combinations(axes):
+        values = _with_absolute_paths({"data-dir": "data", **config, **chosen, **overrides})
         if "method" not in overrides and isinstance(method := values.get("method"), str):
             find_method(method)  # a name in the file; before its keys, which are unknown if its package is missing
         parsed = Config.parse(values)
         if parsed.method in METHODS:
-            check_preset(parsed, {*point.values, *overrides})
-        name = run_name(parsed, axes, point.labels)
+            check_preset(parsed, {*chosen, *overrides})
+        name = run_name(parsed, axes, labels)
         if name in runs:
             raise ConfigError(f"grid: two runs would share the folder {name}; give values whose names differ")
         runs[name] = Config.parse({**values, "run-name": name})
-        cells[name] = {**point.labels, "method": parsed.method, "seed": parsed.run.seed}
+        cells[name] = {**labels, "method": parsed.method, "seed": parsed.run.seed}
     return runs, cells
 
 
@@ -273,7 +262,9 @@ def _number(
 ) -> float | None:
     if option is None and name not in content:
         return None
-    value = content[name] if option is None else option
+    value: Any = content[name] if option is None else option
+    if isinstance(value, str):
+        value = scalar(value, kind)
     if type(value) not in (kind, int) or not math.isfinite(value) or value < low:
         what = "whole number" if kind is int else "number"
         raise ConfigError(f"{name} = {value!r:.200}: must be a {what} >= {low:g}")

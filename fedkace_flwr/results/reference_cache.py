@@ -21,18 +21,6 @@ from fedkace_flwr.storage.files import read_text, write_text
 from fedkace_flwr.storage.folders import absolute
 
 _VERSION = 1
-_LATER = {
-    "network": "resnet18",
-    "weights_file": "",
-    "emnist_split": "balanced",
-    "stream": "windows",
-    "stream_blur": 0.1,
-    "stream_concentration": 1.0,
-    "stream_drift": 0.1,
-    "shared_samples": True,
-    **dict.fromkeys(("hub_name", "hub_subset", "hub_image", "hub_label", "hub_test"), ""),
-}
-"""Keys that were added later, with their defaults, which change no reference."""
 
 
 def cached_accuracy(
@@ -102,10 +90,6 @@ def fingerprint(config: Config) -> str:
     model = asdict(config.model)
     if config.model.weights_file:
         model["weights_file"] = _identity(absolute(config.model.weights_file, "weights-file"))
-    data, stream, model = (
-        {name: value for name, value in section.items() if name not in _LATER or _LATER[name] != value}
-        for section in (data, stream, model)
-    )
     parts = [_VERSION, data, stream, model, asdict(config.training), config.run.seed]
     known = DATASETS.get(config.data.dataset)
     if known is not None and known.framing(1).scaling == "pillow":  # a data set of image files

@@ -230,33 +230,38 @@ def compare(folder: Path, config: Config, data: str = "") -> None:
     RunError
         The files cannot be read, or have another schema.
     """
-    before, schema = read_json(folder / "config.json"), schema_of(folder)
-    if schema != SCHEMA:
-        raise RunError(f"{folder} is of schema {schema}, this program writes {SCHEMA}; move it away and start anew")
-    if found := differences(before, config, stored_digests(folder), data):
-        known, values = _known(before, config), config.flat()
-        now = [f"{key} = {values[key]!r}" for key in found]
-        begun = [repr(known[key]) if known[key] != values[key] else f"another content of {_what(key)}" for key in found]
+    if changed := _changed(folder, config, data):
+        what = {key: "that data set" if key == DATA else "that file" for key, *_ in changed}
+        begun = [repr(old) if old != new else f"another content of {what[key]}" for key, old, new in changed]
         raise ConfigError(
-            f"{_first(now, ', ')}: the run in {folder} was begun with {_first(begun, ', ')}; resume it with that, or "
-            "choose another run-name"
+            f"{_first([f'{key} = {new!r}' for key, _, new in changed], ', ')}: the run in {folder} was begun with "
+            f"{_first(begun, ', ')}; resume it with that, or choose another run-name"
         )
 
 
-def changes(before: Mapping[str, Any], config: Config, digests: Mapping[str, str] | None = None, data: str = "") -> str:
-    """Describe the first of the :func:`differences`, such as ``rounds 4, now 5``."""
-    known, values = _known(before, config), config.flat()
+def changes(folder: Path, config: Config, data: str = "") -> str:
+    """Describe in what the run in a folder differs from this configuration, such as ``rounds 4, now 5``.
+
+    Raises
+    ------
+    RunError
+        The files cannot be read.
+    """
+    found = _changed(folder, config, data)
     return _first(
-        [
-            f"{key} {known[key]}, now {values[key] if values[key] != known[key] else 'with another content'}"
-            for key in differences(before, config, digests, data)
-        ],
-        "; ",
+        [f"{key} {old}, now {new if new != old else 'with another content'}" for key, old, new in found], "; "
     )
 
 
-def _what(key: str) -> str:
-    return "that data set" if key == DATA else "that file"
+def _changed(folder: Path, config: Config, data: str) -> list[tuple[str, object, object]]:
+    """The keys in which a run differs, with the values of the run and of the configuration; equal ones name files."""
+    before, told = read_json(folder / "config.json"), read_json(folder / "environment.json")
+    if (schema := told.get("schema", 1)) != SCHEMA:  # the first version wrote none
+        raise RunError(f"{folder} is of schema {schema}, this program writes {SCHEMA}; move it away and start anew")
+    digests = told.get("files", {})
+    known, values = _known(before, config), config.flat()
+    found = differences(before, config, digests if isinstance(digests, dict) else {}, data)
+    return [(key, known[key], values[key]) for key in found]
 
 
 def _first(words: Sequence[str], between: str) -> str:
@@ -320,29 +325,6 @@ def differences(
 
 def _known(before: Mapping[str, Any], config: Config) -> dict[str, Any]:
     return {**replace(Config(), method=config.method).flat(), **renewed(before)}
-
-
-def stored_digests(folder: Path) -> dict[str, str]:
-    """Return the digests of the files and the data that a run was begun with, by key; earlier versions stored none.
-
-    Raises
-    ------
-    RunError
-        Its ``environment.json`` cannot be read.
-    """
-    stored = read_json(folder / "environment.json").get("files")
-    return {str(key): str(digest) for key, digest in stored.items()} if isinstance(stored, dict) else {}
-
-
-def schema_of(folder: Path) -> int:
-    """Return the schema of a run's folder; folders without a number have schema 1.
-
-    Raises
-    ------
-    RunError
-        Its ``environment.json`` cannot be read.
-    """
-    return int(read_json(folder / "environment.json").get("schema", 1))
 
 
 def _line(path: Path, number: int, lines: Sequence[str]) -> dict[str, Any]:

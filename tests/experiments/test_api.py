@@ -83,7 +83,7 @@ def test_a_finished_run_is_resumed_only_with_its_own_keys(found: StudyResult) ->
 def test_a_second_call_skips_finished_runs_and_shows_its_own_alone(
     found: StudyResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "InlineEngine", lambda *_: pytest.fail("nothing is left to run"))
+    monkeypatch.setattr(InProcessEngine, "start", lambda *_: pytest.fail("nothing is left to run"))
     config = Config.parse({**TINY, "method": "er", "seed": 1})
     again = run(config, name="pair", results=found.folder.parent, engine="inline")
     assert set(again.summaries) == {"er_seed-1"} == set(again.rounds["run"])

@@ -2,7 +2,6 @@
 
 import io
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -11,12 +10,12 @@ from rich.progress import Progress, TextColumn
 from support.systems.engines import InProcessEngine
 
 from fedkace_flwr import __version__
+from fedkace_flwr.config import all_keys
 from fedkace_flwr.data.readers.catalogue import DATASETS
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.experiments.__main__ import main
-from fedkace_flwr.experiments.arguments import commands_of, make_parser
+from fedkace_flwr.experiments.arguments import commands_of, make_parser, study_first
 from fedkace_flwr.experiments.bench.suite import PARTS
-from fedkace_flwr.experiments.overview import study_first
 from fedkace_flwr.experiments.running import runner
 from fedkace_flwr.experiments.running.cells import Cell
 from fedkace_flwr.experiments.running.display import Display
@@ -47,15 +46,23 @@ def names_planned(capsys: pytest.CaptureFixture[str]) -> list[str]:
 # Words
 
 
-def test_without_arguments_it_shows_the_five_commands_that_people_need(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_arguments_it_lists_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     out = capsys.readouterr().out
-    shown = [line.split()[3] for line in out.splitlines() if line.startswith("  python -m experiments ")]
-    assert shown == ["run", "run", "report", "export", "predict"]
-    assert "quickstart" in out and "--help" in out
-    further = next(line for line in out.splitlines() if line.startswith("Further commands: "))
-    named = set(re.findall(r"[a-z-]+", further.partition(". ")[0].removeprefix("Further commands: ")))
-    assert named | set(shown) == set(commands_of(make_parser("fedkace")))
+    assert "run quickstart" in out and "--help" in out
+    assert [name for name in commands_of(make_parser("fedkace")) if f"\n    {name}" not in out] == []
+
+
+def test_keys_are_printed_with_their_meaning(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["keys"]) == 0
+    every = capsys.readouterr().out
+    assert {line.split()[0] for line in every.splitlines() if line[:1].strip()} == {name for _, name, _ in all_keys()}
+    for word, name, told in (("OVERLAP", "overlap", ">= 0"), ("derpp-a", "derpp-alpha", "of derpp")):
+        assert main(["keys", word]) == 0
+        out = capsys.readouterr().out
+        (line,) = [line for line in out.splitlines() if line.startswith(f"{name} = ")]
+        assert told in line and 0 < len(out) < len(every) / 2
+    assert refused(capsys, "keys", "epocs").endswith("did you mean epochs?")
 
 
 def test_it_tells_its_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,28 +75,18 @@ def test_a_misspelt_word_is_answered_with_the_nearest(capsys: pytest.CaptureFixt
     for arguments, nearest in (
         (["rpeort", "x"], "report"),
         (["run", "quikstart"], "quickstart"),
-        (["run", "quickstart", "--set", "method=fedkase", "--dry-run"], "fedkace"),
+        (["run", "quickstart.yml", "--dry-run"], "quickstart"),
         (["run", "quickstart", "--set", "method=FedKACE", "--dry-run"], "fedkace"),
-        (["run", "quickstart", "--set", "dataset=cifar-100", "--dry-run"], "cifar100"),
-        (["run", "quickstart", "--set", "epoch=3", "--dry-run"], "epochs"),
+        (["run", "quickstart", "--set", "epochs=1,2", "metod=er", "--dry-run"], "method"),
+        (["run", "quickstart", "--set", "stream=blured", "--dry-run"], "blurred"),
         (["run", "quickstart", "--scale", "ful", "--dry-run"], "full"),
-        (["run", "quickstart", "--only", "fedkase", "--dry-run"], "fedkace"),
         (["run", "quickstart", "--only", "fedkace", "fedfram", "--dry-run"], "fedframe"),
         (["run", "quickstart", "--engine", "inlin"], "inline"),
         (["run", "quickstart", "--enigne", "inline"], "--engine"),
-        (["run", "quickstart", "--set", "tracker=wadb", "--dry-run"], "wandb"),
-        (["run", "quickstart", "--set", "network=resnet", "--dry-run"], "resnet18"),
-        (["run", "quickstart", "--set", "stream=blured", "--dry-run"], "blurred"),
-        (["run", "quickstart", "--set", "aggregation-rule=media", "--dry-run"], "median"),
-        (["run", "quickstart", "--set", "epochs=1,2", "metod=er", "--dry-run"], "method"),
-        (["run", "quickstart", "--set", "epoch=1,2", "--dry-run"], "epochs"),
         (["stream", "quikstart"], "quickstart"),
-        (["stream", "--only", "fedkase"], "fedkace"),
         (["table", "x", "--columns", "AA"], "aa"),
-        (["table", "x", "--colums", "aa"], "--columns"),
         (["bench", "trainin"], "training"),
         (["feed", "x", "--set", "dataset=mnst"], "mnist"),
-        (["run", "quickstart.yml", "--dry-run"], "quickstart"),
     ):
         line = refused(capsys, *arguments)
         assert line.endswith(f"did you mean {nearest}?"), line
@@ -113,9 +110,8 @@ def test_a_misspelt_file_of_a_study_is_answered_with_the_nearest(
     own = tmp_path / "mine.yaml"
     own.write_text(TINY, encoding="utf-8")
     assert refused(capsys, "run", str(tmp_path / "mien.yaml")).endswith(f"did you mean {own}?")
-    for text in ("base: mime.yaml\n", "same-runs-as: mime.yaml\n"):
-        (tmp_path / "other.yaml").write_text(text, encoding="utf-8")
-        assert refused(capsys, "run", str(tmp_path / "other.yaml")).endswith(f"did you mean {own}?")
+    (tmp_path / "other.yaml").write_text("base: mime.yaml\n", encoding="utf-8")
+    assert refused(capsys, "run", str(tmp_path / "other.yaml")).endswith(f"did you mean {own}?")
 
 
 @pytest.mark.matrix
@@ -124,9 +120,6 @@ def test_a_misspelt_file_of_a_study_is_answered_with_the_nearest(
     [
         ("confg: {}\n", "config"),
         ("config: {epoch: 1}\n", "epochs"),
-        ("config: {stream: blured}\n", "blurred"),
-        ("config: {method: fedkase}\n", "fedkace"),
-        ("grid: {epoch: [1, 2]}\n", "epochs"),
         ("grid: {size: {small: {widht: 2}}}\n", "width"),
         ("scales: {full: {confg: {}}}\n", "config"),
         ("engine: inlin\n", "inline"),
@@ -242,7 +235,7 @@ def test_feed_says_what_it_has_written(tmp_path: Path, capsys: pytest.CaptureFix
     assert len(list(tmp_path.glob("client-*/new/*.npz"))) == 6
 
 
-@pytest.mark.parametrize("every", ["-1", "nan", "inf", "1e10"])
+@pytest.mark.parametrize("every", ["-1", "nan"])
 def test_feed_refuses_a_pause_that_is_none_before_it_writes(
     every: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,8 +20,7 @@ from fedkace_flwr.data.schedules import class_order
 from fedkace_flwr.errors import ConfigError, MissingDataError, StreamError
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.experiments.__main__ import main
-from fedkace_flwr.experiments.arguments import make_parser
-from fedkace_flwr.experiments.overview import study_first
+from fedkace_flwr.experiments.arguments import make_parser, study_first
 from fedkace_flwr.experiments.report.streams import DrawnStream
 from fedkace_flwr.experiments.report.tables import study_tables
 from fedkace_flwr.experiments.results.loading import load_results

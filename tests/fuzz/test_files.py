@@ -289,19 +289,16 @@ def test_members_that_share_their_bytes_are_refused() -> None:
 words = st.sampled_from(
     [
         *KEYS,
-        *[
-            "title",
-            "config",
-            "grid",
-            "scales",
-            "paper",
-            "base",
-            "engine",
-            "workers",
-            "gpu-fraction",
-            "same-runs-as",
-            "only",
-        ],
+        "title",
+        "config",
+        "grid",
+        "scales",
+        "paper",
+        "base",
+        "engine",
+        "workers",
+        "gpu-fraction",
+        "only",
     ]
 )
 yaml_scalars = scalars | words | st.dates() | st.datetimes() | st.binary(max_size=4)

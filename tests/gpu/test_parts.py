@@ -15,7 +15,7 @@ from fedkace_flwr.algorithms.fedkace_buffer import class_condition_number, kerne
 from fedkace_flwr.compute.numerics import settle
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiments.bench.training import Setting
-from fedkace_flwr.experiments.running.need import CONTEXT, Need
+from fedkace_flwr.experiments.running.workers import CONTEXT, Need
 from fedkace_flwr.sections import TrainingConfig
 from fedkace_flwr.seeding import generator_for
 from fedkace_flwr.training.cuda_graphs import KeptSteps

@@ -14,7 +14,7 @@ from support.common import rounds_of
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiments.running.engines import FlowerEngine
 from fedkace_flwr.experiments.running.inline import run_inline
-from fedkace_flwr.experiments.running.machine import Machine
+from fedkace_flwr.experiments.running.workers import Machine
 from fedkace_flwr.networks.catalogue import NETWORKS
 from fedkace_flwr.registry import METHODS
 from fedkace_flwr.results.run_folder import HOLDS, RunFolder
@@ -94,15 +94,12 @@ def test_clients_that_share_a_gpu_under_ray_give_the_same_run(
     config = small(run_name="together", **GPU)
     claim(tmp_path / "together", HOLDS)
     name = Machine.here().gpus[0].name
-    with FlowerEngine(3, 0.25, visible=[name]) as engine:
-        job = engine.start(replace(config), tmp_path / "together" / "app.log")
-        job.check()
-        job.stop()
+    FlowerEngine(3, 0.25, visible=[name]).start(replace(config), tmp_path / "together" / "app.log").check()
     assert rounds_of(tmp_path / "together") == alone
 
 
 def test_planning_leaves_no_cuda_context() -> None:
-    program = "import torch; from fedkace_flwr.experiments.running.machine import Machine; gpus = Machine.here().gpus; "
+    program = "import torch; from fedkace_flwr.experiments.running.workers import Machine; gpus = Machine.here().gpus; "
     program += "assert gpus and all(0 < gpu.free <= gpu.memory for gpu in gpus); "
     program += "assert not torch.cuda.is_initialized()"
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -139,7 +139,8 @@ def test_the_command_answers_while_rounds_go_on(tmp_path: Path) -> None:
     config = {**SMALL, "rounds": 5, "results-dir": str(tmp_path), "run-name": "run", "keep-models": "always"}
     (tmp_path / "a.png").write_bytes(picture())
     folder = tmp_path / "run" / "clients" / "client-001"
-    command = [sys.executable, "-m", "fedkace_flwr.experiments.running.inline", json.dumps(config)]
+    program = "from fedkace_flwr.experiments.running.inline import Config, run_inline; run_inline(Config.parse({!r}))"
+    command = [sys.executable, "-c", program.format(config)]
     said: list[dict[str, Any]] = []
     with subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.DEVNULL) as run:
         while (over := run.poll()) is None:

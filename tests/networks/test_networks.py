@@ -11,7 +11,7 @@ from torch import Tensor
 from fedkace_flwr.algorithms.refed_scores import all_gradients
 from fedkace_flwr.compute.torchvision_compat import import_torchvision
 from fedkace_flwr.errors import ConfigError
-from fedkace_flwr.experiments.running.need import activations
+from fedkace_flwr.experiments.running.workers import activations
 from fedkace_flwr.networks.catalogue import NETWORKS, Facts, built, facts_of, seeded
 from fedkace_flwr.networks.network import Blueprint, Network
 from fedkace_flwr.sections import TrainingConfig

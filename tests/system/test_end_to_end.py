@@ -62,8 +62,7 @@ def test_flower_with_one_worker_and_the_inline_engine_agree(small: Make) -> None
     run_inline(inline)
     folder = Path(inline.run.results_dir) / "flower"
     claim(folder, HOLDS)
-    with FlowerEngine(1, 0.0) as engine:
-        engine.start(config, folder / "app.log").check()
+    FlowerEngine(1, 0.0).start(config, folder / "app.log").check()
     assert rounds_of(folder) == rounds_of(folder.with_name("inline"))
 
 

@@ -15,8 +15,8 @@ import pytest
 from support.common import SMALL, rounds_of
 
 from fedkace_flwr.config import Config
-from fedkace_flwr.experiments.running.guard import all_of, end_all_of
 from fedkace_flwr.experiments.running.inline import run_inline
+from fedkace_flwr.experiments.running.processes import all_of, end_all_of
 from fedkace_flwr.storage.checkpoint import Checkpoints
 
 ROOT = Path(__file__).parents[2]

@@ -10,8 +10,7 @@ import ray
 
 from fedkace_flwr import client_app
 from fedkace_flwr.experiments.running.engines import FlowerEngine
-from fedkace_flwr.experiments.running.machine import VISIBLE, Gpu
-from fedkace_flwr.experiments.running.workers import packed
+from fedkace_flwr.experiments.running.workers import VISIBLE, Gpu, packed
 from fedkace_flwr.flower import lean_ray
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray-gpus")]
@@ -26,7 +25,7 @@ def cluster() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in lean_ray.ENVIRONMENT.items():
             patch.setenv(name, value)
-        patch.setenv(VISIBLE, FlowerEngine(4, 0.5, {}, visible=NAMES).environment[VISIBLE])
+        patch.setenv(VISIBLE, FlowerEngine(4, 0.5, visible=NAMES).environment[VISIBLE])
         ray.init(num_cpus=4, num_gpus=2, include_dashboard=False, log_to_driver=False)
         try:
             yield

@@ -13,9 +13,10 @@ import pytest
 from support.common import SMALL, rounds_of
 
 from fedkace_flwr.config import Config
-from fedkace_flwr.experiments.running.engines import FlowerEngine, Job
-from fedkace_flwr.experiments.running.guard import all_of, end_all_of
+from fedkace_flwr.experiments.running.engines import FlowerEngine
 from fedkace_flwr.experiments.running.inline import run_inline
+from fedkace_flwr.experiments.running.jobs import Job
+from fedkace_flwr.experiments.running.processes import all_of, end_all_of
 from fedkace_flwr.results.run_folder import HOLDS
 from fedkace_flwr.storage.targets import claim
 
@@ -28,9 +29,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.federation, pytest.mark.timeout(1800
 
 
 @pytest.fixture
-def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     with tempfile.TemporaryDirectory(prefix="fedkace-", dir="/tmp") as place:  # Ray's sockets need a short path
-        yield {**os.environ, MARK: str(tmp_path), "TMPDIR": place}
+        monkeypatch.setenv(MARK, str(tmp_path))
+        monkeypatch.setenv("TMPDIR", place)
+        yield dict(os.environ)
         end_all_of(MARK, str(tmp_path))
 
 
@@ -50,7 +53,7 @@ def finish(job: Job, look: Callable[[], None]) -> None:
 
 
 def test_a_study_runs_on_two_nodes_of_a_ray_cluster_with_the_same_numbers(
-    small: Make, tmp_path: Path, environment: dict[str, str]
+    small: Make, tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inline = small(run_name="inline", clients=4, rounds=2)
     run_inline(inline)
@@ -73,8 +76,8 @@ def test_a_study_runs_on_two_nodes_of_a_ray_cluster_with_the_same_numbers(
             except psutil.Error:
                 continue
 
-    with FlowerEngine(2, 0.0, {**environment, "RAY_ADDRESS": address}) as engine:
-        finish(engine.start(config, folder / "app.log"), look)
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    finish(FlowerEngine(2, 0.0).start(config, folder / "app.log"), look)
     assert rounds_of(folder) == rounds_of(tmp_path / "inline")
     assert len(nodes) == 2, nodes  # workers are children of their own node's raylet
 
@@ -85,8 +88,7 @@ def test_two_hundred_virtual_clients_take_part(tmp_path: Path, environment: dict
     config = Config.parse({**settings, "results-dir": str(tmp_path), "run-name": "many"})
     folder = tmp_path / "many"
     claim(folder, HOLDS)
-    with FlowerEngine(2, 0.0, environment) as engine:
-        engine.start(config, folder / "app.log").check()
+    FlowerEngine(2, 0.0).start(config, folder / "app.log").check()
     (record,) = rounds_of(folder)
     assert len(record["client_accuracy"]) == 200 and not record["failures"]
     states = [path.stat().st_size for path in (folder / "clients").rglob("state-*.npz")]

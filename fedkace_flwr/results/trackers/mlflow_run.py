@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,7 @@ from filelock import FileLock
 
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import RunError
-from fedkace_flwr.results.trackers.run_id import keep_run, known_run
-from fedkace_flwr.results.trackers.tracker import Tracker, scalars, summarised
+from fedkace_flwr.results.trackers.tracker import Tracker, keep_run, known_run, naming, scalars, summarised
 
 NAME = "mlflow"
 _MOST_AT_ONCE = 100  # parameters, which MLflow's servers take in one request
@@ -32,12 +31,11 @@ class MlflowRun(Tracker):
         from mlflow.entities import Metric, Param, RunTag
         from mlflow.tracking import MlflowClient
 
-        self._metric = Metric
+        self._metric, self._done = Metric, 0
         place = folder.resolve().parent
-        uri = _store(place)
         number = _experiment(place)
-        with _naming(uri):
-            self._client: Any = MlflowClient(tracking_uri=uri)
+        with _naming(place):
+            self._client: Any = MlflowClient(tracking_uri=_store(place))
             known = known_run(folder, NAME)
             if known is not None:
                 self._run: str = self._client.get_run(known).info.run_id
@@ -46,7 +44,6 @@ class MlflowRun(Tracker):
                 self._done = max((each.step for each in shown), default=0)
                 return
             self._run = self._client.create_run(number, run_name=folder.name).info.run_id
-            self._done = 0
             keep_run(folder, NAME, self._run)
             params = [Param(key, str(value)) for key, value in config.effective().items()]
             for first in range(0, len(params), _MOST_AT_ONCE):
@@ -77,9 +74,8 @@ class MlflowRun(Tracker):
 
     def _send(self, values: Mapping[str, float], step: int) -> None:
         now = int(1000 * time.time())
-        self._client.log_batch(
-            self._run, metrics=[self._metric(name, float(value), now, step) for name, value in values.items()]
-        )
+        metrics = [self._metric(name, float(value), now, step) for name, value in values.items()]
+        self._client.log_batch(self._run, metrics=metrics)
 
 
 def _store(place: Path) -> str:
@@ -96,9 +92,9 @@ def _experiment(place: Path) -> str:
     """Return the id of the experiment of a study's folder; make it, and its store, if there is none."""
     from mlflow.tracking import MlflowClient
 
-    name, uri = os.environ.get("MLFLOW_EXPERIMENT_NAME") or place.name, _store(place)
-    with _naming(uri), _impatient(), FileLock(place / ".mlflow.lock"):  # of two that make a store at once, one fails
-        client: Any = MlflowClient(tracking_uri=uri)
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or place.name
+    with _naming(place), _impatient(), FileLock(place / ".mlflow.lock"):  # of two that make a store at once, one fails
+        client: Any = MlflowClient(tracking_uri=_store(place))
         found = client.get_experiment_by_name(name)
         if found is None:
             return str(client.create_experiment(name))
@@ -107,18 +103,8 @@ def _experiment(place: Path) -> str:
     return str(found.experiment_id)
 
 
-@contextmanager
-def _naming(uri: str) -> Iterator[None]:
-    """Name the store in the errors that it raises."""
-    try:
-        yield
-    except RunError:
-        raise
-    except Exception as fault:  # MLflow's errors, and those of its stores, have no common class
-        reason = (str(fault).splitlines() or [type(fault).__name__])[0]
-        raise RunError(
-            f"tracker = 'mlflow': MLflow at {uri} cannot be used ({reason:.300}); MLFLOW_TRACKING_URI names another"
-        ) from fault
+def _naming(place: Path) -> AbstractContextManager[None]:
+    return naming(NAME, f"MLflow at {_store(place)}", "MLFLOW_TRACKING_URI names another")
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedkace_flwr.config import Config
-from fedkace_flwr.results.trackers.tracker import Histogram, Tracker, class_histograms, over_epochs, scalars
+from fedkace_flwr.results.trackers.tracker import Tracker, class_counts, over_epochs, scalars
 
 
 class TensorBoard(Tracker):
@@ -29,27 +29,13 @@ class TensorBoard(Tracker):
             self._writer.add_scalar(tag, value, step)
         for column, values in over_epochs(record).items():
             self._writer.add_histogram(column, np.array(values), step)
-        for tag, histogram in class_histograms(record).items():
-            self._writer.add_histogram_raw(tag, **_raw(histogram), global_step=step)
+        for tag, counts in class_counts(record).items():
+            labels, number = np.arange(len(counts)), np.array(counts)
+            sums = int(number.sum()), int(labels @ number), int(labels**2 @ number)
+            bounds = -0.5, len(counts) - 0.5
+            self._writer.add_histogram_raw(tag, *bounds, *sums, (labels + 0.5).tolist(), counts, step)
         self._writer.flush()
-
-    def finish(self, summary: Mapping[str, Any]) -> None:
-        """Do nothing: the last round's average is the run's."""
 
     def close(self) -> None:
         """Close the event file."""
         self._writer.close()
-
-
-def _raw(histogram: Histogram) -> dict[str, Any]:
-    """A histogram over classes in the form that TensorBoard's writer expects."""
-    label, number = np.arange(len(histogram.counts)), np.array(histogram.counts)
-    return {
-        "min": histogram.edges[0],
-        "max": histogram.edges[-1],
-        "num": int(number.sum()),
-        "sum": int((label * number).sum()),
-        "sum_squares": int((label**2 * number).sum()),
-        "bucket_limits": list(histogram.edges[1:]),
-        "bucket_counts": list(histogram.counts),
-    }

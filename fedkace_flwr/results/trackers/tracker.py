@@ -1,19 +1,21 @@
-"""What every tracker can do, and the numbers that it shows.
+"""What every tracker does, and the numbers of a round that all of them show.
 
-The tags of the metrics (:class:`fedkace_flwr.methods.metric.Metric`) determine which client metrics are shown. The
+The tags of the metrics (:class:`fedkace_flwr.messaging.metrics.Metric`) determine which client metrics are shown. The
 package of a tracker is optional, and imported only if the tracker is chosen.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedkace_flwr.config import Config
+from fedkace_flwr.errors import RunError
 from fedkace_flwr.messaging.metrics import Metric, known_metrics
+from fedkace_flwr.storage import files
 
 SUMMARISED = (
     *("average_accuracy", "final_accuracy", "average_chance"),
@@ -24,7 +26,7 @@ SUMMARISED = (
 _LARGEST = float(np.finfo(np.float32).max)  # trackers may compute in single precision, which cannot hold 1e300
 
 
-class Tracker(ABC):
+class Tracker:
     """Shows the rounds of one run. A step is a round.
 
     Parameters
@@ -38,64 +40,67 @@ class Tracker(ABC):
 
     Raises
     ------
-    ConfigError
-        The tracker's package is not installed, or the tracker cannot be reached.
+    RunError
+        The tracker cannot be used.
     """
 
-    @abstractmethod
     def __init__(self, folder: Path, config: Config, first_round: int) -> None:
-        """Open the tracker for a run that begins, or that goes on."""
+        raise NotImplementedError
 
-    @classmethod  # noqa: B027 - most trackers have no server
+    @classmethod
     def check(cls, place: Path) -> None:
-        """Check the tracker's settings and server, before any run of a study begins; make what its runs share.
-
-        Parameters
-        ----------
-        place : Path
-            The study's folder.
+        """Check settings and server before any run of the study in a folder begins; make what its runs share.
 
         Raises
         ------
         RunError
-            It cannot be used.
+            The tracker cannot be used.
         """
 
-    @abstractmethod
     def add(self, record: Mapping[str, Any], average: float | None) -> None:
-        """Show a round.
+        """Show a round: a line of ``rounds.jsonl``, and the average accuracy up to it."""
+        raise NotImplementedError
 
-        Parameters
-        ----------
-        record : mapping
-            A line of ``rounds.jsonl``.
-        average : float, optional
-            Average accuracy up to this round.
-        """
-
-    @abstractmethod
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Show the run's summary (``summary.json``) and that the run is finished."""
 
-    @abstractmethod
     def close(self) -> None:
         """Let go of the tracker; a run that is not finished may go on later."""
 
 
-@dataclass(frozen=True)
-class Histogram:
-    """Counts between edges.
+@contextmanager
+def naming(tracker: str, what: str, cure: str) -> Iterator[None]:
+    """Name a tracker, and a way around it, in the errors of its package, which have no common class."""
+    try:
+        yield
+    except RunError:
+        raise
+    except Exception as fault:
+        reason = " ".join(str(fault).split()) or type(fault).__name__
+        raise RunError(f"tracker = {tracker!r}: {what} cannot be used ({reason:.300}); {cure}") from fault
 
-    Attributes
-    ----------
-    counts : sequence of int
-        Number of values in each bucket.
-    edges : sequence of float
-        Their bounds, one more than buckets.
+
+def known_run(folder: Path, tracker: str) -> str | None:
+    """Return the run's name at a tracker, kept in the run's folder; None if that tracker does not know the run.
+
+    Raises
+    ------
+    RunError
+        The file is damaged.
     """
+    path = folder / "tracker.json"
+    if not path.exists():
+        return None
+    try:
+        told = json.loads(files.read_text(path, files.LARGEST_TEXT))
+        return str(told["run"]) if told["tracker"] == tracker else None
+    except (OSError, KeyError, TypeError, ValueError) as fault:
+        raise RunError(f"{path}: cannot be read ({fault}); remove it, and the tracker begins a new run") from fault
 
-    counts: Sequence[int]
-    edges: Sequence[float]
+
+def keep_run(folder: Path, tracker: str, run: str) -> None:
+    """Write the run's name at a tracker, under which a resumed run goes on."""
+    files.write_text(folder / "tracker.json", json.dumps({"tracker": tracker, "run": run}) + "\n")
 
 
 def scalars(record: Mapping[str, Any], average: float | None) -> dict[str, float]:
@@ -108,58 +113,41 @@ def scalars(record: Mapping[str, Any], average: float | None) -> dict[str, float
     average : float, optional
         Average accuracy up to this round.
     """
-
-    def found() -> Iterator[tuple[str, float | None]]:
-        yield "accuracy/mean", record["accuracy"]
-        yield "accuracy/chance", record["chance"]
-        yield "accuracy/average_so_far", average
-        for metric in shown(record):
-            for client, value in enumerate(record[metric.column]):
-                if metric.length is None:
-                    yield f"{metric.tag}/{client}", value
-                elif metric.length == "epochs":
-                    yield f"{metric.tag}/{client}", value[-1] if value else None
-        yield "run/client_drift", record["client_drift"]
-        yield "run/switched", sum(round_ is not None for round_ in record["switched_at"])
-        yield "run/failures", len(record["failures"])
-        for group in ("bytes", "seconds"):
-            for name, value in record[group].items():
-                yield f"{group}/{name}", value
-
-    return {tag: value for tag, value in found() if value is not None and abs(value) < _LARGEST}
+    found: dict[str, float | None] = {
+        "accuracy/mean": record["accuracy"],
+        "accuracy/chance": record["chance"],
+        "accuracy/average_so_far": average,
+    }
+    for metric, client, value in _by_client(record):
+        if metric.length is None:
+            found[f"{metric.tag}/{client}"] = value
+        elif metric.length == "epochs":
+            found[f"{metric.tag}/{client}"] = value[-1] if value else None
+    found |= {
+        "run/client_drift": record["client_drift"],
+        "run/switched": sum(number is not None for number in record["switched_at"]),
+        "run/failures": len(record["failures"]),
+        **{f"{group}/{name}": value for group in ("bytes", "seconds") for name, value in record[group].items()},
+    }
+    return {tag: value for tag, value in found.items() if value is not None and abs(value) < _LARGEST}
 
 
-def class_histograms(record: Mapping[str, Any]) -> dict[str, Histogram]:
-    """Return the histograms over classes by tag and client, with one bucket per class; empty ones are left out.
-
-    Parameters
-    ----------
-    record : mapping
-        A line of ``rounds.jsonl``.
-    """
+def class_counts(record: Mapping[str, Any]) -> dict[str, list[int]]:
+    """Return the counts by class, by tag and client; empty ones are left out."""
     return {
-        f"{metric.tag}/{client}": Histogram(counts, (np.arange(len(counts) + 1) - 0.5).tolist())
-        for metric in shown(record)
-        if metric.length == "classes"
-        for client, counts in enumerate(record[metric.column])
-        if counts and sum(counts)
+        f"{metric.tag}/{client}": counts
+        for metric, client, counts in _by_client(record)
+        if metric.length == "classes" and counts and sum(counts)
     }
 
 
 def over_epochs(record: Mapping[str, Any]) -> dict[str, list[float]]:
-    """Return the values of all clients and epochs by column, for metrics that have one value per epoch.
-
-    Parameters
-    ----------
-    record : mapping
-        A line of ``rounds.jsonl``.
-    """
-    values = {
-        metric.column: [value for each in record[metric.column] if each for value in each]
-        for metric in shown(record)
-        if metric.length == "epochs"
-    }
-    return {column: each for column, each in values.items() if each}
+    """Return the values of all clients and epochs by column, for metrics that have one value per epoch."""
+    found: dict[str, list[float]] = {}
+    for metric, _, values in _by_client(record):
+        if metric.length == "epochs" and values:
+            found.setdefault(metric.column, []).extend(values)
+    return found
 
 
 def summarised(summary: Mapping[str, Any]) -> dict[str, float]:
@@ -167,6 +155,8 @@ def summarised(summary: Mapping[str, Any]) -> dict[str, float]:
     return {name: summary[name] for name in SUMMARISED if summary.get(name) is not None}
 
 
-def shown(record: Mapping[str, Any]) -> list[Metric]:
-    """Return the metrics that have a tag and whose column is in the record."""
-    return [metric for metric in known_metrics().values() if metric.tag and metric.column in record]
+def _by_client(record: Mapping[str, Any]) -> Iterator[tuple[Metric, int, Any]]:
+    """Yield each client's value of each metric that has a tag and whose column is in the record."""
+    for metric in known_metrics().values():
+        if metric.tag and metric.column in record:
+            yield from ((metric, client, value) for client, value in enumerate(record[metric.column]))

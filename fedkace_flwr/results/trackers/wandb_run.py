@@ -2,8 +2,7 @@
 
 import os
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,19 @@ from typing import Any
 import numpy as np
 
 from fedkace_flwr.config import Config
-from fedkace_flwr.errors import RunError
-from fedkace_flwr.results.trackers.run_id import keep_run, known_run
-from fedkace_flwr.results.trackers.tracker import Tracker, class_histograms, over_epochs, scalars, summarised
+from fedkace_flwr.results.trackers.tracker import (
+    Tracker,
+    class_counts,
+    keep_run,
+    known_run,
+    naming,
+    over_epochs,
+    scalars,
+    summarised,
+)
 
 NAME = "wandb"
+_NAMED = (NAME, "Weights & Biases", "WANDB_MODE=offline needs no server")
 _SENT = ("online", "run", "shared")  # modes
 _SECONDS = 5  # waited for the server
 
@@ -31,7 +38,7 @@ class WandbRun(Tracker):
         wandb: Any = import_module("wandb")
         self._histogram = wandb.Histogram
         identity = known_run(folder, NAME) or uuid.uuid4().hex[:8]
-        with _naming():
+        with naming(*_NAMED):
             self._run: Any = wandb.init(
                 project=_project(),
                 group=folder.resolve().parent.name,
@@ -49,7 +56,7 @@ class WandbRun(Tracker):
     def check(cls, place: Path) -> None:
         """Check mode, project and, where runs are sent to it, the server; do not wait long for it."""
         wandb: Any = import_module("wandb")
-        with _naming():
+        with naming(*_NAMED):
             mode = _mode(wandb)
             wandb.Settings(mode=mode, project=_project())
             if mode in _SENT and not wandb.login(prompt=False, verify=True, timeout=_SECONDS):
@@ -60,8 +67,9 @@ class WandbRun(Tracker):
         shown: dict[str, Any] = dict(scalars(record, average))
         for column, values in over_epochs(record).items():
             shown[column] = self._histogram(values)
-        for tag, histogram in class_histograms(record).items():
-            shown[tag] = self._histogram(np_histogram=(np.array(histogram.counts), np.array(histogram.edges)))
+        for tag, counts in class_counts(record).items():
+            edges = np.arange(len(counts) + 1) - 0.5
+            shown[tag] = self._histogram(np_histogram=(np.array(counts), edges))
         self._run.log(shown, step=record["round"])
 
     def finish(self, summary: Mapping[str, Any]) -> None:
@@ -78,17 +86,6 @@ class WandbRun(Tracker):
 
 def _project() -> str:
     return os.environ.get("WANDB_PROJECT") or "fedkace"
-
-
-@contextmanager
-def _naming() -> Iterator[None]:
-    try:
-        yield
-    except Exception as fault:  # its errors, and those of its service, have no common class
-        reason = " ".join(str(fault).split()) or type(fault).__name__
-        raise RunError(
-            f"tracker = 'wandb': Weights & Biases cannot be used ({reason:.300}); WANDB_MODE=offline needs no server"
-        ) from fault
 
 
 def _mode(wandb: Any) -> str:

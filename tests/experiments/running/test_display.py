@@ -13,8 +13,8 @@ from fedkace_flwr.experiments.running.cells import Cell
 from fedkace_flwr.experiments.running.display import Display, display
 
 
-@pytest.mark.parametrize(("width", "tells_elapsed"), [(80, False), (100, True), (140, True)])
-def test_names_rounds_and_times_are_whole_at_any_width(tmp_path: Path, width: int, tells_elapsed: bool) -> None:
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_names_rounds_and_times_are_whole_at_any_width(tmp_path: Path, width: int) -> None:
     cell = Cell("fedkace_seed-0", Config.parse({"results-dir": str(tmp_path), "rounds": 15}))
     cell.folder.mkdir()
     (cell.folder / "rounds.jsonl").write_text(json.dumps({"round": 1, "accuracy": 0.9055}) + "\n")
@@ -27,7 +27,7 @@ def test_names_rounds_and_times_are_whole_at_any_width(tmp_path: Path, width: in
     whole, run = page.export_text().rstrip("\n").split("\n")
     assert "…" not in whole + run and "1/15" in run
     assert run.startswith("fedkace_seed-0 ") and "accuracy 90.55 %, so far 90.55 %" in run
-    assert run.rstrip().endswith("-:--:-- left") and ("0:00:00 elapsed" in run) == tells_elapsed
+    assert run.rstrip().endswith("-:--:-- left")
 
 
 @pytest.mark.parametrize("notebook", [False, True], ids=["terminal", "notebook"])

@@ -1,6 +1,5 @@
 """Plans for machines with GPUs, worked by hand, and what the engines make of them."""
 
-import json
 import os
 import subprocess
 import sys
@@ -13,13 +12,20 @@ import pytest
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError, RunError
 from fedkace_flwr.experiment import Experiment
-from fedkace_flwr.experiments.running import need
+from fedkace_flwr.experiments.running import workers as need
 from fedkace_flwr.experiments.running.engines import FlowerEngine, InlineEngine
-from fedkace_flwr.experiments.running.machine import Gpu, Machine, measured_gpus, named
-from fedkace_flwr.experiments.running.need import Need
+from fedkace_flwr.experiments.running.jobs import Job
 from fedkace_flwr.experiments.running.runner import check_study
-from fedkace_flwr.experiments.running.waiting import Simulation
-from fedkace_flwr.experiments.running.workers import Workers, packed, plan_workers, spread
+from fedkace_flwr.experiments.running.workers import (
+    Gpu,
+    Machine,
+    Need,
+    Workers,
+    measured_gpus,
+    named,
+    packed,
+    plan_workers,
+)
 from fedkace_flwr.experiments.studies.study import Study, load_study
 
 GIB = 2**30
@@ -82,9 +88,9 @@ def test_rays_clients_share_gpus_equally(
     [
         ([], []),
         ([80], [9]),
-        ([80, 40], [8, 4]),  # 9 and 4 fit; twelve runs
+        ([80, 40], [9, 0]),  # 9 on the first are more than 4 on each
         ([80, 80], [6, 6]),
-        ([16, 80, 5], [1, 9, 0]),
+        ([80, 70, 5], [6, 6, 0]),
         ([80] * 8, [2, 2, 2, 2, 1, 1, 1, 1]),
     ],
 )
@@ -100,7 +106,7 @@ def test_inline_runs_go_where_memory_is_free(study: Callable[..., Study], free: 
 
 def test_more_workers_than_fit_are_spread_all_the_same_with_a_warning(study: Callable[..., Study]) -> None:
     workers = plan_workers(study(engine="inline", workers=6), with_free(20, 10))
-    assert on_each(workers) == [4, 2]
+    assert on_each(workers) == [3, 3]
     (warning,) = workers.warnings
     assert "gpu-fraction" in warning and "GPU 0, 1" in warning and "8.0 GiB" in warning
 
@@ -137,8 +143,8 @@ def test_a_full_gpu_is_not_used_and_the_plan_says_why(study: Callable[..., Study
 
 
 def test_the_plan_names_gpus_in_its_line(study: Callable[..., Study]) -> None:
-    text = str(plan_workers(study(engine="inline"), with_free(80, 40)))
-    assert text.endswith("; 8 + 4 on 2 GPUs, 0.125 of a GPU each, about 8.0 GiB of 10.0 GiB")
+    text = str(plan_workers(study(engine="inline", workers=9), with_free(80, 75)))
+    assert text.endswith("; 5 + 4 on 2 GPUs, 0.2 of a GPU each, about 8.0 GiB of 16.0 GiB")
 
 
 @pytest.mark.parametrize(
@@ -171,7 +177,6 @@ def test_workers_beyond_the_places_of_a_gpu_do_not_start() -> None:
     assert packed([one, two], 9, 0.25) == (one,) * 4 + (two,) * 4
     assert packed([one, two], 3, 1 / 3) == (one,) * 3
     assert packed([one, two], 3, 2.0) == (one,)
-    assert spread({one: 0, two: 0}, 3) == ()
 
 
 def test_gpus_are_named_as_the_environment_names_them() -> None:
@@ -196,7 +201,8 @@ def test_gpus_are_measured_in_a_process_of_their_own(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(subprocess, "run", watched)
     found = measured_gpus(os.environ)
-    assert started == [[sys.executable, "-m", "fedkace_flwr.experiments.running.machine"]]
+    (command,) = started
+    assert command[:2] == [sys.executable, "-c"] and "mem_get_info" in command[2]
     assert all(0 < gpu.free <= gpu.memory for gpu in found)
 
 
@@ -217,48 +223,61 @@ def test_a_recorded_step_takes_a_steps_memory_more() -> None:
     assert eager.gpu - eager.memory == need.CONTEXT + 64 * 2**20 + 2**30 - 450 * 2**20
 
 
-def test_inline_runs_take_a_place_each_and_give_it_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = "import json, os; print(json.dumps([os.environ.get('CUDA_VISIBLE_DEVICES'), os.environ.get('FEDKACE_GPU_SHARE')]))"
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Let jobs run a program in place of their module, which begins once it is told to."""
     start = subprocess.Popen
-    monkeypatch.setattr(
-        subprocess, "Popen", lambda command, **options: start([sys.executable, "-c", program], **options)
-    )
 
-    def seen(engine: InlineEngine, number: int) -> list[tuple[str | None, str | None]]:
+    def put(text: str) -> None:
+        def popen(command: list[str], **options: Any) -> object:
+            return start([sys.executable, "-c", text, command[-1]], **options)
+
+        monkeypatch.setattr(subprocess, "Popen", popen)
+
+    return put
+
+
+BEGUN = "import os; from fedkace_flwr.experiments.running.jobs import Orders; Orders().wait(); "
+
+
+def test_inline_runs_take_a_place_each_and_give_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: Callable[[str], None]
+) -> None:
+    program(BEGUN + "print(os.environ.get('CUDA_VISIBLE_DEVICES'), os.environ.get('FEDKACE_GPU_SHARE'))")
+
+    def seen(engine: InlineEngine, number: int) -> list[str]:
         logs = [tmp_path / f"{name}.log" for name in range(number)]
         jobs = [engine.start(Config(), log) for log in logs]
         for job in jobs:
             job.check()
-            job.stop()
             job.stop()  # a second time gives nothing back
-        return [tuple(json.loads(log.read_text())) for log in logs]
+        return [log.read_text().strip() for log in logs]
 
-    outside = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-    engine = InlineEngine([("0", 0.5), ("0", 0.5), ("GPU-abc", 1.0)], outside)
-    places = [("0", "0.5"), ("0", "0.5"), ("GPU-abc", "1.0")]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    engine = InlineEngine([("0", 0.5), ("0", 0.5), ("GPU-abc", 1.0)])
+    places = ["0 0.5", "0 0.5", "GPU-abc 1.0"]
     assert seen(engine, 3) == places
     assert sorted(seen(engine, 3)) == places
-    assert seen(InlineEngine([], outside), 1) == [("", "0.0")]
-    assert seen(InlineEngine(None, outside), 1) == [(None, None)]
+    assert seen(InlineEngine([]), 1) == ["0.0"]
+    assert seen(InlineEngine(None), 1) == ["None None"]
 
 
 @pytest.mark.parametrize(
     ("threads", "outside", "seen"), [(1, None, "1"), (3, None, "3"), (0, None, "None"), (1, "8", "8")]
 )
 def test_numpy_takes_as_many_threads_as_a_worker_has(
-    threads: int, outside: str | None, seen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    threads: int,
+    outside: str | None,
+    seen: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    program: Callable[[str], None],
 ) -> None:
     """Without this, twenty runs on 16 cores start 320 threads, which wait for each other. What a user has set stays."""
-    program = "import os; print(*(os.environ.get(f'{name}_NUM_THREADS') for name in ('OMP', 'OPENBLAS', 'MKL')))"
-    start = subprocess.Popen
-    monkeypatch.setattr(
-        subprocess, "Popen", lambda command, **options: start([sys.executable, "-c", program], **options)
-    )
-    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    rest = {name: value for name, value in os.environ.items() if name not in names}
-    environment = rest | (dict.fromkeys(names, outside) if outside else {})
-    job = InlineEngine(None, environment).start(Config.parse({"threads": threads}), tmp_path / "log")
-    job.check()
+    program(BEGUN + "print(*(os.environ.get(f'{name}_NUM_THREADS') for name in ('OMP', 'OPENBLAS', 'MKL')))")
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.setenv(name, outside) if outside else monkeypatch.delenv(name, raising=False)
+    InlineEngine(None).start(Config.parse({"threads": threads}), tmp_path / "log").check()
     assert (tmp_path / "log").read_text().split() == [seen] * 3
 
 
@@ -266,25 +285,23 @@ def test_numpy_takes_as_many_threads_as_a_worker_has(
 @pytest.mark.slow
 @pytest.mark.parametrize(("visible", "seen", "gpus"), [(["1", "3"], "1,3", 2), ([], "", 0), (None, "5", 0)])
 def test_rays_clients_see_the_gpus_of_the_plan(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: list[str] | None, seen: str, gpus: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    program: Callable[[str], None],
+    visible: list[str] | None,
+    seen: str,
+    gpus: int,
 ) -> None:
     """A process that already waits for its run is told so as well; Ray itself is not started."""
-    program = (
-        "import json, os; from fedkace_flwr.experiments.running import simulation\n"
+    program(
+        "import os; from fedkace_flwr.experiments.running import simulation\n"
         "simulation.run_simulation = lambda imports, gpus, **_: print('seen', gpus, os.environ['CUDA_VISIBLE_DEVICES'], '.')\n"
         "simulation._NEEDED = ()\n"
-        "simulation._main()"
+        "simulation.main()"
     )
-    start = subprocess.Popen
-    monkeypatch.setattr(
-        subprocess, "Popen", lambda command, **options: start([sys.executable, "-c", program], **options)
-    )
-    outside = {**os.environ, "CUDA_VISIBLE_DEVICES": "5"}
-    for waiting in (None, Simulation(outside, tmp_path)):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
+    for waiting in (None, Job("simulation")):
         log = tmp_path / "app.log"
-        with (
-            FlowerEngine(10, 0.1, outside, tmp_path, waiting, visible) as engine,
-            pytest.raises(RunError),  # it leaves without a summary
-        ):
-            engine.start(Config(), log).check()
+        with pytest.raises(RunError):  # it leaves without a summary
+            FlowerEngine(10, 0.1, waiting, visible).start(Config(), log).check()
         assert log.read_text().splitlines()[0] == f"seen {gpus} {seen} ."

@@ -15,10 +15,9 @@ from fedkace_flwr.config import Config
 from fedkace_flwr.errors import MissingDataError
 from fedkace_flwr.experiments.__main__ import main
 from fedkace_flwr.experiments.running import runner
-from fedkace_flwr.experiments.running.machine import Gpu, Machine
 from fedkace_flwr.experiments.running.plan import at_once
 from fedkace_flwr.experiments.running.runner import run_study
-from fedkace_flwr.experiments.running.workers import plan_workers
+from fedkace_flwr.experiments.running.workers import Gpu, Machine, plan_workers
 from fedkace_flwr.experiments.studies.study import Study, load_study
 
 TINY = {**{key: value for key, value in SMALL.items() if key != "seed"}, "rounds": 1, "clients": 2}

@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedkace_flwr.experiments.__main__ import main
-from fedkace_flwr.experiments.running.machine import Machine
-from fedkace_flwr.experiments.running.need import Need, activations
-from fedkace_flwr.experiments.running.workers import Workers, plan_workers
+from fedkace_flwr.experiments.running.workers import Machine, Need, Workers, activations, plan_workers
 from fedkace_flwr.experiments.studies.study import Study, load_study
 from fedkace_flwr.networks.resnet import resnet18
 
@@ -82,15 +80,11 @@ def test_the_limits_of_a_process_s_control_group_count(tmp_path: Path, limit: st
 
 
 def test_the_tightest_limit_around_a_process_counts(tmp_path: Path) -> None:
-    """Version 1, which has a tree for each controller: a limit of a group holds for those in it."""
-    write_all(tmp_path / "proc/self", cgroup="4:memory:/jobs/mine\n2:cpu,cpuacct:/jobs\n0::/")
-    memory = tmp_path / "sys/fs/cgroup/memory"
-    write_all(memory / "jobs", memory__limit_in_bytes=5000, memory__usage_in_bytes=1000)
-    write_all(memory / "jobs/mine", memory__limit_in_bytes=2**63 - 4096, memory__usage_in_bytes=500)
-    write_all(tmp_path / "sys/fs/cgroup/cpu/jobs", cpu__cfs_quota_us=-1, cpu__cfs_period_us=100000)
-    assert Machine.here(tmp_path) == Machine(Machine.here(tmp_path / "nothing").cores, 4000)
-    write_all(tmp_path / "sys/fs/cgroup/cpu/jobs", cpu__cfs_quota_us=100000)
-    assert Machine.here(tmp_path).cores == 1
+    write_all(tmp_path / "proc/self", cgroup="0::/jobs/mine")
+    jobs = tmp_path / "sys/fs/cgroup/jobs"
+    write_all(jobs, memory__max=5000, memory__current=1000, cpu__max="100000 100000")
+    write_all(jobs / "mine", memory__max="max", memory__current=500, cpu__max="max 100000")
+    assert Machine.here(tmp_path) == Machine(1, 4000)
 
 
 def test_activations_grow_with_width_and_area() -> None:

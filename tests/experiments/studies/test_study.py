@@ -106,11 +106,18 @@ def test_paths_are_the_users_and_absolute(tmp_path: Path, monkeypatch: pytest.Mo
     assert (config.run.state_dir, config.data.cache_dir) == ("", "")  # empty still means what it means
 
 
-def test_small_numbers_may_be_written_either_way(tmp_path: Path) -> None:
-    """PyYAML by itself takes 1e-3 for a text."""
-    study = load(tmp_path, "config: {weight-decay: 1e-3}\ngrid: {learning-rate: [1e-2, 1.5E-1, 0.02]}")
-    assert [config.training.learning_rate for config in study.runs.values()] == [0.01, 0.15, 0.02]
-    assert {config.training.weight_decay for config in study.runs.values()} == {0.001}
+def test_a_value_is_read_by_the_type_of_its_key(tmp_path: Path) -> None:
+    """As on the command line; YAML by itself takes 1e-3 for a text and off for a truth value."""
+    text = (
+        "config: {weight-decay: 1e-3, defence: off, secagg: true, class-names: '010'}\ngrid: {learning-rate: [1e-2, 1]}"
+    )
+    study = load(tmp_path, text)
+    assert [config.training.learning_rate for config in study.runs.values()] == [0.01, 1.0]
+    assert list(study.runs) == ["fedkace_learning-rate-0.01_seed-0", "fedkace_learning-rate-1_seed-0"]
+    values = next(iter(study.runs.values())).flat()
+    assert [values[key] for key in ("weight-decay", "defence", "secagg", "class-names")] == [0.001, "off", True, "010"]
+    for written in ("010", "1:30", "yes", "0x10"):
+        assert f"seed = '{written}': must be a whole number" in refusal(tmp_path, f"config: {{seed: {written}}}")
 
 
 def test_engine_workers_and_gpu_come_from_options_before_the_file_before_defaults(tmp_path: Path) -> None:
@@ -135,44 +142,33 @@ def test_engine_workers_and_gpu_come_from_options_before_the_file_before_default
     [
         ("", ["must hold keys", "config"]),
         ("- a\n- b\n", ["must hold keys"]),
-        ("just words", ["must hold keys"]),
         ("config: {a: 1\ngrid: ]", ["line 2", "is not YAML"]),
         ("config:\n\toverlap: 1", ["line 2", "is not YAML"]),
         ("config: {}\nconfg: {}", ["unknown key 'confg'", "title, note, config, grid, scales", "did you mean config?"]),
         ("overlap: 1", ["unknown key 'overlap'"]),
-        ("1: 2", ["unknown key 1"]),
         ("config: {overlp: 1}", ["unknown key overlp = 1", "did you mean overlap?"]),
         ("config: {overlap: 3}", ["overlap = 3", "window = 2"]),
         ("grid: {method: [fedkace, fedkase]}", ["method = 'fedkase'", "did you mean fedkace?"]),
         ("config: {overlap: two}", ["overlap = 'two'", "a whole number"]),
-        ("config: {learning-rate: .nan}", ["learning-rate = nan", "finite"]),
-        ("config: {seed: 2024-01-01}", ["seed = ", "a whole number"]),
-        ("config: {overlap: }", ["overlap = None", "a whole number"]),
+        ("config: {learning-rate: nan}", ["learning-rate = nan", "finite"]),
+        ("config: {overlap: }", ["overlap = ''", "a whole number"]),
         ("config: [overlap]", ["config", "must hold configuration keys"]),
-        ("config: []", ["config", "must hold configuration keys"]),
-        ("config: 0", ["config", "must hold configuration keys"]),
-        ("config: {1: 2}", ["config", "must hold configuration keys"]),
         ("grid: overlap", ["grid", "must hold configuration keys"]),
-        ("grid: false", ["grid", "must hold configuration keys"]),
-        ("grid: {overlap: 1}", ["grid: overlap = 1", "a list of different values"]),
+        ("grid: {overlap: 1}", ["grid: overlap = '1'", "a list of different values"]),
         ("grid: {overlap: []}", ["grid: overlap = []", "a list of different values"]),
-        ("grid: {seed: [0, 1, 0]}", ["grid: seed = [0, 1, 0]", "a list of different values"]),
-        ("grid: {seed: [1, 1.0]}", ["grid: seed = [1, 1.0]", "a list of different values"]),
+        ("grid: {seed: [0, 1, 0]}", ["grid: seed = ['0', '1', '0']", "a list of different values"]),
         ("grid: {overlap: [0, 3]}", ["overlap = 3", "window = 2"]),
         ("grid: {overlp: [0]}", ["overlp", "did you mean overlap?"]),
-        ("grid: {seed: [[0], 1]}", ["seed = [0]", "a whole number"]),
+        ("grid: {seed: [[0], 1]}", ["seed = ['0']", "a whole number"]),
         ("config: {method: latest, latest-share: 0.8}", ["method = 'latest'", "must be one of"]),
         ("engine: ray", ["engine = 'ray'", "flower or inline"]),
         ("engine: [inline]", ["engine = ['inline']", "flower or inline"]),
         ("workers: 0", ["workers = 0", ">= 1"]),
         ("workers: two", ["workers = 'two'", ">= 1"]),
-        ("workers: true", ["workers = True", ">= 1"]),
-        ("workers: 1.5", ["workers = 1.5", "whole number >= 1"]),
+        ("workers: 1.5", ["workers = '1.5'", "whole number >= 1"]),
         ("gpu-fraction: -0.5", ["gpu-fraction = -0.5", ">= 0"]),
-        ("gpu-fraction: .nan", ["gpu-fraction = nan", ">= 0"]),
-        ("gpu-fraction: .inf", ["gpu-fraction = inf", ">= 0"]),
+        ("gpu-fraction: inf", ["gpu-fraction = inf", ">= 0"]),
         ("config: {results-dir: x}", ["results-dir", "--results"]),
-        ("config: {run-name: x}", ["run-name", "--results"]),
         ("grid: {run-name: [x, y]}", ["run-name", "--results"]),
     ],
 )
@@ -283,14 +279,6 @@ def test_a_base_fills_in_key_by_key_and_axis_by_axis(tmp_path: Path) -> None:
     assert (smoke.run.seed, smoke.stream.rounds, smoke.training.epochs) == (5, 2, 1)
 
 
-def test_a_study_of_anothers_runs_is_that_study(tmp_path: Path) -> None:
-    write(tmp_path, "groups.yaml", GROUPS)
-    path = write(tmp_path, "borrowed.yaml", 'same-runs-as: groups.yaml\nonly: ["*small*"]\n')
-    study = load_study(path, {}, tmp_path)
-    assert list(study.runs) == ["fedkace_small_seed-0", "fedkace_small_seed-1"]
-    assert study.folder == tmp_path / "groups"
-
-
 @pytest.mark.parametrize(
     ("text", "part"),
     [
@@ -299,8 +287,6 @@ def test_a_study_of_anothers_runs_is_that_study(tmp_path: Path) -> None:
         ("grid: {size: {a: 3}}", "must be a list of different values, or named groups of keys"),
         ("grid: {size: {a: {capactiy: 3}}}", "capactiy"),
         ("base: nowhere.yaml", "nowhere.yaml: cannot be read"),
-        ("same-runs-as: 3", "same-runs-as must name a study file"),
-        ("same-runs-as: groups.yaml\nconfig: {}", "unknown key 'config'; the keys are same-runs-as, only"),
     ],
 )
 def test_what_a_study_says_of_scales_groups_and_others_is_checked(tmp_path: Path, text: str, part: str) -> None:
@@ -321,10 +307,7 @@ STUDIES = sorted((Path(__file__).parents[3] / "experiments" / "studies").glob("*
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_every_study_of_the_repository_reads_at_each_of_its_scales(path: Path, tmp_path: Path) -> None:
     content = yaml.safe_load(path.read_text())
-    lender = (
-        yaml.safe_load((path.parent / content["same-runs-as"]).read_text()) if "same-runs-as" in content else content
-    )
-    scales = ["reduced", "smoke"] if "base" in lender else list(lender.get("scales", {}))
+    scales = ["reduced", "smoke"] if "base" in content else list(content.get("scales", {}))
     for scale in ("full", *scales):
         study = load_study(path, {}, tmp_path, scale=scale)
         assert study.runs and set(study.runs) == set(study.cells)

@@ -51,7 +51,6 @@ SIDE = 4
 CORPUS = [
     "title: x\nconfig: {dataset: digits, rounds: 2}\ngrid: {overlap: [0, 1], seed: [0, 1]}\n",
     "grid:\n  data:\n    a: {width: 16}\n    b: {width: 64}\nscales:\n  smoke: {config: {rounds: 2}, grid: {seed: [0]}}\n",
-    "same-runs-as: study.yaml\nonly: ['*']\n",
     "base: study.yaml\nconfig: {}\n",
     "engine: inline\nworkers: 2\ngpu-fraction: .25\npaper: table1\n",
 ]

@@ -1,13 +1,12 @@
 """Engines that start no processes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
 
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import FedkaceError, RunError
-from fedkace_flwr.experiments.running.engines import Job
 from fedkace_flwr.experiments.running.inline import run_inline
+from fedkace_flwr.experiments.running.jobs import Job
 
 
 class InProcessEngine:
@@ -15,19 +14,11 @@ class InProcessEngine:
 
     Parameters
     ----------
-    places, environment : optional
+    places : optional
         As for the inline engine; not used.
     """
 
-    def __init__(
-        self, places: Sequence[tuple[str, float]] | None = None, environment: Mapping[str, str] | None = None
-    ) -> None:
-        pass
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
+    def __init__(self, places: Sequence[tuple[str, float]] | None = None) -> None:
         pass
 
     def start(self, config: Config, log: Path) -> Job:
@@ -35,7 +26,7 @@ class InProcessEngine:
         return _FinishedJob(config)
 
 
-class _FinishedJob:
+class _FinishedJob(Job):
     def __init__(self, config: Config) -> None:
         self._error: FedkaceError | None = None
         try:

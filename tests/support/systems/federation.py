@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from fedkace_flwr.experiments.running.guard import all_of
-from fedkace_flwr.experiments.running.processes import finish, flower_environment, staged_app
+from fedkace_flwr.experiments.running.processes import all_of, finish, flower_environment, staged_app
 from fedkace_flwr.storage.checkpoint import Checkpoints
 from support.tools import need_tools
 

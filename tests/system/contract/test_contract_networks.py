@@ -16,7 +16,7 @@ from fedkace_flwr.configured import configured
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.experiments.running.inline import run_inline
-from fedkace_flwr.experiments.running.need import Need
+from fedkace_flwr.experiments.running.workers import Need
 from fedkace_flwr.inference.model_files import load_newest
 from fedkace_flwr.networks.catalogue import NETWORKS, Facts, facts_of
 from fedkace_flwr.registry import METHODS
