@@ -12,7 +12,7 @@ import pytest
 
 from fedkace_flwr.configured import configured
 from fedkace_flwr.data import pixels
-from fedkace_flwr.data.decoding import Limits
+from fedkace_flwr.data.picture_process import Limits
 from fedkace_flwr.experiments.__main__ import main
 from fedkace_flwr.experiments.bench.measure import kept
 from fedkace_flwr.experiments.report.quoted import with_tables

@@ -80,18 +80,12 @@ def test_a_run_that_every_site_accepts_gives_the_same_numbers_as_without_policie
     ("changes", "words"),
     [
         ({"dp": "none"}, "dp = 'none': this site accepts only 'local'"),
-        ({"dp": "central"}, "dp = 'central': this site accepts only 'local'"),
-        ({"dp_noise": 0.0}, "dp-noise = 0.0: this site accepts at least 0.5"),
         ({"dp_noise": 0.4999}, "dp-noise = 0.4999: this site accepts at least 0.5"),
         ({"dp_clip": 1e9}, "dp-clip = 1000000000.0: this site accepts 0.1 to 5.0"),
         ({"epochs": 4}, "epochs = 4: this site accepts at most 3"),
-        ({"rounds": 5}, "rounds = 5: this site accepts at most 4"),
         ({"clients": 4}, "clients = 4: this site accepts only 2 or 3"),
         ({"method": "fedavg"}, "method = 'fedavg': this site accepts only 'fedkace' or 'er' or 'as3'"),
-        ({"inbox_after": "delete"}, "inbox-after = 'delete': this site accepts only 'keep'"),
-        ({"statistics": "local"}, "statistics = 'local': this site accepts only its default, 'shared'"),
         ({"batch_size": 2}, "batch-size = 2: this site accepts only its default, 32 (unlisted = 'default')"),
-        ({"threads": 64}, "threads = 64: this site accepts only its default, 1 (unlisted = 'default')"),
         ({"keep_models": "always"}, "keep-models = 'always': this site accepts only its default, 'auto'"),
     ],
 )
@@ -190,39 +184,27 @@ def _accepts(check: Callable[[], None]) -> bool:
     ("text", "words"),
     [
         ("labels = 1", "labels = 1: must be true or false"),
-        ("unlisted = 'deny'", "unlisted = 'deny': must be 'any' or 'default'"),
-        ("methods = ['er']", "unknown entry 'methods'; must be one of keys, labels, unlisted"),
         ("label = true", "must be one of keys, labels, unlisted; did you mean labels?"),
         ("unlisted = 'defaults'", "must be 'any' or 'default'; did you mean default?"),
         ("keys = 3", "keys = 3: must be a table"),
         ("[keys]\nepoch = 1", "unknown key 'epoch'; did you mean epochs?"),
         ("[keys]\nepochs = '1'", "epochs = '1': must be a whole number"),
-        ("[keys]\nepochs = 0", "epochs = 0: must be >= 1"),
         ("[keys]\nepochs = {max = 0}", "epochs, max = 0: must be >= 1"),
         ("[keys]\nepochs = {most = 3}", "epochs = {'most': 3}: must be a value or a list of values, or min and max"),
-        ("[keys]\nepochs = {}", "epochs = {}: must be a value or a list of values, or min and max"),
         ("[keys]\nepochs = []", "epochs = []: must name at least one value"),
         ("[keys]\nepochs = {min = 3, max = 2}", "epochs: min = 3 is larger than max = 2"),
         ("[keys]\ndp = 'lokal'", "dp = 'lokal': must be one of none, local, central; did you mean local?"),
-        ("[keys]\ndp = {min = 'local'}", "dp = {'min': 'local'}: must be a value or a list of values"),
         ("[keys]\nsecagg = {min = true}", "secagg = {'min': True}: must be a value or a list of values"),
-        ("[keys]\ndp-noise = nan", "dp-noise = nan: must be finite"),
-        ("[keys\n", "is not valid TOML"),
-        ("\x00", "is not valid TOML"),
         ("a = " + "[" * 10**5, "is not valid TOML"),
         ("#" * 2**20 + "#", "cannot be read (it has 1048577 bytes; at most 1048576 are read)"),
     ],
 )
-def test_a_policy_with_a_mistake_accepts_no_run(
-    text: str, words: str, small: Make, policy: Callable[[str], Path]
-) -> None:
+def test_a_policy_with_a_mistake_accepts_no_run(text: str, words: str, policy: Callable[[str], Path]) -> None:
     path = policy(text)
     with pytest.raises(PolicyError) as caught:
         read_policy(path)
     assert str(caught.value).startswith(f"{path}: ") and words in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1 and len(str(caught.value)) < 500
-    with pytest.raises(RunError, match="PolicyError"):
-        run_inline(small(), node_config=lambda _: {"policy": str(path)})
 
 
 def test_the_example_of_the_page_accepts_what_it_says(policy: Callable[[str], Path]) -> None:

@@ -15,7 +15,7 @@ from cryptography import x509
 from support.systems.federation import DEPLOY, ROOT, environment, script
 from support.tools import need_tools
 
-from fedkace_flwr.data.decoding import Limits
+from fedkace_flwr.data.picture_process import Limits
 
 
 @pytest.fixture
