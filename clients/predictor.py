@@ -11,7 +11,7 @@ from fedkace_flwr.algorithms.prequential import best_weight, no_evidence, with_c
 from fedkace_flwr.clients.values import Array, ClientRound, Evaluation, Kept, Training
 from fedkace_flwr.experiment import as_arrays
 from fedkace_flwr.inference import kept_models as serving
-from fedkace_flwr.inference.kept_models import Answering
+from fedkace_flwr.inference.kept_models import Answering, labels_of
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.metrics import accuracy, combined_scores, fading
 from fedkace_flwr.networks.network import Network
@@ -145,7 +145,9 @@ class Predictor:
             return None
         mirrored = tuple(name for name in known if name in self.mirrored(state))
         shares = self.shares(known, state)
-        return Answering(weights, dict.fromkeys(known, state.seen), combined="mean", mirrored=mirrored, shares=shares)
+        return Answering(
+            weights, dict.fromkeys(known, labels_of(state.seen)), combined="mean", mirrored=mirrored, shares=shares
+        )
 
 
 class Ensemble(Predictor):

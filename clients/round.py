@@ -8,15 +8,13 @@ from typing import Any
 import numpy as np
 from flwr.app import RecordDict
 from flwr.client import NumPyClient
-from torch import Tensor
 
 from fedkace_flwr.clients.base import Array, ClientRound, ClientRule, Evaluation, Metrics, Stopwatch
-from fedkace_flwr.compute.devices import choose_precision
-from fedkace_flwr.data.readers.catalogue import framing_of
 from fedkace_flwr.errors import MessageError, ModelError
 from fedkace_flwr.experiment import as_arrays
+from fedkace_flwr.export.global_model import models_of
 from fedkace_flwr.inference import model_files
-from fedkace_flwr.inference.kept_models import KeptModels, Predictor
+from fedkace_flwr.inference.kept_models import Predictor, labels_of
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.storage.client_state import Answer, ClientState
 
@@ -169,32 +167,19 @@ class StreamingClient(NumPyClient):
         return finished
 
     def _keep_models(self, received: Mapping[str, Array], state: ClientState) -> None:
-        rule, experiment = self.rule, self.rule.experiment
-        answering = rule.answering(received, state)
+        experiment = self.rule.experiment
+        answering = self.rule.answering(received, state)
         if answering is None:
             return
-        mean, std = experiment.normalisation
-        precision = choose_precision(rule.config.run.precision, experiment.device)
-        kept = KeptModels(
-            method=rule.config.method,
+        kept = models_of(
+            experiment,
+            experiment.device,
             run=state.run,
             round=state.evaluated,
             trained=state.round,
             switched_at=state.global_since,
-            seen=_labels(state.seen),
-            class_names=experiment.dataset.class_names,
-            framing=framing_of(rule.config.data, experiment.dataset.image_size),
-            mean=mean,
-            std=std,
-            network=rule.config.model.network,
-            width=rule.config.model.width,
-            stem=rule.config.model.stem,
-            precision=str(precision).removeprefix("torch."),
-            answers={name: _labels(classes) for name, classes in answering.answers.items()},
-            weights=answering.weights,
-            combined=answering.combined,
-            mirrored=answering.mirrored,
-            shares=answering.shares,
+            seen=labels_of(state.seen),
+            **vars(answering),
         )
         try:
             Predictor(kept).check()
@@ -205,7 +190,3 @@ class StreamingClient(NumPyClient):
 
     def _named(self, parameters: Parameters) -> dict[str, Array]:
         return dict(zip(self.rule.experiment.weight_shapes, parameters, strict=True)) if parameters else {}
-
-
-def _labels(classes: Tensor) -> tuple[int, ...]:
-    return tuple(int(label) for label in classes.nonzero())

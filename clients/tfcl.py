@@ -27,7 +27,7 @@ from fedkace_flwr.clients.base import (
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError, MessageError
 from fedkace_flwr.experiment import as_arrays
-from fedkace_flwr.inference.kept_models import Answering
+from fedkace_flwr.inference.kept_models import Answering, labels_of
 from fedkace_flwr.keys import key
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.metrics import accuracy
@@ -246,7 +246,9 @@ class TfclClient(ClientRule):
         """The latest sub-model."""
         task = int(state.extra[submodels.TASK])
         name = f"task-{task}"
-        return Answering({name: as_arrays(self.sub_model(state.extra, task).state_dict())}, {name: state.seen})
+        return Answering(
+            {name: as_arrays(self.sub_model(state.extra, task).state_dict())}, {name: labels_of(state.seen)}
+        )
 
     def sub_model(self, extra: Extra, task: int) -> Network:
         """The network of a finished task: its own weights, and the weights of earlier tasks that it picked."""

@@ -87,15 +87,15 @@ def _parsed(version: tuple[int, int], content: bytes) -> Header:
     return Header(*_READERS[version](io.BytesIO(content), max_header_size=len(content)))
 
 
-def read_content(file: IO[bytes], header: Header) -> npt.NDArray[Any]:
-    """Read the content that follows a header, into memory that can be written to.
+def read_content(file: IO[bytes], header: Header, kinds: str = _KINDS) -> npt.NDArray[Any]:
+    """Read the content that follows a header, of NumPy's kinds of types, into memory that can be written to.
 
     Raises
     ------
     HeaderError
-        The header announces other things than booleans and numbers, negative lengths, or more bytes than there are.
+        The header announces another kind of type, negative lengths, or more bytes than there are.
     """
-    if header.dtype.kind not in _KINDS:
+    if header.dtype.kind not in kinds:
         raise HeaderError(f"an array of {header.dtype}")
     if min(header.shape, default=0) < 0:
         raise HeaderError(f"an array of shape {header.shape}")

@@ -10,8 +10,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -24,10 +23,10 @@ from filelock import FileLock
 from numpy.typing import NDArray
 
 from fedkace_flwr.data.readers.catalogue import source_of
-from fedkace_flwr.data.readers.source import BLOCK, Content, Form, check_num_classes, checked, found
+from fedkace_flwr.data.readers.source import Content, Form, check_num_classes, checked, found
 from fedkace_flwr.errors import DataError, MissingDataError
 from fedkace_flwr.sections import DataConfig
-from fedkace_flwr.storage.files import read_text, write_text
+from fedkace_flwr.storage.files import read_text
 from fedkace_flwr.storage.folders import absolute
 
 logger = logging.getLogger(__name__)
@@ -238,13 +237,6 @@ def _read(folder: Path, name: str, form: Form) -> Dataset:
         if not 0 <= labels.min() <= labels.max() < len(names):
             raise ValueError(f"{_LABELS}: labels {labels.min()} to {labels.max()}, expected 0 to {len(names) - 1}")
         train_size, mean, std = int(meta["train_size"]), _triple(meta["mean"]), _triple(meta["std"])
-        if "digest" not in meta:  # a copy of an earlier version; hashed again if it cannot be added
-            content = hashlib.sha256()
-            for start in range(0, len(images), BLOCK):
-                content.update(np.ascontiguousarray(images[start : start + BLOCK]).data)
-            meta["digest"] = _digest(content, labels, train_size, names)
-            with suppress(OSError):
-                write_text(folder / _META, json.dumps(meta, indent=1))
         return Dataset(name, images, labels, train_size, names, mean, std, str(meta["digest"]))
     except OSError:  # a matter of permissions or of the disk, not of damaged bytes: keep the folder
         raise
@@ -255,13 +247,6 @@ def _read(folder: Path, name: str, form: Form) -> Dataset:
 def _triple(values: list[float]) -> _Triple:
     red, green, blue = values
     return float(red), float(green), float(blue)
-
-
-def _digest(content: "hashlib._Hash", labels: NDArray[np.int64], train_size: int, names: Sequence[str]) -> str:
-    """The digest of a data set, of which ``content`` has taken the images so far."""
-    content.update(labels.tobytes())
-    content.update(json.dumps([train_size, list(names)]).encode())
-    return content.hexdigest()
 
 
 def _prepare(folder: Path, name: str, content: Content, form: Form, progress: bool) -> Dataset:
@@ -275,7 +260,9 @@ def _prepare(folder: Path, name: str, content: Content, form: Form, progress: bo
     aside.mkdir()
     try:
         shape = (len(content.labels), *form.shape)
-        mean, std, images = _write_images(aside / _IMAGES, content, shape, _shown(content, name, progress))
+        mean, std, hashed = _write_images(aside / _IMAGES, content, shape, _shown(content, name, progress))
+        hashed.update(content.labels.tobytes())
+        hashed.update(json.dumps([content.train_size, list(content.class_names)]).encode())
         np.save(aside / _LABELS, content.labels)
         meta = {
             "format": _FORMAT,
@@ -284,7 +271,7 @@ def _prepare(folder: Path, name: str, content: Content, form: Form, progress: bo
             "mean": mean,
             "std": std,
             "shape": shape,
-            "digest": _digest(images, content.labels, content.train_size, content.class_names),
+            "digest": hashed.hexdigest(),
         }
         (aside / _META).write_text(json.dumps(meta, indent=1), encoding="utf-8")
         _sync(aside / _LABELS, aside / _META)

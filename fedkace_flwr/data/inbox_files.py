@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from fedkace_flwr.data.images import Framing
 from fedkace_flwr.data.pixels import MAX_FILE, SUFFIXES
 from fedkace_flwr.errors import DataError
-from fedkace_flwr.npy import HeaderError, read_header
+from fedkace_flwr.npy import HeaderError, read_content, read_header
 from fedkace_flwr.storage.files import IrregularFileError, LargeFileError, open_regular, read_open
 from fedkace_flwr.storage.folders import OpenFolder
 from fedkace_flwr.storage.names import printable
@@ -99,7 +99,7 @@ def _finished(folder: OpenFolder) -> list[tuple[str, bool]]:
 
 
 def count(arrival: Arrival) -> int:
-    """How many samples a file claims to hold; of an archive, only array headers are parsed.
+    """How many samples a file claims to hold; of an archive, only the labels are read.
 
     Raises
     ------
@@ -115,7 +115,7 @@ def count(arrival: Arrival) -> int:
     _check_kind(arrival, (_ARCHIVE,))
     content = _content(arrival)
     with _faults_of(arrival), _archive(content) as archive:
-        return _rows(_shape(archive, _LABELS))
+        return _rows(_array(archive, _LABELS).shape)
 
 
 def read(arrival: Arrival, class_names: Sequence[str], image_size: int, square: Square) -> Arrived:
@@ -228,30 +228,23 @@ def _label_of(class_name: str, class_names: Sequence[str]) -> int:
 
 
 def _array(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
-    shape = _shape(archive, name)  # reads only the header, so that a false size costs nothing
-    with archive.open(f"{name}.npy") as member:
-        array = np.lib.format.read_array(member, allow_pickle=False)
-    assert array.shape == shape
-    return array
-
-
-def _shape(archive: zipfile.ZipFile, name: str) -> tuple[int, ...]:
     try:
         facts = archive.getinfo(f"{name}.npy")
     except KeyError as fault:
         raise DataError(f"holds no array {name!r}; must be {_WANTED}") from fault
     if facts.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise DataError(f"{name} is compressed in a way that NumPy does not write")
+    most = min(facts.file_size, LARGEST_FILE)
     with archive.open(facts) as member:
         try:
             header = read_header(member)
+            if header.size > most:
+                raise DataError(f"{name} promises {header.size} bytes; must be at most {most}")
+            return read_content(member, header, kinds="biufcU")
         except HeaderError as fault:
-            raise DataError(f"{name} cannot be read ({fault}); must be in NumPy's format 1.0 or 2.0") from fault
-    if header.dtype.hasobject:
-        raise DataError(f"{name} holds Python objects; must be numbers or names")
-    if not 0 <= header.size <= min(facts.file_size, LARGEST_FILE):
-        raise DataError(f"{name} promises {header.size} bytes in {facts.file_size}; at most {LARGEST_FILE}")
-    return header.shape
+            raise DataError(
+                f"{name} cannot be read ({fault}); must be numbers or names, in NumPy's format 1.0 or 2.0"
+            ) from fault
 
 
 def _rows(shape: tuple[int, ...]) -> int:

@@ -25,6 +25,22 @@ _ONNX = (
 )
 
 
+_LOADING = f"""## How to load it
+
+```bash
+pip install {_SOFTWARE}
+```
+
+```python
+from fedkace_flwr import load_model
+
+predictor = load_model("model")  # the folder of this file
+labels, probabilities = predictor.predict(["picture.png"])
+```
+
+`config.json` says how an image becomes the network's input."""
+
+
 @dataclass(frozen=True)
 class _DataSet:
     """What is known of a data set: a line about its origin, its licence, and its name on the Hub."""
@@ -98,17 +114,12 @@ def card(kept: KeptModels, training: Training | None = None, *, onnx: bool = Fal
     onnx : bool
         Whether ``model.onnx`` lies beside it.
     """
-    parts = [
-        _head(kept, training),
-        _what(kept, training),
-        _model(kept),
-        *([_data(kept, training), _results(training)] if training else []),
-        _use(kept, training),
-        _loading(onnx),
-        _classes(kept),
-        _licences(training),
-        *([_configuration(training.config)] if training else []),
-    ]
+    parts = [_head(kept, training), _what(kept, training), f"## Model\n\n{_table(('', ''), _model(kept).items())}"]
+    if training:
+        parts += [f"## Training data\n\n{_table(('', ''), _data(kept, training.config).items())}", _results(training)]
+    parts += [_use(kept, training), _LOADING + (f"\n\n{_ONNX}" if onnx else ""), _classes(kept), _licences(training)]
+    if training:
+        parts.append(_configuration(training.config))
     return "\n\n".join(parts) + "\n"
 
 
@@ -124,16 +135,16 @@ def _head(kept: KeptModels, training: Training | None) -> str:
         "library_name": _SOFTWARE,
         "pipeline_tag": "image-classification",
         "tags": [*_TAGS, kept.method, kept.network],
+        **({"datasets": [hub]} if hub else {}),
     }
-    if hub:
-        told["datasets"] = [hub]
     return f"---\n{yaml.safe_dump(told, sort_keys=False)}---"
 
 
 def _what(kept: KeptModels, training: Training | None) -> str:
-    dataset = f" on {in_markdown(_name_of_data(training.config))}" if training else ""
-    of_rounds = f" of {training.config.stream.rounds}" if training else ""
+    dataset = of_rounds = ""
     if training:
+        dataset = f" on {in_markdown(_name_of_data(training.config))}"
+        of_rounds = f" of {training.config.stream.rounds}"
         whose = "the global model of the federation"
     else:
         how = "answers" if len(kept.answers) == 1 else "answers together"
@@ -146,49 +157,41 @@ def _what(kept: KeptModels, training: Training | None) -> str:
 
 
 def _answering(kept: KeptModels) -> str:
-    names = [in_markdown(name) for name in kept.answers]
-    if len(names) == 1:
-        return f"the model *{names[0]}*"
-    joined = f"{', '.join(names[:-1])} and {names[-1]}"
+    (*names, last) = [in_markdown(name) for name in kept.answers]
+    if not names:
+        return f"the model *{last}*"
     how = "the mean of the probabilities of" if kept.combined == "mean" else "for each image the most confident of"
-    return f"{how} the models *{joined}*"
+    return f"{how} the models *{', '.join(names)} and {last}*"
 
 
-def _model(kept: KeptModels) -> str:
-    weights = [array for name in kept.answers for array in kept.weights[name].values()]
-    size, met = kept.framing.size, len(kept.seen)
-    rows = {
+def _model(kept: KeptModels) -> dict[str, str]:
+    size = sum(array.size for name in kept.answers for array in kept.weights[name].values())
+    side, shares = kept.framing.size, [f"{in_markdown(name)} {share:.3f}" for name, share in kept.shares.items()]
+    return {
         "method": in_markdown(kept.method),
         "network": f"{in_markdown(kept.network)}, width {kept.width}, stem {in_markdown(kept.stem)}",
         "networks in the file": str(len(kept.answers)),
-        "numbers in the file": f"{sum(array.size for array in weights):,}",
-        "input": f"RGB images of {size} x {size} pixels",
-        "output": f"probabilities of {len(kept.class_names)} classes, of which {met} have been met",
+        "numbers in the file": f"{size:,}",
+        "input": f"RGB images of {side} x {side} pixels",
+        "output": f"probabilities of {len(kept.class_names)} classes, of which {len(kept.seen)} have been met",
         **({"views": "also the mirror image of each image"} if kept.mirrored else {}),
-        **({"weights in the mean, for each view": _shares(kept)} if kept.shares else {}),
+        **({"weights in the mean, for each view": ", ".join(shares)} if shares else {}),
         **({"switched to the global model in round": str(kept.switched_at)} if kept.switched_at else {}),
     }
-    return f"## Model\n\n{_table(('', ''), rows.items())}"
 
 
-def _shares(kept: KeptModels) -> str:
-    return ", ".join(f"{in_markdown(name)} {share:.3f}" for name, share in kept.shares.items())
-
-
-def _data(kept: KeptModels, training: Training) -> str:
-    config, stream = training.config, training.config.stream
-    found = _data_set(config)
-    rows = {
+def _data(kept: KeptModels, config: Config) -> dict[str, str]:
+    found, stream = _data_set(config), config.stream
+    chunks = f"{config.chunks}, {stream.samples_per_class} new images per class and round" if config.chunks else ""
+    return {
         "data set": in_markdown(_name_of_data(config)),
         "origin": found.origin,
         "licence of the data": found.licence,
         "clients": str(stream.clients),
         "rounds": f"{kept.round} of {stream.rounds}",
+        **({"chunks of a client": chunks} if chunks else {}),
+        "images that a client may store": str(config.buffer.capacity),
     }
-    if config.chunks:
-        rows["chunks of a client"] = f"{config.chunks}, {stream.samples_per_class} new images per class and round"
-    rows["images that a client may store"] = str(config.buffer.capacity)
-    return f"## Training data\n\n{_table(('', ''), rows.items())}"
 
 
 def _results(training: Training) -> str:
@@ -249,24 +252,6 @@ def _changes(config: Config) -> str:
         "inference": answers.inference if answers.averages else "",
     }
     return ", ".join(f"`{key} = {value}`" for key, value in asked.items() if value)
-
-
-def _loading(onnx: bool) -> str:
-    alone = f"\n\n{_ONNX}" if onnx else ""
-    return f"""## How to load it
-
-```bash
-pip install {_SOFTWARE}
-```
-
-```python
-from fedkace_flwr import load_model
-
-predictor = load_model("model")  # the folder of this file
-labels, probabilities = predictor.predict(["picture.png"])
-```
-
-`config.json` says how an image becomes the network's input.{alone}"""
 
 
 def _classes(kept: KeptModels) -> str:

@@ -1,16 +1,45 @@
-"""The global model of a run as a model to take away, and whether the run has one."""
+"""Models of a run with all that predicting needs to know: a client's, and the global one if the run leaves it."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
 from fedkace_flwr.compute.devices import choose_precision
 from fedkace_flwr.data.readers.catalogue import framing_of
 from fedkace_flwr.experiment import Experiment
-from fedkace_flwr.inference.kept_models import GLOBAL, KeptModels
+from fedkace_flwr.inference.kept_models import GLOBAL, KeptModels, labels_of
 from fedkace_flwr.networks.catalogue import facts_of
 from fedkace_flwr.storage import encryption
-from fedkace_flwr.storage.npz import Array
+from fedkace_flwr.storage.atomic import Array
+
+
+def models_of(experiment: Experiment, device: torch.device, **of_round: Any) -> KeptModels:
+    """Models of a run, with what its configuration and its data set say about them.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        Configuration and data set.
+    device : device
+        Where the models compute, for their precision.
+    **of_round : Any
+        The other fields of :class:`~fedkace_flwr.inference.kept_models.KeptModels`.
+    """
+    config, dataset = experiment.config, experiment.dataset
+    mean, std = experiment.normalisation
+    return KeptModels(
+        method=config.method,
+        class_names=dataset.class_names,
+        framing=framing_of(config.data, dataset.image_size),
+        mean=mean,
+        std=std,
+        network=config.model.network,
+        width=config.model.width,
+        stem=config.model.stem,
+        precision=str(choose_precision(config.run.precision, device)).removeprefix("torch."),
+        **of_round,
+    )
 
 
 def global_model(experiment: Experiment, weights: Mapping[str, Array], number: int) -> KeptModels:
@@ -28,27 +57,9 @@ def global_model(experiment: Experiment, weights: Mapping[str, Array], number: i
     number : int
         The round, from 1.
     """
-    config, dataset = experiment.config, experiment.dataset
-    mean, std = experiment.normalisation
     met = _met(experiment, number)
-    return KeptModels(
-        method=config.method,
-        run="",
-        round=number,
-        trained=number,
-        switched_at=None,
-        seen=met,
-        class_names=dataset.class_names,
-        framing=framing_of(config.data, dataset.image_size),
-        mean=mean,
-        std=std,
-        network=config.model.network,
-        width=config.model.width,
-        stem=config.model.stem,
-        precision=str(choose_precision(config.run.precision, torch.device("cpu"))).removeprefix("torch."),
-        answers={GLOBAL: met},
-        weights={GLOBAL: weights},
-    )
+    told = {"run": "", "round": number, "trained": number, "switched_at": None, "seen": met}
+    return models_of(experiment, torch.device("cpu"), **told, answers={GLOBAL: met}, weights={GLOBAL: weights})
 
 
 def why_not_left(experiment: Experiment) -> str:
@@ -72,4 +83,4 @@ def _met(experiment: Experiment, number: int) -> tuple[int, ...]:
     met = torch.zeros(experiment.num_classes, dtype=torch.bool)
     for client in range(experiment.config.stream.clients):
         met |= experiment.learned(client, number).class_counts(experiment.num_classes) > 0
-    return tuple(met.nonzero().flatten().tolist())
+    return labels_of(met)

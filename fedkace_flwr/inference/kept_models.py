@@ -7,7 +7,7 @@ Shapes: n images, S their height and width, C classes.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from fedkace_flwr.errors import ConfigError, ModelError
 from fedkace_flwr.metrics import combined_scores
 from fedkace_flwr.networks.catalogue import seeded
 from fedkace_flwr.networks.network import Blueprint, Network, load_weights
-from fedkace_flwr.storage.npz import Array
+from fedkace_flwr.storage.atomic import Array
 from fedkace_flwr.training.loop import Preprocess, predict
 
 GLOBAL, LOCAL = "global", "local"
@@ -31,6 +31,11 @@ MODEL, TENSORS = "model", "model.safetensors"
 _Triple = tuple[float, float, float]
 
 
+def labels_of(classes: Tensor) -> tuple[int, ...]:
+    """The numbers of the classes in a mask, bool (C,)."""
+    return tuple(classes.nonzero().flatten().tolist())
+
+
 @dataclass(frozen=True)
 class Answering:
     """The networks that a client predicts with after an evaluation.
@@ -39,8 +44,8 @@ class Answering:
     ----------
     weights : dict of str to dict of str to array
         Weights of each network, by the network's name; those of others are not kept.
-    answers : dict of str to Tensor
-        For each network that predicts, the classes it predicts, bool (C,).
+    answers : dict of str to tuple of int
+        For each network that predicts, the classes it predicts.
     combined : {"most-confident", "mean"}
         How several networks predict: by the most confident one for each image, or by the mean of their probabilities.
     mirrored : tuple of str
@@ -50,14 +55,14 @@ class Answering:
     """
 
     weights: Mapping[str, Mapping[str, Array]]
-    answers: Mapping[str, Tensor]
-    combined: Literal["most-confident", "mean"] = "most-confident"
+    answers: Mapping[str, tuple[int, ...]]
+    combined: str = "most-confident"
     mirrored: tuple[str, ...] = ()
     shares: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class KeptModels:
+@dataclass(frozen=True, kw_only=True)
+class KeptModels(Answering):
     """The models of a client or of a server, with what predicting needs to know.
 
     Attributes
@@ -78,22 +83,12 @@ class KeptModels:
         How a picture becomes the networks' input.
     mean, std : tuple of float
         Normalisation of the input per channel, for pixels scaled to [0, 1].
+    network : str
+        Name of the networks' kind.
     width, stem : int and str
         The keys of the networks' shape.
     precision : str
         Precision in which they compute, ``float32`` or ``bfloat16``.
-    answers : dict of str to tuple of int
-        As in :class:`Answering`, with classes by number.
-    weights : dict of str to dict of str to array
-        As in :class:`Answering`.
-    combined : {"most-confident", "mean"}
-        As in :class:`Answering`.
-    mirrored : tuple of str
-        As in :class:`Answering`.
-    shares : dict of str to float
-        As in :class:`Answering`.
-    network : str
-        Name of the networks' kind.
     """
 
     method: str
@@ -106,15 +101,10 @@ class KeptModels:
     framing: Framing
     mean: _Triple
     std: _Triple
+    network: str = "resnet18"
     width: int
     stem: str
     precision: str
-    answers: Mapping[str, tuple[int, ...]]
-    weights: Mapping[str, Mapping[str, Array]]
-    combined: str = "most-confident"
-    mirrored: tuple[str, ...] = ()
-    shares: Mapping[str, float] = field(default_factory=dict)
-    network: str = "resnet18"
 
     @property
     def answering(self) -> str:

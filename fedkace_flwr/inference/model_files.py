@@ -2,23 +2,23 @@
 
 A client keeps ``models-ROUND.safetensors`` for its last two evaluated rounds, in its state folder or in one that a group
 may read; an exported model's folder holds ``model.safetensors``. Both have one format
-(:mod:`fedkace_flwr.inference.tensor_file`) and one reader (:mod:`fedkace_flwr.inference.reading`). Other processes read
-while a client writes: a file is either complete or absent, a new one is in place before an old one is removed, and
-readers use the newest one that can be used and change nothing.
+and one reader (:mod:`fedkace_flwr.inference.tensor_file`). Other processes read while a client writes: a file is either
+complete or absent, a new one is in place before an old one is removed, and readers use the newest one that can be used
+and change nothing.
 """
 
-import errno
 import logging
 import os
 from pathlib import Path
 
 from fedkace_flwr.errors import FedkaceError, ModelError, StateError
 from fedkace_flwr.inference.kept_models import MODEL, TENSORS, KeptModels, Predictor
-from fedkace_flwr.inference.reading import unpack
-from fedkace_flwr.inference.tensor_file import pack
+from fedkace_flwr.inference.tensor_file import pack, unpack
 from fedkace_flwr.storage import atomic
-from fedkace_flwr.storage.earlier_runs import MODELS, EarlierRuns
-from fedkace_flwr.storage.files import read_bytes, remove_partials
+from fedkace_flwr.storage.atomic import MODELS
+from fedkace_flwr.storage.earlier_runs import EarlierRuns
+from fedkace_flwr.storage.encryption import MODEL_FILES
+from fedkace_flwr.storage.files import remove_partials
 
 logger = logging.getLogger(__name__)
 
@@ -137,69 +137,56 @@ def newest(folder: Path) -> tuple[Predictor, str]:
         The folder does not exist, or holds no model yet, or none that can be used.
     """
     check(folder)
-    faults: dict[Path, str] = {}
+    faults: dict[Path, FedkaceError] = {}
     for _ in range(_ATTEMPTS):  # a listed file may be gone before it is read; then there is a newer one
         vanished = False
         for path in _files(folder):
             try:
-                predictor = _loaded(path)
-            except FileNotFoundError:
+                predictor: Predictor | None = atomic.read_body(path, _ready)
+            except FedkaceError as error:
+                faults[path] = error
+                continue
+            if predictor is None:
                 vanished = True
                 continue
-            except (OSError, FedkaceError) as error:
-                faults[path] = " ".join(str(error).split())
-                continue
-            fault = "; ".join(f"{damaged}: {fault}" for damaged, fault in faults.items())
+            fault = "; ".join(map(str, faults.values()))
             if fault:
                 logger.warning("%s; using the model of round %d instead", fault, predictor.kept.round)
             return predictor, fault
         if not vanished:
             break
-    for damaged, fault in faults.items():
-        raise StateError(f"{damaged}: {fault}")
+    if faults:
+        raise StateError(str(next(iter(faults.values()))))
     raise StateError(f"{folder}: there is no model yet; {_advice(folder)}")
 
 
 def read_model(path: Path) -> KeptModels:
-    """Read an exported model.
+    """Read an exported model, or a file that a client keeps.
 
     Parameters
     ----------
     path : Path
-        Its folder, or the file ``model.safetensors``.
+        A model's folder, in which no link is followed, or the file.
 
     Raises
     ------
     ModelError
         There is no model, or it is damaged.
     """
-    file = path / TENSORS if path.is_dir() else path
     try:
-        return _content(file, follow=file == path)
-    except FileNotFoundError as error:
+        kept: KeptModels | None = atomic.read_body(
+            path / TENSORS if path.is_dir() else Path(os.path.realpath(path)), unpack
+        )
+    except StateError as error:
+        raise ModelError(str(error)) from error
+    if kept is None:
         inside = f"; did you mean {path / MODEL}?" if (path / MODEL / TENSORS).exists() else ""
-        raise ModelError(
-            f"{path}: there is no {TENSORS}; must be a folder that holds one, or the file{inside}"
-        ) from error
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise ModelError(f"{file}: is a link; name the file that it leads to") from error
-        raise ModelError(f"{file}: cannot be read ({error.strerror or error})") from error
-    except FedkaceError as error:
-        raise ModelError(f"{file}: {error}") from error
+        raise ModelError(f"{path}: there is no {TENSORS}; must be a folder that holds one, or the file{inside}")
+    return kept
 
 
-def _content(path: Path, *, follow: bool = False) -> KeptModels:
-    if not path.name.startswith(f"{MODELS}-"):
-        return unpack(read_bytes(path, atomic.limit(), follow=follow))
-    body = atomic.read_body(path)
-    if body is None:
-        raise FileNotFoundError(path)
-    return unpack(body)
-
-
-def _loaded(path: Path) -> Predictor:
-    predictor = Predictor(_content(path))
+def _ready(content: bytes) -> Predictor:
+    predictor = Predictor(unpack(content))
     predictor.check()
     return predictor
 
@@ -215,15 +202,15 @@ def _advice(folder: Path) -> str:
     inside = {
         path.parent.relative_to(folder).as_posix()
         for below in ("*", "clients/*")  # of a node's folder, and of a run's
-        for name in (f"{MODELS}-*{atomic.MODELS}", TENSORS)
+        for name in (f"{MODELS}-*{MODEL_FILES}", TENSORS)
         for path in folder.glob(f"{below}/{name}")
     }
     return f"name one of the folders in it: {', '.join(sorted(inside))}" if inside else _WRITTEN_WHEN
 
 
 def _path(folder: Path, number: int) -> Path:
-    return atomic.path_of(folder, MODELS, number, atomic.MODELS)
+    return atomic.path_of(folder, MODELS, number)
 
 
 def _rounds(folder: Path) -> list[int]:
-    return atomic.numbered(folder, MODELS, atomic.MODELS)
+    return atomic.numbered(folder, MODELS)

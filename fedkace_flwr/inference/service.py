@@ -24,10 +24,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fedkace_flwr.data.decoding import Limits
-from fedkace_flwr.data.picture_process import PictureProcess
+from fedkace_flwr.data.picture_process import Limits, PictureProcess
 from fedkace_flwr.errors import DataError, FedkaceError, ModelError
-from fedkace_flwr.inference import forms
 from fedkace_flwr.inference.access import Access, refusal
 from fedkace_flwr.inference.kept_models import Predictor
 from fedkace_flwr.inference.model_files import listing, newest
@@ -118,7 +116,7 @@ def application(watched: Watched, access: Access | None = None, limits: Limits |
         async with decoding:
             if await request.is_disconnected():
                 raise ClientDisconnect
-            square = await asyncio.to_thread(_square, decoder, content, request, predictor)
+            square = await asyncio.to_thread(_square, decoder, content, predictor)
         del content
         async with predicting:
             try:
@@ -166,6 +164,8 @@ class _Guard:
 
 async def _body(request: Request) -> bytes:
     """A request's body, of a size that it states and that is checked before any of it is read."""
+    if request.headers.get("content-type", "").startswith("multipart/"):
+        raise HTTPException(415, "forms are not supported; send the bytes of the picture alone")
     if "transfer-encoding" in request.headers:
         raise HTTPException(411, "a transfer encoding is not supported; state the content length")
     stated = int(request.headers.get("content-length", "0"))
@@ -176,13 +176,7 @@ async def _body(request: Request) -> bytes:
     return await request.body()
 
 
-def _square(decoder: PictureProcess, content: bytes, request: Request, predictor: Predictor) -> NDArray[np.uint8]:
-    kind = request.headers.get("content-type", "")
-    try:
-        if kind.partition(";")[0].strip().lower() == forms.KIND:
-            content = forms.file_in(content, kind)
-    except DataError as error:
-        raise HTTPException(422, str(error)) from error
+def _square(decoder: PictureProcess, content: bytes, predictor: Predictor) -> NDArray[np.uint8]:
     try:
         return decoder.square(content, predictor.kept.framing)
     except DataError as error:

@@ -9,7 +9,8 @@ from filelock import FileLock, Timeout
 
 from fedkace_flwr.errors import ConfigError, StateError
 from fedkace_flwr.storage import atomic
-from fedkace_flwr.storage.earlier_runs import MODELS, STATE, SUFFIXES, EarlierRuns
+from fedkace_flwr.storage.atomic import ANSWER, MODELS, STATE
+from fedkace_flwr.storage.earlier_runs import STATES, EarlierRuns
 from fedkace_flwr.storage.names import printable, token
 
 _USER_ERROR = 2
@@ -35,7 +36,8 @@ def _earlier(folder: Path, run: str | None) -> None:
         lock = FileLock(folder / ".lock", mode=0o600)
         try:
             with lock.acquire(timeout=0):
-                earlier.take_back(run)
+                for kinds in (STATES, (MODELS,)):
+                    earlier.settle(run, kinds)
         except Timeout as error:
             raise StateError(f"{folder}: the client is at work; stop its SuperNode first") from error
         except OSError as error:
@@ -45,7 +47,7 @@ def _earlier(folder: Path, run: str | None) -> None:
         *((name, folder) for name in sorted(present)),
         *((each.name, each) for each in earlier.places()),
     ]:
-        newest = {kind: atomic.numbered(place, kind, suffix)[:1] for kind, suffix in SUFFIXES.items()}
+        newest = {kind: atomic.numbered(place, kind)[:1] for kind in (STATE, MODELS, ANSWER)}
         rounds = ", ".join(f"{kind} of round {number}" for kind, numbers in newest.items() for number in numbers)
         when = max(path.stat().st_mtime for path in place.glob("*-*"))
         print(f"{printable(name)}  {datetime.fromtimestamp(when):%Y-%m-%d %H:%M}  {rounds}  {printable(str(place))}")

@@ -4,6 +4,7 @@ Clients keep their own state (:mod:`fedkace_flwr.storage.client_store`). With bo
 was interrupted: clients that had done their part answer from their stores, the others train now.
 """
 
+import functools
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,8 +13,8 @@ from typing import Any
 
 from fedkace_flwr.errors import RunError, StateError, UnreadableStateError
 from fedkace_flwr.storage import atomic
+from fedkace_flwr.storage.atomic import CHECKPOINT, Array
 from fedkace_flwr.storage.files import remove_partials
-from fedkace_flwr.storage.npz import Array
 
 logger = logging.getLogger(__name__)
 
@@ -74,47 +75,42 @@ class Checkpoints:
             There are checkpoints, and none can be read; or the last one is intact but has a newer version, or is
             encrypted with another key.
         """
-        numbers = atomic.numbered(self.folder, "checkpoint")
+        numbers = atomic.numbered(self.folder, CHECKPOINT)
         reason = ""
         for number in numbers:
-            path = self._path(number)
             try:
-                content = atomic.read(path, most=LARGEST_CHECKPOINT)
-                if content is None:  # it was removed since it was listed, by a server that goes on
-                    return self.newest()
-                return _parse(number, *content)
+                parse = functools.partial(_parse, number)
+                found: Checkpoint | None = atomic.read(self._path(number), parse=parse, most=LARGEST_CHECKPOINT)
+                return found or self.newest()  # it was removed since it was listed, by a server that goes on
             except UnreadableStateError as error:
-                raise RunError(f"{path}: {error}") from error
+                raise RunError(str(error)) from error
             except StateError as error:
                 reason = str(error)
-                logger.warning("%s cannot be read: %s; falling back to the previous checkpoint", path, reason)
+                logger.warning("%s; falling back to the previous checkpoint", reason)
         if numbers:
             raise RunError(
-                f"{self._path(numbers[0])} cannot be read ({reason}), nor can any earlier one; the run cannot be resumed: "
-                "move its folder away and start anew"
+                f"{reason}; no checkpoint of the run can be read, and it cannot be resumed: move its folder away and "
+                "start anew"
             )
         return None
 
     def thin(self, kept: int) -> None:
         """Keep the newest checkpoints only, and nothing that a killed process left half-written."""
-        for number in atomic.numbered(self.folder, "checkpoint")[kept:]:
+        for number in atomic.numbered(self.folder, CHECKPOINT)[kept:]:
             self._path(number).unlink()
         remove_partials(self.folder, "checkpoint-")
 
     def _path(self, number: int) -> Path:
-        return atomic.path_of(self.folder, "checkpoint", number)
+        return atomic.path_of(self.folder, CHECKPOINT, number)
 
 
 def _parse(number: int, arrays: Mapping[str, Array], record: Mapping[str, Any]) -> Checkpoint:
-    try:
-        if record["round"] != number:
-            raise StateError(f"it holds round {record['round']!r:.40}")
-        if not isinstance(record["run"], str) or not isinstance(record["strategy"], dict):
-            raise StateError("it does not hold a run and a strategy")
-        parts: dict[str, dict[str, Array]] = {"weights": {}, "strategy": {}}
-        for name, array in arrays.items():
-            kind, _, rest = name.partition(".")
-            parts[kind][rest] = array
-        return Checkpoint(number, record["run"], parts["weights"], parts["strategy"], record["strategy"])
-    except (KeyError, TypeError) as error:
-        raise StateError(f"it lacks {error}") from error
+    if record["round"] != number:
+        raise StateError(f"it holds round {record['round']!r:.40}")
+    if not isinstance(record["run"], str) or not isinstance(record["strategy"], dict):
+        raise StateError("it does not hold a run and a strategy")
+    parts: dict[str, dict[str, Array]] = {"weights": {}, "strategy": {}}
+    for name, array in arrays.items():
+        kind, _, rest = name.partition(".")
+        parts[kind][rest] = array
+    return Checkpoint(number, record["run"], parts["weights"], parts["strategy"], record["strategy"])

@@ -6,26 +6,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from fedkace_flwr.errors import StateError, UnreadableStateError
+from fedkace_flwr.errors import StateError
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.storage import atomic
-from fedkace_flwr.storage.npz import Array
+from fedkace_flwr.storage.atomic import Array, Content
 
 VERSION = 3
-"""Version of state files. Version 1 had the fields ``gaps`` and ``switched_at`` instead of ``global_since``; before
-version 3 there was no ``local_class_accuracy``."""
+"""Version of state files; version 1.0 of the program, the first that was released, wrote it as well."""
 
 _LARGEST = 2**63
 _BUFFER = {"content": "buffer.content", "labels": "buffer.labels", "rounds": "buffer.rounds"}
 _TESTED = ("local_accuracy", "local_class_accuracy", "evaluated", "evaluation")
 _RECORD = ("run", "client", "round", "follows", "global_since", *_TESTED)
-_GAPS = "extra.fedkace.gaps"  # where FedKACE, the only method with gaps, keeps them from version 2 on
-
-Content = tuple[dict[str, Array], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -57,7 +52,7 @@ class ClientState:
     extra : dict of str to Tensor
         What the method stores beside this, under names of its own; on the CPU.
     client : int or None
-        The client's number; None in files of early versions of the program, which did not store it.
+        The client's number.
     """
 
     seen: Tensor
@@ -158,50 +153,22 @@ class Answer:
         return dict(self.arrays), {"run": run, "examples": self.examples, "metrics": dict(self.metrics)}
 
     @classmethod
-    def from_record(cls, arrays: Mapping[str, Array], record: Mapping[str, Any]) -> tuple[str | None, Self]:
-        """Undo :meth:`to_record`: the run, None if the file does not name it, and the answer.
+    def from_record(cls, arrays: Mapping[str, Array], record: Mapping[str, Any]) -> tuple[str, Self]:
+        """Undo :meth:`to_record`: the run and the answer.
 
         Raises
         ------
-        StateError, TypeError
+        StateError, KeyError, TypeError
             The content is not an answer.
         """
         fields = dict(record)
-        run = fields.pop("run", None)
+        run = fields.pop("run")
         answer = cls(arrays, **fields)
-        if run is not None and not isinstance(run, str):
+        if not isinstance(run, str):
             raise StateError(f"holds run = {run!r:.40}")
         if type(answer.examples) is not int or not 0 <= answer.examples < _LARGEST or not _are_metrics(answer.metrics):
             raise StateError("holds examples or metrics that are not numbers")
         return run, answer
-
-
-def migrated(arrays: dict[str, Array], record: dict[str, Any], version: int) -> Content:
-    """Bring the content of a state file of an earlier version to :data:`VERSION`.
-
-    Parameters
-    ----------
-    arrays, record : dict
-        The file's content; left as it is.
-    version : int
-        The file's version, below the present one.
-
-    Raises
-    ------
-    StateError
-        The content does not fit its version.
-    """
-    known = dict(record)
-    if version == 1:
-        gaps = known.pop("gaps", None)
-        if not isinstance(gaps, list) or not all(map(_is_number, gaps)):
-            raise StateError(f"holds gaps = {gaps!r:.40}")
-        if "switched_at" not in known:
-            raise StateError("lacks 'switched_at'")
-        known["global_since"] = known.pop("switched_at")
-        if gaps:
-            arrays = {**arrays, _GAPS: np.array(gaps, dtype=np.float64)}
-    return arrays, known
 
 
 def read_state(path: Path) -> ClientState:
@@ -210,25 +177,14 @@ def read_state(path: Path) -> ClientState:
     Raises
     ------
     UnreadableStateError
-        The file has a newer version, is encrypted with another key, or the system refuses to read it.
+        The file has another version, is encrypted with another key, or the system refuses to read it.
     StateError
         There is no such file, or it is damaged.
     """
-    try:
-        content = atomic.read(path, VERSION, migrated)
-        if content is None:
-            raise StateError("there is no such file")
-        return ClientState.from_record(*content)
-    except UnreadableStateError as error:
-        raise UnreadableStateError(f"{path}: {error}") from error
-    except (KeyError, TypeError, ValueError, StateError) as error:
-        raise StateError(f"{path}: {reason_of(error)}") from error
-
-
-def reason_of(error: Exception) -> str:
-    """A reason on one line; the error's type is named where its text alone would say too little."""
-    text = " ".join(str(error).split())
-    return text if isinstance(error, StateError) else f"{type(error).__name__}: {text}"
+    state: ClientState | None = atomic.read(path, VERSION, ClientState.from_record)
+    if state is None:
+        raise StateError(f"{path}: there is no such file")
+    return state
 
 
 def _is_pixels(content: Tensor) -> bool:

@@ -9,16 +9,17 @@ place, the round has not happened. ``earlier/`` holds the files of earlier runs.
 import contextlib
 import logging
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from filelock import FileLock, Timeout
 
 from fedkace_flwr.errors import StateError, UnreadableStateError
 from fedkace_flwr.storage import atomic, client_state, encryption
-from fedkace_flwr.storage.client_state import Answer, ClientState, Content, reason_of
+from fedkace_flwr.storage.atomic import ANSWER, MODELS, STATE, Array
+from fedkace_flwr.storage.client_state import Answer, ClientState
 from fedkace_flwr.storage.earlier_runs import EarlierRuns
 from fedkace_flwr.storage.files import remove_partials
 from fedkace_flwr.storage.folders import make_folder, sync_above, sync_folder
@@ -27,7 +28,7 @@ from fedkace_flwr.storage.names import printable
 logger = logging.getLogger(__name__)
 
 _GENERATIONS = 2
-_WRITTEN = ("answer-", "state-", "models-")
+_WRITTEN = (f"{ANSWER}-", f"{STATE}-", f"{MODELS}-")
 _LOCK_SECONDS = 10.0
 
 
@@ -141,16 +142,8 @@ class ClientStore:
         self._settle()
         if self._read_state(round_number) is None:
             return None
-        path = self._path("answer", round_number)
-        content = self._read(path)
-        if content is None:
-            return None
-        try:
-            run, answer = Answer.from_record(*content)
-        except (KeyError, TypeError, ValueError, StateError) as error:
-            self._quarantine(path, reason_of(error))
-            return None
-        return answer if run in (self._empty.run, None) else None
+        found = self._read(self._path(ANSWER, round_number), atomic.VERSION, Answer.from_record)
+        return found[1] if found is not None and found[0] == self._empty.run else None
 
     def save_trained(self, state: ClientState, answer: Answer) -> None:
         """Store a round's reply, then the state that completes the round; drop older and later generations.
@@ -165,7 +158,7 @@ class ClientStore:
             # Later rounds belong to a course that the server has given up. They go first: after a crash, a client
             # that is asked for one of them must not find it done.
             self._drop(lambda number: number > state.round)
-            atomic.write(self._path("answer", state.round), *answer.to_record(state.run))
+            atomic.write(self._path(ANSWER, state.round), *answer.to_record(state.run))
             self._write(state)
             kept = [number for number in self._generations() if number <= state.round][:_GENERATIONS]
             self._drop(lambda number: number not in kept, answers=lambda number: number != state.round)
@@ -188,7 +181,7 @@ class ClientStore:
         return atomic.path_of(self.folder, kind, round_number)
 
     def _generations(self) -> list[int]:
-        return atomic.numbered(self.folder, "state")
+        return atomic.numbered(self.folder, STATE)
 
     def _newest(self, numbers: list[int]) -> ClientState:
         for number in numbers:
@@ -198,21 +191,18 @@ class ClientStore:
         return self._empty
 
     def _write(self, state: ClientState) -> None:
-        atomic.write(self._path("state", state.round), *state.to_record(), version=client_state.VERSION)
+        atomic.write(self._path(STATE, state.round), *state.to_record(), version=client_state.VERSION)
 
     def _read_state(self, round_number: int) -> ClientState | None:
-        path = self._path("state", round_number)
-        content = self._read(path)
-        if content is None:
-            return None
-        try:
-            state = ClientState.from_record(*content)
-            if state.run != self._empty.run:
-                return None
-            if state.round != round_number:
+        def parse(arrays: Mapping[str, Array], record: Mapping[str, Any]) -> ClientState:
+            state = ClientState.from_record(arrays, record)
+            if state.run == self._empty.run and state.round != round_number:
                 raise StateError(f"holds round {state.round}")
-        except (KeyError, TypeError, ValueError, StateError) as error:
-            self._quarantine(path, reason_of(error))
+            return state
+
+        path = self._path(STATE, round_number)
+        state: ClientState | None = self._read(path, client_state.VERSION, parse)
+        if state is None or state.run != self._empty.run:
             return None
         self._check(path, state)
         return state
@@ -236,26 +226,22 @@ class ClientStore:
                 "SuperNode with the partition-id that it had, or with another client-name"
             )
 
-    def _read(self, path: Path) -> Content | None:
+    def _read(self, path: Path, version: int, parse: Callable[..., Any]) -> Any:
+        """What a file holds; None if there is none, or it was damaged and is now set aside."""
         try:
-            if path.name.startswith("state-"):
-                return atomic.read(path, client_state.VERSION, client_state.migrated)
-            return atomic.read(path)
-        except UnreadableStateError as error:
-            raise UnreadableStateError(f"{path}: {error}") from error
+            return atomic.read(path, version, parse)
+        except UnreadableStateError:
+            raise
         except StateError as error:
-            self._quarantine(path, str(error))
+            with self._explained():
+                aside = atomic.set_aside(path)
+            logger.warning("%s; it was set aside as %s, and the previous generation is used", error, aside.name)
             return None
-
-    def _quarantine(self, path: Path, reason: str) -> None:
-        with self._explained():
-            aside = atomic.set_aside(path)
-        logger.warning("%s was set aside as %s: %s; falling back to the previous generation", path, aside.name, reason)
 
     def _drop(self, states: Callable[[int], bool], answers: Callable[[int], bool] | None = None) -> None:
         """Remove states, and answers, of some rounds from the disk."""
         dropped = False
-        for kind, is_meant in (("answer", answers or states), ("state", states)):
+        for kind, is_meant in ((ANSWER, answers or states), (STATE, states)):
             for number in atomic.numbered(self.folder, kind):
                 if is_meant(number):
                     self._path(kind, number).unlink()

@@ -11,18 +11,15 @@ from pathlib import Path
 
 from fedkace_flwr.errors import StateError, UnreadableStateError
 from fedkace_flwr.storage import atomic, client_state
+from fedkace_flwr.storage.atomic import ANSWER, STATE
 from fedkace_flwr.storage.folders import EARLIER, make_folder, sync_folder
 from fedkace_flwr.storage.names import token
 
 MOST_RUNS = 8
 """Most earlier runs that a client keeps; it takes part in no further one before its owner has made room."""
 
-ANSWER, STATE, MODELS = "answer", "state", "models"
-"""The kinds of a client's files, ``KIND-ROUND`` with the kind's suffix."""
-
-SUFFIXES = {ANSWER: atomic.ARCHIVES, STATE: atomic.ARCHIVES, MODELS: atomic.MODELS}
-
-_STATES = (ANSWER, STATE)  # in the order in which they are moved
+STATES = (ANSWER, STATE)
+"""The kinds of a client's files that make a round, in the order in which they are moved."""
 
 
 class EarlierRuns:
@@ -56,20 +53,27 @@ class EarlierRuns:
             A file may be intact, but this process cannot read it.
         """
         found = {}
-        for number in atomic.numbered(self._folder, kind, SUFFIXES[kind]):
-            path = atomic.path_of(self._folder, kind, number, SUFFIXES[kind])
+        for number in atomic.numbered(self._folder, kind):
+            path = atomic.path_of(self._folder, kind, number)
             try:
-                record = atomic.read_strings(path) if kind == MODELS else atomic.read_record(path, client_state.VERSION)
-            except UnreadableStateError as error:
-                raise UnreadableStateError(f"{path}: {error}") from error
+                run = atomic.run_of(path, client_state.VERSION if kind == STATE else atomic.VERSION)
+            except UnreadableStateError:
+                raise
             except StateError:
                 continue
-            if record is not None and isinstance(run := record.get("run"), str):
+            if run is not None:
                 found[number] = run
         return found
 
-    def settle(self, run: str) -> dict[str, int]:
-        """Move the states and answers of other runs out, and those of this run in.
+    def settle(self, run: str, kinds: tuple[str, ...] = STATES) -> dict[str, int]:
+        """Move the files of other runs out, and those of this run in.
+
+        Parameters
+        ----------
+        run : str
+            The run, or its :func:`~fedkace_flwr.storage.names.token`.
+        kinds : tuple of str
+            In the order in which they are moved; the last kind's files name their run.
 
         Returns
         -------
@@ -83,7 +87,7 @@ class EarlierRuns:
         StateError
             There would be more than :data:`MOST_RUNS` earlier runs; nothing was moved.
         """
-        others = {number: other for number, other in self.runs(STATE).items() if other != run}
+        others = {number: other for number, other in self.runs(kinds[-1]).items() if token(other) != token(run)}
         places = {*self.places(), *map(self.place_of, others.values())} - {self.place_of(run)}
         if others and len(places) > MOST_RUNS:
             raise StateError(
@@ -91,30 +95,16 @@ class EarlierRuns:
                 f"python -m fedkace_flwr.storage earlier {self._folder}, and delete those that are no longer needed"
             )
         for number, other in others.items():
-            self.move_out(number, other, _STATES)
-        self.move_in(run, _STATES)
+            self.move_out(number, other, kinds)
+        self._move_in(run, kinds)
         return {other: number for number, other in reversed(others.items())}
-
-    def take_back(self, run: str) -> None:
-        """Move every file of an earlier run in, and those of all other runs out.
-
-        Raises
-        ------
-        UnreadableStateError
-            As :meth:`runs`.
-        """
-        for kind, moved in ((STATE, _STATES), (MODELS, (MODELS,))):
-            for number, other in self.runs(kind).items():
-                if token(other) != token(run):
-                    self.move_out(number, other, moved)
-        self.move_in(run, (*_STATES, MODELS))
 
     def move_out(self, round_number: int, run: str, kinds: Collection[str]) -> None:
         """Move a round's files to their run's folder."""
         place = self.place_of(run)
         make_folder(place)
         for kind in kinds:
-            path = atomic.path_of(self._folder, kind, round_number, SUFFIXES[kind])
+            path = atomic.path_of(self._folder, kind, round_number)
             if path.exists():
                 os.replace(path, place / path.name)
                 # Before the state is moved: otherwise a power cut could keep the state's move alone, and the answer
@@ -122,14 +112,14 @@ class EarlierRuns:
                 sync_folder(place)
                 sync_folder(self._folder)
 
-    def move_in(self, run: str, kinds: Collection[str]) -> None:
+    def _move_in(self, run: str, kinds: Collection[str]) -> None:
         """Move the files of a run back to the client's folder."""
         place = self.place_of(run)
         if not place.is_dir():
             return
         for kind in kinds:
-            for number in atomic.numbered(place, kind, SUFFIXES[kind]):
-                path = atomic.path_of(place, kind, number, SUFFIXES[kind])
+            for number in atomic.numbered(place, kind):
+                path = atomic.path_of(place, kind, number)
                 os.replace(path, self._folder / path.name)
         sync_folder(self._folder)
         sync_folder(place)

@@ -1,9 +1,10 @@
 """What a stored file looks like outside: a checksum, and encryption at rest with a key from the environment.
 
-A plain file is the SHA-256 of its content, and the content; a model, which has a checksum itself, the content alone. An encrypted one is a mark, the SHA-256 of the rest, a
-version (1 byte), a nonce that no other write uses (12 bytes), and the content, encrypted with AES-256 in Galois/counter
-mode. The file's place, which is the name of its client or run and its own, is authenticated with the content, so that
-a file is read nowhere else. Mark, checksum and version stand at the same place in every version.
+A plain file is the SHA-256 of its content, and the content; a model, which has a checksum itself, the content alone. An
+encrypted one is a mark, the SHA-256 of the rest, a version (1 byte), a nonce that no other write uses (12 bytes), and
+the content, encrypted with AES-256 in Galois/counter mode. The file's place, which is the name of its client or run and
+its own, is authenticated with the content, so that a file is read nowhere else. Mark, checksum and version stand at the
+same place in every version.
 """
 
 import base64
@@ -28,13 +29,11 @@ PLAIN = "plain"
 """Stands in the place of a key for files that are not encrypted."""
 
 MODEL_FILES = ".safetensors"
-"""How the names of models for inference end."""
+"""How the names of models end."""
 
 _MARK = b"\x89FEDKACE-SEALED\n"
 _VERSION = 3
-_KEY_BYTES = 32
-_DIGEST_BYTES = 32
-_NONCE_BYTES = 12
+_KEY_BYTES, _DIGEST_BYTES, _NONCE_BYTES = 32, 32, 12
 _LARGEST = 2**31 - 64  # of what AESGCM takes at once
 
 
@@ -66,8 +65,7 @@ def seal(body: bytes, path: Path) -> tuple[bytes, ...]:
     if len(body) > _LARGEST:
         raise StateError(f"{path}: would have {len(body)} bytes, and at most {_LARGEST} can be encrypted")
     nonce = os.urandom(_NONCE_BYTES)
-    encrypted = AESGCM(key).encrypt(nonce, body, _place_of(path))
-    head = bytes([_VERSION]) + nonce
+    head, encrypted = bytes([_VERSION]) + nonce, AESGCM(key).encrypt(nonce, body, _place_of(path))
     digest = hashlib.sha256(head)
     digest.update(encrypted)
     return _MARK, digest.digest(), head, encrypted
@@ -86,12 +84,12 @@ def unseal(content: bytes, path: Path) -> bytes:
     ConfigError
         As :func:`keys`.
     """
-    mark = _MARK if content.startswith(_MARK) else b""
+    names, held = " or ".join(_variables(path)), _keys_of(path)
+    mark = _MARK if names and content.startswith(_MARK) else b""
     start = 0 if not mark and path.suffix == MODEL_FILES else len(mark) + _DIGEST_BYTES
     rest = memoryview(content)[start:]
     if start and hashlib.sha256(rest).digest() != content[len(mark) : start]:
         raise StateError("its checksum does not match")
-    names, held = " or ".join(_variables(path)), _keys_of(path)
     if not mark:
         if None not in held:
             raise UnreadableStateError(
@@ -135,7 +133,9 @@ def _key(text: str, variable: str) -> bytes | None:
 
 def _variables(path: Path) -> tuple[str, ...]:
     """The variables whose keys a file may have: whoever holds the key of models alone can write nothing else."""
-    return (MODELS, VARIABLE) if path.name.startswith("models-") else (VARIABLE,)
+    if path.suffix != MODEL_FILES:
+        return (VARIABLE,)
+    return (MODELS, VARIABLE) if path.name.startswith("models-") else ()  # exported models are never encrypted
 
 
 def _keys_of(path: Path) -> list[bytes | None]:

@@ -18,10 +18,9 @@ from support.made import bombs
 from support.made.inboxes import CLASSES, SIZE, drop, names_in, opened
 from support.made.models import blank, picture
 
-from fedkace_flwr.data import decoding, picture_process
-from fedkace_flwr.data.decoding import Limits
+from fedkace_flwr.data import picture_process
 from fedkace_flwr.data.images import Framing, read_square
-from fedkace_flwr.data.picture_process import PictureProcess
+from fedkace_flwr.data.picture_process import Limits, PictureProcess
 from fedkace_flwr.errors import DataError
 from fedkace_flwr.sources import read_folder
 from fedkace_flwr.storage import encryption
@@ -143,7 +142,7 @@ def test_a_decoder_ignores_the_signals_that_end_its_client(decoder: PictureProce
 
 @pytest.mark.slow
 def test_a_decoder_loads_nothing_that_it_does_not_need() -> None:
-    code = "import sys, fedkace_flwr.data.decoding; print(*{name.split('.')[0] for name in sys.modules})"
+    code = "import sys, fedkace_flwr.data.picture_process; print(*{name.split('.')[0] for name in sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "flwr", "starlette", "uvicorn", "asyncio"} & set(done.stdout.split())
 
@@ -181,6 +180,6 @@ def test_the_process_has_neither_keys_nor_open_files_of_the_client(
             assert not [name for name in process.environ() if name.startswith("FEDKACE_")]
             # An app that a SuperNode has received is not installed; the process must find it all the same.
             assert Path(process.environ()["PYTHONPATH"].split(os.pathsep)[0], "fedkace_flwr").samefile(
-                Path(decoding.__file__).parents[1]
+                Path(picture_process.__file__).parents[1]
             )
             assert process.num_fds() <= 5, process.open_files()

@@ -25,8 +25,7 @@ def saved(kind: str) -> bytes:
     return file.getvalue()
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("kind", ["BMP", "GIF", "ICO", "JPEG2000", "PCX", "PPM", "SGI", "TGA", "TIFF"])
+@pytest.mark.parametrize("kind", ["BMP", "GIF", "JPEG2000", "TIFF"])
 def test_formats_that_no_client_needs_are_refused(kind: str) -> None:
     with pytest.raises(DataError, match=r"its format is not supported \(JPEG, PNG, WEBP are\)$"):
         pixels.rgb(saved(kind))
@@ -197,9 +196,7 @@ def turned(kind: str, metadata: bytes) -> bytes:
     return file.getvalue()
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("kind", pixels.FORMATS)
-@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize(("kind", "orientation"), [*(("JPEG", each) for each in range(1, 9)), ("PNG", 6), ("WEBP", 5)])
 def test_a_picture_is_turned_as_its_camera_was_held(kind: str, orientation: int) -> None:
     for order in "<>":
         content = turned(kind, exif(orientation, order))
@@ -240,9 +237,8 @@ def test_an_orientation_after_a_pngs_pixels_counts() -> None:
         b"Exif\0\0MM\0*" + struct.pack(">IH", 8, 65535) + bytes(1000),
     ],
 )
-@pytest.mark.parametrize("kind", pixels.FORMATS)
-def test_metadata_that_says_nothing_of_use_leaves_a_picture_as_it_is(kind: str, metadata: bytes) -> None:
-    plain, content = turned(kind, b""), turned(kind, metadata)
+def test_metadata_that_says_nothing_of_use_leaves_a_picture_as_it_is(metadata: bytes) -> None:
+    plain, content = turned("JPEG", b""), turned("JPEG", metadata)
     assert np.array_equal(np.asarray(pixels.rgb(content)), np.asarray(pixels.rgb(plain)))
 
 

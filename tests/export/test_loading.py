@@ -23,9 +23,9 @@ from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.export.folder import write_folder
 from fedkace_flwr.inference.kept_models import KeptModels, Predictor
-from fedkace_flwr.inference.reading import unpack
-from fedkace_flwr.inference.tensor_file import header_of, pack
+from fedkace_flwr.inference.tensor_file import pack, unpack
 from fedkace_flwr.storage import atomic
+from fedkace_flwr.storage.atomic import header_of
 from fedkace_flwr.storage.checkpoint import Checkpoints
 
 IMAGES = torch.randint(0, 256, (9, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))

@@ -20,7 +20,7 @@ from fedkace_flwr.export.onnx_file import TOLERANCE, to_onnx
 from fedkace_flwr.inference.kept_models import KeptModels
 from fedkace_flwr.networks.catalogue import NETWORKS, seeded
 from fedkace_flwr.networks.network import Blueprint, Network
-from fedkace_flwr.storage.npz import Array
+from fedkace_flwr.storage.atomic import Array
 
 CLASSES, MET = 5, (0, 1, 3)
 

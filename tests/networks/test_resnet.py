@@ -43,8 +43,9 @@ def test_multiply_adds_of_the_cifar_network():
     assert total / 1e6 == pytest.approx(35.06, abs=0.005)
 
 
-@pytest.mark.parametrize(("stem", "size", "cells"), [("cifar", 32, 4), ("cifar", 8, 1), ("imagenet", 112, 4)])
-@pytest.mark.parametrize("width", [2, 5])
+@pytest.mark.parametrize(
+    ("stem", "size", "cells", "width"), [("cifar", 32, 4, 2), ("cifar", 8, 1, 5), ("imagenet", 112, 4, 2)]
+)
 def test_logits_are_the_output_layer_of_eight_times_width_features(width, stem, size, cells):
     net = seeded_resnet18(7, width, stem, 0).eval()
     images = torch.randn(3, 3, size, size, generator=torch.Generator().manual_seed(1))

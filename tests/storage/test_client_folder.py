@@ -40,13 +40,9 @@ def test_clients_that_share_a_machine_do_not_share_a_folder(small: Make) -> None
     assert [client_folder(config, 5, number, place).name for number in (1, 3)] == ["cam7", "cam7-003"]
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("name", ["a/b", "..", ".", "", "a" * 65, "ä", "a b", "a\nb", "a\0", 7, True, 1.5])
+@pytest.mark.parametrize("name", ["a/b", "..", "a" * 65, "ä", "a\nb", 7])
 def test_a_name_that_will_not_do_is_refused_in_one_line(small: Make, name: Any) -> None:
     place = {"num-partitions": 3, "client-name": name}
-    if name == "":
-        assert client_folder(small(), 5, 1, place).name == "client-001"
-        return
     with pytest.raises(ConfigError, match="--node-config: client-name = ") as caught:
         client_folder(small(), 5, 1, place)
     assert "\n" not in str(caught.value) and "1 to 64 letters" in str(caught.value)
@@ -210,11 +206,6 @@ def test_the_state_of_another_client_of_the_run_is_refused_and_left(tmp_path: Pa
         with pytest.raises(UnreadableStateError, match="holds the state of client 2 of this run, and this is client 3"):
             action()
     assert (tmp_path / "state-000001.npz").read_bytes() == before
-
-
-def test_a_file_from_before_clients_were_named_is_read(tmp_path: Path) -> None:
-    trained(tmp_path, "1", 1, client=None)
-    assert ClientStore(tmp_path, of_run("1", client=3)).before(2).round == 1
 
 
 def test_damaged_files_of_one_name_do_not_overwrite_each_other(tmp_path: Path) -> None:

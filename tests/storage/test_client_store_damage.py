@@ -26,13 +26,8 @@ from support.made.stored import (
 )
 
 from fedkace_flwr.errors import UnreadableStateError
-from fedkace_flwr.storage import client_state
-from fedkace_flwr.storage.client_state import ClientState, read_state
+from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.storage.client_store import ClientStore
-
-
-def _truncated(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
 
 
 def _half(path: Path) -> None:
@@ -43,28 +38,8 @@ def _emptied(path: Path) -> None:
     path.write_bytes(b"")
 
 
-def _lengthened(path: Path) -> None:
-    path.write_bytes(path.read_bytes() + b"\0")
-
-
-def _bit_flipped(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
 def _text(path: Path) -> None:
     path.write_bytes(sealed(b"not an archive"))
-
-
-def _nothing_sealed(path: Path) -> None:
-    path.write_bytes(sealed(b""))
-
-
-def _one_array(path: Path) -> None:
-    packed = io.BytesIO()
-    np.save(packed, np.arange(3))
-    path.write_bytes(sealed(packed.getvalue()))
 
 
 def _pickled(path: Path) -> None:
@@ -73,34 +48,16 @@ def _pickled(path: Path) -> None:
     path.write_bytes(sealed(packed.getvalue()))
 
 
-def _version_that_never_was(path: Path) -> None:
-    rewrite(path, lambda arrays, record: record.update(version=0))
-
-
 def _without_version(path: Path) -> None:
     rewrite(path, lambda arrays, record: record.pop("version"))
 
 
-DAMAGES = [
-    _truncated,
-    _half,
-    _emptied,
-    _lengthened,
-    _bit_flipped,
-    _text,
-    _nothing_sealed,
-    _one_array,
-    _pickled,
-    _version_that_never_was,
-    _without_version,
-]
+damaged = pytest.mark.parametrize(
+    "damage", [_half, _emptied, _text, _pickled, _without_version], ids=lambda damage: damage.__name__.strip("_")
+)
 
 
-def _named(damage: Callable[..., object]) -> str:
-    return damage.__name__.strip("_").replace("_", " ")
-
-
-@pytest.mark.parametrize("damage", DAMAGES, ids=_named)
+@damaged
 def test_a_damaged_state_is_set_aside_with_a_warning_and_the_one_before_it_used(
     tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
@@ -110,9 +67,7 @@ def test_a_damaged_state_is_set_aside_with_a_warning_and_the_one_before_it_used(
     content = path.read_bytes()
     with heard() as warned:
         assert_same(store.before(3), learned(1))
-    assert len(warned) == 1
-    assert str(path) in warned[0]
-    assert "state-000002.corrupt" in warned[0]
+    assert len(warned) == 1 and str(path) in warned[0] and "state-000002.corrupt" in warned[0]
     assert (tmp_path / "state-000002.corrupt").read_bytes() == content
     assert not path.exists()
     assert store.answer(2) is None  # its state is gone, so the round has not happened
@@ -121,20 +76,17 @@ def test_a_damaged_state_is_set_aside_with_a_warning_and_the_one_before_it_used(
     assert_bit_identical(store.answer(2), reply(2))
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("damage", DAMAGES, ids=_named)
-def test_with_no_generation_left_the_state_is_the_empty_one(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+def test_with_no_generation_left_the_state_is_the_empty_one(tmp_path: Path) -> None:
     store = ClientStore(tmp_path, empty())
     train(store, 1, 2)
     for number in (1, 2):
-        damage(tmp_path / f"state-00000{number}.npz")
+        _half(tmp_path / f"state-00000{number}.npz")
     with heard() as warned:
         assert_same(store.before(3), empty())
     assert len(warned) == 2
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("damage", DAMAGES, ids=_named)
+@damaged
 def test_a_damaged_answer_is_set_aside_and_its_round_trained_again(
     tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
@@ -143,8 +95,7 @@ def test_a_damaged_answer_is_set_aside_and_its_round_trained_again(
     damage(path)
     with heard() as warned:
         assert store.answer(2) is None
-    assert len(warned) == 1
-    assert str(path) in warned[0]
+    assert len(warned) == 1 and str(path) in warned[0]
     assert (tmp_path / "answer-000002.corrupt").exists()
     assert_same(store.before(2), learned(1))
     train(store, 2)
@@ -201,9 +152,9 @@ def _put(name: str, value: Any) -> Callable[[dict[str, Any], dict[str, Any]], No
     [
         (_drop("seen"), "seen"),
         (_drop("buffer.labels"), "buffer.labels"),
-        (_drop("buffer.rounds"), "buffer.rounds"),
         (_put("global_since", 0.5), "global_since = 0.5"),
         (_put("local_accuracy", "high"), "an accuracy"),
+        (_put("local_class_accuracy", ["a"]), "an accuracy"),
         (_put("round", 3), "round 3"),
         (_put("unheard-of", 3), "unheard-of"),
         (_put("buffer.rounds", np.zeros(3, dtype=np.int64)), "unequal"),
@@ -267,23 +218,16 @@ def test_a_state_under_the_name_of_another_round_is_set_aside(tmp_path: Path) ->
     assert (tmp_path / "state-000005.corrupt").exists()
 
 
-@pytest.mark.parametrize("name", ["state-000002.npz", "answer-000002.npz"])
-def test_a_file_of_a_newer_version_is_refused_and_left_alone(tmp_path: Path, name: str) -> None:
-    known = client_state.VERSION if name.startswith("state") else 1
+def test_an_answer_of_a_newer_version_is_refused_and_left_alone(tmp_path: Path) -> None:
     train(ClientStore(tmp_path, empty()), 1, 2)
-    rewrite(tmp_path / name, _put("version", known + 1))
-    kept = (tmp_path / name).read_bytes()
-    store = ClientStore(tmp_path, empty())
+    path = tmp_path / "answer-000002.npz"
+    rewrite(path, _put("version", 2))
+    kept = path.read_bytes()
     with heard() as warned, pytest.raises(UnreadableStateError) as caught:
-        store.answer(2)
-    assert f"{name}: it has version {known + 1}, this program reads up to {known}; update" in str(caught.value)
-    assert "\n" not in str(caught.value)
-    if name.startswith("state"):
-        for action in (lambda: store.before(3), lambda: train(store, 2), lambda: read_state(tmp_path / name)):
-            with pytest.raises(UnreadableStateError, match=f"version {known + 1}"):
-                action()
-    assert warned == []
-    assert (tmp_path / name).read_bytes() == kept
+        ClientStore(tmp_path, empty()).answer(2)
+    assert f"{path}: it has version 2, this program reads 1; use the one" in str(caught.value)
+    assert "\n" not in str(caught.value) and warned == []
+    assert path.read_bytes() == kept
 
 
 def test_other_files_in_the_folder_do_no_harm(tmp_path: Path) -> None:

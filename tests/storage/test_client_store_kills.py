@@ -76,26 +76,6 @@ def test_a_crash_between_answer_and_state_leaves_the_round_before_in_force(
     assert_bit_identical(store.answer(2), reply(2))
 
 
-def test_a_disk_that_fails_to_sync_leaves_the_old_state_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = ClientStore(tmp_path, empty())
-    train(store, 1, 2)
-    before = {path.name: path.read_bytes() for path in tmp_path.glob("*.npz")}
-
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        for action in (lambda: train(store, 3), lambda: store.save(replace(learned(2), global_since=None))):
-            with pytest.raises(StateError, match="No space left"):
-                action()
-    after = {path.name: path.read_bytes() for path in tmp_path.glob("*.npz")}
-    assert after == before
-    train(store, 3)
-    assert_same(store.before(4), learned(3))
-    assert not list(tmp_path.glob("*3.npz.partial"))
-
-
 def test_a_write_that_is_cut_short_leaves_the_old_state_whole(tmp_path: Path) -> None:
     """The kernel itself refuses to write more than 100 bytes."""
     store = ClientStore(tmp_path, empty())

@@ -16,10 +16,7 @@ from fedkace_flwr.storage.names import fitted, printable, token, without_paths
 from fedkace_flwr.storage.paths import client_folder, run_folder
 
 ANY = st.text(st.characters(), max_size=300) | st.text("ab./\\~\n\0 é\ud800", max_size=300)
-HOSTILE = [
-    *("../../x", "..", ".", "/tmp/x", "a/b", "a/../../b", "~/x/..", ".hidden", "a\\b", "a\nb", "a\0b", "\x1b[31m"),
-    *("\u202egnp", "\ud800", " \t", "n" * (LONGEST_NAME + 1), "\u00e9" * (LONGEST_NAME // 2 + 1)),
-]
+HOSTILE = ["../../x", ".", "/tmp/x", "a\\b", "a\0b", "\x1b[31m", "\ud800", " \t", "n" * (LONGEST_NAME + 1)]
 
 
 @pytest.mark.matrix
@@ -30,10 +27,7 @@ def test_a_run_cannot_leave_the_results_folder(name: str, tmp_path: Path) -> Non
     assert len(str(caught.value).splitlines()) == 1 and len(str(caught.value)) < 500
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize(
-    "name", ["first", "fedkace_overlap-4_seed-0", "K=4, M=100", "\u00dcbung 1", "a.b", "x" * LONGEST_NAME, "[0, 1]"]
-)
+@pytest.mark.parametrize("name", ["fedkace_overlap-4_seed-0", "K=4, M=[0, 1]", "\u00dcbung 1", "x" * LONGEST_NAME])
 def test_a_plain_name_is_a_folder_in_the_results_folder(name: str, tmp_path: Path) -> None:
     config = Config.parse({"results-dir": str(tmp_path), "run-name": name})
     assert run_folder(config, 5) == tmp_path / name

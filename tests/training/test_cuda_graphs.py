@@ -71,6 +71,16 @@ def trained(
     return net.state_dict(), objective
 
 
+each = pytest.mark.parametrize(
+    ("name", "batching", "precision"),
+    [
+        *((name, "union", torch.float32) for name in OBJECTIVES),
+        *(("balanced", batching, torch.bfloat16) for batching in sorted(EPOCHS)),
+        ("full gradient", "paired", torch.float32),
+    ],
+)
+
+
 @pytest.fixture
 def shapes(monkeypatch: pytest.MonkeyPatch) -> list[set[tuple[int, ...]]]:
     """For each training that took static steps the shapes of batch that it prepared."""
@@ -89,13 +99,7 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> list[set[tuple[int, ...]]]:
     return found
 
 
-PRECISIONS = [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.exhaustive)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("batching", sorted(EPOCHS))
-@pytest.mark.parametrize("name", OBJECTIVES)
+@each
 def test_static_steps_end_where_the_plain_loop_ends(name, batching, precision, shapes):
     plain, one = trained(OBJECTIVES[name], captured=False, batching=batching, precision=precision)
     assert not shapes
@@ -110,9 +114,7 @@ def test_static_steps_end_where_the_plain_loop_ends(name, batching, precision, s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("batching", sorted(EPOCHS))
-@pytest.mark.parametrize("name", OBJECTIVES)
+@each
 def test_a_recorded_step_ends_where_the_plain_loop_ends(name, batching, precision, recordings):
     """A stand-in records and plays: nothing of the step lies in Python, nor in a tensor that is made anew."""
     plain, one = trained(OBJECTIVES[name], captured=False, batching=batching, precision=precision)

@@ -111,8 +111,7 @@ def naive_losses(logits: Tensor, batch: Batch) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("weight", [0.0, 1.0, 3.75])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("seed", "weight"), [(0, 0.0), (1, 1.0), (2, 3.75)])
 def test_balanced_loss_is_the_weighted_sum_over_the_batchs_size(seed, weight):
     logits, features, batch = random_batch(seed, 11)
     balance = GradientBalance()
@@ -163,10 +162,10 @@ def summed_losses(net: ResNet18, chunk: tuple[Tensor, Tensor], buffer: tuple[Ten
     return totals[0], totals[1]
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("gradient_bias", [False, True])
-@pytest.mark.parametrize("batching", ["paired", "union"])
-@pytest.mark.parametrize(("new", "held"), [(12, 4), (4, 12), (10, 10)])
+@pytest.mark.parametrize(
+    ("new", "held", "batching", "gradient_bias"),
+    [(12, 4, "paired", False), (4, 12, "union", True), (10, 10, "union", False), (4, 12, "paired", True)],
+)
 def test_weight_of_the_next_epoch_is_the_full_batchs_ratio_however_the_epoch_was_cut(
     new, held, batching, gradient_bias
 ):
@@ -229,7 +228,7 @@ def test_training_is_deterministic_and_follows_the_generator():
 @pytest.mark.parametrize("batching", sorted(EPOCHS))
 @pytest.mark.parametrize(
     ("new", "held", "size"),
-    [(2, 0, 4), (2, 0, 32), (9, 0, 4), (6, 3, 4), (5, 3, 4), (3, 5, 4), (1, 1, 2), (2, 1, 2)],
+    [(2, 0, 32), (9, 0, 4), (5, 3, 4), (3, 5, 4), (1, 1, 2)],
 )
 def test_small_and_ragged_rounds_train(new, held, size, batching):
     """The last stage sees 1x1 pixels here, where batch normalisation refuses a batch of one sample."""

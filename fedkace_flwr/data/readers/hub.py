@@ -114,25 +114,17 @@ class _Split:
 
     def _column(self, rows: Any, what: str, chosen: str, kind: type) -> str:
         """The column named by the key ``hub-image`` or ``hub-label``, or else the only one of its kind."""
-        kinds = {name: type(feature).__name__ for name, feature in rows.features.items()}
-        fitting = [name for name, feature in rows.features.items() if isinstance(feature, kind)]
-        listed = ", ".join(f"{name} ({kinds[name]})" for name in kinds)
-        if chosen and chosen not in kinds:
-            raise ConfigError(f"hub-{what} = {chosen!r:.200}: {self._where} has the columns {listed}")
-        if chosen and what == "image" and chosen not in fitting:
-            raise ConfigError(f"hub-image = {chosen!r:.200}: must be a column of the kind Image; there are {listed}")
-        if not chosen and what == "image" and not fitting:
-            raise DataError(
-                f"{self._where}: has no column of the kind Image, which cast_column of the package datasets makes of "
-                f"files or bytes; there are {listed}"
-            )
-        if not chosen and len(fitting) != 1:
-            of = ", ".join(fitting) if what == "image" else listed
-            raise ConfigError(
-                f"hub-{what} = '': {self._where} has {len(fitting)} columns of the kind {kind.__name__}; must name one "
-                f"of {of}"
-            )
-        return chosen or fitting[0]
+        fitting: list[str] = [name for name, feature in rows.features.items() if isinstance(feature, kind)]
+        if chosen in (rows.features if what == "label" else fitting):
+            return chosen
+        if not chosen and len(fitting) == 1:
+            return fitting[0]
+        listed = ", ".join(f"{name} ({type(feature).__name__})" for name, feature in rows.features.items())
+        made = "of the kind Image, which cast_column of the package datasets makes of files or bytes"
+        wanted = made if what == "image" else "that holds the labels"
+        raise ConfigError(
+            f"hub-{what} = {chosen!r:.200}: {self._where} has the columns {listed}; must name one {wanted}"
+        )
 
     def __len__(self) -> int:
         return len(self._rows)

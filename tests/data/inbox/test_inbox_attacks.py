@@ -29,8 +29,8 @@ WARNINGS = "fedkace_flwr.data.inbox"
 @pytest.mark.parametrize("content", [b"hello", None], ids=["bad", "good"])
 @pytest.mark.parametrize(
     "name",
-    ["n" * 251 + ".npz", "\u00e9" * 125 + "n.npz", "n" * 255, "~" * 251 + ".npz"],
-    ids=["ascii", "not ascii", "no suffix", "tildes"],
+    ["n" * 251 + ".npz", "\u00e9" * 125 + "n.npz", "n" * 255],
+    ids=["ascii", "not ascii", "no suffix"],
 )
 def test_a_name_as_long_as_names_can_be_costs_its_file_alone(name: str, content: bytes | None, tmp_path: Path) -> None:
     drop(tmp_path, "good.npz", 1)
@@ -188,9 +188,7 @@ def test_whatever_lies_in_an_inbox_a_round_takes_what_is_good(tmp_path: Path) ->
     }
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("what", ["pipe", "link", "folder"])
-@pytest.mark.parametrize("name", ["x.npz", "shot.png"])
+@pytest.mark.parametrize(("name", "what"), [("x.npz", "pipe"), ("x.npz", "folder"), ("shot.png", "link")])
 def test_a_file_that_is_swapped_before_it_is_opened_is_rejected(
     name: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,9 +262,10 @@ def test_a_file_that_grows_after_it_was_taken_waits_or_is_rejected(tmp_path: Pat
     assert "inbox-bound = 2" in (tmp_path / "rejected" / "2.npz.reason.txt").read_text()
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("name", [f"{RUN}-000001", f"{RUN}-000001.partial", f"{RUN}-000001.learned"])
-@pytest.mark.parametrize("what", ["link", "file", "pipe"])
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [(f"{RUN}-000001", "link"), (f"{RUN}-000001.partial", "file"), (f"{RUN}-000001.learned", "pipe")],
+)
 def test_what_is_planted_in_the_place_of_a_rounds_folder_is_put_aside(name: str, what: str, tmp_path: Path) -> None:
     inbox, elsewhere = tmp_path / "inbox", tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -283,8 +282,7 @@ def test_what_is_planted_in_the_place_of_a_rounds_folder_is_put_aside(name: str,
     assert "in the way" in (inbox / "rejected" / f"{name}.reason.txt").read_text()
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("name", ["other-000001", "other-000001.learned", "other-000002.gone", "x-1", f"{RUN}-1"])
+@pytest.mark.parametrize("name", ["other-000001", "other-000001.learned", "other-000002.gone"])
 def test_links_among_the_taken_folders_are_left_alone(name: str, tmp_path: Path) -> None:
     inbox, elsewhere = tmp_path / "inbox", tmp_path / "elsewhere"
     elsewhere.mkdir()

@@ -87,7 +87,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "negative": ({"images": images(), "labels": np.array([-1, 1])}, "label -1 is not one of"),
     "unknown name": ({"images": images(), "labels": np.array(["cat", "cow"])}, "class 'cow' is not one of the 3"),
     "shares": ({"images": images(), "labels": np.array([0.5, 1.0])}, "must be whole numbers or class names"),
-    "objects": ({"images": images(), "labels": np.array([0, None])}, "Python objects"),
+    "objects": ({"images": images(), "labels": np.array([0, None])}, "an array of object"),
 }
 
 

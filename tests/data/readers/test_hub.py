@@ -98,7 +98,7 @@ def test_columns_are_chosen_by_name_where_several_fit(hf: Any, save: Save) -> No
     label, coarse = hf.ClassLabel(names=NAMES), hf.ClassLabel(names=["small", "large"])
     columns: dict[str, Any] = {"fine": ([0, 1, 2, 0, 1, 2], label), "coarse": ([0, 0, 1, 0, 0, 1], coarse)}
     config = save(train=split(hf, 6, **columns), test=split(hf, 6, **columns))
-    with pytest.raises(ConfigError, match=r"^hub-label = '': .*split train has 2 columns of the kind ClassLabel; must name one of .*fine \(ClassLabel\)"):  # fmt: skip
+    with pytest.raises(ConfigError, match=r"^hub-label = '': .*split train has the columns .*fine \(ClassLabel\)"):
         load_dataset(config)
     assert load_dataset(replace(config, hub_label="coarse")).class_names == ("small", "large")
     assert load_dataset(replace(config, hub_label="fine", hub_image="picture")).class_names == tuple(NAMES)
@@ -106,16 +106,16 @@ def test_columns_are_chosen_by_name_where_several_fit(hf: Any, save: Save) -> No
         ConfigError, match=r"^hub-label = 'coarze': .* has the columns note \(Value\), picture \(Image\)"
     ):
         load_dataset(replace(config, hub_label="coarze"))
-    with pytest.raises(ConfigError, match=r"^hub-image = 'note': must be a column of the kind Image"):
+    with pytest.raises(ConfigError, match=r"^hub-image = 'note': .*must name one of the kind Image"):
         load_dataset(replace(config, hub_label="fine", hub_image="note"))
 
 
-def test_only_columns_that_are_accepted_are_offered(hf: Any, save: Save) -> None:
+def test_a_column_of_images_is_named_unless_there_is_one(hf: Any, save: Save) -> None:
     two = split(hf, 3, second=(pictures(3), hf.Image()), kind=([0, 1, 2], hf.ClassLabel(names=NAMES)))
-    with pytest.raises(ConfigError, match=r"^hub-image = '': .* 2 columns of the kind Image; must name one of picture, second$"):  # fmt: skip
+    with pytest.raises(ConfigError, match=r"^hub-image = '': .*second \(Image\).*; must name one of the kind Image"):
         load_dataset(save(train=two, test=two))
     none = split(hf, 3).remove_columns("picture")
-    with pytest.raises(DataError, match=r"has no column of the kind Image, which cast_column .* note \(Value\)"):
+    with pytest.raises(ConfigError, match=r"^hub-image = '': .*of the kind Image, which cast_column .* makes of files"):
         load_dataset(save(train=none, test=none))
 
 

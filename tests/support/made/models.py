@@ -12,7 +12,8 @@ from fedkace_flwr.data.images import Framing
 from fedkace_flwr.experiment import as_arrays
 from fedkace_flwr.inference import kept_models as serving
 from fedkace_flwr.inference.kept_models import KeptModels
-from fedkace_flwr.inference.tensor_file import header_of, pack
+from fedkace_flwr.inference.tensor_file import pack
+from fedkace_flwr.storage.atomic import header_of
 from support.made.networks import seeded_resnet18
 
 CLASSES = 10

@@ -20,15 +20,13 @@ from fedkace_flwr.errors import ConfigError, DataError, MessageError, ModelError
 from fedkace_flwr.experiments.studies.study import load_study
 from fedkace_flwr.experiments.studies.yaml_file import parse_setting
 from fedkace_flwr.export.loading import LoadedModel
-from fedkace_flwr.inference.forms import file_in
-from fedkace_flwr.inference.reading import unpack
+from fedkace_flwr.inference.tensor_file import unpack
 from fedkace_flwr.messaging import records as keys
 from fedkace_flwr.messaging import validation as plausibility
 from fedkace_flwr.messaging.packing import unfolded
 from fedkace_flwr.privacy.site_policy import read_policy
 from fedkace_flwr.storage import atomic as durable
 from fedkace_flwr.storage import client_state
-from fedkace_flwr.storage import npz as archive
 from fedkace_flwr.storage.checkpoint import Checkpoints
 from fedkace_flwr.storage.client_state import Answer, ClientState, read_state
 from fedkace_flwr.storage.client_store import ClientStore
@@ -36,7 +34,6 @@ from fedkace_flwr.storage.folders import OpenFolder
 from support.made.pristine import (
     AGREED,
     CLIENT,
-    FORM,
     LIMITS,
     NAMES,
     NETWORK,
@@ -69,7 +66,7 @@ class Parsers:
         """Read as every kind of stored file."""
         for name in NAMES:
             (self.folder / name).write_bytes(content)
-        for reader in (durable.read, durable.read_record):
+        for reader in (durable.read, durable.run_of):
             try:
                 reader(self.folder / NAMES[0], client_state.VERSION)
             except StateError as error:
@@ -120,7 +117,7 @@ class Parsers:
     def archived(self, body: bytes) -> None:
         """Parse without the checksum."""
         try:
-            arrays = archive.unpack(body)
+            arrays = durable.unpack(body)
         except StateError as error:
             _assert_line(error)
         else:
@@ -150,14 +147,6 @@ class Parsers:
                 return
         assert images.dtype == np.uint8 and images.shape == (claimed, 3, SIDE, SIDE)
         assert labels.shape == (claimed,) and labels.min() >= 0 and labels.max() < len(AGREED)
-
-    def form(self, content: bytes) -> None:
-        """Read as a form that is sent to the prediction service."""
-        try:
-            file = file_in(content, FORM)
-            assert len(file) <= len(content)
-        except DataError as error:
-            _assert_line(error)
 
     def reply(self, content: RecordDict | Error) -> None:
         """Process as a client's reply, with every step for training and evaluation replies."""

@@ -44,7 +44,6 @@ SHAPES = keys.shapes_of(WEIGHTS)
 LIMITS = plausibility.Limits.of(Config(), SHAPES)
 SECRET = bytes(range(32))
 CLIENT = "client-000"
-FORM = "multipart/form-data; boundary=x"
 AGREED = ("cat", "dog", "sea lion")
 SIDE = 4
 
@@ -156,8 +155,21 @@ def pristine_model() -> bytes:
     """Return the file of a small model that was taken away."""
     net = seeded("cnn", Blueprint(2, 4, 1), 0)
     kept = KeptModels(
-        *("fedkace", "", 3, 3, None, (0, 1), ("cat", "dog"), Framing.of_arrays(4), (0.5,) * 3, (0.2,) * 3, 1),
-        *("auto", "float32", {"global": (0, 1)}, {"global": as_arrays(net.state_dict())}),
+        {"global": as_arrays(net.state_dict())},
+        {"global": (0, 1)},
+        method="fedkace",
+        run="",
+        round=3,
+        trained=3,
+        switched_at=None,
+        seen=(0, 1),
+        class_names=("cat", "dog"),
+        framing=Framing.of_arrays(4),
+        mean=(0.5,) * 3,
+        std=(0.2,) * 3,
         network="cnn",
+        width=1,
+        stem="auto",
+        precision="float32",
     )
     return pack(kept)

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from fedkace_flwr.data.decoding import Limits
+from fedkace_flwr.data.picture_process import Limits
 from fedkace_flwr.inference.access import Access
 from fedkace_flwr.inference.server import server_for
 from fedkace_flwr.inference.service import Watched, application
