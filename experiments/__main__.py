@@ -21,7 +21,6 @@ from fedkace_flwr.experiments.outputs import check_output
 from fedkace_flwr.experiments.overview import check_command, overview, study_first
 from fedkace_flwr.experiments.studies.names import find_study
 from fedkace_flwr.experiments.studies.yaml_file import parse_setting, parse_settings
-from fedkace_flwr.flower.imports import without_collection
 from fedkace_flwr.storage.names import printable
 
 if TYPE_CHECKING:
@@ -214,11 +213,10 @@ def _run(options: argparse.Namespace, console: Console) -> int:
         return 0
     signal.signal(signal.SIGTERM, _terminate)
     with _started_early(options.engine != "inline") as (guard, waiting):
-        with without_collection():
-            from fedkace_flwr.experiments.report.comparison import draw_comparisons
-            from fedkace_flwr.experiments.results.summary_table import chosen_columns, find_runs
-            from fedkace_flwr.experiments.running.runner import run_study
-            from fedkace_flwr.inference.kept_models import MODEL
+        from fedkace_flwr.experiments.report.comparison import draw_comparisons
+        from fedkace_flwr.experiments.results.summary_table import chosen_columns, find_runs
+        from fedkace_flwr.experiments.running.runner import run_study
+        from fedkace_flwr.inference.kept_models import MODEL
 
         study = _study(options, path, options.results)
         outcome = run_study(study, console, guard, waiting)

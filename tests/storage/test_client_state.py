@@ -13,7 +13,7 @@ from support.systems.in_process import Federation
 from fedkace_flwr.clients.fedkace import GAPS
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import StateError
-from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging import wire
 from fedkace_flwr.storage.client_state import VERSION, migrated, read_state
 from fedkace_flwr.storage.client_store import ClientStore
 
@@ -106,7 +106,7 @@ def test_fedkace_goes_on_from_a_file_of_version_1_as_from_its_own(small: Make) -
     assert outcome("new", old=False) == outcome("old", old=True)
 
 
-TIMES = {keys.STARTED, keys.FINISHED, keys.EVALUATION_SECONDS}
+TIMES = {wire.STARTED, wire.FINISHED, wire.EVALUATION_SECONDS}
 
 
 def test_an_earlier_run_of_version_1_is_moved_aside_and_back(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from fedkace_flwr import client_app, server_app
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import RunError
 from fedkace_flwr.experiments.running.inline import InlineGrid, run_inline
-from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.messaging.records import Reply
+from fedkace_flwr.messaging import wire
+from fedkace_flwr.messaging.wire import Reply
 from fedkace_flwr.strategies.tfcl import teach
 
 Make = Callable[..., Config]
@@ -76,12 +76,12 @@ class Meddler(InlineGrid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         numbers = []
         for message in messages:
-            kind, told = message.metadata.message_type, message.content.config_records[keys.CONFIG]
+            kind, told = message.metadata.message_type, message.content.config_records[wire.CONFIG]
             (number,) = super().push_messages([message])
             numbers.append(number)
             if kind == MessageType.QUERY:
                 continue
-            turn, client = told[keys.ROUND], told[keys.CLIENT]
+            turn, client = told[wire.ROUND], told[wire.CLIENT]
             assert isinstance(turn, int) and isinstance(client, int)
             place = kind, turn, client
             self.sent.append(place)
@@ -115,7 +115,7 @@ def test_three_rounds_give_the_same_numbers_twice(small: Make) -> None:
 
 def spoilt(name: str, array: np.ndarray) -> Callable[[Message], Message]:
     def act(reply: Message) -> Message:
-        reply.content.array_records[keys.ARRAYS][name] = Array(array)
+        reply.content.array_records[wire.ARRAYS][name] = Array(array)
         return reply
 
     return act

@@ -16,7 +16,7 @@ from fedkace_flwr.clients import fedcbdr as fedcbdr_names
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.experiments.running.inline import InlineGrid
-from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging import wire
 from fedkace_flwr.registry import METHODS
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.storage.checkpoint import Checkpoints
@@ -65,7 +65,7 @@ class Crossing:
     def arrays(self) -> Iterator[np.ndarray]:
         for content in (self.down, self.up or RecordDict()):
             for record in content.array_records.values():
-                yield from keys.unpack(record).values()
+                yield from wire.unpack(record).values()
 
     def numbers(self) -> Iterator[tuple[str, Any]]:
         for record in (self.up or RecordDict()).metric_records.values():
@@ -132,8 +132,8 @@ class EchoingWire(Wire):
 
 def place(message: Message) -> tuple[int, int]:
     """Return a message's round and client; round 0 precedes the first round."""
-    told = message.content.config_records[keys.CONFIG]
-    return int(told.get(keys.ROUND, 0)), int(told[keys.CLIENT])  # type: ignore[arg-type]
+    told = message.content.config_records[wire.CONFIG]
+    return int(told.get(wire.ROUND, 0)), int(told[wire.CLIENT])  # type: ignore[arg-type]
 
 
 def run_over(grid: Wire, config: Config) -> Path:
@@ -241,5 +241,5 @@ def assert_bytes_are_as_declared(run: Watched) -> None:
 
 
 def _rank_of(content: RecordDict) -> int:
-    record = content.array_records.get(keys.ARRAYS)
+    record = content.array_records.get(wire.ARRAYS)
     return record[fedcbdr_names.ROWS].shape[1] if record and fedcbdr_names.ROWS in record else 0
