@@ -1,34 +1,345 @@
-"""What a method may decide in a client's round: its hooks.
+"""What a method may decide in a client's round, its hooks; what they may use; and what they hand to each other.
 
-The round itself is run by :class:`fedkace_flwr.clients.round.StreamingClient`; :mod:`fedkace_flwr.clients.tools` has what hooks may use.
+The round itself is run by :class:`fedkace_flwr.clients.round.StreamingClient`.
 """
 
-import logging
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import ClassVar
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any, ClassVar
 
+import torch
 from flwr.app import RecordDict
+from torch import Tensor
 
-from fedkace_flwr.clients.tools import ClientTools
-from fedkace_flwr.clients.values import Acted as Acted
-from fedkace_flwr.clients.values import Array as Array
-from fedkace_flwr.clients.values import ClientRound as ClientRound
-from fedkace_flwr.clients.values import Evaluation as Evaluation
-from fedkace_flwr.clients.values import Kept as Kept
-from fedkace_flwr.clients.values import Metrics as Metrics
-from fedkace_flwr.clients.values import Stopwatch as Stopwatch
-from fedkace_flwr.clients.values import Training as Training
+from fedkace_flwr.clients.predictor import Array as Array
+from fedkace_flwr.clients.predictor import Evaluation as Evaluation
+from fedkace_flwr.clients.predictor import Predictor, predictor_of
 from fedkace_flwr.config import Config
-from fedkace_flwr.errors import MessageError
-from fedkace_flwr.experiment import as_arrays
+from fedkace_flwr.errors import MessageError, RunError
+from fedkace_flwr.experiment import Experiment, as_arrays
 from fedkace_flwr.inference.kept_models import Answering
-from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging import wire
+from fedkace_flwr.metrics import accuracy, class_accuracies
 from fedkace_flwr.networks.network import Network
+from fedkace_flwr.samples import Samples
+from fedkace_flwr.sections import TrainingConfig
+from fedkace_flwr.seeding import generator_for
+from fedkace_flwr.sources import Source
 from fedkace_flwr.storage.client_state import ClientState
+from fedkace_flwr.storage.client_store import ClientStore
+from fedkace_flwr.training.adam import Adam
+from fedkace_flwr.training.batches import Batching
+from fedkace_flwr.training.loop import predict, train
 from fedkace_flwr.training.losses import Objective, TaskLoss
+from fedkace_flwr.training.stored_logits import StoredLogits, StoredLogitsLoss
 
-logger = logging.getLogger(__name__)
+Metrics = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ClientRound:
+    """A client's round at its start.
+
+    Attributes
+    ----------
+    number : int
+        t, from 1.
+    chunk : Samples
+        D_t.
+    state : ClientState
+        The client's state at the end of its previous round; its buffer is M_{t-1}.
+    current : Tensor
+        bool (C,): the chunk's classes, C_t.
+    sent : mapping of str to array
+        Weights of the model that the server sent, by name; empty for methods that send none.
+    """
+
+    number: int
+    chunk: Samples
+    state: ClientState
+    current: Tensor
+    sent: Mapping[str, Array] = field(default_factory=dict)
+
+    @property
+    def old(self) -> Tensor:
+        """Classes of earlier chunks, C_<t, bool (C,)."""
+        return self.state.seen
+
+    @property
+    def seen(self) -> Tensor:
+        """Classes of all chunks so far, C_<=t, bool (C,)."""
+        return self.current | self.state.seen
+
+
+@dataclass(frozen=True)
+class Training:
+    """One local training.
+
+    Attributes
+    ----------
+    net : Network
+        The network to train, in place.
+    objective : Objective
+        The loss; its tensors are on the experiment's device.
+    settings : TrainingConfig
+        Epochs, batch size, learning rate, weight decay, batching, augmentation and logit adjustment.
+    generator : torch.Generator
+        CPU generator that orders the samples.
+    batching : str, optional
+        A key of :data:`fedkace_flwr.training.batches.EPOCHS`; by default that of the settings.
+    optimiser : Adam, optional
+        By default a new AdamW.
+    epochs : range, optional
+        The epochs to run, from 0; by default all.
+    after_step : callable, optional
+        Called after each step with the epoch, from 1, and the share of its steps that are done.
+    augmentation : torch.Generator, optional
+        CPU generator of the images' random changes; needed where ``settings.augment`` asks for them.
+    stored : StoredLogits, optional
+        Logits of the buffer's samples, in their order, for a loss of their distance.
+    captured : bool
+        Whether to record the step as a CUDA graph where that is possible.
+    """
+
+    net: Network
+    objective: Objective
+    settings: TrainingConfig
+    generator: torch.Generator
+    batching: Batching | None = None
+    optimiser: Adam | None = None
+    epochs: range | None = None
+    after_step: Callable[[int, float], None] | None = None
+    augmentation: torch.Generator | None = None
+    stored: StoredLogits | None = None
+    captured: bool = False
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a client keeps of a round.
+
+    Attributes
+    ----------
+    buffer : Samples
+        M_t.
+    extra : mapping of str to Tensor
+        CPU tensors to store in ``ClientState.extra``; they replace earlier ones of the same name.
+    logits : Tensor, optional
+        The local model's logits of the buffer, float32 (m, C), if the method has them; for its report.
+    """
+
+    buffer: Samples
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
+    logits: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Acted:
+    """The result of a message of the method's own.
+
+    Attributes
+    ----------
+    reply : RecordDict
+        Content of the reply.
+    state : ClientState, optional
+        The new state, which is stored before the reply is sent.
+    """
+
+    reply: RecordDict
+    state: ClientState | None = None
+
+
+class Stopwatch:
+    """Takes times.
+
+    Attributes
+    ----------
+    started : float
+        When it was made, seconds since the epoch.
+    seconds : dict of str to float
+        Seconds by purpose.
+    """
+
+    def __init__(self) -> None:
+        self.started = time.time()
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, purpose: str) -> Iterator[None]:
+        """Add the time that the block takes."""
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[purpose] = self.seconds.get(purpose, 0.0) + time.perf_counter() - begun
+
+    def times(self, wanted: Collection[str]) -> Metrics:
+        """Seconds by purpose, start and end up to now, as far as they are wanted."""
+        every = self.seconds | {wire.STARTED: self.started, wire.FINISHED: time.time()}
+        return {name: value for name, value in every.items() if name in wanted}
+
+
+class ClientTools:
+    """The tools of a :class:`ClientRule`.
+
+    Parameters
+    ----------
+    number : int
+        The client's number k, from 0.
+    experiment : Experiment
+        Configuration, data and network.
+    source : Source
+        The client's samples.
+    store : ClientStore
+        The client's stored states; a rule reads them and never writes.
+    """
+
+    def __init__(self, number: int, experiment: Experiment, source: Source, store: ClientStore) -> None:
+        self.number = number
+        self.experiment = experiment
+        self.config = experiment.config
+        self.source = source
+        self.store = store
+
+    @property
+    def logits_weight(self) -> float:
+        """Weight of the distance of replayed samples' logits from stored ones; with 0 none are stored."""
+        return 0.0
+
+    def generator(self, purpose: str, round_number: int) -> torch.Generator:
+        """A CPU generator that depends on the seed, this client, the purpose and the round alone."""
+        return generator_for(self.config.run.seed, purpose, self.number, round_number)
+
+    def network(self, weights: Mapping[str, Array]) -> Network:
+        """The one network of this process, holding these weights, or the run's initial ones if there are none."""
+        if not weights:
+            return self.experiment.network(self.experiment.initial_weights())
+        return self.experiment.network({name: torch.from_numpy(array) for name, array in weights.items()})
+
+    @cached_property
+    def predictor(self) -> Predictor:
+        """How the client predicts."""
+        return predictor_of(self)
+
+    def images(self, samples: Samples) -> Tensor:
+        """Pixels, uint8 (n, 3, H, W)."""
+        return samples.images(self.experiment.dataset.fetch)
+
+    def resident(self, samples: Samples) -> Callable[[Tensor], Tensor]:
+        """A function from positions, int64 on the CPU, to pixels: on a GPU all pixels are moved there once."""
+        device = self.experiment.device
+        if device.type == "cpu":
+            return lambda rows: self.images(samples.take(rows))
+        pixels = self.images(samples).to(device)
+        return lambda rows: pixels[rows.to(device)]
+
+    def train(self, training: Training, chunk: Samples, buffer: Samples) -> None:
+        """Carry out a training on chunk and buffer.
+
+        Raises
+        ------
+        RunError
+            The loss of an epoch is not finite.
+        """
+        objective = training.objective
+        if training.stored is not None and len(buffer):
+            stored = training.stored.to(self.experiment.device)
+            objective = StoredLogitsLoss(objective, stored, self.logits_weight, len(chunk))
+        train(
+            training.net,
+            (self.images(chunk), chunk.labels),
+            (self.images(buffer), buffer.labels),
+            objective,
+            training.settings,
+            self.experiment.preprocess,
+            training.generator,
+            batching=training.batching,
+            optimiser=training.optimiser,
+            epochs=training.epochs,
+            after_step=training.after_step,
+            augmentation=training.augmentation,
+            captured=training.captured,
+            kept=self.experiment.kept_steps,
+        )
+
+    def teacher_logits(self, net: Network, now: ClientRound) -> Tensor:
+        """Logits of the chunk by the received model, float32 (n, C) on the CPU; for distillation, before training."""
+        self.predictor.recalibrate(net, now.state.buffer.followed_by(now.chunk), now.number)
+        return self.logits(net, now.chunk)
+
+    def stored_logits(self, state: ClientState) -> StoredLogits:
+        """The stored logits of the buffer's samples, in their order."""
+        return StoredLogits.read(state.extra, self.experiment.num_classes).of(state.buffer)
+
+    def with_new_logits(self, now: ClientRound, net: Network) -> StoredLogits:
+        """The stored logits of the buffer's samples, and the trained network's of the chunk's."""
+        return self.stored_logits(now.state).joined_by(now.chunk, self.logits(net, now.chunk), now.seen)
+
+    def logits(self, net: Network, samples: Samples, *, mirrored: bool = False, home: bool = True) -> Tensor:
+        """Logits in evaluation mode, of the images or of their mirror images.
+
+        float32 (n, C), on the CPU or, without ``home``, on the experiment's device.
+
+        Raises
+        ------
+        RunError
+            A logit is not finite: training has diverged after its last loss was taken.
+        """
+        images_of = self.experiment.dataset.fetch if samples.by_id else (lambda block: block)
+        logits = predict(net, images_of, samples.content, self.experiment.preprocess, mirrored=mirrored, home=home)
+        if not bool(logits.isfinite().all()):
+            rate = self.config.training.learning_rate
+            raise RunError(f"the model's logits are not finite; try a learning-rate below {rate:g}")
+        return logits
+
+    def new_class_accuracies(self, now: ClientRound) -> Metrics:
+        """Accuracy of the received model on the classes that are new to the client, before it trains on them.
+
+        The model answers as after an evaluation, among all classes met including the new ones. There is none in the
+        first round, whose model is untrained, and none without ``diagnostics`` or ``report-classes``.
+        """
+        fresh = now.current & ~now.old
+        if now.number == 1 or not now.sent or not self.config.run.diagnostics or not bool(fresh.any()):
+            return {}
+        samples = self.source.test_set(fresh)
+        if not len(samples) or not self.config.run.report_classes:
+            return {}
+        net = self.predictor.received(now.sent, now.state, now.number)
+        return {wire.NEW_CLASS_ACCURACY: self.class_accuracies(self.test_logits(net, samples), samples, now.seen)}
+
+    def test(self, net: Network, seen: Tensor) -> Evaluation:
+        """Test a local model on the test images of the classes seen, bool (C,)."""
+        samples = self.source.test_set(seen)
+        if not len(samples):
+            return Evaluation(None, 0)
+        logits = self.test_logits(net, samples)
+        right = accuracy(logits, samples.labels, seen)
+        both = self.config.answers.evaluate == "both"
+        report = {wire.LOCAL_UNMASKED: accuracy(logits, samples.labels)} if both else {}
+        return Evaluation(right, len(samples), report, self.class_accuracies(logits, samples, seen))
+
+    def class_accuracies(self, scores: Tensor, samples: Samples, seen: Tensor) -> list[float]:
+        """Accuracy on the samples of each class, to be reported; empty if ``report-classes`` is off.
+
+        ``scores`` are logits or probabilities, float (N, C), and the answer is one of the classes seen, bool (C,).
+        """
+        if not self.config.run.report_classes:
+            return []
+        return class_accuracies(scores, samples.labels, seen).nan_to_num(wire.UNTESTED).tolist()
+
+    def test_logits(self, net: Network, samples: Samples) -> Tensor:
+        """As :meth:`logits`, for a client's test set; clients of a process that test the same model share them."""
+        logits_of = partial(self.logits, net)
+        return self.experiment.shared_logits(net, samples, logits_of) if samples.by_id else logits_of(samples)
+
+    def class_histogram(self, buffer: Samples) -> Metrics:
+        """The metric that holds the buffer's samples of each class; none if ``report-classes`` is off."""
+        if not self.config.run.report_classes:
+            return {}
+        return {wire.BUFFER_CLASSES: buffer.class_counts(self.experiment.num_classes).tolist()}
 
 
 def chunk_alone(config: Config, round_number: int) -> int:
@@ -55,9 +366,9 @@ class ClientRule(ClientTools):
     receives_model: ClassVar[bool] = True
     training_action: ClassVar[str] = "train"
     training_times: ClassVar[frozenset[str]] = frozenset(
-        {keys.TRAINING_SECONDS, keys.SELECTION_SECONDS, keys.EVALUATION_SECONDS, keys.STARTED, keys.FINISHED}
+        {wire.TRAINING_SECONDS, wire.SELECTION_SECONDS, wire.EVALUATION_SECONDS, wire.STARTED, wire.FINISHED}
     )
-    evaluation_times: ClassVar[frozenset[str]] = frozenset({keys.EVALUATION_SECONDS, keys.STARTED, keys.FINISHED})
+    evaluation_times: ClassVar[frozenset[str]] = frozenset({wire.EVALUATION_SECONDS, wire.STARTED, wire.FINISHED})
 
     # Hooks, in the order in which a round calls them
 
@@ -98,7 +409,7 @@ class ClientRule(ClientTools):
 
     def report(self, now: ClientRound, training: Training, kept: Kept) -> Metrics:
         """Metrics of training and buffer for the server, beside times."""
-        return {keys.BUFFER_SIZE: len(kept.buffer), **self.class_histogram(kept.buffer)}
+        return {wire.BUFFER_SIZE: len(kept.buffer), **self.class_histogram(kept.buffer)}
 
     def reply(self, now: ClientRound, training: Training) -> dict[str, Array]:
         """Arrays of the reply to the training message: the local model, by name."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedkace_flwr.clients.base import Array, ClientRule, Evaluation, Metrics, Stopwatch, Training
 from fedkace_flwr.config import Config
 from fedkace_flwr.keys import key
-from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging import wire
 from fedkace_flwr.networks.network import Network
 from fedkace_flwr.registry import Method, Traffic
 from fedkace_flwr.results.reference_cache import cached_accuracy
@@ -81,9 +81,9 @@ class CentralizedClient(ClientRule):
         if not bool(seen.any()):
             return state
         watch = Stopwatch()
-        with watch(keys.TRAINING_SECONDS):
+        with watch(wire.TRAINING_SECONDS):
             accuracy, interpolated = self._accuracy(round_number)
-        facts = torch.tensor([float(interpolated), watch.seconds[keys.TRAINING_SECONDS]], dtype=torch.float64)
+        facts = torch.tensor([float(interpolated), watch.seconds[wire.TRAINING_SECONDS]], dtype=torch.float64)
         extra = {**state.extra, _REFERENCE: facts}
         return replace(state, round=round_number, seen=seen, local_accuracy=accuracy, extra=extra)
 
@@ -96,7 +96,7 @@ class CentralizedClient(ClientRule):
     def evaluate(self, net: Network, state: ClientState) -> Evaluation:
         """The accuracy found by :meth:`catch_up`."""
         interpolated, seconds = state.extra[_REFERENCE].tolist()
-        report = {keys.INTERPOLATED: int(interpolated), keys.TRAINING_SECONDS: seconds}
+        report = {wire.INTERPOLATED: int(interpolated), wire.TRAINING_SECONDS: seconds}
         return Evaluation(state.local_accuracy, len(self.source.test_set(state.seen)), report)
 
     def answering(self, sent: Mapping[str, Array], state: ClientState) -> None:

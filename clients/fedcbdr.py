@@ -11,7 +11,7 @@ from fedkace_flwr.algorithms import fedcbdr_leverage as cbdr
 from fedkace_flwr.algorithms.fedcbdr_loss import TemperatureLoss
 from fedkace_flwr.clients.base import Acted, Array, ClientRound, ClientRule, Kept, Metrics, Training
 from fedkace_flwr.errors import MessageError, RunError
-from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging import wire
 from fedkace_flwr.messaging.metrics import Bound, Metric
 from fedkace_flwr.networks.network import Network
 from fedkace_flwr.registry import Method, Traffic
@@ -110,7 +110,7 @@ class FedCbdrClient(ClientRule):
         left = cbdr.random_orthogonal(len(pool), self.generator("fedcbdr-p", round_number))
 
         if action == FEATURES_QUERY:
-            sent = keys.read_arrays(content, self.experiment.weight_shapes)
+            sent = wire.read_arrays(content, self.experiment.weight_shapes)
             # In a resumed run the stored buffer may be the server's choice already.
             state = replace(self.store.before(round_number + 1), buffer=self._drawn(pool, round_number))
             net = self.predictor.received(sent, state, round_number)
@@ -120,8 +120,8 @@ class FedCbdrClient(ClientRule):
             return _acted({FEATURES: cbdr.mask(features, left, right).numpy()})
 
         width = self.experiment.weight_shapes["output.weight"][0][1]
-        rank = keys.declared_length(content.array_records.get(keys.ARRAYS), ROWS, 1, width)
-        rows = keys.read_arrays(content, {ROWS: ((len(pool), rank), np.dtype(np.float64))})[ROWS]
+        rank = wire.declared_length(content.array_records.get(wire.ARRAYS), ROWS, 1, width)
+        rows = wire.read_arrays(content, {ROWS: ((len(pool), rank), np.dtype(np.float64))})[ROWS]
         scores = cbdr.leverage(cbdr.unmask(torch.from_numpy(rows), left))
         return _acted({SCORES: scores.numpy(), LABELS: pool.labels.numpy()})
 
@@ -171,16 +171,16 @@ class FedCbdrClient(ClientRule):
         record, capacity = content.array_records.get(SELECTION), self.config.buffer.capacity
         if record is None:
             return None
-        count = keys.declared_length(record, POSITIONS, 0, size)
+        count = wire.declared_length(record, POSITIONS, 0, size)
         shapes = {POSITIONS: ((count,), np.dtype(np.int64))}
-        kept = torch.from_numpy(keys.checked_arrays(record, shapes)[POSITIONS])
+        kept = torch.from_numpy(wire.checked_arrays(record, shapes)[POSITIONS])
         whole = count == capacity and len(set(kept.tolist())) == count
         fits = whole and int(kept.min()) >= 0 and int(kept.max()) < size
         return kept if fits else None
 
 
 def _acted(arrays: dict[str, Array]) -> Acted:
-    return Acted(RecordDict({keys.ARRAYS: keys.array_record(arrays)}))
+    return Acted(RecordDict({wire.ARRAYS: wire.array_record(arrays)}))
 
 
 METHOD = Method(

@@ -2,17 +2,18 @@
 
 import logging
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from fedkace_flwr.algorithms.prequential import best_weight, no_evidence, with_chunk
-from fedkace_flwr.clients.values import Array, ClientRound, Evaluation, Kept, Training
 from fedkace_flwr.experiment import as_arrays
 from fedkace_flwr.inference import kept_models as serving
 from fedkace_flwr.inference.kept_models import Answering, labels_of
-from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging import wire
 from fedkace_flwr.metrics import accuracy, combined_scores, fading
 from fedkace_flwr.networks.network import Network
 from fedkace_flwr.samples import Samples
@@ -21,15 +22,39 @@ from fedkace_flwr.training.discriminant import discriminant_share, refit
 from fedkace_flwr.training.recalibration import recalibrate
 
 if TYPE_CHECKING:
-    from fedkace_flwr.clients.tools import ClientTools
+    from fedkace_flwr.clients.base import ClientRound, ClientTools, Kept, Training
 
 logger = logging.getLogger(__name__)
 
+Array = npt.NDArray[Any]
+
 _METRICS = {
-    serving.GLOBAL: (keys.GLOBAL_ACCURACY, keys.GLOBAL_UNMASKED),
-    serving.LOCAL: (keys.LOCAL_ACCURACY, keys.LOCAL_UNMASKED),
+    serving.GLOBAL: (wire.GLOBAL_ACCURACY, wire.GLOBAL_UNMASKED),
+    serving.LOCAL: (wire.LOCAL_ACCURACY, wire.LOCAL_UNMASKED),
 }
 _EVIDENCE, _LATEST = "prequential.evidence", "prequential.latest"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A test of the model that answers.
+
+    Attributes
+    ----------
+    accuracy : float or None
+        Share of right answers; None without test images.
+    examples : int
+        Number of test images.
+    report : mapping
+        Metrics beside the accuracies.
+    classes : list of float
+        Accuracy on each class, -1 for a class that was not tested; empty if it is not reported.
+    """
+
+    accuracy: float | None
+    examples: int
+    report: Mapping[str, Any] = field(default_factory=dict)
+    classes: list[float] = field(default_factory=list)
 
 
 class Predictor:
@@ -61,7 +86,7 @@ class Predictor:
 
     # Their preparation
 
-    def observe(self, now: ClientRound) -> dict[str, Tensor]:
+    def observe(self, now: "ClientRound") -> dict[str, Tensor]:
         """What the new chunk, before training on it, says of the models; tensors to store with the state."""
         return {}
 
@@ -83,7 +108,7 @@ class Predictor:
         """Whether to test the local model after its training, given the state before the round."""
         return self.settings.evaluate == "both" or state.global_since is None
 
-    def test_local(self, now: ClientRound, training: Training, kept: Kept) -> Evaluation:
+    def test_local(self, now: "ClientRound", training: "Training", kept: "Kept") -> Evaluation:
         """Test the trained local model, as it predicts; the network ends as it was."""
         return self.tools.test(training.net, now.seen)
 
@@ -98,7 +123,7 @@ class Predictor:
         if not len(samples):
             return Evaluation(None, 0)
         answers, classes = state.local_accuracy, state.local_class_accuracy
-        found = {keys.LOCAL_ACCURACY: state.local_accuracy}
+        found = {wire.LOCAL_ACCURACY: state.local_accuracy}
         both = self.settings.evaluate == "both"
         wanted = {*predicting, *([serving.GLOBAL] if both else [])}
         if tested := predicting == (serving.LOCAL,) and self.local_test_holds(state):
@@ -176,7 +201,7 @@ class Ensemble(Predictor):
             local = best_weight(state.extra[_EVIDENCE], latest_share, local)
         return {name: local if name == serving.LOCAL else (1 - local) / (views - 1) for name in names}
 
-    def observe(self, now: ClientRound) -> dict[str, Tensor]:
+    def observe(self, now: "ClientRound") -> dict[str, Tensor]:
         """With ``inference = prequential``, test the models on the new chunk before training.
 
         Images of classes never met before are left out, as no model can answer them. All models are as the client would
@@ -231,7 +256,7 @@ class Ensemble(Predictor):
         """As usual, but not if several models predict together."""
         return self.settings.evaluate == "both" or (state.global_since is None and not self.settings.averages)
 
-    def test_local(self, now: ClientRound, training: Training, kept: Kept) -> Evaluation:
+    def test_local(self, now: "ClientRound", training: "Training", kept: "Kept") -> Evaluation:
         """Test it with the output layer refitted as ``classifier`` asks."""
         if not self._discriminant_share(now.number):
             return super().test_local(now, training, kept)

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedkace_flwr.algorithms.refed_scores import most_informative, network_scores
 from fedkace_flwr.clients.base import ClientRound, ClientRule, Kept, Metrics, Stopwatch, Training
 from fedkace_flwr.keys import key
-from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging import wire
 from fedkace_flwr.networks.network import Network
 from fedkace_flwr.registry import Method
 from fedkace_flwr.samples import Samples
@@ -67,11 +67,11 @@ class RefedClient(ClientRule):
         if state.round != round_number or joined:
             return state, report
         watch = Stopwatch()
-        with watch(keys.SELECTION_SECONDS):
+        with watch(wire.SELECTION_SECONDS):
             pool = state.buffer.followed_by(self.source.chunk(round_number, state.round))
             scores = self._scores(net, pool, state.seen)
             buffer = pool.take(most_informative(scores, self.config.buffer.capacity))
-        report |= watch.seconds | {keys.BUFFER_SIZE: len(buffer)} | self.class_histogram(buffer)
+        report |= watch.seconds | {wire.BUFFER_SIZE: len(buffer)} | self.class_histogram(buffer)
         return replace(state, buffer=buffer), report
 
     def _scores(self, net: Network, pool: Samples, seen: Tensor) -> Tensor:

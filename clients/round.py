@@ -15,7 +15,7 @@ from fedkace_flwr.experiment import as_arrays
 from fedkace_flwr.export.global_model import models_of
 from fedkace_flwr.inference import model_files
 from fedkace_flwr.inference.kept_models import Predictor, labels_of
-from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging import wire
 from fedkace_flwr.storage.client_state import Answer, ClientState
 
 _FEWEST = 2  # samples in a step, for batch normalisation over maps of a single pixel
@@ -51,32 +51,41 @@ class StreamingClient(NumPyClient):
         self._keeps_models = rule.config.keeps_models(on_device=on_device)
 
     def fit(self, parameters: Parameters, config: dict[str, Any]) -> tuple[list[Any], int, Metrics]:
-        """Train on this round's chunk and buffer, choose the new buffer, and return the local model.
+        """As :meth:`train`, in the form of Flower's ``NumPyClient``: arrays in the order of the model's."""
+        answer = self.train(self._named(parameters), int(config[wire.ROUND]))
+        return list(answer.arrays.values()), answer.examples, dict(answer.metrics)
+
+    def evaluate(self, parameters: Parameters, config: dict[str, Any]) -> tuple[float, int, Metrics]:
+        """As :meth:`test`, in the form of Flower's ``NumPyClient``; the loss is the share of wrong answers."""
+        examples, metrics = self.test(self._named(parameters), int(config[wire.ROUND]))
+        return 1.0 - metrics.get(wire.ACCURACY, 0.0), examples, metrics
+
+    def train(self, sent: Mapping[str, Array], round_number: int) -> Answer:
+        """Train on this round's chunk and buffer, choose the new buffer, and answer with the local model.
 
         A round that is already done is answered from the store. A client without a new chunk, or with one of a single
         sample and nothing in its buffer, returns no model and no samples, and goes on answering as before.
         """
-        answer = self._trained(self._named(parameters), int(config[keys.ROUND]))
-        return list(answer.arrays.values()), answer.examples, dict(answer.metrics)
+        return self.rule.store.answer(round_number) or self._train_round(sent, round_number)
 
-    def evaluate(self, parameters: Parameters, config: dict[str, Any]) -> tuple[float, int, Metrics]:
+    def test(self, sent: Mapping[str, Array], round_number: int) -> tuple[int, Metrics]:
         """Take the new global model, decide which model answers, and report that model's test accuracy.
 
-        Returns the share of wrong answers as Flower's loss. A client that has met no class yet tests nothing; one
+        Returns the number of test images, and the metrics. A client that has met no class yet tests nothing; one
         without test images reports no accuracy.
         """
-        rule, sent, round_number = self.rule, self._named(parameters), int(config[keys.ROUND])
+        rule = self.rule
         state = rule.store.before(round_number + 1)
         if state.evaluated != round_number:
             state = self._caught_up(state, round_number)
             if not bool(state.seen.any()):
-                return 1.0, 0, {}
+                return 0, {}
             state, received = self._evaluate_round(sent, state, round_number)
             if self._keeps_models:  # before the state is stored: if this fails, the evaluation is repeated
                 self._keep_models(received, state)
             rule.store.save(state)
         metrics = dict(state.evaluation)
-        return 1.0 - metrics.get(keys.ACCURACY, 0.0), metrics.pop(keys.EXAMPLES), metrics
+        return metrics.pop(wire.EXAMPLES), metrics
 
     def act(self, action: str, content: RecordDict, round_number: int) -> RecordDict:
         """Answer a message of the method's own.
@@ -87,35 +96,32 @@ class StreamingClient(NumPyClient):
             The method has no such action, or the content does not fit it.
         """
         if action == self.rule.training_action:
-            answer = self._trained({}, round_number)
-            return keys.reply_content(answer.arrays or None, answer.examples, answer.metrics)
+            answer = self.train({}, round_number)
+            return wire.reply_content(answer.arrays or None, answer.examples, answer.metrics)
         acted = self.rule.act(action, content, round_number)
         if acted.state is not None:
             self.rule.store.save(acted.state)
         return acted.reply
-
-    def _trained(self, sent: Mapping[str, Array], round_number: int) -> Answer:
-        return self.rule.store.answer(round_number) or self._train_round(sent, round_number)
 
     def _train_round(self, sent: Mapping[str, Array], round_number: int) -> Answer:
         rule, watch = self.rule, Stopwatch()
         state = self._caught_up(rule.store.before(round_number), round_number)
         chunk = rule.source.chunk(round_number, state.round)
         if not len(chunk) or len(chunk) + len(state.buffer) < _FEWEST:  # what has arrived waits for the next round
-            return Answer({}, 0, {keys.SAT_OUT: 1})
+            return Answer({}, 0, {wire.SAT_OUT: 1})
         current = chunk.class_counts(rule.experiment.num_classes) > 0
         now = ClientRound(round_number, chunk, state, current, sent)
-        with watch(keys.EVALUATION_SECONDS):
+        with watch(wire.EVALUATION_SECONDS):
             untrained, tested = rule.new_class_accuracies(now), rule.predictor.observe(now)
         net = rule.network(sent)
-        with watch(keys.TRAINING_SECONDS):
+        with watch(wire.TRAINING_SECONDS):
             rule.begin(net, now)
             training = rule.training(net, now)
             rule.train(training, chunk, state.buffer)
-        with watch(keys.SELECTION_SECONDS):
+        with watch(wire.SELECTION_SECONDS):
             kept = rule.maintain(now, training)
             stored = rule.with_new_logits(now, training.net).tensors() if training.stored is not None else {}
-        with watch(keys.EVALUATION_SECONDS):
+        with watch(wire.EVALUATION_SECONDS):
             local = (
                 rule.predictor.test_local(now, training, kept) if rule.needs_local_test(state) else Evaluation(None, 0)
             )
@@ -143,7 +149,7 @@ class StreamingClient(NumPyClient):
         """The state after the evaluation, and, if models are kept, the received one as it was tested."""
         rule, watch = self.rule, Stopwatch()
         state = replace(state, evaluated=round_number)
-        with watch(keys.EVALUATION_SECONDS):
+        with watch(wire.EVALUATION_SECONDS):
             net = rule.predictor.received(sent, state, round_number)
             # Now: the method may choose another buffer, and the network holds other models later.
             received = as_arrays(net.state_dict()) if sent and self._keeps_models else {}
@@ -151,12 +157,12 @@ class StreamingClient(NumPyClient):
             tested = rule.evaluate(net, state)
         report |= tested.report
         if tested.accuracy is not None:
-            report[keys.ACCURACY] = tested.accuracy
+            report[wire.ACCURACY] = tested.accuracy
         if tested.classes:
-            report[keys.CLASS_ACCURACY] = tested.classes
+            report[wire.CLASS_ACCURACY] = tested.classes
         if state.global_since is not None:
-            report[keys.SWITCHED_AT] = state.global_since
-        report |= {keys.SEEN_CLASSES: int(state.seen.sum()), keys.EXAMPLES: tested.examples}
+            report[wire.SWITCHED_AT] = state.global_since
+        report |= {wire.SEEN_CLASSES: int(state.seen.sum()), wire.EXAMPLES: tested.examples}
         report |= watch.times(rule.evaluation_times)
         return replace(state, evaluation=report), received
 

@@ -29,7 +29,7 @@ from fedkace_flwr.errors import ConfigError, MessageError
 from fedkace_flwr.experiment import as_arrays
 from fedkace_flwr.inference.kept_models import Answering, labels_of
 from fedkace_flwr.keys import key
-from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging import wire
 from fedkace_flwr.metrics import accuracy
 from fedkace_flwr.networks.network import Network
 from fedkace_flwr.registry import Method, Traffic
@@ -138,7 +138,7 @@ class TfclClient(ClientRule):
 
     receives_model = False
     training_action = HEAD_ACTION
-    training_times = frozenset({keys.TRAINING_SECONDS, keys.STARTED, keys.FINISHED})
+    training_times = frozenset({wire.TRAINING_SECONDS, wire.STARTED, wire.FINISHED})
 
     # The first half of a round
 
@@ -173,7 +173,7 @@ class TfclClient(ClientRule):
 
     def report(self, now: ClientRound, training: Training, kept: Kept) -> Metrics:
         """An empty buffer."""
-        return {keys.BUFFER_SIZE: 0}
+        return {wire.BUFFER_SIZE: 0}
 
     def reply(self, now: ClientRound, training: Training) -> dict[str, Array]:
         """Features, logits and labels of the chunk, and the classes seen."""
@@ -198,7 +198,7 @@ class TfclClient(ClientRule):
             raise MessageError(f"client {self.number} has no round {round_number} to finish")
         finished = self._finished(state, content)
         seconds, examples = finished.extra[_TAIL].tolist()
-        reply = keys.reply_content(None, int(examples), {keys.TRAINING_SECONDS: seconds})
+        reply = wire.reply_content(None, int(examples), {wire.TRAINING_SECONDS: seconds})
         return Acted(reply, finished if finished is not state else None)
 
     def _finished(self, state: ClientState, content: RecordDict | None = None) -> ClientState:
@@ -240,7 +240,7 @@ class TfclClient(ClientRule):
             return Evaluation(None, 0)
         correct = accuracy(scores, test.labels, state.seen)
         classes = self.class_accuracies(scores, test, state.seen)
-        return Evaluation(correct, len(test), {keys.LOCAL_ACCURACY: correct}, classes)
+        return Evaluation(correct, len(test), {wire.LOCAL_ACCURACY: correct}, classes)
 
     def answering(self, sent: Mapping[str, Array], state: ClientState) -> Answering:
         """The latest sub-model."""
@@ -338,7 +338,7 @@ class TfclClient(ClientRule):
 
     def _teacher(self, content: RecordDict, examples: int) -> Tensor:
         shapes = {LOGITS: ((examples, self.experiment.num_classes), np.dtype(np.float32))}
-        return torch.from_numpy(keys.read_arrays(content, shapes)[LOGITS])
+        return torch.from_numpy(wire.read_arrays(content, shapes)[LOGITS])
 
 
 METHOD = Method(

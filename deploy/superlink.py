@@ -1,7 +1,7 @@
 """Start Flower's SuperLink with a longer timeout for database locks, and with signatures of apps.
 
-Flower 1.41 waits five seconds for SQLite's lock and then fails the request, which loses a client's reply or ends its
-own SuperExec. On a busy machine or a slow disk a lock is often held for longer.
+Flower (up to 1.42) waits five seconds for SQLite's lock and then fails the request, which loses a client's reply or
+ends its own SuperExec. On a busy machine or a slow disk a lock is often held for longer.
 
 Its SuperNodes can refuse apps that are not signed (``--trusted-entities``), but its SuperLink passes on signatures only
 of apps that come from Flower's public registry. This one also passes on those in the folder ``FEDKACE_SIGNATURES``,

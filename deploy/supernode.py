@@ -1,6 +1,6 @@
 """Start Flower's SuperNode with a client certificate, for which the hub's nginx asks.
 
-Flower 1.41 builds the TLS context of a SuperNode from the authority's certificate alone and has no option for a
+Flower (up to 1.42) builds the TLS context of a SuperNode from the authority's certificate alone and has no option for a
 certificate of the node. Its HTTP client does accept a ready context; this file makes one. The environment names the
 certificate, ``FEDKACE_CERTIFICATE``, and the key that belongs to it, ``FEDKACE_KEY``, the one that authenticates the
 node to the SuperLink.

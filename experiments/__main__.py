@@ -22,7 +22,6 @@ from fedkace_flwr.experiments.arguments import RESULTS, make_parser
 from fedkace_flwr.experiments.outputs import check_output, needing_report, writing
 from fedkace_flwr.experiments.studies.names import find_study
 from fedkace_flwr.experiments.studies.yaml_file import parse_setting, parse_settings
-from fedkace_flwr.flower.imports import without_collection
 from fedkace_flwr.storage.names import printable
 
 if TYPE_CHECKING:
@@ -146,11 +145,10 @@ def _run(options: argparse.Namespace, console: Console) -> int:
     # It makes its imports while this process makes its own and checks the study.
     waiting = Job("simulation") if options.engine != "inline" else None
     try:
-        with without_collection():
-            from fedkace_flwr.experiments.report.comparison import draw_comparisons
-            from fedkace_flwr.experiments.results.summary_table import chosen_columns, find_runs
-            from fedkace_flwr.experiments.running.runner import run_study
-            from fedkace_flwr.inference.kept_models import MODEL
+        from fedkace_flwr.experiments.report.comparison import draw_comparisons
+        from fedkace_flwr.experiments.results.summary_table import chosen_columns, find_runs
+        from fedkace_flwr.experiments.running.runner import run_study
+        from fedkace_flwr.inference.kept_models import MODEL
 
         study = _study(options, path, options.results)
         outcome = run_study(study, console, waiting)

@@ -11,7 +11,6 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedkace_flwr.flower.imports import without_collection
 from fedkace_flwr.flower.internals import is_simulation_process
 from fedkace_flwr.flower.lean_ray import make_ray_lean
 from fedkace_flwr.flower.logs import join_flower_log
@@ -28,7 +27,7 @@ client = _Client()
 server = ServerApp()
 join_flower_log()
 if is_simulation_process():
-    make_ray_lean(prestart=False)
+    make_ray_lean()
 
 
 @server.main()
@@ -39,13 +38,13 @@ def main(grid: Grid, context: Context) -> None:
 
 @cache
 def _client() -> ClientApp:
-    with without_collection():
-        from fedkace_flwr import client_app
+    from fedkace_flwr import client_app
+
     return client_app.app
 
 
 @cache
 def _server() -> ServerApp:
-    with without_collection():
-        from fedkace_flwr import server_app
+    from fedkace_flwr import server_app
+
     return server_app.app

@@ -21,8 +21,7 @@ from fedkace_flwr.experiment import Experiment, as_arrays, shared_experiment
 from fedkace_flwr.flower.internals import ClientAppCallable
 from fedkace_flwr.flower.logs import join_flower_log
 from fedkace_flwr.keys import Scalar
-from fedkace_flwr.messaging import packing as folding
-from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging import folding, wire
 from fedkace_flwr.privacy.attacks import Attack, FlippedLabels, is_hostile
 from fedkace_flwr.privacy.client_mods import guarded
 from fedkace_flwr.privacy.site_policy import policy_of_site
@@ -63,7 +62,7 @@ def _parsed(entries: tuple[tuple[str, str, Scalar], ...]) -> tuple[Config, Metho
 
 def _unfold(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Unfold a message that arrives folded, and fold its reply (a modifier)."""
-    told = message.content.config_records.get(keys.CONFIG)
+    told = message.content.config_records.get(wire.CONFIG)
     if told is None or not told.get(folding.FOLDED, False):
         return call_next(message, context)
     message.content = folding.unfolded(message.content)
@@ -102,16 +101,16 @@ join_flower_log()
 def identify(message: Message, context: Context) -> Message:
     """Name the partition of the data at this node."""
     partition, partitions = _place(context.node_config)
-    record = ConfigRecord({keys.PARTITION: partition, keys.PARTITIONS: partitions})
-    return Message(RecordDict({keys.CONFIG: record}), reply_to=message)
+    record = ConfigRecord({wire.PARTITION: partition, wire.PARTITIONS: partitions})
+    return Message(RecordDict({wire.CONFIG: record}), reply_to=message)
 
 
-@app.query(keys.WORKING)
+@app.query(wire.WORKING)
 def working(message: Message, context: Context) -> Message:
     """Say whether a process on this machine is at work on a client."""
     _, config = _configured(context)
-    folder = client_folder(config, context.run_id, _number(message, keys.CLIENT), context.node_config)
-    return Message(RecordDict({keys.CONFIG: ConfigRecord({keys.WORKING: is_locked(folder)})}), reply_to=message)
+    folder = client_folder(config, context.run_id, _number(message, wire.CLIENT), context.node_config)
+    return Message(RecordDict({wire.CONFIG: ConfigRecord({wire.WORKING: is_locked(folder)})}), reply_to=message)
 
 
 def _guard(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -129,18 +128,17 @@ def _guard(message: Message, context: Context, call_next: ClientAppCallable) -> 
 @app.train(mods=[_guard])
 def train(message: Message, context: Context) -> Message:
     """Train one round and return the local model."""
-    with _client(message, context) as (client, config):
-        weights, examples, metrics = client.fit(_parameters(message, client), config)
-    named = dict(zip(client.rule.experiment.weight_shapes, weights, strict=True)) if weights else None
-    return Message(keys.reply_content(named, examples, metrics), reply_to=message)
+    with _client(message, context) as (client, number):
+        answer = client.train(_weights(message, client), number)
+    return Message(wire.reply_content(answer.arrays or None, answer.examples, answer.metrics), reply_to=message)
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Take the new global model and test the model that answers."""
-    with _client(message, context) as (client, config):
-        _, examples, metrics = client.evaluate(_parameters(message, client), config)
-    return Message(keys.reply_content(None, examples, metrics), reply_to=message)
+    with _client(message, context) as (client, number):
+        examples, metrics = client.test(_weights(message, client), number)
+    return Message(wire.reply_content(None, examples, metrics), reply_to=message)
 
 
 _registered: set[str] = set()
@@ -155,8 +153,8 @@ def _register(action: str) -> None:
 
     @getattr(app, kind)(name)  # type: ignore[untyped-decorator]
     def handle(message: Message, context: Context) -> Message:
-        with _client(message, context) as (client, config):
-            return Message(client.act(action, message.content, config[keys.ROUND]), reply_to=message)
+        with _client(message, context) as (client, number):
+            return Message(client.act(action, message.content, number), reply_to=message)
 
 
 for _action in sorted({action for name in OWN_METHODS for action in METHODS[name].actions}):
@@ -164,12 +162,12 @@ for _action in sorted({action for name in OWN_METHODS for action in METHODS[name
 
 
 @contextmanager
-def _client(message: Message, context: Context) -> Iterator[tuple[StreamingClient, dict[str, int]]]:
-    """The client that a message is for; its folder stays locked until the message is handled."""
-    number, round_number, run = _number(message, keys.CLIENT), _number(message, keys.ROUND), _run(message)
+def _client(message: Message, context: Context) -> Iterator[tuple[StreamingClient, int]]:
+    """The client that a message is for, and the round; its folder stays locked until the message is handled."""
+    number, round_number, run = _number(message, wire.CLIENT), _number(message, wire.ROUND), _run(message)
     method, config = _configured(context)
     if not 1 <= round_number <= config.stream.rounds:
-        raise MessageError(f"{keys.ROUND} = {round_number}: the run has rounds 1 to {config.stream.rounds}")
+        raise MessageError(f"{wire.ROUND} = {round_number}: the run has rounds 1 to {config.stream.rounds}")
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
     partition, partitions = _place(context.node_config)
@@ -185,21 +183,21 @@ def _client(message: Message, context: Context) -> Iterator[tuple[StreamingClien
     with store.locked():
         rule = method.client(number, experiment, source, store)
         client = StreamingClient(rule, message.content, models, on_device=has_own_folder(context.node_config))
-        yield client, {keys.ROUND: round_number}
+        yield client, round_number
 
 
 def _number(message: Message, name: str) -> int:
-    told = message.content.config_records.get(keys.CONFIG, ConfigRecord())
+    told = message.content.config_records.get(wire.CONFIG, ConfigRecord())
     if type(value := told.get(name)) is not int:
-        raise MessageError(f"{name} = {keys.shown(value)}: must be a whole number")
+        raise MessageError(f"{name} = {wire.shown(value)}: must be a whole number")
     return value
 
 
 def _run(message: Message) -> str:
     """The text by which a client recognises its state of a run; it names a folder, and is shown."""
-    run = message.content.config_records[keys.CONFIG].get(keys.RUN, "")
+    run = message.content.config_records[wire.CONFIG].get(wire.RUN, "")
     if not isinstance(run, str) or (run and token(run) != run):
-        raise MessageError(f"{keys.RUN} = {keys.shown(run)}: must be at most 64 letters and digits")
+        raise MessageError(f"{wire.RUN} = {wire.shown(run)}: must be at most 64 letters and digits")
     return run
 
 
@@ -222,36 +220,35 @@ def _source(experiment: Experiment, number: int, run: str, node_config: Mapping[
         source: Source = StreamSource(experiment, number)
         flipped = experiment.config.attack.attack == "label-flip" and is_hostile(experiment.config, number)
         return FlippedLabels(source) if flipped else source
-    inbox, test = (str(node_config.get(name, "")) for name in (keys.INBOX, keys.TEST))
+    inbox, test = (str(node_config.get(name, "")) for name in (wire.INBOX, wire.TEST))
     if not inbox:
         raise MessageError(
-            f"--node-config: no {keys.INBOX}; with data-source = 'inbox', start the SuperNode with "
-            f"--node-config '{keys.INBOX}=\"FOLDER\" ...'"
+            f"--node-config: no {wire.INBOX}; with data-source = 'inbox', start the SuperNode with "
+            f"--node-config '{wire.INBOX}=\"FOLDER\" ...'"
         )
-    if number != node_config[keys.PARTITION]:
+    if number != node_config[wire.PARTITION]:
         raise MessageError(
-            f"--node-config: {keys.PARTITIONS} = {node_config[keys.PARTITIONS]}: an inbox belongs to one client; with "
+            f"--node-config: {wire.PARTITIONS} = {node_config[wire.PARTITIONS]}: an inbox belongs to one client; with "
             f"data-source = 'inbox', clients = {experiment.config.stream.clients} need as many SuperNodes"
         )
     return InboxSource(experiment, Path(inbox), run, Path(test) if test else None)
 
 
-def _parameters(message: Message, client: StreamingClient) -> list[keys.NumpyArray]:
-    """The arrays of the model that was sent, in their order; none with a method that sends none."""
+def _weights(message: Message, client: StreamingClient) -> wire.Weights:
+    """The model that was sent; empty with a method that sends none."""
     experiment, receives = client.rule.experiment, client.rule.receives_model
-    weights = dict(keys.read_arrays(message.content, experiment.weight_shapes if receives else {}))
+    weights = dict(wire.read_arrays(message.content, experiment.weight_shapes if receives else {}))
     if not receives:
-        return []
+        return {}
     if client.rule.config.privacy.statistics == "local":
         weights |= _own_statistics(client, message)
-    weights |= experiment.fixed_weights  # rounding, or noise on the mean, may have moved them on their way
-    return [weights[name] for name in experiment.weight_shapes]
+    return weights | experiment.fixed_weights  # rounding, or noise on the mean, may have moved them on their way
 
 
-def _own_statistics(client: StreamingClient, message: Message) -> dict[str, keys.NumpyArray]:
+def _own_statistics(client: StreamingClient, message: Message) -> dict[str, wire.NumpyArray]:
     """Batch-norm statistics of the client's last local model; none before its first training."""
     store, parameters = client.rule.store, client.rule.experiment.parameter_names
-    number = _number(message, keys.ROUND)
+    number = _number(message, wire.ROUND)
     before = number + 1 if message.metadata.message_type == MessageType.EVALUATE else number
     last = store.answer(store.before(before).round)
     held = last.arrays if last else {}
@@ -259,11 +256,11 @@ def _own_statistics(client: StreamingClient, message: Message) -> dict[str, keys
 
 
 def _place(node_config: Mapping[str, Scalar]) -> tuple[int, int]:
-    place = node_config.get(keys.PARTITION), node_config.get(keys.PARTITIONS)
+    place = node_config.get(wire.PARTITION), node_config.get(wire.PARTITIONS)
     partition, partitions = place
     if type(partition) is int and type(partitions) is int and 0 <= partition < partitions:
         return partition, partitions
     raise MessageError(
-        f"--node-config: {keys.PARTITION} = {partition!r}, {keys.PARTITIONS} = {partitions!r}: "
-        f"start the SuperNode with --node-config '{keys.PARTITION}=K {keys.PARTITIONS}=N', whole numbers, 0 <= K < N"
+        f"--node-config: {wire.PARTITION} = {partition!r}, {wire.PARTITIONS} = {partitions!r}: "
+        f"start the SuperNode with --node-config '{wire.PARTITION}=K {wire.PARTITIONS}=N', whole numbers, 0 <= K < N"
     )

@@ -6,7 +6,7 @@ The common sections are declared in :mod:`fedkace_flwr.sections`, a method's own
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeVar
 
 from fedkace_flwr import plugins
@@ -280,18 +280,30 @@ class Config:
         if isinstance(method := values.get("method"), str):
             add_method(method)
         _check_names(values)
+        return cls().replaced(values)
 
-        def chosen(section: type) -> dict[str, Scalar]:
-            return {
-                name: checked(kebab(name), values[kebab(name)], declared, default_of(section, name))
-                for name, declared in keys_of(section).items()
+    def replaced(self, values: Mapping[str, object]) -> Self:
+        """Return the configuration with other values of some keys, by their present kebab-case names.
+
+        Raises
+        ------
+        ConfigError
+            A value has the wrong type or is out of range, or two keys contradict each other.
+        """
+
+        def changed(section: Any) -> Any:
+            kind = type(section)
+            found = {
+                name: checked(kebab(name), values[kebab(name)], declared, default_of(kind, name))
+                for name, declared in keys_of(kind).items()
                 if kebab(name) in values
             }
+            return replace(section, **found)
 
-        parts = {name: section(**chosen(section)) for name, section in _SECTIONS.items()}
-        methods = [section(**chosen(section)) for section in _method_sections()]
-        changed = tuple(section for section in methods if section != type(section)())
-        config = cls(**chosen(cls), **parts, methods=changed)  # type: ignore[arg-type]
+        parts = {name: changed(getattr(self, name)) for name in _SECTIONS}
+        methods = [changed(self.of(kind)) for kind in _method_sections()]
+        own = tuple(section for section in methods if section != type(section)())
+        config: Self = replace(changed(self), **parts, methods=own)
         config._check_together()
         for section in methods:
             if (check := getattr(section, "check", None)) is not None:

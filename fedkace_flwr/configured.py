@@ -1,6 +1,6 @@
 """What a run's method makes of the configuration: its preset applied, and what it does not support refused."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from flwr.app import MessageType
 
@@ -8,6 +8,7 @@ from fedkace_flwr import plugins
 from fedkace_flwr.config import Config, add_method
 from fedkace_flwr.data.readers.catalogue import DATASETS, image_size_of, may_be_mirrored
 from fedkace_flwr.errors import ConfigError, closest
+from fedkace_flwr.keys import Scalar
 from fedkace_flwr.messaging.metrics import check_metrics
 from fedkace_flwr.networks.catalogue import NETWORKS, facts_of
 from fedkace_flwr.networks.network import Blueprint
@@ -58,15 +59,16 @@ def configured(config: Config) -> tuple[Method, Config]:
         privacy, aggregation or attacks that are set.
     """
     method, defaults, given = find_method(config.method), Config().flat(), config.flat()
-    check_preset(config, [key for key in method.preset if given[key] != defaults[key]])
-    config = _with_preset(method, config)
+    used = _with_preset(method, config)
+    _check_preset(method, given, used.flat(), [key for key in method.preset if given[key] != defaults[key]])
+    config = used
     _check_privacy(method, config)
     _check_aggregation(method, config)
     _check_attack(method, config)
     if method.needs_stream and config.data.data_source != "stream":
         raise ConfigError(f"method = {config.method!r}: keeps all data; works with data-source = 'stream' only")
     if config.privacy.hides:
-        config = Config.parse({**config.flat(), "report-classes": False})
+        config = config.replaced({"report-classes": False})
     return method, config
 
 
@@ -86,23 +88,29 @@ def check_preset(config: Config, chosen: Iterable[str]) -> None:
         The method sets another value for one of the keys, or there is no such method.
     """
     method = find_method(config.method)
-    given, used = config.flat(), _with_preset(method, config).flat()
+    _check_preset(method, config.flat(), _with_preset(method, config).flat(), chosen)
+
+
+def _check_preset(
+    method: Method, given: Mapping[str, Scalar], used: Mapping[str, Scalar], chosen: Iterable[str]
+) -> None:
     for key in chosen:
         if key in method.preset and given[key] not in (method.preset[key], used[key]):
             raise ConfigError(
-                f"{key} = {given[key]!r}: method = {config.method!r} sets it to {method.preset[key]!r}, so it would "
+                f"{key} = {given[key]!r}: method = {given['method']!r} sets it to {method.preset[key]!r}, so it would "
                 "have no effect; leave it out or choose another method"
             )
 
 
 def _with_preset(method: Method, config: Config) -> Config:
     """The configuration with the method's preset, and with ``auto`` resolved."""
-    values, mirrors = {**config.flat(), **method.preset}, may_be_mirrored(config.data)
-    if values["augment"] == "auto":
-        values["augment"] = "flip-shift" if mirrors else "none"
-    if values["views"] == "auto":
-        values["views"] = "mirrored" if mirrors else "one"
-    return Config.parse(values)
+    config, mirrors = config.replaced(method.preset), may_be_mirrored(config.data)
+    resolved: dict[str, Scalar] = {}
+    if config.training.augment == "auto":
+        resolved["augment"] = "flip-shift" if mirrors else "none"
+    if config.answers.views == "auto":
+        resolved["views"] = "mirrored" if mirrors else "one"
+    return config.replaced(resolved) if resolved else config
 
 
 def warn_of_replacements(config: Config) -> None:

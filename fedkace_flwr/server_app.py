@@ -16,15 +16,14 @@ from fedkace_flwr.export.folder import write_folder
 from fedkace_flwr.export.global_model import global_model, why_not_left
 from fedkace_flwr.flower.logs import join_flower_log
 from fedkace_flwr.inference.kept_models import MODEL
-from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging import wire
 from fedkace_flwr.privacy.accounting import spent
 from fedkace_flwr.registry import Method
 from fedkace_flwr.results.plot import import_ahead
-from fedkace_flwr.results.record import round_record
 from fedkace_flwr.results.run_folder import RunFolder, compare
 from fedkace_flwr.results.trackers.catalogue import check_tracker
 from fedkace_flwr.rounds.driver import RoundDriver
-from fedkace_flwr.rounds.round_report import RoundReport
+from fedkace_flwr.rounds.server_round import RoundReport
 from fedkace_flwr.storage.checkpoint import Checkpoint
 from fedkace_flwr.storage.paths import run_folder
 
@@ -94,34 +93,22 @@ def _run(grid: Grid, config: Config, run_id: int, method: Method, experiment: Ex
     weights = found.weights if found else initial
 
     def keep(report: RoundReport, arrays: ArrayRecord) -> None:
-        record = round_record(
-            report.number,
-            config.stream.clients,
-            report.trained,
-            report.evaluated,
-            drift=report.drift if config.run.diagnostics else None,
-            failures=report.failures,
-            bytes_down=sum(phase.bytes_down for phase in report.exchanges.values()),
-            bytes_up=sum(phase.bytes_up for phase in report.exchanges.values()),
-            seconds=report.seconds,
-            own=method.metrics,
-        )
-        compared, unusual = report.compared(config.stream.clients), report.unusual(config.stream.clients)
         privacy = spent(config.privacy, config.stream.participations(report.number, config.run.seed))
-        folder.add_round(record | compared | report.own | unusual | privacy)
-        folder.save(Checkpoint(report.number, token, keys.unpack(arrays), *driver.checkpoint()))
+        record = report.record(config.stream.clients, method.metrics) | privacy
+        folder.add_round(record)
+        folder.save(Checkpoint(report.number, token, wire.unpack(arrays), *driver.checkpoint()))
         logger.info("round %d of %d: accuracy %s", report.number, config.stream.rounds, _percent(record["accuracy"]))
 
     rule = method.strategy(config)
-    driver = RoundDriver(rule, config, keys.shapes_of(initial), experiment.parameter_names, keep)
+    driver = RoundDriver(rule, config, wire.shapes_of(initial), experiment.parameter_names, keep)
     if found:
         driver.restore(found.round, found.arrays, found.record)
         logger.info("going on after round %d of %d", found.round, config.stream.rounds)
     import_ahead()
-    told = ConfigRecord({keys.RUN: token})
+    told = ConfigRecord({wire.RUN: token})
     result = driver.start(
         grid,
-        keys.array_record(weights),
+        wire.array_record(weights),
         num_rounds=config.stream.rounds,
         timeout=config.run.deadline,
         train_config=told,
@@ -132,7 +119,7 @@ def _run(grid: Grid, config: Config, run_id: int, method: Method, experiment: Ex
         if reason := rule.lacks_global_model() or why_not_left(experiment):
             logger.info("no model is left: %s", reason)
         else:
-            kept = global_model(experiment, keys.unpack(result.arrays), len(rounds))
+            kept = global_model(experiment, wire.unpack(result.arrays), len(rounds))
             write_folder(folder.path / MODEL, kept, Training(config, rounds))
 
     summary = folder.finish(config, leave_model)

@@ -11,11 +11,11 @@ from fedkace_flwr.algorithms.dcfcl_coalitions import CoalitionGame, Formation, f
 from fedkace_flwr.algorithms.robust_aggregation import gram_matrix
 from fedkace_flwr.clients.dcfcl import EPSILON
 from fedkace_flwr.config import Config
-from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.messaging.records import NumpyArray, Reply, Weights
+from fedkace_flwr.messaging import wire
+from fedkace_flwr.messaging.wire import NumpyArray, Reply, Weights
 from fedkace_flwr.rounds import client_models as models
-from fedkace_flwr.rounds.aggregation import client_drift
 from fedkace_flwr.rounds.server_round import ServerRound
+from fedkace_flwr.strategies.base import client_drift
 from fedkace_flwr.strategies.fedavg import FedAvg
 
 logger = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class Dcfcl(FedAvg):
     def _form(self, now: ServerRound, replies: Sequence[Reply]) -> Formation:
         """Play the game among the clients that replied, starting from the remaining members of the latest coalitions."""
         weights = [reply.weights for reply in replies]
-        sent = [keys.unpack(self.models[reply.client]) for reply in replies]
+        sent = [wire.unpack(self.models[reply.client]) for reply in replies]
         game = CoalitionGame(
             updates=gram_matrix(weights, now.parameters, sent),
             models=gram_matrix(weights, now.parameters),
@@ -116,7 +116,7 @@ class Dcfcl(FedAvg):
     def _average(self, now: ServerRound, coalition: Sequence[Reply]) -> float:
         """Give a coalition's members their mean, and return the sum of their squared distances from it."""
         mean = self._mean(now, coalition)
-        record = keys.array_record(mean)
+        record = wire.array_record(mean)
         self.models |= {reply.client: record for reply in coalition}
         return client_drift([reply.weights for reply in coalition], mean, now.parameters) * len(coalition)
 

@@ -1,6 +1,6 @@
 """Server of federated averaging: each local model is weighted by its number of samples."""
 
-from fedkace_flwr.messaging.records import Reply
+from fedkace_flwr.messaging.wire import Reply
 from fedkace_flwr.strategies.base import ServerRule
 
 

@@ -9,9 +9,9 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from fedkace_flwr.algorithms import fedcbdr_leverage as cbdr
 from fedkace_flwr.clients import fedcbdr as names
 from fedkace_flwr.config import Config
-from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.messaging.records import NumpyArray, Shapes, Weights
-from fedkace_flwr.rounds.replies import check_labels, check_within
+from fedkace_flwr.messaging import wire
+from fedkace_flwr.messaging.validation import check_labels, check_within
+from fedkace_flwr.messaging.wire import NumpyArray, Shapes, Weights
 from fedkace_flwr.rounds.server_round import ServerRound
 from fedkace_flwr.seeding import generator_for
 from fedkace_flwr.strategies.base import ServerRule
@@ -43,10 +43,10 @@ class FedCbdr(ServerRule):
         if not pools:
             return arrays
         width, double, whole = now.shapes["output.weight"][0][1], np.dtype(np.float64), np.dtype(np.int64)
-        models = {client: RecordDict({keys.ARRAYS: self.model_for(client, arrays)}) for client in pools}
+        models = {client: RecordDict({wire.ARRAYS: self.model_for(client, arrays)}) for client in pools}
 
         def features(client: int, content: RecordDict) -> Weights:
-            return keys.read_arrays(content, {names.FEATURES: ((pools[client], width), double)})
+            return wire.read_arrays(content, {names.FEATURES: ((pools[client], width), double)})
 
         answers = now.ask(names.FEATURES_QUERY, names.FEATURES_QUERY, models, features)
         masked = {client: answer[names.FEATURES] for client, answer in answers.items()}
@@ -58,11 +58,11 @@ class FedCbdr(ServerRule):
             return arrays
 
         rows = _rows_of_u(masked)
-        factors = {k: RecordDict({keys.ARRAYS: keys.array_record({names.ROWS: part})}) for k, part in rows.items()}
+        factors = {k: RecordDict({wire.ARRAYS: wire.array_record({names.ROWS: part})}) for k, part in rows.items()}
 
         def selection(client: int, content: RecordDict) -> ArrayRecord:
             shapes: Shapes = {names.SCORES: ((pools[client],), double), names.LABELS: ((pools[client],), whole)}
-            return self._draw(now, client, keys.read_arrays(content, shapes))
+            return self._draw(now, client, wire.read_arrays(content, shapes))
 
         self._kept = now.ask(names.SCORES_QUERY, names.SCORES_QUERY, factors, selection)
         return arrays
@@ -85,7 +85,7 @@ class FedCbdr(ServerRule):
         for client, metrics in now.report.trained.items():
             size = metrics.get(names.POOL_SIZE)
             if not isinstance(size, int) or not 0 < size <= largest:
-                reason = f"{names.POOL_SIZE} = {keys.shown(size)}: must be between 1 and {largest}"
+                reason = f"{names.POOL_SIZE} = {wire.shown(size)}: must be between 1 and {largest}"
                 now.fail(client, names.FEATURES_QUERY, reason)
             elif size > capacity:
                 pools[client] = size
@@ -104,7 +104,7 @@ class FedCbdr(ServerRule):
         check_labels(labels, now.classes)
         draws = generator_for(self.config.run.seed, "fedcbdr-draw", client, now.number)
         kept = cbdr.draw(torch.from_numpy(scores), torch.from_numpy(labels), self.config.buffer.capacity, draws)
-        return keys.array_record({names.POSITIONS: kept.numpy()})
+        return wire.array_record({names.POSITIONS: kept.numpy()})
 
 
 def _rows_of_u(masked: Mapping[int, NumpyArray]) -> dict[int, NumpyArray]:

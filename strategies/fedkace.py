@@ -7,8 +7,8 @@ from flwr.app import ArrayRecord
 
 from fedkace_flwr.clients.fedkace import FedKaceKeys
 from fedkace_flwr.config import Config
-from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.messaging.records import NumpyArray, Reply
+from fedkace_flwr.messaging import wire
+from fedkace_flwr.messaging.wire import NumpyArray, Reply
 from fedkace_flwr.rounds import client_models as models
 from fedkace_flwr.rounds.server_round import ServerRound
 from fedkace_flwr.strategies.base import ServerRule
@@ -48,13 +48,13 @@ class FedKace(ServerRule):
     def trained(self, now: ServerRound, replies: Sequence[Reply]) -> None:
         """Without aggregation, keep each client's model to send it back."""
         if not self._aggregates:
-            self._own |= {reply.client: keys.array_record(reply.weights) for reply in replies}
+            self._own |= {reply.client: wire.array_record(reply.weights) for reply in replies}
 
     def evaluated(self, now: ServerRound) -> dict[str, float]:
         """Record which clients have switched, and return the share of clients that predict with the global model."""
         for client, metrics in now.report.evaluated.items():
-            if keys.SWITCHED_AT in metrics:
-                self.switched_at[client] = int(metrics[keys.SWITCHED_AT])
+            if wire.SWITCHED_AT in metrics:
+                self.switched_at[client] = int(metrics[wire.SWITCHED_AT])
         return {"switched-share": len(self.switched_at) / now.clients}
 
     def lacks_global_model(self) -> str:

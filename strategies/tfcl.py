@@ -15,13 +15,12 @@ from fedkace_flwr.compute.devices import choose_device
 from fedkace_flwr.config import Config
 from fedkace_flwr.data.readers.catalogue import image_size_of
 from fedkace_flwr.errors import MessageError, RunError
-from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.messaging.records import NumpyArray, Reply, Shapes, Weights
+from fedkace_flwr.messaging import wire
+from fedkace_flwr.messaging.validation import check_labels, read_metrics
+from fedkace_flwr.messaging.wire import NumpyArray, Reply, Shapes, Weights
 from fedkace_flwr.networks.catalogue import facts_of, seeded
 from fedkace_flwr.networks.network import Blueprint, Network
-from fedkace_flwr.rounds.replies import check_labels, read_metrics
-from fedkace_flwr.rounds.round_report import TRAINING
-from fedkace_flwr.rounds.server_round import ServerRound
+from fedkace_flwr.rounds.server_round import TRAINING, ServerRound
 from fedkace_flwr.seeding import generator_for, seed_for
 from fedkace_flwr.strategies.base import ServerRule
 from fedkace_flwr.training.distillation import DistilledLoss
@@ -64,12 +63,12 @@ class Tfcl(ServerRule):
         MessageError
             The reply declares more samples, or larger feature maps, than are possible.
         """
-        record = content.array_records.get(keys.ARRAYS)
+        record = content.array_records.get(wire.ARRAYS)
         declared = tuple(record[names.FEATURES].shape) if record is not None and names.FEATURES in record else ()
         size, _, height, width = declared if len(declared) == 4 else (0, 0, 0, 0)
         side, most = self._channels_and_side[1], now.limits.examples
         if not (0 <= size <= most and 0 <= height <= side and 0 <= width <= side):
-            shown = keys.shown(declared)
+            shown = wire.shown(declared)
             raise MessageError(
                 f"{names.FEATURES} are {shown}: at most {most} maps of {side} x {side} are possible", "size"
             )
@@ -90,7 +89,7 @@ class Tfcl(ServerRule):
             The number or the labels contradict the rest of the reply.
         """
         if reply.examples != (size := len(reply.weights[names.FEATURES])):
-            raise MessageError(f"{keys.EXAMPLES} = {reply.examples}, but there are features of {size}", "count")
+            raise MessageError(f"{wire.EXAMPLES} = {reply.examples}, but there are features of {size}", "count")
         check_labels(reply.weights[names.LABELS], now.classes, reply.weights[names.SEEN])
 
     def compare(self, now: ServerRound, replies: Sequence[Reply]) -> list[Reply]:
@@ -124,7 +123,7 @@ class Tfcl(ServerRule):
             logger.warning("round %d: no distillation, the server's network diverged: %s", now.number, error)
             return arrays
         contents = {
-            client: RecordDict({keys.ARRAYS: keys.array_record({names.LOGITS: logits})})
+            client: RecordDict({wire.ARRAYS: wire.array_record({names.LOGITS: logits})})
             for client, logits in taught.items()
         }
         if not contents:
@@ -132,8 +131,8 @@ class Tfcl(ServerRule):
         tails = now.ask(TAIL, names.TAIL_ACTION, contents, lambda client, tail: read_metrics(tail, now.limits))
         for client, tail in tails.items():
             head = now.report.trained[client]
-            seconds = head.get(keys.TRAINING_SECONDS, 0.0) + tail.get(keys.TRAINING_SECONDS, 0.0)
-            now.report.trained[client] = {**head, keys.TRAINING_SECONDS: seconds}
+            seconds = head.get(wire.TRAINING_SECONDS, 0.0) + tail.get(wire.TRAINING_SECONDS, 0.0)
+            now.report.trained[client] = {**head, wire.TRAINING_SECONDS: seconds}
         return arrays
 
     def lacks_global_model(self) -> str:

@@ -24,7 +24,7 @@ from fedkace_flwr.experiments.feed import feed
 from fedkace_flwr.experiments.running.inline import InlineGrid
 from fedkace_flwr.inference.model_files import load_newest
 from fedkace_flwr.messaging import packing as folding
-from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging import wire
 from fedkace_flwr.storage.__main__ import main as storage
 from fedkace_flwr.storage.client_state import read_state
 from fedkace_flwr.storage.earlier_runs import MOST_RUNS
@@ -50,8 +50,8 @@ class Device:
     ) -> Message:
         """Send a message of a round, by default with a good model; ``changes`` are keys of the run."""
         if not isinstance(content, RecordDict):
-            content = RecordDict({keys.ARRAYS: keys.array_record(self.weights if content is None else content)})
-        content[keys.CONFIG] = ConfigRecord({keys.RUN: run, keys.ROUND: number, keys.CLIENT: 0})  # type: ignore[dict-item]
+            content = RecordDict({wire.ARRAYS: wire.array_record(self.weights if content is None else content)})
+        content[wire.CONFIG] = ConfigRecord({wire.RUN: run, wire.ROUND: number, wire.CLIENT: 0})  # type: ignore[dict-item]
         asked = {**self.config.flat(), **{name.replace("_", "-"): value for name, value in changes.items()}}
         grid = InlineGrid(client_app.app, 3, asked, 1, lambda _: self._node)
         (reply,) = grid.send_and_receive([Message(content, dst_node_id=2, message_type=kind)])
@@ -70,7 +70,7 @@ class Device:
         with said() as lines:
             reply = self.send(*arguments, **options)
         assert reply.has_error()
-        reason = keys.root_cause(reply.error.reason)
+        reason = wire.root_cause(reply.error.reason)
         assert len(lines) == 1 and lines[0].isprintable() and len(lines[0]) < 1000
         assert self.held() == before
         return reason
@@ -148,30 +148,30 @@ def test_a_model_that_does_not_fit_is_refused_and_the_device_goes_on_with_its_ow
 
 @pytest.mark.parametrize("kind", [TRAIN, EVALUATE])
 def test_a_message_without_a_model_is_refused(device: Device, kind: str) -> None:
-    assert repr(keys.ARRAYS) in device.refusal(kind, 1, RecordDict())
+    assert repr(wire.ARRAYS) in device.refusal(kind, 1, RecordDict())
 
 
 def test_a_folded_model_is_checked_like_any_other(device: Device) -> None:
     for damage, words in MODELS.values():
-        content = RecordDict({keys.ARRAYS: folding.fold(keys.array_record(damage(device.weights)))})
-        content = folding.marked(content, keys.CONFIG)
-        marked = content.config_records[keys.CONFIG]
-        marked.update({keys.RUN: RUN, keys.ROUND: 1, keys.CLIENT: 0})
+        content = RecordDict({wire.ARRAYS: folding.fold(wire.array_record(damage(device.weights)))})
+        content = folding.marked(content, wire.CONFIG)
+        marked = content.config_records[wire.CONFIG]
+        marked.update({wire.RUN: RUN, wire.ROUND: 1, wire.CLIENT: 0})
         grid = InlineGrid(client_app.app, 3, device.config.flat(), 1)
         (reply,) = grid.send_and_receive([Message(content, dst_node_id=2, message_type=TRAIN)])
-        assert words in keys.root_cause(reply.error.reason)
+        assert words in wire.root_cause(reply.error.reason)
 
 
 @pytest.mark.parametrize("name", ["more", "output.bias"])
 def test_a_model_of_a_gigabyte_is_refused_unread(device: Device, name: str) -> None:
     """The bytes are zeros that nobody has touched, which take up no memory until somebody does."""
     device.done(1)
-    record = keys.array_record(device.weights)
+    record = wire.array_record(device.weights)
     record[name] = Array("float32", (2**28,), "numpy.ndarray", bytes(2**30))
     before = psutil.Process().memory_info().rss
-    reply = device.send(EVALUATE, 2, RecordDict({keys.ARRAYS: record}))
+    reply = device.send(EVALUATE, 2, RecordDict({wire.ARRAYS: record}))
     assert psutil.Process().memory_info().rss - before < 2**28
-    assert "left unread" in keys.root_cause(reply.error.reason)
+    assert "left unread" in wire.root_cause(reply.error.reason)
 
 
 # Finite models that predict nothing
@@ -218,10 +218,10 @@ def test_fedcbdrs_own_messages_are_checked_like_models(small: Make, tmp_path: Pa
     assert not device.send(cbdr.SCORES_QUERY, 1, {cbdr.ROWS: np.eye(pool, 4)}).has_error()
 
     for positions in (np.zeros(10), np.arange(17), np.zeros((2, 5), np.int64)):
-        content = RecordDict({keys.ARRAYS: keys.array_record(device.weights)})
-        content[cbdr.SELECTION] = keys.array_record({cbdr.POSITIONS: positions})
+        content = RecordDict({wire.ARRAYS: wire.array_record(device.weights)})
+        content[cbdr.SELECTION] = wire.array_record({cbdr.POSITIONS: positions})
         assert cbdr.POSITIONS in device.refusal(EVALUATE, 1, content)
-    content[cbdr.SELECTION] = keys.array_record({cbdr.POSITIONS: np.arange(10)})
+    content[cbdr.SELECTION] = wire.array_record({cbdr.POSITIONS: np.arange(10)})
     assert not device.send(EVALUATE, 1, content).has_error()
     state = read_state(device.folder / "state-000001.npz")
     assert len(state.buffer) == 10
@@ -231,7 +231,7 @@ def test_tfcls_logits_are_refused_unread_where_they_are_too_many(small: Make, tm
     device = Device(tmp_path, small(method="tfcl"))
     assert not device.send(tfcl.HEAD_ACTION, 1, {}).has_error()
     record = ArrayRecord({tfcl.LOGITS: Array("float32", (2**28,), "numpy.ndarray", bytes(2**30))})
-    assert "left unread" in device.refusal(tfcl.TAIL_ACTION, 1, RecordDict({keys.ARRAYS: record}))
+    assert "left unread" in device.refusal(tfcl.TAIL_ACTION, 1, RecordDict({wire.ARRAYS: record}))
     assert "names" in device.refusal(EVALUATE, 1, device.weights)  # there is no global model
 
 
@@ -242,10 +242,10 @@ def test_a_refused_model_is_a_failure_of_its_client_in_the_record(small: Make) -
     config = small(quorum=0.5)
 
     def damage(message: Message) -> None:
-        told = message.content.config_records[keys.CONFIG]
-        if told.get(keys.ROUND) == 2 and told[keys.CLIENT] == 1:
-            model = keys.unpack(message.content.array_records[keys.ARRAYS])
-            message.content[keys.ARRAYS] = keys.array_record(MODELS["not a number"][0](model))
+        told = message.content.config_records[wire.CONFIG]
+        if told.get(wire.ROUND) == 2 and told[wire.CLIENT] == 1:
+            model = wire.unpack(message.content.array_records[wire.ARRAYS])
+            message.content[wire.ARRAYS] = wire.array_record(MODELS["not a number"][0](model))
 
     class Hub(FaultyGrid):
         def push_messages(self, messages: Any) -> Any:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.made.keys import KEYS
 
-from fedkace_flwr import config_docs
+from fedkace_flwr import client_app, config_docs
 from fedkace_flwr.config import Config, check_value
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.experiments.running.inline import run_inline
@@ -408,3 +408,16 @@ def test_a_record_with_the_former_bounds_says_whether_they_were_on(recorded: dic
 def test_who_types_a_former_bound_is_told_its_new_name(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} = 1.5: is replaced by defence"):
         check_value(name, 1.5)
+
+
+def test_each_app_parses_the_configuration_once(small: Callable[..., Config], monkeypatch: pytest.MonkeyPatch) -> None:
+    config, parse, parsed = small(method="as3", clients=2, rounds=1), Config.parse, list[str]()
+
+    def noted(values: dict[str, object]) -> Config:
+        parsed.append(str(values["method"]))
+        return parse(values)
+
+    monkeypatch.setattr(Config, "parse", noted)
+    client_app._parsed.cache_clear()
+    run_inline(config)  # the server's app is given what it would have parsed
+    assert parsed == ["as3"]

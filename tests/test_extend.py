@@ -240,19 +240,19 @@ from dataclasses import replace
 from flwr.app import RecordDict
 from fedkace_flwr.clients.base import Acted
 from fedkace_flwr.clients.er import ReplayClient
-from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging import wire
 from fedkace_flwr.registry import METHODS
 from fedkace_flwr.strategies.base import ServerRule
 
 class Client(ReplayClient):
     def act(self, action, content, round_number):
-        return Acted(keys.reply_content(None, self.number + 1, {}), None)
+        return Acted(wire.reply_content(None, self.number + 1, {}), None)
 
 class Server(ServerRule):
     def between(self, now, arrays):
         asked = {client: RecordDict() for client in range(now.clients)}
-        got = now.ask("counting", "query.count", asked, lambda client, reply: reply.metric_records[keys.METRICS])
-        now.report.own["counted"] = [got[client][keys.EXAMPLES] for client in sorted(got)]
+        got = now.ask("counting", "query.count", asked, lambda client, reply: reply.metric_records[wire.METRICS])
+        now.report.own["counted"] = [got[client][wire.EXAMPLES] for client in sorted(got)]
         return arrays
 
 METHOD = replace(METHODS["er"], server=Server, client=Client, actions=("query.count",), is_mean=False)

@@ -39,11 +39,7 @@ OUTSIDE = {
 PUBLIC = {
     "Runs": ["fedkace_flwr.experiments.api"],
     "Models": ["fedkace_flwr.export.loading"],
-    "Clients' half of a method": [
-        "fedkace_flwr.clients.base.ClientRule",
-        "fedkace_flwr.clients.tools.ClientTools",
-        "fedkace_flwr.clients.values",
-    ],
+    "Clients' half of a method": ["fedkace_flwr.clients.base"],
     "Server's half of a method": [
         "fedkace_flwr.strategies.base.ServerRule",
         "fedkace_flwr.rounds.server_round.ServerRound",

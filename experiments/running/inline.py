@@ -19,7 +19,7 @@ from fedkace_flwr.errors import FedkaceError
 from fedkace_flwr.experiments.running.jobs import Orders
 from fedkace_flwr.flower.internals import Run, identify_process, number_message
 from fedkace_flwr.keys import Scalar
-from fedkace_flwr.messaging.records import PARTITION, PARTITIONS
+from fedkace_flwr.messaging.wire import PARTITION, PARTITIONS
 
 _CLIENT_FAILED = 2
 

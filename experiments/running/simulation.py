@@ -18,7 +18,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
 from fedkace_flwr.experiments.running.jobs import Orders, leave
-from fedkace_flwr.flower.imports import without_collection
 from fedkace_flwr.flower.lean_ray import make_ray_lean
 from fedkace_flwr.keys import Scalar
 
@@ -29,7 +28,8 @@ if TYPE_CHECKING:
 CLUSTER = "RAY_ADDRESS"
 """The environment variable that names a Ray cluster to run on."""
 
-_NEEDED = ("fedkace_flwr.server_app", "fedkace_flwr.apps")
+_NEEDED = ("fedkace_flwr.server_app", "fedkace_flwr.apps", "flwr.simulation")
+_IMPORTED_BY_WORKERS = "RAY_preload_python_modules"
 
 
 class Imports(threading.Thread):
@@ -41,12 +41,9 @@ class Imports(threading.Thread):
 
     def run(self) -> None:
         """Make the imports; a failure is left to those of :func:`run_simulation`."""
-        with without_collection(), suppress(Exception):
-            from fedkace_flwr.flower.internals import import_simulation
-
+        with suppress(Exception):
             for name in _NEEDED:
                 importlib.import_module(name)
-            import_simulation()
 
 
 def run_simulation(
@@ -94,7 +91,9 @@ def run_simulation(
 def _start_ray(workers: int, gpus: int) -> None:
     import ray
 
-    make_ray_lean(prestart=True)
+    make_ray_lean()
+    # Ray starts a worker for each CPU at once; they import the client's app while this process imports the server's.
+    os.environ.setdefault(_IMPORTED_BY_WORKERS, "fedkace_flwr.client_app")
     ray.init(
         num_cpus=workers, num_gpus=gpus, include_dashboard=False, logging_level=logging.WARNING, log_to_driver=True
     )

@@ -1,4 +1,4 @@
-"""Aggregation rules that bound the influence of single clients.
+"""Aggregation rules that bound the influence of single clients, and distances of models.
 
 Two kinds of rules. Coordinate-wise rules (:func:`coordinate_median`, :func:`trimmed_mean`; Yin et al., ICML 2018)
 treat every number of the models by itself. The others (:func:`multi_krum`, Blanchard et al., NeurIPS 2017;
@@ -6,6 +6,7 @@ treat every number of the models by itself. The others (:func:`multi_krum`, Blan
 weighted mean, and the weights depend on inner products of the models alone.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -172,3 +173,26 @@ def cosines_to_others(gram: Floats) -> Floats:
     length = np.sqrt(np.maximum(others, 0))
     cosines = np.divide(towards, length, out=np.zeros_like(towards), where=length > 1e-12)
     return np.asarray(np.clip(cosines, -1, 1), dtype=np.float64)
+
+
+def distance(weights: Mapping[str, Array], origin: Mapping[str, Array], names: Iterable[str]) -> float:
+    """Return the Euclidean distance over the named arrays, in float64; infinite only if it exceeds float64's range.
+
+    Squares of large differences would overflow, so the differences are first divided by the largest.
+    """
+    with np.errstate(over="ignore"):
+        differences = [weights[name].astype(np.float64) - origin[name] for name in sorted(names)]
+    return length(differences)
+
+
+def root_mean_square(rows: Array) -> float:
+    """Return the root mean square length of the rows of a client's matrix (n, F)."""
+    return length([rows.astype(np.float64)]) / math.sqrt(max(1, len(rows)))
+
+
+def length(parts: Sequence[Array]) -> float:
+    """Return the Euclidean length of float64 arrays, taken as one vector."""
+    largest = max((float(np.abs(part).max(initial=0.0)) for part in parts), default=0.0)
+    if largest == 0 or not math.isfinite(largest):
+        return largest
+    return largest * math.sqrt(sum(float(np.square(part / largest).sum()) for part in parts))

@@ -18,8 +18,6 @@ is used here, ``pyproject.toml`` admits only those that the tests pass with.
     What the inline engine's grid must tell Flower; the read-only id of a message.
 ``simulation.run_simulation``, ``supercore.constant``, ``supercore.telemetry``
     A run on Ray without a SuperLink.
-``simulation.ray_transport.ray_actor``
-    The class of the workers, imported without the rest of its package.
 ``simulation.app``, and the class name ``InMemoryGrid``
     Telling whether a process or a grid belongs to a simulation.
 
@@ -34,8 +32,6 @@ change it before it starts; each program says in its docstring what it changes o
     ``cli.build``, ``supercore.primitives.asymmetric_ed25519``
 """
 
-import importlib
-import importlib.util
 import json
 import sys
 import tempfile
@@ -76,8 +72,6 @@ __all__ = [
     "compute_stdv",
     "fitres_to_recorddict",
     "identify_process",
-    "import_actor",
-    "import_simulation",
     "is_simulation",
     "is_simulation_process",
     "number_message",
@@ -115,28 +109,6 @@ def identify_process(run: int, task: int) -> None:
 def number_message(message: Any, number: str) -> None:
     """Give a message the id that Flower's own grids give it, which is read-only."""
     message.metadata.__dict__["_message_id"] = number
-
-
-def import_actor() -> None:
-    """Import the class of Flower's Ray workers ahead of its use, without the simulation engine around it.
-
-    Its package imports the engine, and with it the SuperLink's database and web server, which take most of a second and
-    have no use in a worker.
-    """
-    name = "flwr.simulation"
-    spec = importlib.util.find_spec(name)
-    if name in sys.modules or spec is None:
-        return
-    sys.modules[name] = importlib.util.module_from_spec(spec)  # not executed
-    try:
-        importlib.import_module("flwr.simulation.ray_transport.ray_actor")
-    finally:
-        del sys.modules[name]
-
-
-def import_simulation() -> None:
-    """Import Flower's simulation engine, which takes most of a second, ahead of :func:`simulate`."""
-    importlib.import_module("flwr.simulation.run_simulation")
 
 
 def simulate(

@@ -1,1 +1,1 @@
-"""Messages between the server and the clients: records, packing, validation."""
+"""Messages between the server and the clients: what they hold, metrics, checks."""

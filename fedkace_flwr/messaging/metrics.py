@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedkace_flwr.config import Config
-from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging import wire
 from fedkace_flwr.registry import METHODS
 
 Phase = Literal["training", "evaluation", "either", "own"]
@@ -189,7 +189,7 @@ _LONGEST, _LATEST = 1e9, 1e12  # seconds; small enough that sums stay finite
 
 COMMON: tuple[Metric, ...] = (
     Metric(
-        keys.ACCURACY,
+        wire.ACCURACY,
         "Test accuracy of the model that the client answers with, over all classes seen so far.",
         phase="evaluation",
         high=SHARE,
@@ -197,7 +197,7 @@ COMMON: tuple[Metric, ...] = (
         tag="client_accuracy",
     ),
     Metric(
-        keys.LOCAL_ACCURACY,
+        wire.LOCAL_ACCURACY,
         "Test accuracy of the local model.",
         phase="evaluation",
         high=SHARE,
@@ -205,7 +205,7 @@ COMMON: tuple[Metric, ...] = (
         average="local_accuracy",
     ),
     Metric(
-        keys.GLOBAL_ACCURACY,
+        wire.GLOBAL_ACCURACY,
         "Test accuracy of the global model.",
         phase="evaluation",
         high=SHARE,
@@ -213,7 +213,7 @@ COMMON: tuple[Metric, ...] = (
         average="global_accuracy",
     ),
     Metric(
-        keys.LOCAL_UNMASKED,
+        wire.LOCAL_UNMASKED,
         "Test accuracy of the local model, on images of the classes seen so far, if every class counts as a possible answer; reported only with `evaluate = both`.",
         phase="either",
         high=SHARE,
@@ -221,7 +221,7 @@ COMMON: tuple[Metric, ...] = (
         average="local_accuracy_unmasked",
     ),
     Metric(
-        keys.GLOBAL_UNMASKED,
+        wire.GLOBAL_UNMASKED,
         "The same for the global model.",
         phase="evaluation",
         high=SHARE,
@@ -229,27 +229,27 @@ COMMON: tuple[Metric, ...] = (
         average="global_accuracy_unmasked",
     ),
     Metric(
-        keys.CLASS_ACCURACY,
+        wire.CLASS_ACCURACY,
         "Test accuracy on each class of the model that the client answers with, -1 (null in the record) for a class that it has not met or has no test images of; reported only with `report-classes`.",
         phase="evaluation",
-        low=keys.UNTESTED,
+        low=wire.UNTESTED,
         high=1.0,
         length="classes",
-        unknown=keys.UNTESTED,
+        unknown=wire.UNTESTED,
         column="class_accuracy",
     ),
     Metric(
-        keys.NEW_CLASS_ACCURACY,
+        wire.NEW_CLASS_ACCURACY,
         "Test accuracy of the received model on each class that the client meets for the first time, before it trains on it; -1 (null in the record) for all others. Reported from the second round on, with `report-classes` and `diagnostics`.",
         phase="training",
-        low=keys.UNTESTED,
+        low=wire.UNTESTED,
         high=1.0,
         length="classes",
-        unknown=keys.UNTESTED,
+        unknown=wire.UNTESTED,
         column="new_class_accuracy",
     ),
     Metric(
-        keys.SEEN_CLASSES,
+        wire.SEEN_CLASSES,
         "Number of classes that the client has seen so far.",
         phase="evaluation",
         high=CLASSES,
@@ -259,7 +259,7 @@ COMMON: tuple[Metric, ...] = (
         column="seen_classes",
     ),
     Metric(
-        keys.SWITCHED_AT,
+        wire.SWITCHED_AT,
         "Round from which the client has answered with the global model.",
         phase="evaluation",
         high=ROUNDS,
@@ -268,7 +268,7 @@ COMMON: tuple[Metric, ...] = (
         column="switched_at",
     ),
     Metric(
-        keys.BUFFER_SIZE,
+        wire.BUFFER_SIZE,
         "Number of samples in the new buffer.",
         phase="either",
         high=CAPACITY,
@@ -279,7 +279,7 @@ COMMON: tuple[Metric, ...] = (
         average="buffer_size",
     ),
     Metric(
-        keys.BUFFER_CLASSES,
+        wire.BUFFER_CLASSES,
         "Number of samples of each class in the new buffer; reported only with `report-classes`.",
         phase="either",
         high=CAPACITY,
@@ -290,7 +290,7 @@ COMMON: tuple[Metric, ...] = (
         tag="buffer_classes",
     ),
     Metric(
-        keys.INTERPOLATED,
+        wire.INTERPOLATED,
         "Whether the accuracy was interpolated between two trained rounds (`centralized-every`, `centralized-first`).",
         phase="evaluation",
         whole=True,
@@ -298,21 +298,21 @@ COMMON: tuple[Metric, ...] = (
         any_client=True,
     ),
     Metric(
-        keys.STARTED,
+        wire.STARTED,
         "Time at which the client began to process the message. Together with `finished` it gives the time that a round spends on transport.",
         phase="either",
         high=_LATEST,
         unit="seconds since 1970",
     ),
     Metric(
-        keys.FINISHED,
+        wire.FINISHED,
         "Time at which the client finished processing the message.",
         phase="either",
         high=_LATEST,
         unit="seconds since 1970",
     ),
     Metric(
-        keys.TRAINING_SECONDS,
+        wire.TRAINING_SECONDS,
         "Time spent on local training.",
         phase="either",
         high=_LONGEST,
@@ -320,7 +320,7 @@ COMMON: tuple[Metric, ...] = (
         column="training",
     ),
     Metric(
-        keys.SELECTION_SECONDS,
+        wire.SELECTION_SECONDS,
         "Time spent selecting the new buffer.",
         phase="either",
         high=_LONGEST,
@@ -328,7 +328,7 @@ COMMON: tuple[Metric, ...] = (
         column="selection",
     ),
     Metric(
-        keys.EVALUATION_SECONDS,
+        wire.EVALUATION_SECONDS,
         "Time spent on testing and on choosing the model that answers.",
         phase="either",
         high=_LONGEST,

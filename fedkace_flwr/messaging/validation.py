@@ -1,16 +1,15 @@
-"""Plausibility of well-formed replies: the ranges of their numbers, which depend on the configuration alone, and distances."""
+"""Checks of what clients send, if it is well formed: numbers in their ranges, which depend on the configuration alone."""
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from flwr.app import MetricRecord, RecordDict
 
 from fedkace_flwr.errors import MessageError
-from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.messaging.metrics import Limits as Limits
-from fedkace_flwr.messaging.metrics import Metric, known_metrics
-from fedkace_flwr.messaging.records import NumpyArray, Weights
+from fedkace_flwr.messaging import wire
+from fedkace_flwr.messaging.metrics import Limits, Metric, known_metrics
+from fedkace_flwr.messaging.wire import NumpyArray, Weights
 
 _VARIANCE, _MEAN, _COUNTER = ".running_var", ".running_mean", ".num_batches_tracked"
 
@@ -18,7 +17,7 @@ _VARIANCE, _MEAN, _COUNTER = ".running_var", ".running_mean", ".num_batches_trac
 def check_metrics(metrics: Mapping[str, Any], limits: Limits) -> None:
     """Check each number against its declaration; numbers with unknown names pass.
 
-    :func:`fedkace_flwr.messaging.records.checked_metrics` has already checked that they are finite.
+    :func:`fedkace_flwr.messaging.wire.checked_metrics` has already checked that they are finite.
 
     Raises
     ------
@@ -29,22 +28,36 @@ def check_metrics(metrics: Mapping[str, Any], limits: Limits) -> None:
     for name, value in metrics.items():
         if name in known:
             _check(known[name], value, limits)
-    if (keys.STARTED in metrics) != (keys.FINISHED in metrics):
-        raise MessageError(f"metrics {keys.STARTED!r} and {keys.FINISHED!r} must be reported together", "metrics")
+    if (wire.STARTED in metrics) != (wire.FINISHED in metrics):
+        raise MessageError(f"metrics {wire.STARTED!r} and {wire.FINISHED!r} must be reported together", "metrics")
 
 
 def _check(metric: Metric, value: Any, limits: Limits) -> None:
     length = None if metric.length is None else int(getattr(limits, metric.length))
     if isinstance(value, list) != (length is not None) or (length is not None and len(value) != length):
         wanted = "a single number" if length is None else f"a list of {length} numbers"
-        raise MessageError(f"metric {metric.name!r} = {keys.shown(value)}: must be {wanted}", "metrics")
+        raise MessageError(f"metric {metric.name!r} = {wire.shown(value)}: must be {wanted}", "metrics")
     low, high = metric.range(limits)
     for number in value if isinstance(value, list) else [value]:
         if not low <= number <= high or (metric.whole and not isinstance(number, int)):
             kind = "whole and " if metric.whole else ""
             raise MessageError(
-                f"metric {metric.name!r} = {keys.shown(value)}: must be {kind}between {low:g} and {high:g}", "metrics"
+                f"metric {metric.name!r} = {wire.shown(value)}: must be {kind}between {low:g} and {high:g}", "metrics"
             )
+
+
+def read_metrics(content: RecordDict, limits: Limits) -> dict[str, float]:
+    """Metrics of a reply without arrays to one of a method's own messages.
+
+    Raises
+    ------
+    MessageError
+        The reply is too large, or a metric is not finite or out of range.
+    """
+    wire.check_size(content, {})
+    metrics = wire.checked_metrics(content.metric_records.get(wire.METRICS, MetricRecord()))
+    check_metrics(metrics, limits)
+    return metrics
 
 
 def check_examples(examples: int, limits: Limits) -> None:
@@ -58,7 +71,7 @@ def check_examples(examples: int, limits: Limits) -> None:
         It claims more.
     """
     if examples > limits.examples:
-        raise MessageError(f"{keys.EXAMPLES} = {examples}: must be at most max-examples = {limits.examples}", "count")
+        raise MessageError(f"{wire.EXAMPLES} = {examples}: must be at most max-examples = {limits.examples}", "count")
 
 
 def check_statistics(weights: Weights, origin: Weights, limits: Limits) -> None:
@@ -78,24 +91,39 @@ def check_statistics(weights: Weights, origin: Weights, limits: Limits) -> None:
                 raise MessageError(f"array {name!r} = {count}: must be between 0 and {highest}", "values")
 
 
-def distance(weights: Weights, origin: Weights, names: Iterable[str]) -> float:
-    """Return the Euclidean distance over the named arrays, in float64; infinite only if it exceeds float64's range.
+def check_labels(labels: NumpyArray, classes: int, seen: NumpyArray | None = None) -> None:
+    """Check that labels name existing classes and, where ``seen`` is given, classes that the client has met.
 
-    Squares of large differences would overflow, so the differences are first divided by the largest.
+    Parameters
+    ----------
+    labels : array
+        int64 (n,), n at least 1.
+    classes : int
+        C.
+    seen : array, optional
+        bool (C,).
+
+    Raises
+    ------
+    MessageError
+        A label is out of range, or its class is not among those met.
     """
-    with np.errstate(over="ignore"):
-        differences = [weights[name].astype(np.float64) - origin[name] for name in sorted(names)]
-    return length(differences)
+    low, high = int(labels.min()), int(labels.max())
+    in_range = low >= 0 and high < classes
+    if seen is not None and not (in_range and bool(seen[labels].all())):
+        raise MessageError("labels hold a class that the client has not met")
+    if not in_range:
+        raise MessageError(f"labels reach from {low} to {high}: there are {classes} classes")
 
 
-def root_mean_square(rows: NumpyArray) -> float:
-    """Return the root mean square length of the rows of a client's matrix (n, F)."""
-    return length([rows.astype(np.float64)]) / math.sqrt(max(1, len(rows)))
+def check_within(name: str, values: NumpyArray, low: float, high: float, slack: float = 0.0) -> None:
+    """Check that all values of a non-empty array are within [low, high]; ``slack`` allows for rounding above.
 
-
-def length(parts: Sequence[NumpyArray]) -> float:
-    """Return the Euclidean length of float64 arrays, taken as one vector."""
-    largest = max((float(np.abs(part).max(initial=0.0)) for part in parts), default=0.0)
-    if largest == 0 or not math.isfinite(largest):
-        return largest
-    return largest * math.sqrt(sum(float(np.square(part / largest).sum()) for part in parts))
+    Raises
+    ------
+    MessageError
+        One is not.
+    """
+    least, most = float(np.min(values)), float(np.max(values))
+    if least < low or most > high + slack:
+        raise MessageError(f"{name} reach from {least:g} to {most:g}: must be within {low:g} and {high:g}")

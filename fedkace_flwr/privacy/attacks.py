@@ -14,8 +14,8 @@ from torch import Tensor
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.flower.internals import ClientAppCallable
-from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.messaging.records import NumpyArray, Weights
+from fedkace_flwr.messaging import wire
+from fedkace_flwr.messaging.wire import NumpyArray, Weights
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.seeding import seed_for
 from fedkace_flwr.sources import Source
@@ -105,20 +105,20 @@ class Attack:
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Answer a training message."""
         reply = call_next(message, context)
-        told = message.content.config_records[keys.CONFIG]
-        client, number = told[keys.CLIENT], told[keys.ROUND]
+        told = message.content.config_records[wire.CONFIG]
+        client, number = told[wire.CLIENT], told[wire.ROUND]
         assert isinstance(client, int) and isinstance(number, int)
-        if reply.has_error() or not is_hostile(self._config, client) or keys.ARRAYS not in reply.content.array_records:
+        if reply.has_error() or not is_hostile(self._config, client) or wire.ARRAYS not in reply.content.array_records:
             return reply
         if self._kind == "false-count":
-            metrics = reply.content.metric_records[keys.METRICS]
-            count = metrics[keys.EXAMPLES]
+            metrics = reply.content.metric_records[wire.METRICS]
+            count = metrics[wire.EXAMPLES]
             assert isinstance(count, int)
-            metrics[keys.EXAMPLES] = round(self._scale * count)
+            metrics[wire.EXAMPLES] = round(self._scale * count)
         else:
-            sent = keys.unpack(message.content.array_records[keys.ARRAYS])
-            learned = keys.unpack(reply.content.array_records[keys.ARRAYS])
-            reply.content[keys.ARRAYS] = keys.array_record(self.altered(sent, learned, client, number))
+            sent = wire.unpack(message.content.array_records[wire.ARRAYS])
+            learned = wire.unpack(reply.content.array_records[wire.ARRAYS])
+            reply.content[wire.ARRAYS] = wire.array_record(self.altered(sent, learned, client, number))
         return reply
 
     def altered(self, sent: Weights, learned: Weights, client: int, number: int) -> dict[str, NumpyArray]:

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from fedkace_flwr.messaging.records import Weights
-from fedkace_flwr.messaging.validation import distance
+from fedkace_flwr.algorithms.robust_aggregation import distance
+from fedkace_flwr.messaging.wire import Weights
 from fedkace_flwr.privacy import noise
 from fedkace_flwr.sections import PrivacyConfig
 

@@ -12,8 +12,8 @@ from flwr.common import Code, FitRes, Status, ndarrays_to_parameters
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import MessageError
 from fedkace_flwr.flower.internals import KEY_CLIPPING_NORM, ClientAppCallable, Mod, fitres_to_recorddict
-from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.messaging.records import NumpyArray, Weights
+from fedkace_flwr.messaging import wire
+from fedkace_flwr.messaging.wire import NumpyArray, Weights
 from fedkace_flwr.privacy import noise
 from fedkace_flwr.sections import PrivacyConfig
 
@@ -64,16 +64,16 @@ class _Limit:
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         reply = call_next(message, context)
-        if reply.has_error() or keys.ARRAYS not in reply.content.array_records:
+        if reply.has_error() or wire.ARRAYS not in reply.content.array_records:
             return reply
-        sent = keys.unpack(message.content.array_records[keys.ARRAYS])
-        learned = keys.unpack(reply.content.array_records[keys.ARRAYS])
+        sent = wire.unpack(message.content.array_records[wire.ARRAYS])
+        learned = wire.unpack(reply.content.array_records[wire.ARRAYS])
         names = noise.travelling(self._settings, learned, self._parameters)
         before: Weights = {name: sent[name] for name in names}
         after: Weights = {name: learned[name] for name in names}
         if self._settings.dp != "none":
             after = self._private(message, context, before, after)
-        reply.content[keys.ARRAYS] = keys.array_record({name: after.get(name, sent[name]) for name in learned})
+        reply.content[wire.ARRAYS] = wire.array_record({name: after.get(name, sent[name]) for name in learned})
         return reply
 
     def _private(self, message: Message, context: Context, before: Weights, after: Weights) -> Weights:
@@ -85,7 +85,7 @@ class _Limit:
         answered = self._flowers(message, context, before, after)
         if answered.has_error():
             raise MessageError(f"Flower's modifier: {answered.error.reason}", "error")
-        limited = keys.unpack(answered.content.array_records[keys.ARRAYS])
+        limited = wire.unpack(answered.content.array_records[wire.ARRAYS])
         return noise.with_floor(limited, before) if settings.dp == "local" else limited
 
     def _flowers(self, message: Message, context: Context, before: Weights, after: Weights) -> Message:
@@ -93,13 +93,13 @@ class _Limit:
         question = copy.copy(message)
         question.content = RecordDict(
             {
-                keys.ARRAYS: keys.array_record(before),
-                keys.CONFIG: ConfigRecord({KEY_CLIPPING_NORM: settings.dp_clip}),
+                wire.ARRAYS: wire.array_record(before),
+                wire.CONFIG: ConfigRecord({KEY_CLIPPING_NORM: settings.dp_clip}),
             }
         )
 
         def learned(question: Message, context: Context) -> Message:
-            return Message(RecordDict({keys.ARRAYS: keys.array_record(after)}), reply_to=question)
+            return Message(RecordDict({wire.ARRAYS: wire.array_record(after)}), reply_to=question)
 
         if settings.dp == "central":
             return fixedclipping_mod(question, context, learned)
@@ -112,8 +112,8 @@ class _Limit:
 
     def _secret(self, message: Message, context: Context) -> bytes:
         if self._settings.dp_seeded:
-            told = message.content.config_records[keys.CONFIG]
-            client, number = told[keys.CLIENT], told[keys.ROUND]
+            told = message.content.config_records[wire.CONFIG]
+            client, number = told[wire.CLIENT], told[wire.ROUND]
             assert isinstance(client, int) and isinstance(number, int)
             return noise.seeded_secret(self._config.run.seed, "client", client, number)
         held = context.state.config_records.setdefault(_SECRET, ConfigRecord({"secret": noise.fresh_secret()}))
@@ -137,16 +137,16 @@ class _Update:
         reply = call_next(message, context)
         if reply.has_error():
             return reply
-        sent = keys.unpack(message.content.array_records[keys.ARRAYS])
+        sent = wire.unpack(message.content.array_records[wire.ARRAYS])
         names = noise.travelling(self._settings, sent, self._parameters)
-        trained = keys.ARRAYS in reply.content.array_records
-        learned = keys.unpack(reply.content.array_records[keys.ARRAYS]) if trained else sent
+        trained = wire.ARRAYS in reply.content.array_records
+        learned = wire.unpack(reply.content.array_records[wire.ARRAYS]) if trained else sent
         update = [learned[name].astype(np.float64) - sent[name] for name in names]
         for name, moved in zip(names, update, strict=True):
             self._check(name, moved)
         result = FitRes(Status(Code.OK, ""), ndarrays_to_parameters(update), int(trained), {})
         content = fitres_to_recorddict(result, keep_input=False)
-        content[keys.METRICS] = reply.content.metric_records[keys.METRICS]
+        content[wire.METRICS] = reply.content.metric_records[wire.METRICS]
         return Message(content, reply_to=message)
 
     def _check(self, name: str, moved: NumpyArray) -> None:

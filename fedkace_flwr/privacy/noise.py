@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from fedkace_flwr.flower.internals import add_gaussian_noise_inplace, compute_stdv
-from fedkace_flwr.messaging.records import NumpyArray, Weights
+from fedkace_flwr.messaging.wire import NumpyArray, Weights
 from fedkace_flwr.sections import PrivacyConfig
 from fedkace_flwr.seeding import seed_for
 

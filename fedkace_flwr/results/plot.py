@@ -26,7 +26,7 @@ def draw_accuracy(rounds: Sequence[Mapping[str, Any]], path: Path, *, title: str
     Parameters
     ----------
     rounds : sequence of mapping
-        Records from :func:`fedkace_flwr.results.record.round_record`; at least one.
+        The lines; at least one.
     path : Path
         The PNG file to write.
     title : str

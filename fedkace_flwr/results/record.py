@@ -1,4 +1,4 @@
-"""The record of a round, the summary of a run, and the description of the machine, as JSON-ready values."""
+"""The summary of a run, and the description of the machine, as JSON-ready values."""
 
 import os
 import platform
@@ -14,101 +14,13 @@ import torch
 import fedkace_flwr
 from fedkace_flwr.compute.numerics import described
 from fedkace_flwr.config import Config
-from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.messaging.metrics import COMMON, Metric
+from fedkace_flwr.messaging.metrics import COMMON
 from fedkace_flwr.metrics import average_accuracy
 from fedkace_flwr.results.transfer import transfer
 
 _PARTS = ("round", *(metric.column for metric in COMMON if metric.is_timed), "transport")
 _DEFENCE = frozenset({"norm", "direction", "retention", "copy"})  # of failures; earlier versions looked for copies
 _PACKAGES = ("flwr", "ray", "torch", "torchvision", "numpy")
-
-
-def round_record(
-    number: int,
-    clients: int,
-    trained: Mapping[int, Mapping[str, Any]],
-    evaluated: Mapping[int, Mapping[str, Any]],
-    *,
-    drift: float | None,
-    failures: Sequence[Mapping[str, Any]],
-    bytes_down: int,
-    bytes_up: int,
-    seconds: float,
-    own: Sequence[Metric] = (),
-) -> dict[str, Any]:
-    """Return one line of ``rounds.jsonl``.
-
-    Parameters
-    ----------
-    number, clients : int
-        The round's number t, from 1, and the number of clients K.
-    trained, evaluated : mapping
-        Each client's metrics in the two phases; a missing client is recorded as null.
-    drift : float, optional
-        Mean squared distance of the local models from the global model.
-    failures : sequence of mapping
-        Client, phase, reason and kind of reason of each.
-    bytes_down, bytes_up : int
-        Size of the records sent to clients and received from them.
-    seconds : float
-        Wall time of the round.
-    own : sequence of Metric
-        The method's own metrics; those with a column are recorded after the common ones.
-
-    Returns
-    -------
-    dict
-        JSON-ready values. All times are under ``seconds``, so that the rest is identical for identical seeds.
-    """
-    # A method may select its buffer only after it has received the new global model; the later report is then used.
-    settled = {client: {**metrics, **evaluated.get(client, {})} for client, metrics in trained.items()}
-    sources = {"training": trained, "own": trained, "evaluation": evaluated, "either": settled}
-
-    def column(metric: Metric) -> Any:
-        source = sources[metric.phase]
-        values = [_recorded(metric, source.get(client, {}).get(metric.name)) for client in range(clients)]
-        return any(values) if metric.any_client else values
-
-    def columns(metrics: Sequence[Metric]) -> dict[str, Any]:
-        return {each.column: column(each) for each in metrics if each.column and not each.is_timed}
-
-    reported = columns(COMMON)
-    accuracies = [value for value in reported["client_accuracy"] if value is not None]
-    seen = [value for value in reported["seen_classes"] if value is not None]
-    both = [metrics for phase in (trained, evaluated) for metrics in phase.values()]
-    timed = {each.column: each.name for each in (*COMMON, *own) if each.is_timed}
-    return {
-        "round": number,
-        "accuracy": sum(accuracies) / len(accuracies) if accuracies else None,
-        "chance": sum(1 / value for value in seen) / len(seen) if seen else None,
-        **reported,
-        **columns([each for each in own if each not in COMMON]),
-        "client_drift": drift,
-        "bytes": {"down": bytes_down, "up": bytes_up},
-        "failures": list(failures),
-        "seconds": {
-            "round": seconds,
-            **{part: float(sum(metrics.get(name, 0.0) for metrics in both)) for part, name in timed.items()},
-            "transport": max(0.0, seconds - busy_seconds(both)),
-        },
-    }
-
-
-def _recorded(metric: Metric, value: Any) -> Any:
-    if metric.unknown is None or not isinstance(value, list):
-        return value
-    return [None if entry == metric.unknown else entry for entry in value]
-
-
-def busy_seconds(spans: Sequence[Mapping[str, Any]]) -> float:
-    """Return the seconds during which at least one client was computing; the rest is transport and bookkeeping."""
-    edges = sorted((span[keys.STARTED], span[keys.FINISHED]) for span in spans if keys.STARTED in span)
-    busy, reached = 0.0, float("-inf")
-    for started, finished in edges:
-        busy += max(0.0, finished - max(started, reached))
-        reached = max(reached, finished)
-    return busy
 
 
 def summarise(config: Config, rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -129,7 +41,7 @@ def totals(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     Parameters
     ----------
     rounds : sequence of mapping
-        Records from :func:`round_record`.
+        Lines of ``rounds.jsonl``.
     """
     accuracies = known(record["accuracy"] for record in rounds)
     chances = known(record["chance"] for record in rounds)
@@ -171,7 +83,7 @@ def defended(rounds: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
     Parameters
     ----------
     rounds : sequence of mapping
-        Records from :func:`round_record`; earlier versions compared updates in every run.
+        Lines of ``rounds.jsonl``; earlier versions compared updates in every run.
     """
     kinds = [failure.get("kind") for record in rounds for failure in record["failures"]]
     layers = [count for record in rounds for count in record.get("clipped_layers", ())]

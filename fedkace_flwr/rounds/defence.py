@@ -22,19 +22,21 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 from flwr.app import ArrayRecord
 
-from fedkace_flwr.algorithms.robust_aggregation import cosines_to_others, gram_matrix
+from fedkace_flwr.algorithms.robust_aggregation import cosines_to_others, distance, gram_matrix, length
 from fedkace_flwr.config import Config
-from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.messaging.records import NumpyArray, Reply, Weights
-from fedkace_flwr.messaging.validation import distance, length
+from fedkace_flwr.messaging import wire
+from fedkace_flwr.messaging.wire import NumpyArray, Reply, Weights
 from fedkace_flwr.privacy.noise import MEAN, VARIANCE
-from fedkace_flwr.rounds.round_report import RoundReport
 from fedkace_flwr.training.loop import learning_rates
+
+if TYPE_CHECKING:
+    from fedkace_flwr.rounds.server_round import RoundReport
 
 FAR = 3.0
 """A layer is far if it moved this many times as far as is usual; batch statistics also if they lie so far from the middle."""
@@ -102,7 +104,7 @@ class Defence:
         self._latest: dict[str, dict[int, float]] = {}  # cosines of the latest attempt at a round
 
     def __call__(
-        self, replies: Sequence[Reply], sent: Mapping[int, ArrayRecord], report: RoundReport
+        self, replies: Sequence[Reply], sent: Mapping[int, ArrayRecord], report: "RoundReport"
     ) -> tuple[list[Reply], Rejects]:
         """Choose the models that count, and clip them; all of them, as they are, if the defence is off.
 
@@ -201,7 +203,7 @@ class Defence:
         origins: Mapping[int, Weights],
         layers: Layers,
         measured: Measured,
-        report: RoundReport,
+        report: "RoundReport",
     ) -> Rejects:
         """Compare the part <V, W> / <W, W> of each layer's weights W that the new ones V keep."""
         rejects: Rejects = {}
@@ -226,7 +228,7 @@ class Defence:
                         rejects[client] = reason, "retention"
         return rejects
 
-    def _opposed(self, group: Sequence[Reply], origin: Weights, report: RoundReport) -> Rejects:
+    def _opposed(self, group: Sequence[Reply], origin: Weights, report: "RoundReport") -> Rejects:
         if len(group) < 2:
             return {}
         clients = [reply.client for reply in group]
@@ -299,7 +301,7 @@ def _far_off(measured: Measured) -> Rejects:
 
 
 def _shortened(
-    reply: Reply, origin: Weights, layers: Layers, measured: Mapping[str, tuple[float, float]], report: RoundReport
+    reply: Reply, origin: Weights, layers: Layers, measured: Mapping[str, tuple[float, float]], report: "RoundReport"
 ) -> Reply:
     """Scale down the layers that moved farther than is allowed; variances as standard deviations."""
     shorter: dict[str, NumpyArray] = {}
@@ -315,7 +317,7 @@ def _shortened(
     return replace(reply, weights={**reply.weights, **shorter}) if shorter else reply
 
 
-def _at_the_middle(replies: Sequence[Reply], layers: Layers, report: RoundReport) -> list[Reply]:
+def _at_the_middle(replies: Sequence[Reply], layers: Layers, report: "RoundReport") -> list[Reply]:
     """Replace batch statistics that lie far from all others' by their middle, the median of each number.
 
     Honest clients take statistics back to what their images give, so a client that moved them a little farther in each
@@ -362,7 +364,7 @@ def _moved(model: Weights, origin: Weights, names: Iterable[str]) -> float:
         return length([_place(name, model[name]) - _place(name, origin[name]) for name in names])
 
 
-def _count_clipped(report: RoundReport, client: int) -> None:
+def _count_clipped(report: "RoundReport", client: int) -> None:
     report.updates[client]["clipped_layers"] = report.updates[client].get("clipped_layers", 0) + 1
 
 
@@ -376,5 +378,5 @@ def _of_equal_start(replies: Sequence[Reply], origins: Mapping[int, Weights]) ->
 
 def _unpacked(replies: Sequence[Reply], sent: Mapping[int, ArrayRecord]) -> dict[int, Weights]:
     """The model that each client was sent; one object for clients that were sent the same."""
-    models = {id(record): keys.unpack(record) for record in {id(each): each for each in sent.values()}.values()}
+    models = {id(record): wire.unpack(record) for record in {id(each): each for each in sent.values()}.values()}
     return {reply.client: models[id(sent[reply.client])] for reply in replies}

@@ -1,6 +1,7 @@
-"""Flower strategy that runs the rounds of every method: messages, quorum, retries, checks, report and checkpoint."""
+"""Flower strategy that runs the rounds of every method: messages, checks, quorum, retries, report and checkpoint."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -12,22 +13,18 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedkace_flwr.config import Config
-from fedkace_flwr.errors import MessageError
-from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.messaging import validation
-from fedkace_flwr.messaging.records import NumpyArray, Reply, Shapes
-from fedkace_flwr.messaging.validation import Limits
+from fedkace_flwr.errors import MessageError, RunError
+from fedkace_flwr.messaging import validation, wire
+from fedkace_flwr.messaging.metrics import Limits
+from fedkace_flwr.messaging.wire import NumpyArray, Reply, Shapes
 from fedkace_flwr.privacy import noise
 from fedkace_flwr.privacy.central import CentralNoise
-from fedkace_flwr.rounds.aggregation import Aggregator
 from fedkace_flwr.rounds.defence import Defence
+from fedkace_flwr.rounds.directory import ClientDirectory
 from fedkace_flwr.rounds.exchange import client_of
-from fedkace_flwr.rounds.masked_training import MaskedTraining, moved
-from fedkace_flwr.rounds.messenger import Messenger
-from fedkace_flwr.rounds.quorum import BelowQuorumError, Quorum
-from fedkace_flwr.rounds.roster import Roster
-from fedkace_flwr.rounds.round_report import EVALUATION, TRAINING, RoundReport
-from fedkace_flwr.rounds.server_round import ServerRound
+from fedkace_flwr.rounds.secure_aggregation import MaskedSumError, MaskedTraining, moved
+from fedkace_flwr.rounds.server_round import EVALUATION, TRAINING, Messenger, RoundReport, ServerRound
+from fedkace_flwr.sections import RunConfig
 from fedkace_flwr.strategies.base import ServerRule
 
 logger = logging.getLogger(__name__)
@@ -37,6 +34,23 @@ Outcome = TypeVar("Outcome")
 _DEFENCE = "defence"
 _FIRST_RETRY = 1.0  # seconds before a phase is retried; doubles with each retry
 _LONGEST_RETRY = 60.0
+
+
+class BelowQuorumError(RunError):
+    """Fewer valid replies than the quorum.
+
+    Attributes
+    ----------
+    phase : str
+        Name of the phase.
+    valid : sequence of Reply
+        The valid replies.
+    """
+
+    def __init__(self, text: str, phase: str, valid: Sequence[Reply]) -> None:
+        super().__init__(text)
+        self.phase = phase
+        self.valid = valid
 
 
 class RoundDriver(Strategy):
@@ -75,12 +89,11 @@ class RoundDriver(Strategy):
         self._parameters = parameters
         self._on_round = on_round
         self._everyone = tuple(range(config.stream.clients))
-        self._roster = Roster(config.stream.clients, config.run.join_deadline)
+        self._directory = ClientDirectory(config.stream.clients, config.run.join_deadline)
         self._quorum = Quorum(config.run, config.stream.clients)
         self._limits = Limits.of(config, shapes)
         self._noise = CentralNoise(config.privacy, config.run.seed, parameters)
         self._defence = Defence(config, parameters)
-        self._aggregate = Aggregator(config.aggregation, parameters)
         self._done = 0
         self._now: ServerRound
 
@@ -119,7 +132,7 @@ class RoundDriver(Strategy):
             No SuperNode joins, or too few clients answer for the quorum.
         """
         self.summary()
-        self._roster.wait(grid)
+        self._directory.wait(grid)
         result = Result(arrays=initial_arrays)
         train_config, evaluate_config = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
         for number in range(self._done + 1, num_rounds + 1):
@@ -150,12 +163,12 @@ class RoundDriver(Strategy):
                 self._quorum.met()
             elif number < num_rounds:
                 self._quorum.short(shortfall)
-                self._roster.gather(grid, self._quorum.least)
+                self._directory.gather(grid, self._quorum.least)
         return result
 
     def _open(self, number: int, grid: Grid, run_fields: ConfigRecord) -> ServerRound:
         asked = self._config.stream.participants(number, self._config.run.seed) if self.rule.train_action else ()
-        messenger = Messenger(grid, self._roster, self._config.run, RoundReport(number, asked))
+        messenger = Messenger(grid, self._directory, self._config.run, RoundReport(number, asked))
         self._now = ServerRound(
             self._clients,
             self._shapes,
@@ -163,7 +176,6 @@ class RoundDriver(Strategy):
             messenger,
             self._limits,
             self._defence,
-            self._aggregate,
             dict(run_fields),
         )
         return self._now
@@ -189,7 +201,7 @@ class RoundDriver(Strategy):
                     return None, shortfall
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_RETRY)
-                self._roster.gather(grid, self._quorum.least)
+                self._directory.gather(grid, self._quorum.least)
             else:
                 if self._quorum.repeats:
                     self._quorum.met()
@@ -202,7 +214,7 @@ class RoundDriver(Strategy):
         if shortfall.phase == TRAINING:
             report.trained = metrics
         else:
-            report.evaluated = {client: held for client, held in metrics.items() if keys.SEEN_CLASSES in held}
+            report.evaluated = {client: held for client, held in metrics.items() if wire.SEEN_CLASSES in held}
         if self._quorum.skips:
             report.below_quorum.append(shortfall.phase)
         else:
@@ -219,15 +231,20 @@ class RoundDriver(Strategy):
         return self.aggregate_train(self._now.number, replies.values())[0]
 
     def _train_masked(self, arrays: ArrayRecord, questions: Sequence[Message], timeout: float) -> ArrayRecord | None:
-        now, before = self._now, keys.unpack(arrays)
+        now, before = self._now, wire.unpack(arrays)
         names = noise.travelling(self._config.privacy, before, self._parameters)
         phase = MaskedTraining(now.messenger, now.report.asked, timeout, self._check_training)
-        update = phase.run(questions, before, names, self._config.privacy.secagg_range)
+        try:
+            update = phase.run(questions, before, names, self._config.privacy.secagg_range)
+        except MaskedSumError as error:
+            reasons = "; ".join(filter(None, [str(error), now.report.reasons()]))
+            text = f"round {now.number}, {TRAINING}: secure aggregation: {reasons}"
+            raise BelowQuorumError(text, TRAINING, phase.valid) from error
         trained = self._with_quorum(TRAINING, phase.valid)
         now.report.trained = {reply.client: reply.metrics for reply in trained}
         mean = self._noise.add(moved(before, names, update), before, len(trained), now.number) if trained else None
         self.rule.trained(now, trained)
-        return keys.array_record(mean) if mean is not None else None
+        return wire.array_record(mean) if mean is not None else None
 
     def _evaluate(self, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, timeout: float) -> MetricRecord | None:
         questions = self.configure_evaluate(self._now.number, arrays, config, grid)
@@ -259,7 +276,7 @@ class RoundDriver(Strategy):
         now.sent.clear()
         now.sent.update({client: self.rule.model_for(client, arrays) for client in nodes})
         return [
-            messenger.message(kind, node, keys.instruction(now.sent[client], config, client, now.number))
+            messenger.message(kind, node, wire.instruction(now.sent[client], config, client, now.number))
             for client, node in nodes.items()
         ]
 
@@ -277,7 +294,7 @@ class RoundDriver(Strategy):
         valid = self._read(TRAINING, replies)
         models = [reply for reply in valid if reply.weights and not reply.sat_out]
         # Methods with central noise send all clients the same model.
-        before = keys.unpack(next(iter(now.sent.values()))) if self._noise.is_on and models else {}
+        before = wire.unpack(next(iter(now.sent.values()))) if self._noise.is_on and models else {}
         if before:
             models = [replace(each, weights=self._noise.clipped(each.weights, before)) for each in models]
         counted = self.rule.compare(now, models)
@@ -290,10 +307,11 @@ class RoundDriver(Strategy):
         merged = self.rule.merge(now, trained)
         if before:
             merged = self._noise.add(merged, before, len(trained), now.number)
-        now.report.drift = self.rule.drift(now, trained, merged)
+        if self._config.run.diagnostics:
+            now.report.drift = self.rule.drift(now, trained, merged)
         self.rule.trained(now, trained)
         self._defence.remember()
-        return keys.array_record(merged), None
+        return wire.array_record(merged), None
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Mean accuracy of the clients' inference models.
@@ -304,10 +322,10 @@ class RoundDriver(Strategy):
             Too few valid replies.
         """
         valid = self._with_quorum(EVALUATION, self._read(EVALUATION, replies))
-        met = [reply for reply in valid if keys.SEEN_CLASSES in reply.metrics]
+        met = [reply for reply in valid if wire.SEEN_CLASSES in reply.metrics]
         self._now.report.evaluated = {reply.client: reply.metrics for reply in met}
-        accuracies = [float(reply.metrics[keys.ACCURACY]) for reply in met if keys.ACCURACY in reply.metrics]
-        mean = {keys.ACCURACY: float(np.mean(accuracies))} if accuracies else {}
+        accuracies = [float(reply.metrics[wire.ACCURACY]) for reply in met if wire.ACCURACY in reply.metrics]
+        mean = {wire.ACCURACY: float(np.mean(accuracies))} if accuracies else {}
         return MetricRecord({**mean, **self.rule.evaluated(self._now)})
 
     def _read(self, phase: str, replies: Iterable[Message]) -> list[Reply]:
@@ -319,10 +337,10 @@ class RoundDriver(Strategy):
                 if phase == TRAINING:
                     # An error reply has no content; `read_reply` raises its reason.
                     shapes = now.shapes if message.has_error() else self.rule.expected(now, message.content)
-                    reply = keys.read_reply(message, client, shapes)
+                    reply = wire.read_reply(message, client, shapes)
                     self._check_training(reply)
                 else:
-                    reply = keys.read_reply(message, client, None)
+                    reply = wire.read_reply(message, client, None)
                     validation.check_metrics(reply.metrics, self._limits)
                 valid.append(reply)
             except MessageError as error:
@@ -333,7 +351,7 @@ class RoundDriver(Strategy):
         validation.check_metrics(reply.metrics, self._limits)
         if not reply.sat_out:
             validation.check_examples(reply.examples, self._limits)
-            validation.check_statistics(reply.weights, keys.unpack(self._now.sent[reply.client]), self._limits)
+            validation.check_statistics(reply.weights, wire.unpack(self._now.sent[reply.client]), self._limits)
             self.rule.check(self._now, reply)
 
     def _with_quorum(self, phase: str, valid: Sequence[Reply]) -> list[Reply]:
@@ -356,3 +374,59 @@ class RoundDriver(Strategy):
                 valid,
             )
         return [reply for reply in valid if not reply.sat_out]
+
+
+class Quorum:
+    """Counts consecutive shortfalls; keys ``quorum``, ``below-quorum`` and ``below-quorum-limit``.
+
+    Parameters
+    ----------
+    settings : RunConfig
+        The run's keys.
+    clients : int
+        K.
+    """
+
+    def __init__(self, settings: RunConfig, clients: int) -> None:
+        self._limit = settings.below_quorum_limit
+        self._rule = settings.below_quorum
+        self._in_a_row = 0
+        self._clients = clients
+        self.share = settings.quorum
+
+    @property
+    def least(self) -> int:
+        """Smallest sufficient number of valid replies in a phase that asks all clients."""
+        return math.ceil(self.share * self._clients)
+
+    @property
+    def skips(self) -> bool:
+        """Whether a phase below the quorum is skipped."""
+        return self._rule == "skip"
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a phase below the quorum is retried."""
+        return self._rule == "repeat"
+
+    def met(self) -> None:
+        """Reset the count."""
+        self._in_a_row = 0
+
+    def short(self, shortfall: BelowQuorumError) -> None:
+        """Count one more round (``skip``) or attempt (``repeat``) below the quorum.
+
+        Raises
+        ------
+        RunError
+            The run ends: at once with ``stop``, otherwise when the limit is reached.
+        """
+        if self._rule == "stop":
+            raise shortfall
+        self._in_a_row += 1
+        if self._in_a_row >= self._limit:
+            what = "rounds" if self._rule == "skip" else "attempts"
+            raise RunError(
+                f"{shortfall}; below-quorum = {self._rule}, below-quorum-limit = {self._limit} consecutive {what} reached: "
+                "finished rounds are kept, the same command with resume = true goes on"
+            ) from shortfall

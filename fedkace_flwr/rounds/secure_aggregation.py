@@ -8,13 +8,14 @@ The protocol tolerates clients that drop out after keys are shared, while two th
 earlier, the protocol starts again without it.
 """
 
+import copy
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.common import FitIns, NDArrays, Parameters, parameters_to_ndarrays
 from flwr.server.workflow import SecAggPlusWorkflow
 
@@ -29,9 +30,11 @@ from fedkace_flwr.flower.internals import (
     WorkflowKey,
     WorkflowState,
 )
-from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging import wire
+from fedkace_flwr.messaging.wire import Reply, Weights
 from fedkace_flwr.npy import HeaderError, read_array
 from fedkace_flwr.rounds.exchange import by_client
+from fedkace_flwr.rounds.server_round import Messenger
 
 _LEFT = 2 / 3
 _HEADER = 1024
@@ -63,6 +66,95 @@ class Peer(Protocol):
     def fail(self, client: int, phase: str, error: MessageError) -> None:
         """Record that a reply was rejected."""
         ...
+
+
+class MaskedTraining:
+    """One training phase under secure aggregation: the server learns the mean of the updates and no single update. A :class:`Peer`.
+
+    Parameters
+    ----------
+    messenger : Messenger
+        Sends the round's messages.
+    clients : collection of int
+        The round's participants.
+    deadline : float
+        Longest wait of each exchange, in seconds.
+    check : callable
+        Checks the numbers of a reply; raises :class:`fedkace_flwr.errors.MessageError`.
+
+    Attributes
+    ----------
+    replies : dict of int to Reply
+        Valid replies so far by client, without weights.
+    """
+
+    def __init__(
+        self, messenger: Messenger, clients: Collection[int], deadline: float, check: Callable[[Reply], None]
+    ) -> None:
+        self.deadline = deadline
+        self.replies: dict[int, Reply] = {}
+        self._messenger = messenger
+        self._wanted = set(clients)
+        self._check = check
+
+    def run(self, questions: Sequence[Message], before: Weights, names: Sequence[str], limit: float) -> NDArrays:
+        """Mean of the clients' updates.
+
+        Parameters
+        ----------
+        questions : sequence of Message
+            One training message per client.
+        before : mapping
+            Global model from which the clients train.
+        names : sequence of str
+            Arrays that an update consists of.
+        limit : float
+            ``secagg-range``.
+
+        Returns
+        -------
+        list of array
+            float64, by ``names``; not numbers if all clients sat the round out.
+
+        Raises
+        ------
+        MaskedSumError
+            The protocol ended without a sum.
+        """
+        number = self._messenger.report.number
+        return mean_update(number, questions, [before[name].shape for name in names], limit, self)
+
+    @property
+    def valid(self) -> list[Reply]:
+        """Valid replies in the order of client numbers."""
+        return [self.replies[client] for client in sorted(self.replies)]
+
+    def ask(self, phase: str, questions: list[Message]) -> dict[int, Message]:
+        """Exchange messages; clients without a SuperNode are recorded in the first phase only."""
+        replies = self._messenger.exchange(phase, questions, self.deadline, self._wanted)
+        self._wanted = set()
+        return replies
+
+    def trained(self, client: int, reply: Message) -> None:
+        """Check and keep the numbers of a reply; a masked update itself cannot be checked."""
+        numbers = copy.copy(reply)
+        metrics = reply.content.metric_records.get(wire.METRICS, MetricRecord())
+        numbers.content = RecordDict({wire.METRICS: metrics})
+        if metrics.get(wire.SAT_OUT, 0) == 0:
+            numbers.content[wire.ARRAYS] = ArrayRecord()
+        checked = wire.read_reply(numbers, client, {})
+        self._check(checked)
+        self.replies[client] = checked
+
+    def fail(self, client: int, phase: str, error: MessageError) -> None:
+        """Record a failure."""
+        self._messenger.fail(client, phase, str(error), error.kind)
+
+
+def moved(before: Weights, names: Sequence[str], update: NDArrays) -> Weights:
+    """The model ``before`` plus an update of the named arrays; every array keeps its dtype."""
+    stepped = {name: before[name] + step for name, step in zip(names, update, strict=True)}
+    return {name: stepped.get(name, array).astype(array.dtype) for name, array in before.items()}
 
 
 def mean_update(
@@ -181,7 +273,7 @@ class _Relay:
         for client, reply in self.peer.ask(phase, questions).items():
             try:
                 if reply.has_error():
-                    raise MessageError(keys.root_cause(reply.error.reason), "error")
+                    raise MessageError(wire.root_cause(reply.error.reason), "error")
                 if stage == Stage.COLLECT_MASKED_VECTORS:
                     self._check(reply)
                     self.peer.trained(client, reply)
@@ -195,7 +287,7 @@ class _Relay:
         records = RecordDict(dict(message.content.items()))
         # The workflow shares one record among all nodes, and the client's modifier removes an entry from it.
         records[RECORD_KEY_CONFIGS] = ConfigRecord(dict(message.content.config_records[RECORD_KEY_CONFIGS]))
-        records.setdefault(keys.CONFIG, ConfigRecord({keys.CLIENT: self.nodes[node]}))
+        records.setdefault(wire.CONFIG, ConfigRecord({wire.CLIENT: self.nodes[node]}))
         return Message(
             records,
             dst_node_id=node,

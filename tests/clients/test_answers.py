@@ -17,7 +17,7 @@ from fedkace_flwr.clients.base import ClientRule
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.inference.model_files import load_newest
-from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging import wire
 from fedkace_flwr.metrics import accuracy, combined_scores
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.sources import StreamSource
@@ -121,7 +121,7 @@ def test_the_local_model_is_weighted_by_what_the_models_say_of_a_chunk_before_it
     assert trained is not None
     local, received = answers(test, after.seen, dict(trained.arrays))
     found = accuracy(weight * local + (1 - weight) * received, test.labels, after.seen)
-    assert federation.evaluate(0, 2).metrics[keys.ACCURACY] == pytest.approx(found)
+    assert federation.evaluate(0, 2).metrics[wire.ACCURACY] == pytest.approx(found)
 
 
 def test_a_client_that_begins_to_test_chunks_in_a_later_round_has_no_evidence_yet(small: Make) -> None:

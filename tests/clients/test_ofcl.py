@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.systems.in_process import Federation
 
 from fedkace_flwr.config import Config
-from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging import wire
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.storage.client_store import ClientStore
@@ -88,7 +88,7 @@ def test_a_class_that_the_chunk_lacks_is_cut_in_stored_order(small: Make) -> Non
 
 
 def test_scoring_leaves_weights_and_generators_alone_and_repeats_with_the_seed(small: Make) -> None:
-    replies: list[keys.Reply] = []
+    replies: list[wire.Reply] = []
     buffers: list[list[float]] = []
     for _ in range(2):
         federation = Federation(small(method="ofcl", run_name=f"run-{len(replies)}", capacity=12))
@@ -121,4 +121,4 @@ def test_the_local_model_answers_where_asked_for(small: Make) -> None:
     federation = Federation(small(method="ofcl", inference="local"))
     federation.train(0, 1)
     metrics = federation.evaluate(0, 1).metrics
-    assert metrics[keys.ACCURACY] == metrics[keys.LOCAL_ACCURACY] and keys.GLOBAL_ACCURACY not in metrics
+    assert metrics[wire.ACCURACY] == metrics[wire.LOCAL_ACCURACY] and wire.GLOBAL_ACCURACY not in metrics

@@ -24,7 +24,7 @@ from fedkace_flwr.algorithms.refed_scores import (
 )
 from fedkace_flwr.clients.refed import LEARNING_RATE, STEPS
 from fedkace_flwr.config import Config
-from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging import wire
 from fedkace_flwr.networks.network import Network
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.storage.client_state import ClientState
@@ -185,10 +185,10 @@ def test_what_fits_is_kept_and_then_the_global_model_chooses_the_highest(small: 
     first = state_of(federation, 0, 1).buffer
     assert ids(first) == sorted(stream.chunks[0].tolist())
 
-    assert federation.train(0, 2).metrics[keys.BUFFER_SIZE] == 16  # the chunk's turn comes with the global model
+    assert federation.train(0, 2).metrics[wire.BUFFER_SIZE] == 16  # the chunk's turn comes with the global model
     metrics = federation.evaluate(0, 2).metrics
     state = state_of(federation, 0, 2)
-    assert metrics[keys.BUFFER_SIZE] == sum(metrics[keys.BUFFER_CLASSES]) == len(state.buffer) == 20
+    assert metrics[wire.BUFFER_SIZE] == sum(metrics[wire.BUFFER_CLASSES]) == len(state.buffer) == 20
 
     experiment = federation.experiment
     net = experiment.network({name: torch.from_numpy(array) for name, array in federation.weights.items()})
@@ -204,7 +204,7 @@ def test_a_class_with_the_highest_losses_may_fill_the_buffer(small: Make) -> Non
     unlikely = min(federation.experiment.stream(0).windows[0])
     bias[unlikely] = -50.0
     federation.train(0, 1)
-    counts = federation.evaluate(0, 1).metrics[keys.BUFFER_CLASSES]
+    counts = federation.evaluate(0, 1).metrics[wire.BUFFER_CLASSES]
     assert counts[unlikely] == 10 == sum(counts)
 
 

@@ -15,7 +15,7 @@ from support.systems.in_process import Federation
 
 from fedkace_flwr.clients.fedkace import BUFFER_ACCURACY, BUFFER_PROBABILITY, GAP, GAPS, REPLAY_WEIGHTS
 from fedkace_flwr.config import Config
-from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging import wire
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.storage.client_state import ClientState, read_state
 from fedkace_flwr.storage.client_store import ClientStore
@@ -32,10 +32,10 @@ def test_training_changes_the_model_and_keeps_a_balanced_buffer(small: Make) -> 
 
     assert reply.examples == 16
     assert any(not np.array_equal(reply.weights[name], federation.weights[name]) for name in reply.weights)
-    counts = reply.metrics[keys.BUFFER_CLASSES]
+    counts = reply.metrics[wire.BUFFER_CLASSES]
     assert [label for label, count in enumerate(counts) if count] == met
     assert max(counts) <= 20 // len(met)
-    assert reply.metrics[keys.BUFFER_SIZE] == sum(counts) <= 20
+    assert reply.metrics[wire.BUFFER_SIZE] == sum(counts) <= 20
     assert len(reply.metrics[REPLAY_WEIGHTS]) == 1 and reply.metrics[REPLAY_WEIGHTS][0] == 1.0
 
 
@@ -63,8 +63,8 @@ def test_before_the_switch_the_local_model_answers(small: Make) -> None:
     federation = Federation(small())
     federation.train(0, 1)
     reply = federation.evaluate(0, 1)
-    assert reply.metrics[keys.ACCURACY] == reply.metrics[keys.LOCAL_ACCURACY]
-    assert keys.SWITCHED_AT not in reply.metrics and keys.GLOBAL_ACCURACY not in reply.metrics
+    assert reply.metrics[wire.ACCURACY] == reply.metrics[wire.LOCAL_ACCURACY]
+    assert wire.SWITCHED_AT not in reply.metrics and wire.GLOBAL_ACCURACY not in reply.metrics
     assert reply.metrics[GAP] == pytest.approx(
         max(0.0, reply.metrics[BUFFER_ACCURACY] - reply.metrics[BUFFER_PROBABILITY])
     )
@@ -75,18 +75,18 @@ def test_after_the_switch_the_global_model_answers_and_the_gap_is_no_longer_take
     federation.train(0, 1)
     _edit_state(federation.state(0, 1), global_since=1)
     reply = federation.evaluate(0, 1)
-    assert reply.metrics[keys.SWITCHED_AT] == 1
-    assert reply.metrics[keys.ACCURACY] == reply.metrics[keys.GLOBAL_ACCURACY]
+    assert reply.metrics[wire.SWITCHED_AT] == 1
+    assert reply.metrics[wire.ACCURACY] == reply.metrics[wire.GLOBAL_ACCURACY]
     assert GAP not in reply.metrics
-    assert keys.LOCAL_ACCURACY not in federation.train(0, 2).metrics
-    assert keys.LOCAL_ACCURACY not in federation.evaluate(0, 2).metrics
+    assert wire.LOCAL_ACCURACY not in federation.train(0, 2).metrics
+    assert wire.LOCAL_ACCURACY not in federation.evaluate(0, 2).metrics
 
 
 def test_both_models_are_tested_when_asked_for(small: Make) -> None:
     federation = Federation(small(evaluate="both"))
     federation.train(0, 1)
     metrics = federation.evaluate(0, 1).metrics
-    assert {keys.LOCAL_ACCURACY, keys.GLOBAL_ACCURACY} <= set(metrics)
+    assert {wire.LOCAL_ACCURACY, wire.GLOBAL_ACCURACY} <= set(metrics)
 
 
 def test_accuracy_is_on_the_test_images_of_the_classes_met(small: Make) -> None:
@@ -103,7 +103,7 @@ def test_accuracy_is_on_the_test_images_of_the_classes_met(small: Make) -> None:
         logits = net(((images - mean) / std).float()).masked_fill(~seen, -torch.inf)
     expected = float((logits.argmax(1).numpy() == experiment.dataset.labels[ids]).mean())
     assert reply.examples == len(ids)
-    assert reply.metrics[keys.ACCURACY] == pytest.approx(expected, abs=1.5 / len(ids))
+    assert reply.metrics[wire.ACCURACY] == pytest.approx(expected, abs=1.5 / len(ids))
 
 
 def test_a_client_that_has_met_no_class_tests_nothing(small: Make) -> None:
@@ -114,7 +114,7 @@ def test_a_missed_round_leaves_the_client_with_its_last_answer(small: Make) -> N
     federation = Federation(small())
     federation.train(0, 1)
     first, second = federation.evaluate(0, 1), federation.evaluate(0, 2)
-    assert second.metrics[keys.ACCURACY] == first.metrics[keys.ACCURACY]
+    assert second.metrics[wire.ACCURACY] == first.metrics[wire.ACCURACY]
     assert len(gaps_of(federation, 0, 1)) == 2
 
 
@@ -127,7 +127,7 @@ def test_a_failed_round_leaves_the_state_as_it_was(small: Make) -> None:
 
 def test_a_client_is_served_only_where_it_lives(small: Make) -> None:
     federation = Federation(small(), nodes=3)
-    content = keys.instruction(keys.array_record(federation.weights), {}, 1, 1)
+    content = wire.instruction(wire.array_record(federation.weights), {}, 1, 1)
     (reply,) = federation.grid.send_and_receive([Message(content, dst_node_id=2, message_type=MessageType.TRAIN)])
     assert reply.has_error() and "client 1 does not live at partition 0 of 3" in str(reply.error.reason)
 

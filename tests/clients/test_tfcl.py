@@ -17,7 +17,7 @@ from fedkace_flwr.clients.round import StreamingClient
 from fedkace_flwr.clients.tfcl import TfclClient
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment
-from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging import wire
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.sources import StreamSource
 from fedkace_flwr.storage.client_state import ClientState
@@ -41,12 +41,12 @@ def head(client: TfclClient, number: int) -> RecordDict:
 def tail(client: TfclClient, number: int, logits: np.ndarray | None = None) -> RecordDict:
     if logits is None:
         logits = np.zeros((16, client.experiment.num_classes), dtype=np.float32)
-    content = RecordDict({keys.ARRAYS: keys.array_record({"logits": logits})})
+    content = RecordDict({wire.ARRAYS: wire.array_record({"logits": logits})})
     return StreamingClient(client).act("train.tail", content, number)
 
 
 def evaluate(client: TfclClient, number: int) -> dict[str, Any]:
-    return StreamingClient(client).evaluate([], {keys.ROUND: number})[2]
+    return StreamingClient(client).evaluate([], {wire.ROUND: number})[2]
 
 
 def state_of(client: TfclClient, number: int) -> ClientState:
@@ -140,7 +140,7 @@ def test_more_rounds_than_room_for_them_raise_nothing(small: Make) -> None:
     for number in (1, 2, 3, 4):
         head(client, number)
         tail(client, number)
-        assert 0 <= evaluate(client, number)[keys.ACCURACY] <= 1
+        assert 0 <= evaluate(client, number)[wire.ACCURACY] <= 1
     extra = state_of(client, 4).extra
     assert int((extra["tags"] == tags.FREE).sum()) == 0 and int((extra["tags"] == 4).sum()) == 0
 

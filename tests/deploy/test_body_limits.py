@@ -21,8 +21,7 @@ from fedkace_flwr import client_app, server_app
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment, as_arrays
 from fedkace_flwr.experiments.running.inline import InlineGrid
-from fedkace_flwr.messaging import packing
-from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging import folding, wire
 
 MEGABYTE = 2**20
 
@@ -46,7 +45,7 @@ class Replies(InlineGrid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         replies = list(super().pull_messages(message_ids))
-        self.kept += [packing.folded(reply.content) for reply in replies if reply.has_content()]
+        self.kept += [folding.folded(reply.content) for reply in replies if reply.has_content()]
         return replies
 
 
@@ -76,8 +75,8 @@ def test_the_limit_is_what_a_model_needs(secagg: bool, small: Callable[..., Conf
 def test_the_limits_fit_the_largest_model_of_the_paper_and_its_masked_smaller_one() -> None:
     """ImageNet100's model is cut into pieces, CIFAR-100's goes through with masks as well; so do lists of objects."""
     wide = as_arrays(Experiment(Config.parse({"width": 64})).initial_weights())
-    content = keys.reply_content(wide, 1, {})
-    assert 5 * MEGABYTE < largest_body(packing.folded(content)) < limits()["piece"]
+    content = wire.reply_content(wide, 1, {})
+    assert 5 * MEGABYTE < largest_body(folding.folded(content)) < limits()["piece"]
     assert 5 * MEGABYTE < largest_body(content) < limits()["piece"]
     parameters = sum(array.size for array in wide.values())
     of_cifar = Experiment(Config.parse({"width": 16})).initial_weights()

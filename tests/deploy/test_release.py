@@ -124,7 +124,7 @@ def test_a_release_that_is_wrong_is_not_made(make: Any, tmp_path: Path) -> None:
     readme, lock = root / "README.md", root / "deploy" / "requirements.txt"
     before = lock.read_text()
     lock.write_text(re.sub(r"(?m)^flwr==\S+", "flwr==1.40.0", before))
-    fails("flwr==1.40.0: must be <1.42,>=1.41")
+    fails("flwr==1.40.0: must be <1.43,>=1.41")
     lock.write_text(before)
     project = root / "pyproject.toml"
     kept = project.read_text()

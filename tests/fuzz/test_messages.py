@@ -17,17 +17,16 @@ from support.made.pristine import LIMITS, SHAPES, WEIGHTS, folded_weights
 from support.made.replies import ask_with
 
 from fedkace_flwr.errors import MessageError
-from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.messaging import validation as plausibility
+from fedkace_flwr.messaging import validation, wire
 
 pytestmark = pytest.mark.exhaustive
 
 MUTANTS = 50
 budget = settings(suppress_health_check=list(HealthCheck))
 
-GOOD = {name: array.data for name, array in keys.array_record(WEIGHTS).items()}
+GOOD = {name: array.data for name, array in wire.array_record(WEIGHTS).items()}
 FOLDED = folded_weights()
-KNOWN = sorted(value for name, value in vars(keys).items() if name.isupper() and isinstance(value, str))
+KNOWN = sorted(value for name, value in vars(wire).items() if name.isupper() and isinstance(value, str))
 
 
 @pytest.fixture(scope="module")
@@ -52,18 +51,18 @@ an_array = st.builds(
     stypes,
     contents,
 )
-good_arrays = st.just(keys.array_record(WEIGHTS))
+good_arrays = st.just(wire.array_record(WEIGHTS))
 array_records = good_arrays | st.dictionaries(names, an_array, max_size=6).map(ArrayRecord)
 mixed_arrays = st.dictionaries(st.sampled_from(list(SHAPES)), an_array).map(
-    lambda odd: ArrayRecord({**keys.array_record(WEIGHTS), **odd})
+    lambda odd: ArrayRecord({**wire.array_record(WEIGHTS), **odd})
 )
-record_names = st.sampled_from([keys.ARRAYS, keys.METRICS, keys.CONFIG]) | st.text(max_size=5)
+record_names = st.sampled_from([wire.ARRAYS, wire.METRICS, wire.CONFIG]) | st.text(max_size=5)
 records = st.dictionaries(record_names, array_records | mixed_arrays | metric_records | config_records, max_size=4).map(
     RecordDict
 )
 likely = st.builds(
     lambda arrays, metrics, examples: RecordDict(
-        {keys.ARRAYS: arrays, keys.METRICS: MetricRecord({**metrics, keys.EXAMPLES: examples})}
+        {wire.ARRAYS: arrays, wire.METRICS: MetricRecord({**metrics, wire.EXAMPLES: examples})}
     ),
     good_arrays | mixed_arrays,
     metric_records,
@@ -114,13 +113,13 @@ def mutant(data: bytes, draws: np.random.Generator) -> bytes:
 @budget
 @given(st.sampled_from(sorted(SHAPES)), st.integers(0, 2**64 - 1))
 def test_no_bytes_of_an_array_raise_anything_but_a_refusal(name: str, seed: int) -> None:
-    draws, array = np.random.default_rng(seed), keys.array_record(WEIGHTS)[name]
+    draws, array = np.random.default_rng(seed), wire.array_record(WEIGHTS)[name]
     shapes = {name: SHAPES[name]}
     for _ in range(MUTANTS):
         record = ArrayRecord()
         record[name] = Array(array.dtype, tuple(array.shape), array.stype, mutant(array.data, draws))
         try:
-            read_back: Any = keys.checked_arrays(record, shapes)[name]
+            read_back: Any = wire.checked_arrays(record, shapes)[name]
         except MessageError as error:
             assert repr(name) in str(error) and len(str(error).splitlines()) == 1
         else:
@@ -138,8 +137,8 @@ def test_no_folded_arrays_raise_anything_but_a_refusal(parsers: Parsers, seed: i
 def test_a_good_reply_gets_through_all_of_it() -> None:
     """Else the tests above would show nothing."""
     question = ask_with(RecordDict())
-    content = keys.reply_content(WEIGHTS, 5, {keys.ACCURACY: 0.5})
-    reply = keys.read_reply(Message(content, reply_to=question), 0, SHAPES)
-    plausibility.check_metrics(reply.metrics, LIMITS)
-    plausibility.check_statistics(reply.weights, WEIGHTS, LIMITS)
+    content = wire.reply_content(WEIGHTS, 5, {wire.ACCURACY: 0.5})
+    reply = wire.read_reply(Message(content, reply_to=question), 0, SHAPES)
+    validation.check_metrics(reply.metrics, LIMITS)
+    validation.check_statistics(reply.weights, WEIGHTS, LIMITS)
     assert question.metadata.message_type == MessageType.TRAIN

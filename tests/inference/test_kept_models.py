@@ -28,7 +28,7 @@ from fedkace_flwr.inference import model_files as serving
 from fedkace_flwr.inference.kept_models import KeptModels, Predictor
 from fedkace_flwr.inference.model_files import load_newest
 from fedkace_flwr.inference.tensor_file import pack
-from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging import wire
 from fedkace_flwr.registry import METHODS
 from fedkace_flwr.sections import DataConfig
 from fedkace_flwr.storage import atomic
@@ -69,7 +69,7 @@ def test_what_is_served_is_what_was_evaluated(small: Make, tmp_path: Path, chang
         state, predictor = read_state(folder / "state-000003.npz"), load_newest(folder)
         test = experiment.test_set(client, state.seen)
         found = predictor.probabilities(test.images(experiment.dataset.fetch))
-        assert float((found.argmax(1) == test.labels).double().mean()) == state.evaluation[keys.ACCURACY]
+        assert float((found.argmax(1) == test.labels).double().mean()) == state.evaluation[wire.ACCURACY]
 
         kept = predictor.kept
         assert found[:, ~state.seen].eq(0).all() and found.sum(1).allclose(torch.ones(len(test), dtype=torch.float64))
@@ -89,12 +89,12 @@ def test_the_local_model_is_kept_until_the_switch_and_the_global_one_after_it(sm
         trained = federation.train(0, number)
         federation.weights = dict(trained.weights)
         metrics = federation.evaluate(0, number).metrics
-        switched = switched or keys.SWITCHED_AT in metrics
+        switched = switched or wire.SWITCHED_AT in metrics
         kept = load_newest(folder).kept
         assert set(kept.weights) == set(kept.answers) == ({"global"} if switched else {"local"})
         for name, array in trained.weights.items():
             assert np.array_equal(kept.weights[kept.answering][name], array)
-        if kept.answering == "global" and metrics[keys.SWITCHED_AT] < number:
+        if kept.answering == "global" and metrics[wire.SWITCHED_AT] < number:
             break
     else:
         pytest.fail("the switch that this test is about did not happen")
@@ -116,7 +116,7 @@ def test_a_lost_local_model_leaves_the_generation_before(small: Make) -> None:
     federation.train(0, 1)
     federation.evaluate(0, 1)
     (folder / "answer-000001.npz").unlink()
-    assert federation.evaluate(0, 2).metrics[keys.ACCURACY] > 0
+    assert federation.evaluate(0, 2).metrics[wire.ACCURACY] > 0
     assert load_newest(folder).kept.round == 1
 
 

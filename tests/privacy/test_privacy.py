@@ -14,8 +14,8 @@ from fedkace_flwr.config import Config
 from fedkace_flwr.configured import configured
 from fedkace_flwr.errors import ConfigError, MessageError
 from fedkace_flwr.experiments.running.inline import run_inline
-from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.messaging.records import Reply, Weights
+from fedkace_flwr.messaging import wire
+from fedkace_flwr.messaging.wire import Reply, Weights
 from fedkace_flwr.privacy import noise
 from fedkace_flwr.privacy.accounting import epsilon, spent
 from fedkace_flwr.privacy.client_mods import guarded
@@ -55,15 +55,15 @@ def device() -> Context:
 
 def left(config: Config, model: Weights, place: Context | None = None, client: int = 0, number: int = 1) -> Weights:
     """What leaves a client that has learned a model."""
-    content = keys.instruction(keys.array_record(SENT), {}, client, number)
+    content = wire.instruction(wire.array_record(SENT), {}, client, number)
     message = arriving(content)
 
     def handler(message: Message, context: Context) -> Message:
-        return Message(keys.reply_content(model, 5, {}), reply_to=message)
+        return Message(wire.reply_content(model, 5, {}), reply_to=message)
 
     reply = guarded(handler, config, PARAMETERS)(message, place or device())
-    assert not reply.has_error() and list(reply.content.array_records) == [keys.ARRAYS]
-    return keys.unpack(reply.content.array_records[keys.ARRAYS])
+    assert not reply.has_error() and list(reply.content.array_records) == [wire.ARRAYS]
+    return wire.unpack(reply.content.array_records[wire.ARRAYS])
 
 
 def asked(**told: Any) -> Config:

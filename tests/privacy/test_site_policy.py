@@ -21,7 +21,7 @@ from fedkace_flwr.config import Config
 from fedkace_flwr.configured import configured
 from fedkace_flwr.errors import PolicyError, RunError
 from fedkace_flwr.experiments.running.inline import run_inline
-from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging import wire
 from fedkace_flwr.privacy.site_policy import VARIABLE, SitePolicy, policy_of_site, read_policy
 from fedkace_flwr.registry import METHODS
 
@@ -141,11 +141,11 @@ def test_every_message_of_a_refused_run_is_refused(
 ) -> None:
     monkeypatch.setenv(VARIABLE, str(policy("[keys]\nepochs = { max = 1 }\n")))
     federation = Federation(small(method=method, epochs=2))
-    kinds = [MessageType.TRAIN, MessageType.EVALUATE, f"query.{keys.WORKING}", *METHODS[method].actions]
+    kinds = [MessageType.TRAIN, MessageType.EVALUATE, f"query.{wire.WORKING}", *METHODS[method].actions]
     for kind in kinds:
         reply = federation.send(kind, 0, 1)
         assert reply.has_error(), kind
-        assert "PolicyError: " in keys.root_cause(reply.error.reason), kind
+        assert "PolicyError: " in wire.root_cause(reply.error.reason), kind
     assert stored(federation.config) == []
 
 

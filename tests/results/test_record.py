@@ -16,13 +16,14 @@ from PIL import Image
 
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import RunError
-from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.results.record import busy_seconds, round_record, summarise
+from fedkace_flwr.messaging import wire
+from fedkace_flwr.results.record import summarise
 from fedkace_flwr.results.run_folder import RunFolder
+from fedkace_flwr.rounds.server_round import RoundReport, busy_seconds
 
 
 def span(started: float, finished: float) -> dict[str, float]:
-    return {keys.STARTED: started, keys.FINISHED: finished}
+    return {wire.STARTED: started, wire.FINISHED: finished}
 
 
 def made(number: int, clients: int = 3, **changes: Any) -> dict[str, Any]:
@@ -30,13 +31,13 @@ def made(number: int, clients: int = 3, **changes: Any) -> dict[str, Any]:
     at = 100.0 * number
     arguments: dict[str, Any] = {
         "trained": {
-            0: span(at, at + 2) | {keys.TRAINING_SECONDS: 1.5, keys.SELECTION_SECONDS: 0.25, keys.BUFFER_SIZE: 4},
-            2: span(at + 1, at + 4) | {keys.TRAINING_SECONDS: 2.5, keys.BUFFER_CLASSES: [1, 3], keys.BUFFER_SIZE: 4},
+            0: span(at, at + 2) | {wire.TRAINING_SECONDS: 1.5, wire.SELECTION_SECONDS: 0.25, wire.BUFFER_SIZE: 4},
+            2: span(at + 1, at + 4) | {wire.TRAINING_SECONDS: 2.5, wire.BUFFER_CLASSES: [1, 3], wire.BUFFER_SIZE: 4},
         },
         "evaluated": {
-            0: span(at + 5, at + 6) | {keys.ACCURACY: 0.5, keys.SEEN_CLASSES: 2, keys.EVALUATION_SECONDS: 1.0},
+            0: span(at + 5, at + 6) | {wire.ACCURACY: 0.5, wire.SEEN_CLASSES: 2, wire.EVALUATION_SECONDS: 1.0},
             2: span(at + 5, at + 5.5)
-            | {keys.ACCURACY: 0.25, keys.SEEN_CLASSES: 4, keys.SWITCHED_AT: 3, keys.EVALUATION_SECONDS: 0.5},
+            | {wire.ACCURACY: 0.25, wire.SEEN_CLASSES: 4, wire.SWITCHED_AT: 3, wire.EVALUATION_SECONDS: 0.5},
         },
         "drift": 0.125,
         "failures": [{"client": 1, "phase": "training", "reason": "no reply"}],
@@ -44,7 +45,7 @@ def made(number: int, clients: int = 3, **changes: Any) -> dict[str, Any]:
         "bytes_up": 900,
         "seconds": 7.5,
     }
-    return round_record(number, clients, **(arguments | changes))
+    return RoundReport(number, tuple(range(clients)), **(arguments | changes)).record(clients)
 
 
 def nothing(number: int, clients: int = 3) -> dict[str, Any]:
@@ -109,10 +110,10 @@ def test_every_time_stands_under_seconds() -> None:
     """Two runs of one seed differ in nothing else."""
 
     def at_another_time(phase: dict[int, dict[str, Any]], shift: float) -> dict[int, dict[str, Any]]:
-        times = {keys.STARTED, keys.FINISHED} | {key for key in vars(keys).values() if str(key).endswith("-seconds")}
+        times = {wire.STARTED, wire.FINISHED} | {key for key in vars(wire).values() if str(key).endswith("-seconds")}
         return {k: {n: v + shift if n in times else v for n, v in m.items()} for k, m in phase.items()}
 
-    phase = {0: span(1, 2) | {keys.ACCURACY: 0.5, keys.SEEN_CLASSES: 2, keys.TRAINING_SECONDS: 1.0}}
+    phase = {0: span(1, 2) | {wire.ACCURACY: 0.5, wire.SEEN_CLASSES: 2, wire.TRAINING_SECONDS: 1.0}}
     first = made(1, trained=phase, evaluated=phase, seconds=9.0)
     phase = at_another_time(phase, 3.25)
     other = made(1, trained=phase, evaluated=phase, seconds=11.0)
@@ -126,7 +127,7 @@ def test_every_time_stands_under_seconds() -> None:
         ([], 0),
         ([span(1, 9), span(2, 3), span(4, 10)], 9),
         ([span(1, 2), span(4, 7)], 4),
-        ([{keys.ACCURACY: 1.0}, span(1, 2)], 1),
+        ([{wire.ACCURACY: 1.0}, span(1, 2)], 1),
     ],
 )
 def test_busy_seconds_worked_by_hand(spans: list[dict[str, float]], busy: float) -> None:
@@ -227,8 +228,8 @@ def test_the_summary_worked_by_hand(tmp_path: Path) -> None:
     config = Config.parse({"clients": 3, "seed": 5})
     folder = RunFolder(tmp_path / "run")
     late = {
-        0: span(305, 306) | {keys.ACCURACY: 1.0, keys.SEEN_CLASSES: 5, keys.SWITCHED_AT: 2},
-        2: span(305, 306) | {keys.ACCURACY: 0.75, keys.SEEN_CLASSES: 4, keys.SWITCHED_AT: 3},
+        0: span(305, 306) | {wire.ACCURACY: 1.0, wire.SEEN_CLASSES: 5, wire.SWITCHED_AT: 2},
+        2: span(305, 306) | {wire.ACCURACY: 0.75, wire.SEEN_CLASSES: 4, wire.SWITCHED_AT: 3},
     }
     for record in (made(1), nothing(2), made(3, evaluated=late, failures=[], bytes_up=1)):
         folder.add_round(record)

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from support.systems.in_process import Federation
 
 from fedkace_flwr.config import Config
-from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.results.record import round_record, summarise
+from fedkace_flwr.messaging import wire
+from fedkace_flwr.results.record import summarise
 from fedkace_flwr.results.transfer import accuracy_matrix, backward_transfer, forgetting, forward_transfer, transfer
+from fedkace_flwr.rounds.server_round import RoundReport
 
 Make = Callable[..., Config]
 Rows = Sequence[Sequence[float | None] | None]
@@ -99,8 +100,8 @@ def run(config: Config) -> list[dict[str, Any]]:
         }
         tested = {client: federation.evaluate(client, number).metrics for client in clients}
         sent = {client: reply.metrics for client, reply in trained.items()}
-        counts = {"failures": [], "bytes_down": 0, "bytes_up": 0, "seconds": 0.0, "drift": None}
-        records.append(round_record(number, config.stream.clients, sent, tested, **counts))  # type: ignore[arg-type]
+        report = RoundReport(number, tuple(clients), trained=sent, evaluated=tested)
+        records.append(report.record(config.stream.clients))
     return records
 
 
@@ -124,11 +125,11 @@ def test_new_classes_are_tested_with_the_received_model_before_training(small: M
     federation = Federation(config)
     experiment = federation.experiment
     for client in range(config.stream.clients):
-        assert keys.NEW_CLASS_ACCURACY not in federation.train(client, 1).metrics  # the model is untrained
+        assert wire.NEW_CLASS_ACCURACY not in federation.train(client, 1).metrics  # the model is untrained
     before = [set(map(int, window)) for window in experiment.stream(0).windows]
     reply = federation.train(0, 2)
     fresh = before[1] - before[0]
-    reported = reply.metrics[keys.NEW_CLASS_ACCURACY]
+    reported = reply.metrics[wire.NEW_CLASS_ACCURACY]
     assert {label for label, value in enumerate(reported) if value >= 0} == fresh
     net = experiment.network({name: torch.from_numpy(array) for name, array in federation.weights.items()}).eval()
     allowed = torch.tensor([label in before[0] | before[1] for label in range(10)])
@@ -148,8 +149,8 @@ def test_a_measured_federation_trains_as_one_that_measures_nothing(small: Make) 
         federation.evaluate(0, 1)
     one, other = measured.train(0, 2), silent.train(0, 2)
     assert all(np.array_equal(one.weights[name], other.weights[name]) for name in one.weights)
-    assert keys.NEW_CLASS_ACCURACY in one.metrics and keys.NEW_CLASS_ACCURACY not in other.metrics
-    assert keys.CLASS_ACCURACY not in silent.evaluate(0, 2).metrics
+    assert wire.NEW_CLASS_ACCURACY in one.metrics and wire.NEW_CLASS_ACCURACY not in other.metrics
+    assert wire.CLASS_ACCURACY not in silent.evaluate(0, 2).metrics
 
 
 def test_the_summary_holds_the_numbers(small: Make) -> None:

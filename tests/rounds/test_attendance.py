@@ -11,7 +11,7 @@ from support.systems.runs import EVALUATE, METHODS, TRAIN, TRAINING_KINDS, last,
 from fedkace_flwr import server_app
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiments.running.inline import InlineGrid
-from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging import wire
 from fedkace_flwr.storage.checkpoint import Checkpoint
 
 Make = Callable[..., Config]
@@ -26,7 +26,7 @@ def sitting_out(*places: tuple[int, int]) -> Damage:
             return reply
         if kind not in TRAINING_KINDS:
             return None
-        reply.__dict__["_content"] = keys.reply_content(None, 0, {keys.SAT_OUT: 1})
+        reply.__dict__["_content"] = wire.reply_content(None, 0, {wire.SAT_OUT: 1})
         return reply
 
     return damage
@@ -58,7 +58,7 @@ def test_where_nobody_has_trained_the_model_stays(made: Make, method: str) -> No
     def damage(kind: str, number: int, client: int, reply: Message) -> Message:
         if number == 2 and kind in TRAINING_KINDS:
             before.append(last(config))
-            reply.__dict__["_content"] = keys.reply_content(None, 0, {keys.SAT_OUT: 1})
+            reply.__dict__["_content"] = wire.reply_content(None, 0, {wire.SAT_OUT: 1})
         return reply
 
     kept: list[Checkpoint] = []
@@ -69,14 +69,14 @@ def test_where_nobody_has_trained_the_model_stays(made: Make, method: str) -> No
         kept.append(last(config))
         return reply
 
-    wire = FaultyGrid(config, meddle)
-    server_app.run(wire, config, run_id=1)
+    grid = FaultyGrid(config, meddle)
+    server_app.run(grid, config, run_id=1)
     assert before[0].round == 1 and kept[0].round == 2
     assert same(before[0], kept[0])
     second = records(config)[1]
     assert second["sat_out"] == [0, 1, 2] and second["client_drift"] is None
     assert second["accuracy"] is not None, "evaluation goes on"
-    assert [kind for kind, number, _ in wire.places if number == 2 and kind not in (*TRAINING_KINDS, EVALUATE)] == []
+    assert [kind for kind, number, _ in grid.places if number == 2 and kind not in (*TRAINING_KINDS, EVALUATE)] == []
 
 
 def test_who_sits_out_counts_for_the_quorum(made: Make) -> None:
@@ -87,7 +87,7 @@ def test_who_sits_out_counts_for_the_quorum(made: Make) -> None:
 def sitting_out_and_evaluating(places: set[tuple[int, int]]) -> Damage:
     def damage(kind: str, number: int, client: int, reply: Message) -> Message:
         if (number, client) in places and kind == TRAIN:
-            reply.__dict__["_content"] = keys.reply_content(None, 0, {keys.SAT_OUT: 1})
+            reply.__dict__["_content"] = wire.reply_content(None, 0, {wire.SAT_OUT: 1})
         return reply
 
     return damage
@@ -120,9 +120,9 @@ class ComingAndGoing(FaultyGrid):
 
 def test_a_late_joiner_is_asked_from_the_next_phase_on(made: Make, clock: FakeTime) -> None:
     config = made(join_deadline=60.0)
-    wire = ComingAndGoing(config, {0: {2}})
-    server_app.run(wire, config, run_id=1)
-    assert wire.places[:5] == [(TRAIN, 1, 0), (TRAIN, 1, 1), (EVALUATE, 1, 0), (EVALUATE, 1, 1), (EVALUATE, 1, 2)]
+    grid = ComingAndGoing(config, {0: {2}})
+    server_app.run(grid, config, run_id=1)
+    assert grid.places[:5] == [(TRAIN, 1, 0), (TRAIN, 1, 1), (EVALUATE, 1, 0), (EVALUATE, 1, 1), (EVALUATE, 1, 2)]
     assert 60 <= sum(clock.slept) < 120
     (failure,) = records(config)[0]["failures"]
     assert (failure["client"], failure["phase"], failure["kind"]) == (2, "training", "absent")
@@ -142,12 +142,12 @@ def test_everybody_gone_for_a_while_is_waited_for(made: Make, clock: FakeTime) -
     config = made(below_quorum="repeat", join_deadline=50.0)
     plain = made("plain")
     run(plain, honest)
-    wire = ComingAndGoing(config, {})
+    grid = ComingAndGoing(config, {})
     gone_until = 40.0 + clock.now
-    wire.get_node_ids = lambda: (  # type: ignore[method-assign]
-        [] if wire._begun == 2 and clock.now < gone_until else InlineGrid.get_node_ids(wire)
+    grid.get_node_ids = lambda: (  # type: ignore[method-assign]
+        [] if grid._begun == 2 and clock.now < gone_until else InlineGrid.get_node_ids(grid)
     )
-    server_app.run(wire, config, run_id=1)
+    server_app.run(grid, config, run_id=1)
     assert records(config)[1]["repeated"]["training"] >= 1
     assert same(last(config), last(plain))
 
@@ -166,11 +166,11 @@ def test_a_reply_that_comes_after_its_phase_is_ignored(made: Make) -> None:
 
     def hold(kind: str, number: int, client: int, reply: Message) -> Message | None:
         if (kind, number, client) == (TRAIN, 1, 1):
-            wire.late = (reply,)
+            grid.late = (reply,)
             return None
         return reply
 
-    wire = LateGrid(late, hold)
-    server_app.run(wire, late, run_id=1)
+    grid = LateGrid(late, hold)
+    server_app.run(grid, late, run_id=1)
     run(lost, lambda kind, number, client, reply: None if (kind, number, client) == (TRAIN, 1, 1) else reply)
-    assert wire.late and records(late) == records(lost) and same(last(late), last(lost))
+    assert grid.late and records(late) == records(lost) and same(last(late), last(lost))

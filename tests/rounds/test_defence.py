@@ -8,10 +8,10 @@ import pytest
 from flwr.app import ArrayRecord
 
 from fedkace_flwr.config import Config
-from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.messaging.records import Reply, Weights
+from fedkace_flwr.messaging import wire
+from fedkace_flwr.messaging.wire import Reply, Weights
 from fedkace_flwr.rounds.defence import AGAINST, Defence
-from fedkace_flwr.rounds.round_report import RoundReport
+from fedkace_flwr.rounds.server_round import RoundReport
 
 Model = dict[str, np.ndarray]
 TRAINED = frozenset({"w.weight", "output.weight", "output.bias"})
@@ -59,7 +59,7 @@ def compared(
     """The models that count, the kinds of the others' rejections, and the report."""
     report = RoundReport(1, ())
     replies = [Reply(client, weights, examples, {}) for client, weights in sorted(models.items())]
-    counted, rejects = subject(replies, dict.fromkeys(models, keys.array_record(origin)), report)
+    counted, rejects = subject(replies, dict.fromkeys(models, wire.array_record(origin)), report)
     return {reply.client: reply.weights for reply in counted}, {c: kind for c, (_, kind) in rejects.items()}, report
 
 
@@ -78,7 +78,7 @@ def test_honest_models_pass_untouched() -> None:
     assert rejects == {}
     assert all(counted[k][name] is held[k][name] for k in held for name in origin)
     assert all(0.05 < report.updates[k]["update_cosine"] < 0.9 for k in held)
-    assert report.compared(6)["update_length"][5] is None
+    assert report.record(6)["update_length"][5] is None
 
 
 @pytest.mark.parametrize("others", [2, 4])
@@ -158,7 +158,7 @@ def test_models_of_different_starts_are_not_compared_by_direction() -> None:
     starts = {client: model(client) for client in range(4)}
     held = {client: trained(starts[client], client, common=1.0) for client in range(4)}
     held[3] = mirrored(starts[3], held[3], *TRAINED)
-    sent: dict[int, ArrayRecord] = {client: keys.array_record(start) for client, start in starts.items()}
+    sent: dict[int, ArrayRecord] = {client: wire.array_record(start) for client, start in starts.items()}
     _, rejects = defence()([Reply(k, held[k], 50, {}) for k in held], sent, RoundReport(1, ()))
     assert rejects == {}
 
@@ -241,5 +241,5 @@ def test_a_defence_does_not_depend_on_the_order_of_clients() -> None:
     held = {client: trained(origin, client, common=1.0) for client in range(5)}
     held[0] = mirrored(origin, held[0], *TRAINED)
     replies = [Reply(client, held[4 - client], 50, {}) for client in range(5)]
-    _, rejects = defence()(replies, dict.fromkeys(range(5), keys.array_record(origin)), RoundReport(1, ()))
+    _, rejects = defence()(replies, dict.fromkeys(range(5), wire.array_record(origin)), RoundReport(1, ()))
     assert set(rejects) == {4}

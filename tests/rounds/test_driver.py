@@ -15,7 +15,7 @@ from fedkace_flwr import client_app, server_app
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import RunError
 from fedkace_flwr.experiments.running.inline import InlineGrid, run_inline
-from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging import wire
 from fedkace_flwr.registry import METHODS
 from fedkace_flwr.strategies.base import ServerRule
 
@@ -129,7 +129,7 @@ def test_where_all_sit_out_nothing_is_merged_and_the_rule_hears_of_it(
     small: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def idle(number: int, client: int, reply: Message) -> Message:
-        reply.__dict__["_content"] = keys.reply_content(None, 0, {keys.SAT_OUT: 1})
+        reply.__dict__["_content"] = wire.reply_content(None, 0, {wire.SAT_OUT: 1})
         return reply
 
     called = hooks_called(small(method="er", rounds=1), monkeypatch, on_training(idle))

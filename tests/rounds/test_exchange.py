@@ -17,7 +17,7 @@ from support.doubles.grids import (
     questions,
 )
 
-from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging import wire
 from fedkace_flwr.rounds.exchange import exchange
 
 
@@ -41,7 +41,7 @@ def test_a_silent_client_is_left_out_after_the_deadline_and_not_before(clock: Fa
     found = exchange(grid, questions(grid, range(3), 3), SHORT)
     assert list(found.replies) == [0, 2]
     assert found.silent == [1]
-    assert clock.now - begun == found.seconds == pytest.approx(SHORT)
+    assert clock.now - begun == pytest.approx(SHORT)
 
 
 def test_a_reply_shortly_before_the_deadline_counts(clock: FakeTime) -> None:
@@ -71,7 +71,7 @@ def test_a_clients_first_reply_counts_and_others_are_ignored() -> None:
         fresh = list(pull(numbers[:1]))
         asked = {message.metadata.message_id: message for message in grid.sent}
         twins = [
-            Message(keys.reply_content(None, 1, {"client": 99}), reply_to=asked[m.metadata.reply_to_message_id])
+            Message(wire.reply_content(None, 1, {"client": 99}), reply_to=asked[m.metadata.reply_to_message_id])
             for m in fresh
         ]
         earlier = list(given)
@@ -95,7 +95,7 @@ def test_a_message_that_the_grid_does_not_take_is_refused_at_once_and_nobody_is_
     found = exchange(grid, questions(grid, range(3), 3), LONG)
     assert found.refused == [0] and found.silent == []
     assert list(found.replies) == [1, 2]
-    assert found.seconds == 0
+    assert not clock.slept
 
 
 def test_an_error_is_a_reply_and_brings_no_bytes() -> None:
@@ -103,16 +103,16 @@ def test_an_error_is_a_reply_and_brings_no_bytes() -> None:
     found = exchange(grid, questions(grid, range(3), 3), LONG)
     assert list(found.replies) == [0, 1, 2]
     assert [reply.has_error() for reply in found.replies.values()] == [False, True, False]
-    assert found.bytes_up == sum(keys.size_in_bytes(found.replies[client].content) for client in (0, 2))
+    assert found.bytes_up == sum(wire.size_in_bytes(found.replies[client].content) for client in (0, 2))
 
 
 def test_bytes_of_both_ways_are_counted() -> None:
     grid = RecordingGrid(echo(), 3)
     sent = questions(grid, range(3), 3)
-    sizes = [keys.size_in_bytes(message.content) for message in sent.values()]
+    sizes = [wire.size_in_bytes(message.content) for message in sent.values()]
     found = exchange(grid, sent, LONG)
     assert found.bytes_down == sum(sizes)
-    assert found.bytes_up == sum(keys.size_in_bytes(reply.content) for reply in found.replies.values())
+    assert found.bytes_up == sum(wire.size_in_bytes(reply.content) for reply in found.replies.values())
     assert min(found.bytes_down, found.bytes_up) > 3 * WEIGHTS["w"].nbytes
 
 
@@ -120,8 +120,8 @@ def test_a_silent_clients_message_counts_as_sent_and_not_as_received(clock: Fake
     grid = SilentGrid(echo(), 2, silent={0})
     sent = questions(grid, range(2), 2)
     found = exchange(grid, sent, 0.05)
-    assert found.bytes_down == sum(keys.size_in_bytes(message.content) for message in sent.values())
-    assert found.bytes_up == keys.size_in_bytes(found.replies[1].content)
+    assert found.bytes_down == sum(wire.size_in_bytes(message.content) for message in sent.values())
+    assert found.bytes_up == wire.size_in_bytes(found.replies[1].content)
 
 
 def test_a_grid_that_drops_content_on_sending_does_not_disturb_the_count() -> None:

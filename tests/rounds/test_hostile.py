@@ -27,7 +27,7 @@ from fedkace_flwr import server_app
 from fedkace_flwr.clients import fedcbdr as fedcbdr_names
 from fedkace_flwr.clients import tfcl as tfcl_names
 from fedkace_flwr.errors import RunError
-from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging import wire
 from fedkace_flwr.results import run_folder
 
 GIGABYTE = 2**30
@@ -182,10 +182,10 @@ def test_a_message_of_a_gigabyte_is_refused_unread(
     giant = bytes(GIGABYTE)
 
     def damage(content: RecordDict) -> RecordDict | None:
-        if keys.ARRAYS not in content.array_records:
+        if wire.ARRAYS not in content.array_records:
             return None
         if place == "an array of the model":
-            content.array_records[keys.ARRAYS]["output.bias"] = Array("float32", (10,), "numpy.ndarray", giant)
+            content.array_records[wire.ARRAYS]["output.bias"] = Array("float32", (10,), "numpy.ndarray", giant)
         elif place == "another record":
             content["more"] = ArrayRecord({"x": Array("uint8", (GIGABYTE,), "numpy.ndarray", giant)})
         elif place == "a text":
@@ -244,7 +244,7 @@ def test_without_the_defence_what_is_large_and_finite_gets_through(
     """That the defence, and nothing else, keeps it out."""
     reference = reference_of(method)
     config = configured(tmp_path, "unbound", method, defence="off")
-    wire = HostileWire(reference, config, MODEL_FAULTS["fifty times"][0])
+    grid = HostileWire(reference, config, MODEL_FAULTS["fifty times"][0])
     with pytest.raises(RunError):  # nobody knows an answer to another model than the reference's
-        server_app.run(wire, config, run_id=1)
-    assert {(MessageType.EVALUATE, client) for client in range(CLIENTS)} <= set(wire.unheard_of)
+        server_app.run(grid, config, run_id=1)
+    assert {(MessageType.EVALUATE, client) for client in range(CLIENTS)} <= set(grid.unheard_of)

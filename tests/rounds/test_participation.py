@@ -15,7 +15,7 @@ from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.experiments.running.plan import training_samples
 from fedkace_flwr.export.loading import load_model
-from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging import wire
 from fedkace_flwr.privacy.accounting import epsilon
 from fedkace_flwr.results.reference_cache import fingerprint
 from fedkace_flwr.samples import Samples
@@ -51,12 +51,12 @@ def test_fractions_are_rounded_to_whole_clients_at_least_one(fraction: float, cl
 @pytest.mark.usefixtures("quick")
 def test_only_those_drawn_train_and_all_are_evaluated(made: Make) -> None:
     config = made(fraction_train=0.6, rounds=4)
-    wire = run(config)
+    grid = run(config)
     for number, record in enumerate(records(config), 1):
         asked = drawn(config, number)
         assert len(asked) == 2
-        assert [client for kind, at, client in wire.places if at == number and kind in TRAINING_KINDS] == list(asked)
-        assert [client for kind, at, client in wire.places if at == number and kind == EVALUATE] == [0, 1, 2]
+        assert [client for kind, at, client in grid.places if at == number and kind in TRAINING_KINDS] == list(asked)
+        assert [client for kind, at, client in grid.places if at == number and kind == EVALUATE] == [0, 1, 2]
         assert record["asked"] == list(asked) and record["failures"] == [] and "sat_out" not in record
         assert [client for client in range(3) if record["buffer_size"][client] is not None] == list(asked)
         met = [any(client in drawn(config, earlier) for earlier in range(1, number + 1)) for client in range(3)]
@@ -122,8 +122,8 @@ def test_the_quorum_of_training_counts_those_drawn(made: Make) -> None:
 def test_a_phase_that_is_repeated_asks_the_same_clients(made: Make, clock: object) -> None:
     config = made(fraction_train=0.6, quorum=1.0, below_quorum="repeat")
     client = drawn(config, 2)[0]
-    wire = run(config, failing(("train", 2, client), times=1))
-    asked = [each for kind, number, each in wire.places if (kind, number) == ("train", 2)]
+    grid = run(config, failing(("train", 2, client), times=1))
+    asked = [each for kind, number, each in grid.places if (kind, number) == ("train", 2)]
     assert asked == [*drawn(config, 2)] * 2
     assert records(config)[1]["repeated"] == {"training": 1}
 
@@ -210,11 +210,11 @@ def test_too_few_are_refused(made: Make, changes: dict[str, Any], words: str) ->
 @pytest.mark.usefixtures("quick")
 def test_without_aggregation_a_client_that_first_trains_later_starts_from_the_initial_model(made: Make) -> None:
     config = made(method="lkc", fraction_train=0.34)
-    wire = run(config)
+    grid = run(config)
     initial = Experiment(config).initial_weights()
     late = {client for number in (1, 2, 3) for client in drawn(config, number)} - set(drawn(config, 1))
     assert late
     for client in late:
         number = min(each for each in (2, 3) if client in drawn(config, each))
-        sent = keys.unpack(wire.of(TRAIN, number)[client].down.array_records[keys.ARRAYS])
+        sent = wire.unpack(grid.of(TRAIN, number)[client].down.array_records[wire.ARRAYS])
         assert all(sent[name].tobytes() == weights.numpy().tobytes() for name, weights in initial.items())

@@ -12,7 +12,7 @@ from support.doubles.grids import WEIGHTS, LossyGrid
 from fedkace_flwr import client_app
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiments.running.inline import InlineGrid
-from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging import wire
 from fedkace_flwr.rounds.exchange import by_client, exchange
 from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.storage.client_store import ClientStore, is_locked
@@ -29,22 +29,22 @@ class Machine:
         self.at_work = at_work
         self.trained = 0
         self.app = ClientApp()
-        self.app.query(keys.WORKING)(self._working)
+        self.app.query(wire.WORKING)(self._working)
         self.app.train()(self._train)
 
     def _working(self, message: Message, context: Context) -> Message:
-        told = ConfigRecord({keys.WORKING: self.at_work()})
-        return Message(RecordDict({keys.CONFIG: told}), reply_to=message)
+        told = ConfigRecord({wire.WORKING: self.at_work()})
+        return Message(RecordDict({wire.CONFIG: told}), reply_to=message)
 
     def _train(self, message: Message, context: Context) -> Message:
         self.trained += 1
-        weights = keys.unpack(message.content.array_records[keys.ARRAYS])
+        weights = wire.unpack(message.content.array_records[wire.ARRAYS])
         assert list(weights) == list(WEIGHTS)
-        return Message(keys.reply_content(weights, 1, {"copy": self.trained}), reply_to=message)
+        return Message(wire.reply_content(weights, 1, {"copy": self.trained}), reply_to=message)
 
 
 def question(grid: InlineGrid) -> dict[int, Message]:
-    content = keys.instruction(keys.array_record(WEIGHTS), {}, 0, 1)
+    content = wire.instruction(wire.array_record(WEIGHTS), {}, 0, 1)
     return by_client([grid.create_message(content, TRAIN, 2, "1")])
 
 
@@ -52,20 +52,20 @@ def test_a_client_that_lost_its_message_is_sent_it_once_more(clock: FakeTime) ->
     machine = Machine()
     grid = LossyGrid(machine.app, lost=[0])
     found = exchange(grid, question(grid), HOUR, probe=60)
-    assert found.silent == [] and found.replies[0].content.metric_records[keys.METRICS]["copy"] == 2
+    assert found.silent == [] and found.replies[0].content.metric_records[wire.METRICS]["copy"] == 2
     assert clock.now - 100 < 60 + 60 + 10, "asked after a minute and again after another"
     first, second = grid.of(TRAIN)
     assert second.metadata.dst_node_id == first.metadata.dst_node_id
     assert second.metadata.group_id == "1" and 0 < second.metadata.ttl <= HOUR
     assert len(grid.of(WORKING)) == 2
-    assert found.bytes_down == 2 * keys.size_in_bytes(question(grid)[0].content)
+    assert found.bytes_down == 2 * wire.size_in_bytes(question(grid)[0].content)
 
 
 def test_a_client_at_work_is_left_alone_and_asked_more_and_more_rarely(clock: FakeTime) -> None:
     machine = Machine(lambda: True)
     grid = LossyGrid(machine.app, late={0: 100 + 3000.0})
     found = exchange(grid, question(grid), HOUR, probe=60)
-    assert found.replies[0].content.metric_records[keys.METRICS]["copy"] == 1 and machine.trained == 1
+    assert found.replies[0].content.metric_records[wire.METRICS]["copy"] == 1 and machine.trained == 1
     assert len(grid.of(TRAIN)) == 1
     assert len(grid.of(WORKING)) == 5  # after 60, 180, 420, 900 and 1860 seconds
 
@@ -90,7 +90,7 @@ def test_a_client_that_stays_silent_is_silent_at_the_deadline(clock: FakeTime) -
     found = exchange(grid, question(grid), 600, probe=60)
     assert found.silent == [0] and 600 <= clock.now - 100 < 610
     assert len(grid.of(TRAIN)) == 5
-    assert found.bytes_down == 5 * keys.size_in_bytes(question(grid)[0].content)
+    assert found.bytes_down == 5 * wire.size_in_bytes(question(grid)[0].content)
 
 
 def test_a_copy_that_fails_does_not_count_while_the_first_may_come(clock: FakeTime) -> None:
@@ -105,16 +105,16 @@ def test_a_copy_that_fails_does_not_count_while_the_first_may_come(clock: FakeTi
         return train(message, context)
 
     machine.app = ClientApp()
-    machine.app.query(keys.WORKING)(machine._working)
+    machine.app.query(wire.WORKING)(machine._working)
     machine.app.train()(locked_out)
     grid = LossyGrid(machine.app, late={0: 100 + 150.0})
     found = exchange(grid, question(grid), HOUR, probe=60)
-    assert not found.replies[0].has_error() and found.replies[0].content.metric_records[keys.METRICS]["copy"] == 1
+    assert not found.replies[0].has_error() and found.replies[0].content.metric_records[wire.METRICS]["copy"] == 1
 
 
 def test_an_error_is_taken_where_nothing_better_comes(clock: FakeTime) -> None:
     app = ClientApp()
-    app.query(keys.WORKING)(Machine()._working)
+    app.query(wire.WORKING)(Machine()._working)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -138,10 +138,10 @@ def test_a_client_says_whether_a_process_is_at_work_in_its_folder(small: Make, t
     grid = InlineGrid(client_app.app, config.stream.clients, config.flat(), 7)
 
     def says() -> Any:
-        content = RecordDict({keys.CONFIG: ConfigRecord({keys.CLIENT: 1, keys.ROUND: 1})})
+        content = RecordDict({wire.CONFIG: ConfigRecord({wire.CLIENT: 1, wire.ROUND: 1})})
         message = grid.create_message(content, WORKING, 3, "1")
         (reply,) = grid.send_and_receive([message])
-        return reply.content.config_records[keys.CONFIG][keys.WORKING]
+        return reply.content.config_records[wire.CONFIG][wire.WORKING]
 
     folder = tmp_path / "client-001"
     assert says() is False and not folder.exists(), "asking makes no folder"

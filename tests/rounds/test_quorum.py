@@ -11,7 +11,7 @@ from support.systems.runs import EVALUATE, METHODS, TRAIN, TRAINING_KINDS, faili
 
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import RunError
-from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging import wire
 from fedkace_flwr.storage.checkpoint import Checkpoint
 
 Make = Callable[..., Config]
@@ -31,14 +31,14 @@ def test_skip_leaves_the_model_and_goes_on(made: Make) -> None:
             before.append(last(config))
         return fail(kind, number, client, reply)
 
-    wire = run(config, damage)
+    grid = run(config, damage)
     first, second, third = records(config)
     assert second["below_quorum"] == ["training"] and "below_quorum" not in first and "below_quorum" not in third
     assert second["buffer_size"][:2] == [None, None] and second["buffer_size"][2] is not None
     assert None not in second["client_accuracy"] and third["failures"] == []
-    evaluated = [crossing.down for crossing in wire.of(EVALUATE, 2).values()]
+    evaluated = [crossing.down for crossing in grid.of(EVALUATE, 2).values()]
     for content in evaluated:
-        received = keys.unpack(content.array_records[keys.ARRAYS])
+        received = wire.unpack(content.array_records[wire.ARRAYS])
         assert all(received[name].tobytes() == array.tobytes() for name, array in before[0].weights.items())
 
 
@@ -64,7 +64,7 @@ def test_repeat_asks_the_same_round_again_and_nothing_is_learnt_twice(made: Make
     plain, again = made("plain", method=method), made("again", method=method, below_quorum="repeat")
     run(plain, honest)
     places = [(kind, 2, client) for kind in TRAINING_KINDS for client in (0, 1)]
-    wire = run(again, failing(*places, times=2))
+    grid = run(again, failing(*places, times=2))
     assert same(last(plain), last(again))
     mine, other = records(again), records(plain)
     assert mine[1].pop("repeated") == {"training": 2}
@@ -73,7 +73,7 @@ def test_repeat_asks_the_same_round_again_and_nothing_is_learnt_twice(made: Make
     for record in (*mine, *other):
         del record["failures"], record["bytes"]
     assert mine == other
-    trained = [place for place in wire.places if place[0] in TRAINING_KINDS and place[1] == 2]
+    trained = [place for place in grid.places if place[0] in TRAINING_KINDS and place[1] == 2]
     assert len(trained) == 9
 
 
@@ -81,9 +81,9 @@ def test_repeat_asks_the_same_round_again_and_nothing_is_learnt_twice(made: Make
 def test_repeat_of_an_evaluation_asks_for_the_evaluation_alone(made: Make) -> None:
     plain, again = made("plain"), made("again", below_quorum="repeat")
     run(plain, honest)
-    wire = run(again, failing((EVALUATE, 2, 0), (EVALUATE, 2, 1), times=1))
+    grid = run(again, failing((EVALUATE, 2, 0), (EVALUATE, 2, 1), times=1))
     assert records(again)[1]["repeated"] == {"evaluation": 1} and same(last(plain), last(again))
-    assert len([place for place in wire.places if place[:2] == (TRAIN, 2)]) == 3
+    assert len([place for place in grid.places if place[:2] == (TRAIN, 2)]) == 3
 
 
 @pytest.mark.slow
@@ -143,8 +143,8 @@ def test_of_two_replies_the_one_that_no_training_gives_is_rejected_also_after_a_
             if client == 2:
                 return None
             if client == 1:
-                held = reply.content.array_records[keys.ARRAYS]
-                for name, array in keys.unpack(held).items():
+                held = reply.content.array_records[wire.ARRAYS]
+                for name, array in wire.unpack(held).items():
                     if name.endswith("weight"):
                         held[name] = Array(np.float32(50) * array)
         return reply

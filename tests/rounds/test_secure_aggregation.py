@@ -17,7 +17,7 @@ from fedkace_flwr.config import Config
 from fedkace_flwr.configured import configured
 from fedkace_flwr.errors import ConfigError, MessageError, RunError
 from fedkace_flwr.experiments.running.inline import InlineGrid, run_inline
-from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging import wire
 from fedkace_flwr.privacy.client_mods import guarded
 from fedkace_flwr.registry import METHODS
 from fedkace_flwr.rounds.exchange import exchange
@@ -56,10 +56,10 @@ class Bench:
 
         @app.train(mods=[guard])
         def train(message: Message, context: Context) -> Message:
-            client = int(message.content.config_records[keys.CONFIG][keys.CLIENT])  # type: ignore[arg-type]
+            client = int(message.content.config_records[wire.CONFIG][wire.CLIENT])  # type: ignore[arg-type]
             if client in self.sits_out:
-                return Message(keys.reply_content(None, 0, {keys.SAT_OUT: 1}), reply_to=message)
-            return Message(keys.reply_content({**learned(client), **COUNTER}, 3, {}), reply_to=message)
+                return Message(wire.reply_content(None, 0, {wire.SAT_OUT: 1}), reply_to=message)
+            return Message(wire.reply_content({**learned(client), **COUNTER}, 3, {}), reply_to=message)
 
         self.grid = InlineGrid(app, NODES, {}, run_id=1)
         self.masked: dict[int, list[np.ndarray]] = {}
@@ -68,7 +68,7 @@ class Bench:
 
     def ask(self, phase: str, questions: list[Message]) -> dict[int, Message]:
         self.phases.append(phase)
-        there = {int(m.content.config_records[keys.CONFIG][keys.CLIENT]): m for m in questions}  # type: ignore[arg-type]
+        there = {int(m.content.config_records[wire.CONFIG][wire.CLIENT]): m for m in questions}  # type: ignore[arg-type]
         gone = self.lost.get(phase, set())
         return exchange(self.grid, {k: m for k, m in there.items() if k not in gone}, 60).replies
 
@@ -83,7 +83,7 @@ class Bench:
     def mean(self, names: tuple[str, ...] = tuple(SHAPES)) -> list[np.ndarray]:
         questions = []
         for client in range(NODES):
-            content = keys.instruction(keys.array_record({**SENT, **COUNTER}), {}, client, 1)
+            content = wire.instruction(wire.array_record({**SENT, **COUNTER}), {}, client, 1)
             questions.append(Message(content, dst_node_id=client + 2, message_type=MessageType.TRAIN))
         return mean_update(1, questions, [SHAPES[name] for name in names], 8.0, self)
 

@@ -12,8 +12,8 @@ from support.doubles.grids import LONG, FlakyGrid, MeddlingGrid, RecordingGrid, 
 
 from fedkace_flwr import client_app
 from fedkace_flwr.flower.internals import is_simulation
+from fedkace_flwr.rounds.directory import ClientDirectory
 from fedkace_flwr.rounds.exchange import exchange
-from fedkace_flwr.rounds.roster import Roster
 
 
 def timed_out() -> Exception:
@@ -29,11 +29,11 @@ def answered(status: int) -> Exception:
 @pytest.mark.parametrize("error", [ConnectionError("reset"), timed_out(), answered(503)])
 def test_a_grid_out_of_reach_is_tried_again_with_longer_and_longer_pauses(clock: FakeTime, error: Exception) -> None:
     grid = FlakyGrid(echo(), 3, error, push=3, pull=2)
-    assert Roster(3, 60.0).nodes(RecordingGrid(client_app.app, 3)) == {0: 2, 1: 3, 2: 4}
+    assert ClientDirectory(3, 60.0).nodes(RecordingGrid(client_app.app, 3)) == {0: 2, 1: 3, 2: 4}
     found = exchange(grid, questions(grid, range(3), 3), 3600.0)
     assert list(found.replies) == [0, 1, 2] and found.silent == []
     assert clock.slept[:3] == [0.5, 1.0, 2.0]
-    assert Roster(3, 60.0).nodes(FlakyGrid(client_app.app, 3, error, look=4)) == {0: 2, 1: 3, 2: 4}
+    assert ClientDirectory(3, 60.0).nodes(FlakyGrid(client_app.app, 3, error, look=4)) == {0: 2, 1: 3, 2: 4}
 
 
 @pytest.mark.parametrize("call", ["push", "pull"])
@@ -45,10 +45,10 @@ def test_a_grid_out_of_reach_for_the_whole_deadline_leaves_all_clients_silent(cl
 
 
 def test_nodes_known_before_an_outage_are_still_known_after_it(clock: FakeTime) -> None:
-    grid, roster = FlakyGrid(client_app.app, 2, ConnectionError("reset")), Roster(2, 30.0)
-    hosts = roster.nodes(grid)
+    grid, directory = FlakyGrid(client_app.app, 2, ConnectionError("reset")), ClientDirectory(2, 30.0)
+    hosts = directory.nodes(grid)
     grid.times["look"] = 10**6
-    assert roster.nodes(grid) == hosts
+    assert directory.nodes(grid) == hosts
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a fault in the program"), answered(401)])

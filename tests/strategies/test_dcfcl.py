@@ -17,11 +17,11 @@ from fedkace_flwr.clients.base import ClientRound
 from fedkace_flwr.clients.dcfcl import DcfclClient
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment
-from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging import wire
 from fedkace_flwr.networks.network import Network
 from fedkace_flwr.registry import METHODS
-from fedkace_flwr.rounds.aggregation import client_drift, weighted_mean
 from fedkace_flwr.rounds.server_round import ServerRound
+from fedkace_flwr.strategies.base import client_drift, weighted_mean
 from fedkace_flwr.strategies.dcfcl import Dcfcl
 from fedkace_flwr.training.distillation import DistillationLoss
 from fedkace_flwr.training.losses import Batch, TaskLoss
@@ -41,7 +41,7 @@ class Kept(Dcfcl):
         SERVERS.append(self)
         self.partitions: list[tuple[tuple[int, ...], ...]] = []
 
-    def trained(self, now: ServerRound, replies: Sequence[keys.Reply]) -> None:
+    def trained(self, now: ServerRound, replies: Sequence[wire.Reply]) -> None:
         super().trained(now, replies)
         self.partitions.append(self.partition)
 
@@ -170,12 +170,12 @@ def test_coalitions_follow_the_updates_of_the_round_and_not_the_models(small: Ma
     config = small(method="dcfcl")
 
     def act(number: int, client: int, reply: Message) -> Message:
-        arrays = reply.content.array_records[keys.ARRAYS]
-        start = keys.unpack(SERVERS[0].models[client])
+        arrays = reply.content.array_records[wire.ARRAYS]
+        start = wire.unpack(SERVERS[0].models[client])
         for name, value in start.items():
             if name in parameter_names(config):
                 step = np.ones_like(value) * (-0.01 if client == 2 else 0.01)
-                arrays[name] = keys.array_record({name: value + step})[name]
+                arrays[name] = wire.array_record({name: value + step})[name]
         return reply
 
     run(config, on_training(act))

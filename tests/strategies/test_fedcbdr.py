@@ -20,9 +20,9 @@ from fedkace_flwr.clients import fedcbdr as fedcbdr_names
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment, as_arrays
 from fedkace_flwr.experiments.running.inline import InlineGrid
-from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging import wire
 from fedkace_flwr.rounds.driver import RoundDriver
-from fedkace_flwr.rounds.round_report import RoundReport
+from fedkace_flwr.rounds.server_round import RoundReport
 from fedkace_flwr.seeding import generator_for
 from fedkace_flwr.strategies.fedcbdr import FedCbdr
 
@@ -34,17 +34,17 @@ def start(config: Config, damage: Damage = honest) -> tuple[list[RoundReport], F
     """Run all rounds; the report of each, and every message."""
     experiment, grid = Experiment(config), FaultyGrid(config, damage)
     weights, reports = as_arrays(experiment.initial_weights()), list[RoundReport]()
-    told = ConfigRecord({keys.RUN: f"{1:020d}"})
+    told = ConfigRecord({wire.RUN: f"{1:020d}"})
     driver = RoundDriver(
         FedCbdr(config),
         config,
-        keys.shapes_of(weights),
+        wire.shapes_of(weights),
         experiment.parameter_names,
         lambda report, _: reports.append(report),
     )
     driver.start(
         grid,
-        keys.array_record(weights),
+        wire.array_record(weights),
         num_rounds=config.stream.rounds,
         timeout=config.run.deadline,
         train_config=told,
@@ -63,7 +63,7 @@ def buffer_of(config: Config, client: int, number: int) -> tuple[list[int], list
 def pools_and_features(config: Config, grid: FaultyGrid) -> tuple[list[list[int]], list[Tensor]]:
     """What each client chooses from in the second round, by id, and its features under the global model."""
     experiment = Experiment(config)
-    weights = keys.unpack(grid.of(fedcbdr_names.FEATURES_QUERY, 2)[0].down.array_records[keys.ARRAYS])
+    weights = wire.unpack(grid.of(fedcbdr_names.FEATURES_QUERY, 2)[0].down.array_records[wire.ARRAYS])
     pools = [buffer_of(config, k, 1)[0] + experiment.stream(k).chunks[1].tolist() for k in range(3)]
     net = experiment.network({name: torch.from_numpy(array) for name, array in weights.items()}).eval()
     with torch.no_grad():
@@ -73,7 +73,7 @@ def pools_and_features(config: Config, grid: FaultyGrid) -> tuple[list[list[int]
 
 def array_of(content: RecordDict | None, name: str) -> np.ndarray:
     assert content is not None
-    return keys.unpack(content.array_records[keys.ARRAYS])[name]
+    return wire.unpack(content.array_records[wire.ARRAYS])[name]
 
 
 def selected(report: RoundReport) -> dict[int, object]:
@@ -98,7 +98,7 @@ def test_the_buffer_is_what_global_leverage_draws(cbdr_config: Make) -> None:
         draws = generator_for(config.run.seed, "fedcbdr-draw", number, 2)
         assert ids == [pool[i] for i in cbdr.draw(torch.from_numpy(sent), classes, 20, draws).tolist()]
         assert len(set(ids)) == 20 and set(labels) == set(classes.tolist())
-        assert reports[1].trained[number][keys.BUFFER_CLASSES] == np.bincount(labels, minlength=10).tolist()
+        assert reports[1].trained[number][wire.BUFFER_CLASSES] == np.bincount(labels, minlength=10).tolist()
     assert selected(reports[1]) == {0: 1, 1: 1, 2: 1} and selected(reports[0]) == {0: None, 1: None, 2: None}
     assert not any(report.failures for report in reports)
 
@@ -107,7 +107,7 @@ def test_who_has_room_for_everything_is_not_asked(cbdr_config: Make) -> None:
     config = cbdr_config(rounds=2, capacity=32)
     reports, grid = start(config)
     assert {kind for kind, *_ in grid.places} == {MessageType.TRAIN, MessageType.EVALUATE}
-    assert [report.trained[0][keys.BUFFER_SIZE] for report in reports] == [16, 32]
+    assert [report.trained[0][wire.BUFFER_SIZE] for report in reports] == [16, 32]
     assert selected(reports[1]) == {0: None, 1: None, 2: None}
 
 
@@ -118,7 +118,7 @@ def test_no_pixels_and_no_plain_features_leave_a_client(cbdr_config: Make) -> No
     for crossing in grid.crossings:
         for content in (crossing.down, crossing.up):
             assert content is not None
-            arrays = [item for record in content.array_records.values() for item in keys.unpack(record).items()]
+            arrays = [item for record in content.array_records.values() for item in wire.unpack(record).items()]
             own = [(name, array) for name, array in arrays if name not in model]
             assert {name for name, _ in own} <= {
                 fedcbdr_names.FEATURES,
@@ -134,7 +134,7 @@ def test_no_pixels_and_no_plain_features_leave_a_client(cbdr_config: Make) -> No
 
 
 def emptied(reply: Message) -> Message:
-    del reply.content[keys.ARRAYS]
+    del reply.content[wire.ARRAYS]
     return reply
 
 
@@ -181,7 +181,7 @@ def test_a_client_that_lost_its_training_reply_is_not_asked_and_learns_on(cbdr_c
 
 def test_a_pool_size_that_cannot_be_is_refused(cbdr_config: Make) -> None:
     def act(reply: Message) -> Message:
-        reply.content.metric_records[keys.METRICS][fedcbdr_names.POOL_SIZE] = 10**9
+        reply.content.metric_records[wire.METRICS][fedcbdr_names.POOL_SIZE] = 10**9
         return reply
 
     reports, _ = start(cbdr_config(rounds=2), damage=only(1, 2, act, MessageType.TRAIN))
@@ -213,10 +213,10 @@ def test_a_query_out_of_turn_is_refused(cbdr_config: Make) -> None:
     rows = array_of(down, fedcbdr_names.ROWS)
 
     def ask(number: int, action: str, sent: np.ndarray) -> str:
-        content = keys.instruction(keys.array_record({fedcbdr_names.ROWS: sent}), {keys.RUN: f"{1:020d}"}, 0, number)
+        content = wire.instruction(wire.array_record({fedcbdr_names.ROWS: sent}), {wire.RUN: f"{1:020d}"}, 0, number)
         again = InlineGrid(client_app.app, 3, {**config.flat(), "rounds": 3}, run_id=1)
         (reply,) = again.send_and_receive([Message(content, dst_node_id=2, message_type=action)])
-        return keys.root_cause(reply.error.reason)
+        return wire.root_cause(reply.error.reason)
 
     assert "client 0 has not trained in round 3" in ask(3, fedcbdr_names.SCORES_QUERY, rows)
     assert f"not float64 {rows.shape}" in ask(2, fedcbdr_names.SCORES_QUERY, rows[1:])
@@ -225,7 +225,7 @@ def test_a_query_out_of_turn_is_refused(cbdr_config: Make) -> None:
 def test_the_local_model_answers_when_asked_for(cbdr_config: Make) -> None:
     reports, _ = start(cbdr_config(rounds=2, inference="local"))
     metrics = reports[1].evaluated[0]
-    assert metrics[keys.ACCURACY] == metrics[keys.LOCAL_ACCURACY] and metrics[fedcbdr_names.SELECTED] == 1
+    assert metrics[wire.ACCURACY] == metrics[wire.LOCAL_ACCURACY] and metrics[fedcbdr_names.SELECTED] == 1
 
 
 def test_features_are_the_same_when_they_are_asked_for_again_after_the_evaluation(small: Make) -> None:

@@ -9,8 +9,8 @@ from support.systems.runs import records, run
 
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import RunError
-from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.messaging.records import Reply
+from fedkace_flwr.messaging import wire
+from fedkace_flwr.messaging.wire import Reply
 from fedkace_flwr.strategies.tfcl import teach
 
 Make = Callable[..., Config]
@@ -64,7 +64,7 @@ def test_a_diverging_network_is_an_error_of_its_own(small: Make) -> None:
 
 def spoilt(name: str, array: np.ndarray) -> Callable[[Message], Message]:
     def act(reply: Message) -> Message:
-        reply.content.array_records[keys.ARRAYS][name] = Array(array)
+        reply.content.array_records[wire.ARRAYS][name] = Array(array)
         return reply
 
     return act

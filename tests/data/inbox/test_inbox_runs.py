@@ -26,7 +26,7 @@ from fedkace_flwr.experiments.__main__ import main
 from fedkace_flwr.experiments.feed import feed
 from fedkace_flwr.experiments.report.streams import DrawnStream
 from fedkace_flwr.experiments.running.inline import InlineGrid, run_inline
-from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging import wire
 from fedkace_flwr.results.record import title
 from fedkace_flwr.storage.checkpoint import Checkpoints
 from fedkace_flwr.storage.client_state import read_state
@@ -40,8 +40,8 @@ DIGITS = ",".join("0123456789")
 def at(folder: Path) -> Callable[[int], dict[str, str]]:
     """Where each client's SuperNode finds its data."""
     return lambda client: {
-        keys.INBOX: str(folder / f"client-{client}"),
-        keys.TEST: str(folder / f"client-{client}" / "test"),
+        wire.INBOX: str(folder / f"client-{client}"),
+        wire.TEST: str(folder / f"client-{client}" / "test"),
     }
 
 
@@ -97,7 +97,7 @@ def device(small: Make, tmp_path: Path) -> Iterator[Callable[[str, int], Message
 
     def send(kind: str, number: int) -> Message:
         grid = InlineGrid(client_app.app, 3, config.flat(), 1, at(tmp_path / "data"))
-        content = keys.instruction(keys.array_record(weights), {keys.RUN: RUN}, 0, number)
+        content = wire.instruction(wire.array_record(weights), {wire.RUN: RUN}, 0, number)
         (reply,) = grid.send_and_receive([Message(content, dst_node_id=2, message_type=kind)])
         return reply
 
@@ -113,17 +113,17 @@ def test_an_empty_inbox_sits_the_round_out_and_goes_on_answering(
     device: Callable[[str, int], Message], tmp_path: Path
 ) -> None:
     nothing = device(MessageType.TRAIN, 1)
-    assert nothing.content.metric_records[keys.METRICS] == {keys.EXAMPLES: 0, keys.SAT_OUT: 1}
+    assert nothing.content.metric_records[wire.METRICS] == {wire.EXAMPLES: 0, wire.SAT_OUT: 1}
     assert not nothing.content.array_records
-    assert device(MessageType.EVALUATE, 1).content.metric_records[keys.METRICS] == {keys.EXAMPLES: 0}
+    assert device(MessageType.EVALUATE, 1).content.metric_records[wire.METRICS] == {wire.EXAMPLES: 0}
 
     arrive(tmp_path, 1)
-    first = device(MessageType.TRAIN, 2).content.metric_records[keys.METRICS]
-    assert first[keys.EXAMPLES] == 16
-    before = device(MessageType.EVALUATE, 2).content.metric_records[keys.METRICS]
-    assert device(MessageType.TRAIN, 3).content.metric_records[keys.METRICS][keys.SAT_OUT] == 1
-    after = device(MessageType.EVALUATE, 3).content.metric_records[keys.METRICS]
-    assert after[keys.ACCURACY] == before[keys.ACCURACY] and after[keys.SEEN_CLASSES] == before[keys.SEEN_CLASSES]
+    first = device(MessageType.TRAIN, 2).content.metric_records[wire.METRICS]
+    assert first[wire.EXAMPLES] == 16
+    before = device(MessageType.EVALUATE, 2).content.metric_records[wire.METRICS]
+    assert device(MessageType.TRAIN, 3).content.metric_records[wire.METRICS][wire.SAT_OUT] == 1
+    after = device(MessageType.EVALUATE, 3).content.metric_records[wire.METRICS]
+    assert after[wire.ACCURACY] == before[wire.ACCURACY] and after[wire.SEEN_CLASSES] == before[wire.SEEN_CLASSES]
 
 
 def drop_one(tmp_path: Path, name: str, label: int) -> None:
@@ -137,18 +137,18 @@ def test_a_single_image_waits_until_it_can_be_trained_with_another(
     """Batch normalisation over maps of one pixel needs two samples; the buffer may hold the other."""
 
     def trained(number: int) -> dict[str, Any]:
-        return dict(device(MessageType.TRAIN, number).content.metric_records[keys.METRICS])
+        return dict(device(MessageType.TRAIN, number).content.metric_records[wire.METRICS])
 
-    sat_out = {keys.EXAMPLES: 0, keys.SAT_OUT: 1}
+    sat_out = {wire.EXAMPLES: 0, wire.SAT_OUT: 1}
     assert trained(1) == sat_out
     drop_one(tmp_path, "a.npz", 0)
     for number in (2, 3):
         assert trained(number) == trained(number) == sat_out  # a repeated message finds the file, too
-        assert device(MessageType.EVALUATE, number).content.metric_records[keys.METRICS] == {keys.EXAMPLES: 0}
+        assert device(MessageType.EVALUATE, number).content.metric_records[wire.METRICS] == {wire.EXAMPLES: 0}
     drop_one(tmp_path, "b.npz", 1)
-    assert trained(4)[keys.EXAMPLES] == 2
+    assert trained(4)[wire.EXAMPLES] == 2
     drop_one(tmp_path, "c.npz", 2)
-    assert trained(5)[keys.EXAMPLES] == 1
+    assert trained(5)[wire.EXAMPLES] == 1
     assert trained(6) == sat_out
     done = [name for name in names_in(tmp_path / "data" / "client-0") if name.startswith(("taken/", "done/"))]
     assert sorted(Path(name).name for name in done if name.endswith(".npz")) == ["a.npz", "b.npz", "c.npz"]
@@ -166,7 +166,7 @@ def test_buffers_on_a_device_hold_pixels(device: Callable[[str, int], Message], 
 def test_without_a_test_folder_no_accuracy_is_reported(small: Make, tmp_path: Path) -> None:
     feed(small(), tmp_path / "data")
     config = over_inbox(small)
-    run_inline(config, node_config=lambda client: {keys.INBOX: str(tmp_path / "data" / f"client-{client}")})
+    run_inline(config, node_config=lambda client: {wire.INBOX: str(tmp_path / "data" / f"client-{client}")})
     lines = rounds_of(tmp_path / "run")
     assert [line["accuracy"] for line in lines] == [None, None, None]
     assert [line["buffer_size"] for line in lines] == [[16, 16, 16], [18, 18, 18], [20, 20, 20]]
@@ -182,9 +182,9 @@ def test_a_test_folder_that_is_gone_or_holds_other_files_stops_no_training(
     for number, faulty in ((2, "1 files cannot be tested on"), (3, "nothing is tested")):
         arrive(tmp_path, number - 1)
         with caplog.at_level("WARNING"):
-            assert device(MessageType.TRAIN, number).content.metric_records[keys.METRICS][keys.EXAMPLES] == 16
-            tested = device(MessageType.EVALUATE, number).content.metric_records[keys.METRICS]
-        assert (keys.ACCURACY in tested) == (number == 2)
+            assert device(MessageType.TRAIN, number).content.metric_records[wire.METRICS][wire.EXAMPLES] == 16
+            tested = device(MessageType.EVALUATE, number).content.metric_records[wire.METRICS]
+        assert (wire.ACCURACY in tested) == (number == 2)
         assert faulty in caplog.text
         shutil.rmtree(tests, ignore_errors=True)
 
@@ -216,14 +216,14 @@ def test_what_an_inbox_needs_is_asked_for_before_any_round(changes: dict[str, An
 
 def test_a_node_without_an_inbox_or_with_two_clients_says_so(small: Make, tmp_path: Path) -> None:
     config = over_inbox(small)
-    content = {keys.RUN: RUN}
+    content = {wire.RUN: RUN}
     for nodes, node_config, words in (
         (3, lambda client: {}, "start the SuperNode with --node-config"),
         (2, at(tmp_path), "need as many SuperNodes"),
     ):
         grid = InlineGrid(client_app.app, nodes, config.flat(), 1, node_config)
-        weights = keys.array_record(as_arrays(Experiment(config).initial_weights()))
-        message = Message(keys.instruction(weights, content, 2, 1), dst_node_id=2 + 2 % nodes, message_type="train")
+        weights = wire.array_record(as_arrays(Experiment(config).initial_weights()))
+        message = Message(wire.instruction(weights, content, 2, 1), dst_node_id=2 + 2 % nodes, message_type="train")
         (reply,) = grid.send_and_receive([message])
         assert words in str(reply.error.reason)
 

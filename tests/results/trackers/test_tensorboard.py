@@ -16,40 +16,40 @@ from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.experiments.__main__ import main
 from fedkace_flwr.experiments.running.inline import run_inline
-from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.results.record import round_record
+from fedkace_flwr.messaging import wire
 from fedkace_flwr.results.run_folder import RunFolder
 from fedkace_flwr.results.trackers.tensorboard_events import TensorBoard
 from fedkace_flwr.results.trackers.tracker import scalars
+from fedkace_flwr.rounds.server_round import RoundReport
 
 Make = Callable[..., Config]
 
 
 def made(number: int, accuracy: float = 0.5) -> dict[str, Any]:
     """A round of three clients; one is missing, one has neither buffered nor measured a gap."""
-    return round_record(
+    report = RoundReport(
         number,
-        3,
+        (0, 1, 2),
         {
             0: {
                 REPLAY_WEIGHTS: [1.0, 4.0, 2.5],
                 CONDITION_NUMBER: 30.0,
-                keys.BUFFER_SIZE: 4,
-                keys.BUFFER_CLASSES: [1, 0, 3],
+                wire.BUFFER_SIZE: 4,
+                wire.BUFFER_CLASSES: [1, 0, 3],
             },
-            2: {REPLAY_WEIGHTS: [1.0], keys.BUFFER_SIZE: 0, keys.BUFFER_CLASSES: [0, 0, 0]},
+            2: {REPLAY_WEIGHTS: [1.0], wire.BUFFER_SIZE: 0, wire.BUFFER_CLASSES: [0, 0, 0]},
         },
         {
-            0: {keys.ACCURACY: accuracy, keys.SEEN_CLASSES: 2, GAP: 0.0, keys.SWITCHED_AT: 3},
-            2: {keys.ACCURACY: accuracy / 2, keys.SEEN_CLASSES: 4},
+            0: {wire.ACCURACY: accuracy, wire.SEEN_CLASSES: 2, GAP: 0.0, wire.SWITCHED_AT: 3},
+            2: {wire.ACCURACY: accuracy / 2, wire.SEEN_CLASSES: 4},
         },
         drift=0.125,
         failures=[{"client": 1, "phase": "training", "reason": "no reply"}],
         bytes_down=1000,
         bytes_up=900,
         seconds=7.5,
-        own=METRICS,
     )
+    return report.record(3, METRICS)
 
 
 def read(folder: Path) -> EventAccumulator:
@@ -95,7 +95,7 @@ def test_a_singular_matrix_leaves_no_point() -> None:
 
 
 def test_a_round_without_any_client_still_has_a_cost() -> None:
-    record = round_record(1, 2, {}, {}, drift=None, failures=[], bytes_down=5, bytes_up=0, seconds=1.0)
+    record = RoundReport(1, (), bytes_down=5, seconds=1.0).record(2)
     found = scalars(record, None)
     assert found["bytes/down"] == 5
     assert not any(tag.startswith(("accuracy", "client", "gap", "replay")) for tag in found)

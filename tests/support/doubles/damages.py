@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, RecordDict
 
-from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging import wire
 from support.doubles.hostile import Damage
 
 
@@ -14,9 +14,9 @@ def arrays(change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]) -> 
     """Change the arrays; a message without arrays is lost."""
 
     def damage(content: RecordDict) -> RecordDict | None:
-        if keys.ARRAYS not in content.array_records:
+        if wire.ARRAYS not in content.array_records:
             return None
-        content[keys.ARRAYS] = keys.array_record(change(keys.unpack(content.array_records[keys.ARRAYS])))
+        content[wire.ARRAYS] = wire.array_record(change(wire.unpack(content.array_records[wire.ARRAYS])))
         return content
 
     return damage
@@ -49,11 +49,11 @@ def raw(data: Callable[[bytes], bytes]) -> Damage:
     """Change every array's bytes but not its declared dtype and shape."""
 
     def damage(content: RecordDict) -> RecordDict | None:
-        if keys.ARRAYS not in content.array_records:
+        if wire.ARRAYS not in content.array_records:
             return None
-        old = content.array_records[keys.ARRAYS]
+        old = content.array_records[wire.ARRAYS]
         forged = {n: Array(a.dtype, tuple(a.shape), a.stype, data(a.data)) for n, a in old.items()}
-        content[keys.ARRAYS] = ArrayRecord(forged)
+        content[wire.ARRAYS] = ArrayRecord(forged)
         return content
 
     return damage
@@ -63,9 +63,9 @@ def counted(number: int) -> Damage:
     """Change the number of samples in the replies of clients that have trained on some."""
 
     def damage(content: RecordDict) -> RecordDict | None:
-        if keys.ARRAYS not in content.array_records:
+        if wire.ARRAYS not in content.array_records:
             return None
-        content.metric_records[keys.METRICS][keys.EXAMPLES] = number
+        content.metric_records[wire.METRICS][wire.EXAMPLES] = number
         return content
 
     return damage
@@ -73,10 +73,10 @@ def counted(number: int) -> Damage:
 
 def told(**metrics: Any) -> Damage:
     def damage(content: RecordDict) -> RecordDict | None:
-        if keys.METRICS not in content.metric_records:
+        if wire.METRICS not in content.metric_records:
             return None
         for name, value in metrics.items():
-            content.metric_records[keys.METRICS][name.replace("_", "-")] = value
+            content.metric_records[wire.METRICS][name.replace("_", "-")] = value
         return content
 
     return damage
@@ -86,23 +86,23 @@ def sat_out(number: int) -> Damage:
     """Make a training reply that contains a model but claims that there was nothing to train on."""
 
     def damage(content: RecordDict) -> RecordDict | Error | None:
-        return told(sat_out=number)(content) if keys.ARRAYS in content.array_records else None
+        return told(sat_out=number)(content) if wire.ARRAYS in content.array_records else None
 
     return damage
 
 
 def ending_alone(content: RecordDict) -> RecordDict | None:
-    if keys.METRICS not in content.metric_records:
+    if wire.METRICS not in content.metric_records:
         return None
-    content.metric_records[keys.METRICS].pop(keys.STARTED, None)
-    content.metric_records[keys.METRICS][keys.FINISHED] = 1.0
+    content.metric_records[wire.METRICS].pop(wire.STARTED, None)
+    content.metric_records[wire.METRICS][wire.FINISHED] = 1.0
     return content
 
 
 def another_stype(content: RecordDict) -> RecordDict | None:
-    if keys.ARRAYS not in content.array_records:
+    if wire.ARRAYS not in content.array_records:
         return None
-    for array in content.array_records[keys.ARRAYS].values():
+    for array in content.array_records[wire.ARRAYS].values():
         array.stype = "pickle"
     return content
 
@@ -144,7 +144,7 @@ FAULTS: dict[str, tuple[Damage, str]] = {
     "an error as of a lost process": (lambda content: Error(0, "gone"), "error"),
     "not sent": (lambda content: None, "refused"),
     "nothing": (lambda content: RecordDict(), "records"),
-    "numbers elsewhere": (lambda content: RecordDict({keys.METRICS: ConfigRecord({keys.EXAMPLES: 1})}), "records"),
+    "numbers elsewhere": (lambda content: RecordDict({wire.METRICS: ConfigRecord({wire.EXAMPLES: 1})}), "records"),
     "cut short": (raw(lambda data: data[: len(data) // 2]), "arrays"),
     "no header": (raw(lambda data: b""), "arrays"),
     "a pickle": (raw(lambda data: b"\x80\x04N."), "arrays"),

@@ -10,7 +10,7 @@ from flwr.app import Array, Error, Message, MessageType, RecordDict
 from fedkace_flwr import client_app
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiments.running.inline import InlineGrid
-from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging import wire
 
 Damage = Callable[[str, int, int, Message], Message | None]
 """Takes message type, round, client and reply; returns the reply to deliver, or None to drop it."""
@@ -37,7 +37,7 @@ class Crossing:
     def arrays(self) -> Iterator[np.ndarray]:
         for content in (self.down, self.up or RecordDict()):
             for record in content.array_records.values():
-                yield from keys.unpack(record).values()
+                yield from wire.unpack(record).values()
 
     def numbers(self) -> Iterator[tuple[str, Any]]:
         for record in (self.up or RecordDict()).metric_records.values():
@@ -67,9 +67,9 @@ class FaultyGrid(InlineGrid):
         numbers = []
         for message in messages:
             (number,) = super().push_messages([message])
-            told = message.content.config_records[keys.CONFIG]
-            if keys.ROUND in told:
-                place = message.metadata.message_type, int(told[keys.ROUND]), int(told[keys.CLIENT])  # type: ignore[arg-type]
+            told = message.content.config_records[wire.CONFIG]
+            if wire.ROUND in told:
+                place = message.metadata.message_type, int(told[wire.ROUND]), int(told[wire.CLIENT])  # type: ignore[arg-type]
                 reply = self._damage(*place, self._replies.pop(number))
                 self.crossings.append(Crossing(*place, message.content, reply, self.labels(*place)))
                 if reply is None:
@@ -93,12 +93,12 @@ class FaultyGrid(InlineGrid):
         return {crossing.client: crossing for crossing in self.crossings if crossing.place[:2] == (kind, number)}
 
     def model_sent(self, kind: str, number: int, client: int) -> dict[str, np.ndarray]:
-        return keys.unpack(self.of(kind, number)[client].down.array_records[keys.ARRAYS])
+        return wire.unpack(self.of(kind, number)[client].down.array_records[wire.ARRAYS])
 
     def model_returned(self, number: int, client: int) -> dict[str, np.ndarray]:
         content = self.of(MessageType.TRAIN, number)[client].up
         assert content is not None
-        return keys.unpack(content.array_records[keys.ARRAYS])
+        return wire.unpack(content.array_records[wire.ARRAYS])
 
 
 def only(
@@ -118,7 +118,7 @@ def changed(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[
     """Change the array with this name."""
 
     def act(reply: Message) -> Message:
-        record = reply.content.array_records[keys.ARRAYS]
+        record = reply.content.array_records[wire.ARRAYS]
         record[name] = Array(change(record[name].numpy()))
         return reply
 
@@ -129,7 +129,7 @@ def with_array(name: str, array: np.ndarray) -> Callable[[Message], Message]:
     """Add or replace the array with this name."""
 
     def act(reply: Message) -> Message:
-        reply.content.array_records[keys.ARRAYS][name] = Array(array)
+        reply.content.array_records[wire.ARRAYS][name] = Array(array)
         return reply
 
     return act

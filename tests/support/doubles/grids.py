@@ -11,7 +11,7 @@ from flwr.clientapp import ClientApp
 
 from fedkace_flwr import client_app
 from fedkace_flwr.experiments.running.inline import InlineGrid
-from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging import wire
 from fedkace_flwr.rounds import exchange as exchanges
 from fedkace_flwr.rounds.exchange import by_client, client_of
 
@@ -33,24 +33,24 @@ def echo(fail: Callable[[int], bool] = lambda client: False) -> ClientApp:
         client = client_of(message)
         if fail(client):
             raise ValueError(f"client {client} fails")
-        weights = keys.unpack(message.content.array_records[keys.ARRAYS])
-        metrics = {"node": int(context.node_config[keys.PARTITION]), "client": client}
-        return Message(keys.reply_content(weights, 1, metrics), reply_to=message)
+        weights = wire.unpack(message.content.array_records[wire.ARRAYS])
+        metrics = {"node": int(context.node_config[wire.PARTITION]), "client": client}
+        return Message(wire.reply_content(weights, 1, metrics), reply_to=message)
 
     return app
 
 
 def questions(grid: InlineGrid, clients: Iterable[int], nodes: int) -> dict[int, Message]:
     """Return a training message for each client."""
-    arrays = keys.array_record(WEIGHTS)
+    arrays = wire.array_record(WEIGHTS)
     return by_client(
-        grid.create_message(keys.instruction(arrays, {}, client, 1), MessageType.TRAIN, 2 + client % nodes, "1")
+        grid.create_message(wire.instruction(arrays, {}, client, 1), MessageType.TRAIN, 2 + client % nodes, "1")
         for client in clients
     )
 
 
 def client_said(reply: Message) -> Any:
-    return reply.content.metric_records[keys.METRICS]["client"]
+    return reply.content.metric_records[wire.METRICS]["client"]
 
 
 class RecordingGrid(InlineGrid):

@@ -17,7 +17,7 @@ from flwr.app import Array, Error, Message, MessageType, RecordDict
 from fedkace_flwr import client_app, server_app
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiments.running.inline import InlineGrid
-from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging import wire
 from support.common import SMALL, rounds_of
 from support.systems.runs import folder_of, last
 
@@ -30,12 +30,12 @@ Damage = Callable[[RecordDict], RecordDict | Error | None]
 
 def key_of(message: Message) -> Key:
     """Return a message's type, recipient and digest."""
-    content, told = hashlib.sha256(), message.content.config_records[keys.CONFIG]
+    content, told = hashlib.sha256(), message.content.config_records[wire.CONFIG]
     for name, record in sorted(message.content.items()):
         content.update(name.encode())
         for part, value in sorted(record.items()):
             content.update(part.encode() + (value.data if isinstance(value, Array) else repr(value).encode()))
-    return message.metadata.message_type, int(told[keys.CLIENT]), content.digest()  # type: ignore[arg-type]
+    return message.metadata.message_type, int(told[wire.CLIENT]), content.digest()  # type: ignore[arg-type]
 
 
 def is_inquiry(message: Message) -> bool:
@@ -129,10 +129,10 @@ def columns_of_the_honest(config: Config) -> list[dict[str, Any]]:
 def assert_nothing_changes(reference: Reference, folder: Path, damage: Damage) -> list[dict[str, Any]]:
     """Run with the damage, and return the failures of all rounds."""
     config = configured(folder, "hostile", reference.config.method)
-    wire = HostileWire(reference, config, damage)
-    server_app.run(wire, config, run_id=1)
-    assert wire.damaged >= len(HOSTILE) * ROUNDS if not reference.kinds else wire.damaged > 0
-    assert wire.unheard_of == []
+    grid = HostileWire(reference, config, damage)
+    server_app.run(grid, config, run_id=1)
+    assert grid.damaged >= len(HOSTILE) * ROUNDS if not reference.kinds else grid.damaged > 0
+    assert grid.unheard_of == []
     mine, other = last(config), last(reference.config)
     assert mine.round == other.round == ROUNDS
     for one, two in ((mine.weights, other.weights), (mine.arrays, other.arrays)):

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
 
+from fedkace_flwr.algorithms.robust_aggregation import distance
 from fedkace_flwr.config import Config
 from fedkace_flwr.data import inbox_files as arrivals
 from fedkace_flwr.data.images import read_square
@@ -21,9 +22,8 @@ from fedkace_flwr.experiments.studies.study import load_study
 from fedkace_flwr.experiments.studies.yaml_file import parse_setting
 from fedkace_flwr.export.loading import LoadedModel
 from fedkace_flwr.inference.tensor_file import unpack
-from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.messaging import validation as plausibility
-from fedkace_flwr.messaging.packing import unfolded
+from fedkace_flwr.messaging import validation, wire
+from fedkace_flwr.messaging.folding import unfolded
 from fedkace_flwr.privacy.site_policy import read_policy
 from fedkace_flwr.storage import atomic as durable
 from fedkace_flwr.storage import client_state
@@ -153,30 +153,30 @@ class Parsers:
         message = Message(content, reply_to=self._question)
         for shapes in (SHAPES, None):
             try:
-                found = keys.read_reply(message, 0, shapes)
-                plausibility.check_metrics(found.metrics, LIMITS)
+                found = wire.read_reply(message, 0, shapes)
+                validation.check_metrics(found.metrics, LIMITS)
                 if shapes is not None and not found.sat_out:
-                    plausibility.check_examples(found.examples, LIMITS)
-                    plausibility.check_statistics(found.weights, WEIGHTS, LIMITS)
+                    validation.check_examples(found.examples, LIMITS)
+                    validation.check_statistics(found.weights, WEIGHTS, LIMITS)
             except MessageError as error:
                 assert len(str(error).splitlines()) <= 1 and len(str(error)) < 2000
                 continue
             if shapes is not None and not found.sat_out:
-                assert keys.shapes_of(found.weights) == SHAPES and found.examples > 0
+                assert wire.shapes_of(found.weights) == SHAPES and found.examples > 0
                 assert all(np.isfinite(array).all() for array in found.weights.values())
-                assert plausibility.distance(found.weights, WEIGHTS, SHAPES) >= 0
+                assert distance(found.weights, WEIGHTS, SHAPES) >= 0
 
     def folded(self, content: bytes) -> None:
         """Read as the arrays of a reply as they are sent between machines."""
         name, kind = "fedkace.folded", "fedkace.folded"
         arrays = ArrayRecord({name: Array("uint8", (len(content),), kind, content)})
-        told = MetricRecord({keys.EXAMPLES: 5, keys.ACCURACY: 0.5})
+        told = MetricRecord({wire.EXAMPLES: 5, wire.ACCURACY: 0.5})
         try:
-            apart = unfolded(RecordDict({keys.ARRAYS: arrays, keys.METRICS: told}))
+            apart = unfolded(RecordDict({wire.ARRAYS: arrays, wire.METRICS: told}))
         except MessageError as error:
             _assert_line(error)
             return
-        assert sum(len(array.data) for array in apart.array_records[keys.ARRAYS].values()) < len(content)
+        assert sum(len(array.data) for array in apart.array_records[wire.ARRAYS].values()) < len(content)
         self.reply(apart)
 
     def study(self, content: bytes) -> None:

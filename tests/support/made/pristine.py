@@ -21,9 +21,9 @@ from fedkace_flwr.data.images import Framing
 from fedkace_flwr.experiment import as_arrays
 from fedkace_flwr.inference.kept_models import KeptModels
 from fedkace_flwr.inference.tensor_file import pack
-from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.messaging import validation as plausibility
-from fedkace_flwr.messaging.packing import fold
+from fedkace_flwr.messaging import wire
+from fedkace_flwr.messaging.folding import fold
+from fedkace_flwr.messaging.metrics import Limits
 from fedkace_flwr.networks.catalogue import seeded
 from fedkace_flwr.networks.network import Blueprint, Network
 from fedkace_flwr.storage import encryption
@@ -40,8 +40,8 @@ WEIGHTS: dict[str, np.ndarray] = {
     "bn.num_batches_tracked": np.array(5, np.int64),
     "output.bias": np.array([0.5, -0.5, 0.0], np.float32),
 }
-SHAPES = keys.shapes_of(WEIGHTS)
-LIMITS = plausibility.Limits.of(Config(), SHAPES)
+SHAPES = wire.shapes_of(WEIGHTS)
+LIMITS = Limits.of(Config(), SHAPES)
 SECRET = bytes(range(32))
 CLIENT = "client-000"
 AGREED = ("cat", "dog", "sea lion")
@@ -117,7 +117,7 @@ def dropped() -> dict[str, bytes]:
 
 def folded_weights() -> bytes:
     """Return a model's arrays as they are sent between machines."""
-    (array,) = fold(keys.array_record(WEIGHTS)).values()
+    (array,) = fold(wire.array_record(WEIGHTS)).values()
     return array.data
 
 

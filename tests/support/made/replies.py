@@ -7,7 +7,7 @@ from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedkace_flwr.experiments.running.inline import InlineGrid
-from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging import wire
 
 WEIGHTS: dict[str, np.ndarray] = {
     "conv.weight": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -25,7 +25,7 @@ def ask(answer: Callable[[Message], RecordDict]) -> Message:
         return Message(answer(message), reply_to=message)
 
     grid = InlineGrid(app, 1, {}, run_id=7)
-    content = keys.instruction(keys.array_record(WEIGHTS), {}, client=0, round_number=1)
+    content = wire.instruction(wire.array_record(WEIGHTS), {}, client=0, round_number=1)
     (reply,) = grid.send_and_receive([grid.create_message(content, MessageType.TRAIN, dst_node_id=2, group_id="1")])
     return reply
 

@@ -15,7 +15,7 @@ from fedkace_flwr import server_app
 from fedkace_flwr.clients import fedcbdr as fedcbdr_names
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment
-from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging import wire
 from fedkace_flwr.registry import METHODS
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.storage.checkpoint import Checkpoints
@@ -178,5 +178,5 @@ def assert_bytes_are_as_declared(run: Watched) -> None:
 
 
 def _rank_of(content: RecordDict) -> int:
-    record = content.array_records.get(keys.ARRAYS)
+    record = content.array_records.get(wire.ARRAYS)
     return record[fedcbdr_names.ROWS].shape[1] if record and fedcbdr_names.ROWS in record else 0

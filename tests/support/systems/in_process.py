@@ -9,7 +9,7 @@ from fedkace_flwr import client_app
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment, as_arrays
 from fedkace_flwr.experiments.running.inline import InlineGrid
-from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging import wire
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.storage.client_store import ClientStore
@@ -26,16 +26,16 @@ class Federation:
         self.folder = Path(config.run.results_dir) / config.run.run_name / "clients"
 
     def send(self, kind: str, client: int, round_number: int) -> Message:
-        content = keys.instruction(keys.array_record(self.weights), {}, client, round_number)
+        content = wire.instruction(wire.array_record(self.weights), {}, client, round_number)
         message = Message(content, dst_node_id=client + 2, message_type=kind)
         (reply,) = self.grid.send_and_receive([message])
         return reply
 
-    def train(self, client: int, round_number: int) -> keys.Reply:
-        return keys.read_reply(self.send(MessageType.TRAIN, client, round_number), client, keys.shapes_of(self.weights))
+    def train(self, client: int, round_number: int) -> wire.Reply:
+        return wire.read_reply(self.send(MessageType.TRAIN, client, round_number), client, wire.shapes_of(self.weights))
 
-    def evaluate(self, client: int, round_number: int) -> keys.Reply:
-        return keys.read_reply(self.send(MessageType.EVALUATE, client, round_number), client, None)
+    def evaluate(self, client: int, round_number: int) -> wire.Reply:
+        return wire.read_reply(self.send(MessageType.EVALUATE, client, round_number), client, None)
 
     def store(self, client: int) -> ClientStore:
         """Open a client's stored states."""

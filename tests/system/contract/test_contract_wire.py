@@ -17,7 +17,7 @@ from support.systems.contract import (
 )
 
 from fedkace_flwr.experiment import Experiment
-from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging import wire
 from fedkace_flwr.registry import METHODS
 
 WITHOUT_GLOBAL_MODEL = {"centralized", "dcfcl", "lkc", "tfcl"}
@@ -79,7 +79,7 @@ def test_without_report_classes_no_histogram_leaves_a_client(small: Make, method
     classes = Experiment(run.config).num_classes
     for crossing in run.crossings:
         lists = {name: np.array(value) for name, value in crossing.numbers() if isinstance(value, list)}
-        assert keys.BUFFER_CLASSES not in lists
+        assert wire.BUFFER_CLASSES not in lists
         for labels in crossing.labels.values():
             counts = np.sort(np.bincount(labels, minlength=classes))
             for array in [*crossing.arrays(), *lists.values()]:

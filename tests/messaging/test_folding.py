@@ -15,10 +15,9 @@ from fedkace_flwr import client_app, server_app
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import MessageError
 from fedkace_flwr.experiments.running.inline import InlineGrid
-from fedkace_flwr.messaging import packing as folding
-from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging import folding, wire
 from fedkace_flwr.registry import METHODS
-from fedkace_flwr.rounds.transport import crosses_network
+from fedkace_flwr.rounds.exchange import crosses_network
 
 Make = Callable[..., Config]
 arrays = st.dictionaries(
@@ -55,7 +54,7 @@ def same(one: ArrayRecord, other: ArrayRecord) -> bool:
 
 @given(arrays)
 def test_what_is_folded_comes_back_as_it_was(named: dict[str, np.ndarray]) -> None:
-    record = keys.array_record(named)
+    record = wire.array_record(named)
     packed = folding.fold(record)
     assert len(packed) == min(1, len(record))
     assert same(folding.unfold(packed), record)
@@ -113,14 +112,14 @@ def test_a_header_nested_without_end_is_refused() -> None:
 
 
 def test_large_records_travel_as_they_are_and_are_left_to_the_check_of_sizes() -> None:
-    large = keys.array_record({"a": np.zeros(2**26, np.uint8), "b": np.zeros(1, np.uint8)})
+    large = wire.array_record({"a": np.zeros(2**26, np.uint8), "b": np.zeros(1, np.uint8)})
     assert folding.fold(large) is large
     stranger = ArrayRecord({"fedkace.folded": Array("uint8", (2**27,), "fedkace.folded", bytes(2**27))})
     assert folding.unfold(stranger) is stranger
 
 
 def test_a_record_for_many_is_folded_once_and_other_records_stay() -> None:
-    model = keys.array_record({"a": np.arange(3), "b": np.arange(2)})
+    model = wire.array_record({"a": np.arange(3), "b": np.arange(2)})
     known: dict[int, ArrayRecord] = {}
     contents = [RecordDict({"arrays": model, "config": ConfigRecord({"client": k})}) for k in range(2)]
     one, two = (folding.folded(content, known) for content in contents)

@@ -14,15 +14,15 @@ from support.made.replies import WEIGHTS, ask, ask_with
 
 from fedkace_flwr.clients.fedkace import GAP, REPLAY_WEIGHTS
 from fedkace_flwr.errors import MessageError, StateError
-from fedkace_flwr.messaging import records as keys
+from fedkace_flwr.messaging import wire
 
-SHAPES = keys.shapes_of(WEIGHTS)
+SHAPES = wire.shapes_of(WEIGHTS)
 
 
-def refusal(content: RecordDict, shapes: keys.Shapes | None = SHAPES) -> str:
+def refusal(content: RecordDict, shapes: wire.Shapes | None = SHAPES) -> str:
     """The message with which a reply is refused; one line."""
     with pytest.raises(MessageError) as caught:
-        keys.read_reply(ask_with(content), 4, shapes)
+        wire.read_reply(ask_with(content), 4, shapes)
     assert len(str(caught.value).splitlines()) == 1
     return str(caught.value)
 
@@ -47,16 +47,16 @@ def changed(**arrays: np.ndarray | None) -> dict[str, np.ndarray]:
     )
 )
 def test_arrays_keep_names_order_shapes_types_and_bits(weights: dict[str, np.ndarray]) -> None:
-    again = keys.unpack(keys.array_record(weights))
+    again = wire.unpack(wire.array_record(weights))
     assert list(again) == list(weights)
     for name, array in weights.items():
         assert (again[name].shape, again[name].dtype) == (array.shape, array.dtype)
         assert again[name].tobytes() == array.tobytes()
-    assert keys.shapes_of(again) == keys.shapes_of(weights)
+    assert wire.shapes_of(again) == wire.shapes_of(weights)
 
 
 def test_a_counter_without_dimensions_stays_one() -> None:
-    again = keys.unpack(keys.array_record(WEIGHTS))["bn.num_batches_tracked"]
+    again = wire.unpack(wire.array_record(WEIGHTS))["bn.num_batches_tracked"]
     assert again.shape == ()
     assert again.dtype == np.int64
     assert again.item() == 5
@@ -65,14 +65,14 @@ def test_a_counter_without_dimensions_stays_one() -> None:
 def test_strided_arrays_are_packed_by_value() -> None:
     whole = np.arange(12, dtype=np.float32).reshape(3, 4)
     for view in (whole.T, whole[:, ::2], whole[::-1]):
-        assert np.array_equal(keys.unpack(keys.array_record({"w": view}))["w"], view)
+        assert np.array_equal(wire.unpack(wire.array_record({"w": view}))["w"], view)
 
 
 def test_an_instruction_holds_weights_settings_round_and_client() -> None:
-    content = keys.instruction(keys.array_record(WEIGHTS), {"lr": 0.5, "name": "x"}, client=3, round_number=9)
-    told = content.config_records[keys.CONFIG]
-    assert dict(told) == {"lr": 0.5, "name": "x", keys.ROUND: 9, keys.CLIENT: 3}
-    assert list(keys.unpack(content.array_records[keys.ARRAYS])) == list(WEIGHTS)
+    content = wire.instruction(wire.array_record(WEIGHTS), {"lr": 0.5, "name": "x"}, client=3, round_number=9)
+    told = content.config_records[wire.CONFIG]
+    assert dict(told) == {"lr": 0.5, "name": "x", wire.ROUND: 9, wire.CLIENT: 3}
+    assert list(wire.unpack(content.array_records[wire.ARRAYS])) == list(WEIGHTS)
 
 
 def test_an_instruction_reaches_the_client_as_it_was_sent() -> None:
@@ -80,19 +80,19 @@ def test_an_instruction_reaches_the_client_as_it_was_sent() -> None:
 
     def answer(message: Message) -> RecordDict:
         got.append(message)
-        return keys.reply_content(None, 1, {})
+        return wire.reply_content(None, 1, {})
 
     assert not ask(answer).has_error()
-    assert got[0].content.config_records[keys.CONFIG] == ConfigRecord({keys.ROUND: 1, keys.CLIENT: 0})
-    assert np.array_equal(keys.unpack(got[0].content.array_records[keys.ARRAYS])["bn.bias"], WEIGHTS["bn.bias"])
+    assert got[0].content.config_records[wire.CONFIG] == ConfigRecord({wire.ROUND: 1, wire.CLIENT: 0})
+    assert np.array_equal(wire.unpack(got[0].content.array_records[wire.ARRAYS])["bn.bias"], WEIGHTS["bn.bias"])
 
 
 # Reading replies
 
 
 def test_a_good_reply_is_read_as_it_was_written() -> None:
-    metrics = {keys.BUFFER_SIZE: 12, REPLAY_WEIGHTS: [0.1, 1 / 3], keys.TRAINING_SECONDS: 0.25}
-    reply = keys.read_reply(ask_with(keys.reply_content(WEIGHTS, 50, metrics)), 4, SHAPES)
+    metrics = {wire.BUFFER_SIZE: 12, REPLAY_WEIGHTS: [0.1, 1 / 3], wire.TRAINING_SECONDS: 0.25}
+    reply = wire.read_reply(ask_with(wire.reply_content(WEIGHTS, 50, metrics)), 4, SHAPES)
     assert reply.client == 4
     assert reply.examples == 50
     assert reply.metrics == metrics
@@ -105,15 +105,15 @@ def test_a_good_reply_is_read_as_it_was_written() -> None:
 
 def test_weights_come_in_the_order_of_the_model_whatever_the_order_of_the_reply() -> None:
     backwards = dict(reversed(WEIGHTS.items()))
-    reply = keys.read_reply(ask_with(keys.reply_content(backwards, 1, {})), 0, SHAPES)
+    reply = wire.read_reply(ask_with(wire.reply_content(backwards, 1, {})), 0, SHAPES)
     assert list(reply.weights) == list(WEIGHTS)
 
 
 def test_an_evaluation_needs_no_weights_and_may_have_tested_nothing() -> None:
-    reply = keys.read_reply(ask_with(keys.reply_content(None, 0, {keys.ACCURACY: 0.5})), 1, None)
+    reply = wire.read_reply(ask_with(wire.reply_content(None, 0, {wire.ACCURACY: 0.5})), 1, None)
     assert reply.weights == {}
     assert reply.examples == 0
-    assert reply.metrics == {keys.ACCURACY: 0.5}
+    assert reply.metrics == {wire.ACCURACY: 0.5}
 
 
 @pytest.mark.matrix
@@ -136,7 +136,7 @@ def test_an_evaluation_needs_no_weights_and_may_have_tested_nothing() -> None:
     ],
 )
 def test_weights_that_do_not_fit_the_model_are_refused_by_name(weights: dict[str, Any], parts: list[str]) -> None:
-    text = refusal(keys.reply_content(weights, 1, {}))
+    text = refusal(wire.reply_content(weights, 1, {}))
     assert all(part in text for part in parts), text
 
 
@@ -182,20 +182,20 @@ def _huge(array: np.ndarray, shape: bytes) -> bytes:
     ],
 )
 def test_an_array_whose_bytes_are_not_what_it_says_is_refused_by_name(array: Array) -> None:
-    content = keys.reply_content(None, 1, {})
-    content[keys.ARRAYS] = ArrayRecord({**keys.array_record(WEIGHTS), "bn.bias": array})
+    content = wire.reply_content(None, 1, {})
+    content[wire.ARRAYS] = ArrayRecord({**wire.array_record(WEIGHTS), "bn.bias": array})
     assert "'bn.bias'" in refusal(content)
 
 
 @given(st.binary(max_size=40), st.integers(0, 140), st.integers(0, 140))
 def test_no_bytes_of_an_array_raise_anything_but_a_refusal(piece: bytes, start: int, stop: int) -> None:
     good = _npy(WEIGHTS["bn.bias"])
-    content = keys.reply_content(None, 1, {})
-    content[keys.ARRAYS] = ArrayRecord(
-        {**keys.array_record(WEIGHTS), "bn.bias": _forged(good[:start] + piece + good[stop:])}
+    content = wire.reply_content(None, 1, {})
+    content[wire.ARRAYS] = ArrayRecord(
+        {**wire.array_record(WEIGHTS), "bn.bias": _forged(good[:start] + piece + good[stop:])}
     )
     try:
-        reply = keys.read_reply(ask_with(content), 0, SHAPES)
+        reply = wire.read_reply(ask_with(content), 0, SHAPES)
     except MessageError as error:
         assert "'bn.bias'" in str(error)
     else:
@@ -205,21 +205,21 @@ def test_no_bytes_of_an_array_raise_anything_but_a_refusal(piece: bytes, start: 
 
 @pytest.mark.parametrize("examples", [0, -1])
 def test_training_on_nothing_is_refused(examples: int) -> None:
-    assert f"num-examples = {examples}" in refusal(keys.reply_content(WEIGHTS, examples, {}))
+    assert f"num-examples = {examples}" in refusal(wire.reply_content(WEIGHTS, examples, {}))
 
 
 def test_missing_records_are_refused_by_name() -> None:
-    assert "'arrays'" in refusal(keys.reply_content(None, 1, {}))
-    assert "'metrics'" in refusal(RecordDict({keys.ARRAYS: keys.array_record(WEIGHTS)}))
+    assert "'arrays'" in refusal(wire.reply_content(None, 1, {}))
+    assert "'metrics'" in refusal(RecordDict({wire.ARRAYS: wire.array_record(WEIGHTS)}))
     assert "'metrics'" in refusal(RecordDict(), None)
-    for record in (MetricRecord({}), MetricRecord({keys.EXAMPLES: 1.5}), MetricRecord({keys.EXAMPLES: [1]})):
-        assert "'num-examples'" in refusal(RecordDict({keys.METRICS: record}), None)
+    for record in (MetricRecord({}), MetricRecord({wire.EXAMPLES: 1.5}), MetricRecord({wire.EXAMPLES: [1]})):
+        assert "'num-examples'" in refusal(RecordDict({wire.METRICS: record}), None)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), [0.5, float("nan")]])
 def test_metrics_that_are_not_finite_are_refused_by_name(value: Any) -> None:
     """They would end the run where ``rounds.jsonl`` is written."""
-    assert "'gap'" in refusal(keys.reply_content(None, 1, {GAP: value}), None)
+    assert "'gap'" in refusal(wire.reply_content(None, 1, {GAP: value}), None)
 
 
 # Errors of clients
@@ -256,7 +256,7 @@ def test_an_exception_in_a_client_is_reported_as_its_own_line(fail: Callable[[],
     reply = ask(answer)
     assert reply.has_error()
     with pytest.raises(MessageError) as caught:
-        keys.read_reply(reply, 0, SHAPES)
+        wire.read_reply(reply, 0, SHAPES)
     assert str(caught.value) == line
 
 
@@ -278,7 +278,7 @@ def _as_a_supernode_says(error: Exception) -> str:
 def test_the_reasons_that_flower_gives_come_down_to_one_line(reason: str, line: str) -> None:
     question = ask_with(RecordDict())
     with pytest.raises(MessageError) as caught:
-        keys.read_reply(Message(Error(2, reason), reply_to=question), 0, None)
+        wire.read_reply(Message(Error(2, reason), reply_to=question), 0, None)
     assert str(caught.value) == line
 
 
@@ -288,7 +288,7 @@ def test_the_reasons_that_flower_gives_come_down_to_one_line(reason: str, line: 
 def test_size_grows_by_the_bytes_of_an_added_array() -> None:
     def size(*more: int) -> int:
         weights = WEIGHTS | {f"extra-{index}": np.zeros(n, np.float32) for index, n in enumerate(more)}
-        return keys.size_in_bytes(keys.reply_content(weights, 1, {}))
+        return wire.size_in_bytes(wire.reply_content(weights, 1, {}))
 
     header = size(0) - size()
     assert 0 < header < 200
@@ -297,11 +297,11 @@ def test_size_grows_by_the_bytes_of_an_added_array() -> None:
 
 
 def test_size_counts_numbers_and_settings_too() -> None:
-    assert keys.size_in_bytes(RecordDict()) == 0
-    few, many = (keys.size_in_bytes(keys.reply_content(None, 1, {"m": [0.5] * n})) for n in (1, 11))
+    assert wire.size_in_bytes(RecordDict()) == 0
+    few, many = (wire.size_in_bytes(wire.reply_content(None, 1, {"m": [0.5] * n})) for n in (1, 11))
     assert many - few == 80
-    plain = keys.size_in_bytes(keys.instruction(ArrayRecord(), {}, 0, 1))
-    assert keys.size_in_bytes(keys.instruction(ArrayRecord(), {"note": "x" * 50}, 0, 1)) >= plain + 50
+    plain = wire.size_in_bytes(wire.instruction(ArrayRecord(), {}, 0, 1))
+    assert wire.size_in_bytes(wire.instruction(ArrayRecord(), {"note": "x" * 50}, 0, 1)) >= plain + 50
 
 
 def test_sizes_are_flowers_own_and_empty_texts_and_lists_are_counted_too() -> None:
@@ -315,13 +315,13 @@ def test_sizes_are_flowers_own_and_empty_texts_and_lists_are_counted_too() -> No
         "some": ["a", "bc"],
     }
     record = ConfigRecord(values)
-    assert keys.size_in_bytes(RecordDict({"config": record})) == record.count_bytes()
+    assert wire.size_in_bytes(RecordDict({"config": record})) == record.count_bytes()
     empties: tuple[Any, ...] = ("", b"", [])
     for nothing in empties:
-        assert keys.size_in_bytes(RecordDict({"config": ConfigRecord({"x": nothing})})) == 0
+        assert wire.size_in_bytes(RecordDict({"config": ConfigRecord({"x": nothing})})) == 0
 
 
 def test_the_size_of_an_empty_text_is_none() -> None:
     """Flower's own count raises, and a client may send one: in the server that would be the end of the run."""
     content = RecordDict({"more": ConfigRecord({"empty": "", "none": b"", "text": "abc", "bytes": b"ab"})})
-    assert keys.size_in_bytes(content) == len("text") + 3 + len("bytes") + 2
+    assert wire.size_in_bytes(content) == len("text") + 3 + len("bytes") + 2

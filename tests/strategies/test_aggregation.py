@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedkace_flwr.rounds.aggregation import Aggregator, client_drift, weighted_mean
 from fedkace_flwr.sections import AggregationConfig
+from fedkace_flwr.strategies.base import Aggregator, client_drift, weighted_mean
 
 
 def test_client_drift_worked_by_hand() -> None:
@@ -82,5 +82,5 @@ def test_by_default_a_quarter_of_the_models_may_be_hostile(models: int, hostile:
 def test_counters_are_aggregated_and_keep_their_type() -> None:
     models = [{"w": np.array([float(n)]), "n": np.array(n)} for n in (1, 2, 3, 60)]
     for rule in ("median", "trimmed-mean", "multi-krum", "geometric-median"):
-        merged = Aggregator(AggregationConfig(aggregation_rule=rule), frozenset({"w"}))(models, [1] * 4)  # type: ignore[arg-type]
+        merged = Aggregator(AggregationConfig(aggregation_rule=rule), frozenset({"w"}))(models, [1] * 4)
         assert merged["n"].dtype == models[0]["n"].dtype

@@ -6,45 +6,44 @@ from flwr.app import MetricRecord, RecordDict
 
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import MessageError
-from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.messaging.validation import Limits
-from fedkace_flwr.rounds.replies import (
+from fedkace_flwr.messaging import wire
+from fedkace_flwr.messaging.metrics import Limits
+from fedkace_flwr.messaging.validation import (
     check_labels,
     check_within,
-    num_classes,
     read_metrics,
 )
 
 HELD = {"scores": np.array([0.25, 0.5])}
-SHAPES = keys.shapes_of(HELD)
+SHAPES = wire.shapes_of(HELD)
 LIMITS = Limits.of(Config(), {"output.bias": ((10,), np.dtype(np.float32))})
 
 
 def test_arrays_come_back_as_they_were_sent() -> None:
-    content = RecordDict({keys.ARRAYS: keys.array_record(HELD)})
-    assert keys.read_arrays(content, SHAPES)["scores"].tolist() == [0.25, 0.5]
+    content = RecordDict({wire.ARRAYS: wire.array_record(HELD)})
+    assert wire.read_arrays(content, SHAPES)["scores"].tolist() == [0.25, 0.5]
 
 
 @pytest.mark.parametrize(
     ("content", "kind"),
     [
         (RecordDict(), "records"),
-        (RecordDict({keys.ARRAYS: keys.array_record({"scores": np.zeros(3)})}), "arrays"),
-        (RecordDict({keys.ARRAYS: keys.array_record({"scores": np.array([0, np.nan])})}), "values"),
-        (RecordDict({keys.ARRAYS: keys.array_record({"scores": np.zeros(10**6)})}), "size"),
+        (RecordDict({wire.ARRAYS: wire.array_record({"scores": np.zeros(3)})}), "arrays"),
+        (RecordDict({wire.ARRAYS: wire.array_record({"scores": np.array([0, np.nan])})}), "values"),
+        (RecordDict({wire.ARRAYS: wire.array_record({"scores": np.zeros(10**6)})}), "size"),
     ],
 )
 def test_arrays_that_differ_are_refused(content: RecordDict, kind: str) -> None:
     with pytest.raises(MessageError) as caught:
-        keys.read_arrays(content, SHAPES)
+        wire.read_arrays(content, SHAPES)
     assert caught.value.kind == kind
 
 
 def test_metrics_are_checked_and_may_be_missing() -> None:
-    told = RecordDict({keys.METRICS: MetricRecord({keys.TRAINING_SECONDS: 2.5})})
-    assert read_metrics(told, LIMITS) == {keys.TRAINING_SECONDS: 2.5} and read_metrics(RecordDict(), LIMITS) == {}
+    told = RecordDict({wire.METRICS: MetricRecord({wire.TRAINING_SECONDS: 2.5})})
+    assert read_metrics(told, LIMITS) == {wire.TRAINING_SECONDS: 2.5} and read_metrics(RecordDict(), LIMITS) == {}
     with pytest.raises(MessageError, match="training-seconds"):
-        read_metrics(RecordDict({keys.METRICS: MetricRecord({keys.TRAINING_SECONDS: -1.0})}), LIMITS)
+        read_metrics(RecordDict({wire.METRICS: MetricRecord({wire.TRAINING_SECONDS: -1.0})}), LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -72,4 +71,4 @@ def test_values_must_be_within_bounds_and_slack_is_above_alone() -> None:
 
 
 def test_the_number_of_classes_is_the_output_layers() -> None:
-    assert num_classes({"output.bias": ((7,), np.dtype(np.float32))}) == 7
+    assert LIMITS.classes == 10

@@ -17,8 +17,8 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fedkace_flwr.errors import RunError
-from fedkace_flwr.messaging import records as keys
-from fedkace_flwr.rounds.transport import collect, insist, post
+from fedkace_flwr.messaging import wire
+from fedkace_flwr.rounds.exchange import collect, insist, post
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class _Inquiry:
     reason: str = ""
 
 
-class Roster:
+class ClientDirectory:
     """Finds and remembers the SuperNodes of a run.
 
     Parameters
@@ -110,10 +110,10 @@ class Roster:
         hosts: dict[int, int] = {}
         for node, (partition, partitions) in self._partitions.items():
             if partitions != total:
-                self._name(node, f"says {keys.PARTITIONS} = {partitions}, most say {total}")
+                self._name(node, f"says {wire.PARTITIONS} = {partitions}, most say {total}")
             elif partition in hosts:
                 holder = hosts[partition]
-                self._name(node, f"names {keys.PARTITION} = {partition}, which SuperNode {holder} has")
+                self._name(node, f"names {wire.PARTITION} = {partition}, which SuperNode {holder} has")
             else:
                 hosts[partition] = node
         return hosts, total
@@ -124,7 +124,7 @@ class Roster:
         due = [node for node in unknown if node not in self._inquiries or self._is_void(self._inquiries[node], now)]
 
         def question(node: int) -> Message:
-            content = RecordDict({keys.CONFIG: ConfigRecord({keys.CLIENT: node})})
+            content = RecordDict({wire.CONFIG: ConfigRecord({wire.CLIENT: node})})
             return Message(content, dst_node_id=node, message_type=MessageType.QUERY, ttl=self._deadline)
 
         if not due:
@@ -173,9 +173,9 @@ def _place(reply: Message | Exception) -> tuple[int, int] | str:
     if isinstance(reply, Exception):
         return f"its reply cannot be read ({type(reply).__name__})"
     if reply.has_error():
-        return keys.root_cause(reply.error.reason)
-    answer = reply.content.config_records.get(keys.CONFIG, ConfigRecord())
-    partition, partitions = answer.get(keys.PARTITION), answer.get(keys.PARTITIONS)
+        return wire.root_cause(reply.error.reason)
+    answer = reply.content.config_records.get(wire.CONFIG, ConfigRecord())
+    partition, partitions = answer.get(wire.PARTITION), answer.get(wire.PARTITIONS)
     if type(partition) is int and type(partitions) is int and 0 <= partition < partitions:
         return partition, partitions
-    return f"{keys.PARTITION} = {keys.shown(partition)}, {keys.PARTITIONS} = {keys.shown(partitions)}"
+    return f"{wire.PARTITION} = {wire.shown(partition)}, {wire.PARTITIONS} = {wire.shown(partitions)}"
