@@ -27,9 +27,12 @@ class ServerRule:
     ----------
     train_action : str or None
         Message type of the training phase. None: there is neither a training phase nor a global model.
+    aggregates : bool
+        Whether the clients' models are merged, by the rule of the key ``aggregation``.
     """
 
     train_action: str | None = MessageType.TRAIN
+    aggregates = True
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -82,7 +85,7 @@ class ServerRule:
         return 1.0
 
     def merge(self, now: ServerRound, replies: Sequence[Reply]) -> Weights:
-        """New global model from at least one valid reply, in the order of client numbers; by default by ``aggregation-rule``."""
+        """New global model from at least one valid reply, in the order of client numbers; by default by ``aggregation``."""
         return now.aggregate([reply.weights for reply in replies], [self.weight(reply) for reply in replies])
 
     def drift(self, now: ServerRound, replies: Sequence[Reply], merged: Weights) -> float | None:

@@ -187,7 +187,7 @@ def test_a_model_that_predicts_nothing_is_not_kept_by_a_device_without_test_imag
 ) -> None:
     feed(small(), tmp_path / "data")
     names = ",".join("0123456789")
-    config = small(method="fedavg", data_source="inbox", class_names=names, image_size=8, normalise=False)
+    config = small(method="fedavg", dataset="inbox", class_names=names, image_size=8, normalise=False)
     device = Device(tmp_path, config, inbox=str(tmp_path / "data" / "client-0"))
     device.done(1)
     model = {name: HOPELESS[fault](name, array) for name, array in device.weights.items()}

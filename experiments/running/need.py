@@ -43,7 +43,7 @@ class Need:
         step = _STEP * activations(experiment.network_on_cpu(), size) * config.training.batch_size
         samples = config.stream.largest_chunk + config.buffer.capacity
         work = int(_WEIGHT_COPIES * weights + step + 2 * samples * image)
-        recorded = 0 if config.run.step == "eager" else int(step)
+        recorded = 0 if config.run.cuda_graphs == "off" else int(step)
         return cls(_PROCESS + work, CONTEXT + _WORKSPACES + work + recorded + PASS_BYTES)
 
 
@@ -58,7 +58,7 @@ def largest_need(configs: Iterable[Config]) -> Need:
             training.batch_size,
             config.stream.largest_chunk,
             config.buffer.capacity,
-            run.step,
+            run.cuda_graphs,
         )
         if key not in needs:
             needs[key] = Need.of(config)

@@ -14,7 +14,7 @@ _BLOCK = 1 << 18  # numbers of each model that a coordinate-wise rule holds in f
 
 
 class Aggregator:
-    """Aggregates models by ``aggregation-rule``.
+    """Aggregates models by the rule of the key ``aggregation``.
 
     ``multi-krum`` and ``geometric-median`` judge a model as a whole, once by its trained parameters and once by its
     batch-norm statistics: statistics have other units, and a client may be hostile in one part alone. Integer counters
@@ -30,8 +30,8 @@ class Aggregator:
     """
 
     def __init__(self, settings: AggregationConfig, parameters: frozenset[str]) -> None:
-        self._rule = settings.aggregation_rule
-        self._byzantine = settings.byzantine_clients
+        self._rule = settings.rule
+        self._byzantine = settings.hostile
         self._parameters = parameters
 
     def hostile(self, models: int) -> int:

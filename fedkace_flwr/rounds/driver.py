@@ -28,6 +28,7 @@ from fedkace_flwr.rounds.quorum import BelowQuorumError, Quorum
 from fedkace_flwr.rounds.roster import Roster
 from fedkace_flwr.rounds.round_report import EVALUATION, TRAINING, RoundReport
 from fedkace_flwr.rounds.server_round import ServerRound
+from fedkace_flwr.sections import SECAGG_RANGE
 from fedkace_flwr.strategies.base import ServerRule
 
 logger = logging.getLogger(__name__)
@@ -222,7 +223,7 @@ class RoundDriver(Strategy):
         now, before = self._now, keys.unpack(arrays)
         names = noise.travelling(self._config.privacy, before, self._parameters)
         phase = MaskedTraining(now.messenger, now.report.asked, timeout, self._check_training)
-        update = phase.run(questions, before, names, self._config.privacy.secagg_range)
+        update = phase.run(questions, before, names, SECAGG_RANGE)
         trained = self._with_quorum(TRAINING, phase.valid)
         now.report.trained = {reply.client: reply.metrics for reply in trained}
         mean = self._noise.add(moved(before, names, update), before, len(trained), now.number) if trained else None

@@ -56,7 +56,7 @@ class MaskedTraining:
         names : sequence of str
             Arrays that an update consists of.
         limit : float
-            ``secagg-range``.
+            Largest change of a weight (`SECAGG_RANGE`).
 
         Returns
         -------

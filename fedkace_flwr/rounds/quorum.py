@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 from fedkace_flwr.errors import RunError
+from fedkace_flwr.keys import word_of
 from fedkace_flwr.messaging.records import Reply
 from fedkace_flwr.sections import RunConfig
 
@@ -26,7 +27,7 @@ class BelowQuorumError(RunError):
 
 
 class Quorum:
-    """Counts consecutive shortfalls; keys ``quorum``, ``below-quorum`` and ``below-quorum-limit``.
+    """Counts consecutive shortfalls; keys ``quorum`` and ``below-quorum``.
 
     Parameters
     ----------
@@ -37,8 +38,8 @@ class Quorum:
     """
 
     def __init__(self, settings: RunConfig, clients: int) -> None:
-        self._limit = settings.below_quorum_limit
-        self._rule = settings.below_quorum
+        self._rule, numbers = word_of(settings, "below_quorum")
+        self._limit = int(numbers.get("limit", 0))
         self._in_a_row = 0
         self._clients = clients
         self.share = settings.quorum
@@ -76,6 +77,6 @@ class Quorum:
         if self._in_a_row >= self._limit:
             what = "rounds" if self._rule == "skip" else "attempts"
             raise RunError(
-                f"{shortfall}; below-quorum = {self._rule}, below-quorum-limit = {self._limit} consecutive {what} reached: "
+                f"{shortfall}; below-quorum = {self._rule}:{self._limit}, so many consecutive {what} reached: "
                 "finished rounds are kept, the same command with resume = true goes on"
             ) from shortfall

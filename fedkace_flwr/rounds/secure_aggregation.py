@@ -79,7 +79,7 @@ def mean_update(
     shapes : sequence of tuple
         Shapes of an update's arrays.
     limit : float
-        ``secagg-range``.
+        the range.
     peer : Peer
         The round.
 

@@ -143,7 +143,7 @@ def test_three_rounds_from_end_to_end_repeat_with_the_seed(small: Make) -> None:
 
 
 def test_the_local_model_answers_where_asked_for(small: Make) -> None:
-    federation = Federation(small(method="ofcl", inference="local"))
+    federation = Federation(small(method="ofcl", predict_with="local"))
     federation.train(0, 1)
     metrics = federation.evaluate(0, 1).metrics
     assert metrics[keys.ACCURACY] == metrics[keys.LOCAL_ACCURACY] and keys.GLOBAL_ACCURACY not in metrics

@@ -189,7 +189,7 @@ def test_class_counts_stay_at_home_when_asked(small: Make) -> None:
         {"self_distance": "exclude"},
         {"quota": "all"},
         {"leftover": "fill"},
-        {"landmarks": 5},
+        {"selection": "hbms:5"},
         {"normalise": False},
     ],
 )

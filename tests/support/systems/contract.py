@@ -25,7 +25,7 @@ from fedkace_flwr.storage.client_store import ClientStore
 from support.common import rounds_of
 
 Make = Callable[..., Config]
-SHAPE = {"rounds": 3, "epochs": 2, "capacity": 12, "centralized_every": 2, "tfcl_server_epochs": 2}
+SHAPE = {"rounds": 3, "epochs": 2, "capacity": 12, "centralized_rounds": "every:2", "tfcl_server_epochs": 2}
 
 
 def _parameters(names: Iterable[str]) -> list[Any]:
