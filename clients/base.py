@@ -427,7 +427,7 @@ class ClientRule(ClientTools):
         report : dict
             Metrics for the server.
         """
-        if self.config.answers.inference in ("auto", "global"):
+        if self.config.answers.predict_with in ("auto", "global"):
             state = replace(state, global_since=state.global_since or round_number)
         return state, {}
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedkace_flwr.clients.base import Array, ClientRule, Evaluation, Metrics, Stopwatch, Training
 from fedkace_flwr.config import Config
-from fedkace_flwr.keys import key
+from fedkace_flwr.keys import Number, key, word_of
 from fedkace_flwr.messaging import wire
 from fedkace_flwr.networks.network import Network
 from fedkace_flwr.registry import Method, Traffic
@@ -24,26 +24,16 @@ from fedkace_flwr.training.losses import TaskLoss
 class CentralizedKeys:
     """Centralized."""
 
-    centralized_every: int = key(
-        1,
-        "Train only in rounds 1, 1 + m, 1 + 2m, ... and the last, where m is the value of this key; accuracies between them are interpolated and marked as such.",
-        unit="rounds",
-        low=1,
-    )
-    centralized_first: int = key(
-        1,
-        "Train in each of the first rounds up to this one as well, where the accuracy changes most.",
-        unit="rounds",
-        low=1,
+    centralized_rounds: str = key(
+        "all",
+        "Train in `all` rounds, or only in rounds 1, 1 + m, 1 + 2m, ... and the last, where m is the first number after `every`, and also in each of the first rounds, up to the second number, where the accuracy changes most. Accuracies between them are interpolated and marked as such.",
+        words={"all": (), "every": (Number("step", 1, low=1), Number("first", 1, low=1))},
     )
 
     def trains(self, round_number: int, rounds: int) -> bool:
         """Return whether a round, from 1, is trained in a run of so many rounds."""
-        return (
-            round_number <= self.centralized_first
-            or (round_number - 1) % self.centralized_every == 0
-            or round_number >= rounds
-        )
+        numbers = word_of(self, "centralized_rounds")[1] or {"step": 1, "first": 1}
+        return round_number <= numbers["first"] or (round_number - 1) % numbers["step"] == 0 or round_number >= rounds
 
     def anchors(self, round_number: int, rounds: int) -> tuple[int, int]:
         """Return the nearest trained rounds on either side of a round; both are the round itself if it is trained."""
@@ -67,9 +57,8 @@ class CentralizedClient(ClientRule):
 
     With ``fraction-train`` these are the chunks of the rounds for which it is drawn, as with every other method. No
     model travels. Rounds are independent: a round's weights depend on seed, client and round alone. With
-    ``centralized-every`` above 1 only some rounds are trained; those between them are interpolated linearly and
-    marked. ``centralized-first`` adds the first rounds, in which the curve is steepest. Only a simulation can do this:
-    a real device no longer has its earlier chunks.
+    ``centralized-rounds = every`` only some rounds are trained; those between them are interpolated linearly and
+    marked. Only a simulation can do this: a real device no longer has its earlier chunks.
     """
 
     receives_model = False

@@ -1,9 +1,6 @@
 """The client of DCFCL: no buffer; distillation from the model it was sent (Yang et al., NeurIPS 2025)."""
 
-from dataclasses import dataclass
-
 from fedkace_flwr.clients.base import ClientRound, ClientRule, chunk_alone
-from fedkace_flwr.keys import key
 from fedkace_flwr.networks.network import Network
 from fedkace_flwr.registry import Method
 from fedkace_flwr.training.distillation import DistillationLoss
@@ -12,12 +9,8 @@ from fedkace_flwr.training.losses import Objective
 EPSILON, TEMPERATURE = 0.2, 2.0
 """The publication's weight of model similarity beside update similarity, and its temperature of distillation."""
 
-
-@dataclass(frozen=True)
-class DcfclKeys:
-    """DCFCL."""
-
-    dcfcl_lambda: float = key(0.2, "Inferred: weight of distillation from the previous round's model.", low=0)
+LAMBDA = 0.2
+"""Inferred: weight of distillation. The publication varies it, and its code has another default; no study here has."""
 
 
 class DcfclClient(ClientRule):
@@ -26,7 +19,7 @@ class DcfclClient(ClientRule):
     A round is a task here, so the past model, the teacher, is the one that the client received after the last
     aggregation and again at the start of this round: the network before training.
 
-    Inferred: lambda (``dcfcl-lambda``; the paper varies it, and its code has another default); distillation over
+    Inferred: lambda (:data:`LAMBDA`); distillation over
     the classes seen in earlier rounds only (the published code distils over all outputs, which also moves those of
     classes not seen yet); each client by its own earlier classes, so that a client
     without any, as in round 1, trains with plain cross-entropy.
@@ -34,13 +27,11 @@ class DcfclClient(ClientRule):
 
     def objective(self, net: Network, now: ClientRound) -> Objective:
         """Cross-entropy plus distillation from ``net`` as received."""
-        weight, device = self.config.of(DcfclKeys).dcfcl_lambda, self.experiment.device
-        if weight == 0 or not bool(now.old.any()):
+        device = self.experiment.device
+        if not bool(now.old.any()):
             return super().objective(net, now)
         teacher = self.teacher_logits(net, now).to(device)
-        return DistillationLoss(now.seen.to(device), now.old.to(device), teacher, weight, TEMPERATURE)
+        return DistillationLoss(now.seen.to(device), now.old.to(device), teacher, LAMBDA, TEMPERATURE)
 
 
-METHOD = Method(
-    DcfclClient, "DCFCL", server="fedkace_flwr.strategies.dcfcl:Dcfcl", keys=(DcfclKeys,), samples=chunk_alone
-)
+METHOD = Method(DcfclClient, "DCFCL", server="fedkace_flwr.strategies.dcfcl:Dcfcl", samples=chunk_alone)

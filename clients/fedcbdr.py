@@ -71,7 +71,7 @@ class FedCbdrClient(ClientRule):
     - the draw is without replacement, since a buffer holds distinct samples; the paper's is with replacement;
     - P is removed from the returned rows, as otherwise they belong to no sample; the published code, which also
       factorises each client's features separately, does not remove it, so its draw is nearly uniform;
-    - the global model answers, and logits are scaled during training only (``inference``).
+    - the global model answers, and logits are scaled during training only (``predict-with``).
 
     Q is derived from the run's seed, which the server of a simulation knows too. Anyone who holds Q sees the Gram
     matrix of a client's features, but not which row belongs to which sample.

@@ -11,10 +11,10 @@ PARTS: dict[str, Scalar] = {
     "output-layer": "simplex",  # everyone learns towards the same directions (fedkace_flwr/networks/output.py)
     "augment": "auto",  # small buffers overfit (fedkace_flwr/training/augmentation.py)
     "logit-adjustment": 1.0,  # a class with few images does not lose to one with many (fedkace_flwr/training/losses.py)
-    "recalibrate": True,  # batch-norm statistics of the client's own images (fedkace_flwr/training/recalibration.py)
+    "recalibrate-batchnorm": True,  # batch-norm statistics of the client's own images (fedkace_flwr/training/recalibration.py)
     "classifier": "fading",  # a discriminant, while features do not fit the frame (fedkace_flwr/training/discriminant.py)
-    "inference": "prequential",  # local and global model together, weighted by each new chunk as a test
-    "views": "auto",  # and the global model's view of the mirrored image
+    "predict-with": "prequential",  # local and global model together, weighted by each new chunk as a test
+    "test-time-augmentation": "auto",  # and the global model's view of the mirrored image
 }
 """What FedFrame adds to plain replay from a class-balanced buffer; each is a key that any method can be given."""
 

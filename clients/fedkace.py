@@ -20,7 +20,7 @@ from fedkace_flwr.algorithms.fedkace_switch import InferenceSwitch
 from fedkace_flwr.clients.base import ClientRound, ClientRule, Kept, Metrics, Training
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError
-from fedkace_flwr.keys import Scalar, key
+from fedkace_flwr.keys import Number, Scalar, key, word_of
 from fedkace_flwr.messaging.metrics import EPOCHS, Bound, Metric
 from fedkace_flwr.metrics import accuracy, true_class_probability
 from fedkace_flwr.networks.network import Network
@@ -43,23 +43,18 @@ SINGULAR = 1e300
 class FedKaceKeys:
     """FedKACE."""
 
-    gradient_norm: Literal["sum", "mean"] = key(
+    gradient_norm: Literal["sum", "mean", "sum-with-bias", "mean-with-bias"] = key(
         "sum",
-        "Reading: take the gradients of losses summed over each set (`sum`, the literal equations) or averaged per sample (`mean`).",
+        "Reading: take the gradients of losses summed over each set (`sum`, the literal equations) or averaged per sample (`mean`), and of the output layer's weight alone or `with-bias`.",
     )
-    gradient_bias: bool = key(False, "Reading: whether the output layer's gradient norm includes its bias.")
     lambda_max: float = key(10000.0, "Reading: the replay weight is clipped to [0, lambda-max].", above=0)
     replay_classes: Literal["split", "seen"] = key(
         "split",
         "Reading: classes among which training distinguishes. `split`: the chunk's for new samples and those of earlier chunks for replayed ones (equations 5 and 6); `seen`: all classes met so far for both (section A.3).",
     )
-    replay_weight: Literal["balanced", "one"] = key(
+    replay_weight: Literal["balanced", "balanced-full", "one"] = key(
         "balanced",
-        "Weight of the replay loss: set by gradient balance (`balanced`), or always 1 (`one`, ablation AS4).",
-    )
-    replay_gradient: Literal["output", "full"] = key(
-        "output",
-        "Gradient that the balance compares: that of the output layer (`output`), or that of the whole model at the cost of two more backward passes (`full`, ablation AS5).",
+        "Weight of the replay loss: set by the balance of the output layer's gradients (`balanced`), or of the whole model's at the cost of two more backward passes (`balanced-full`, ablation AS5), or always 1 (`one`, ablation AS4).",
     )
     self_distance: Literal["include", "exclude"] = key(
         "include",
@@ -73,19 +68,10 @@ class FedKaceKeys:
         "drop",
         "Reading: places left over by floor(M / classes) and by classes with few samples stay empty (`drop`) or go to other classes (`fill`).",
     )
-    selection: Literal["hbms", "information", "random"] = key(
+    selection: str = key(
         "hbms",
-        "How FedKACE selects its buffer: in both stages (`hbms`), by information for every class (`information`, ablation AS6), or at random class by class (`random`, ablation AS7).",
-    )
-    landmarks: int = key(
-        0,
-        "Number of uniformly drawn buffer samples to score against if the buffer is larger than that; 0: always score against the whole buffer.",
-        unit="samples",
-        low=0,
-    )
-    aggregation: Literal["mean", "none"] = key(
-        "mean",
-        "FedKACE's aggregation: the mean of the local models (`mean`), or none, so that each client keeps its own model (`none`, ablation LKC).",
+        "How FedKACE selects its buffer: in both stages (`hbms`), by information for every class (`information`, ablation AS6), or at random class by class (`random`, ablation AS7). The number is that of uniformly drawn buffer samples to score against if the buffer is larger; 0, the default: all.",
+        words={"hbms": (Number("landmarks", 0, low=0),), "information": (Number("landmarks", 0, low=0),), "random": ()},
     )
     patience: int = key(
         2,
@@ -95,29 +81,17 @@ class FedKaceKeys:
     )
 
     def check(self, config: Config) -> None:
-        """Refuse keys of privacy and of aggregation if the server keeps each client's model, and two rules for places.
+        """Refuse two rules for places.
 
         Raises
         ------
         ConfigError
-            ``aggregation = none`` together with ``dp``, ``secagg`` or an ``aggregation-rule``; ``quota = all``
-            together with ``leftover = fill``.
+            ``quota = all`` together with ``leftover = fill``.
         """
         if self.quota == "all" and self.leftover == "fill":
             raise ConfigError(
                 "leftover = 'fill' with quota = 'all': would give the places of classes not yet met to the others; must "
                 "be 'drop'"
-            )
-        if config.privacy.hides and self.aggregation != "mean":
-            raise ConfigError(
-                f"aggregation = {self.aggregation!r}: the server keeps each client's model, so dp and secagg "
-                "protect nothing; must be 'mean'"
-            )
-        rule = config.aggregation.aggregation_rule
-        if rule != "mean" and self.aggregation != "mean":
-            raise ConfigError(
-                f"aggregation-rule = {rule!r} with aggregation = {self.aggregation!r}: the server aggregates nothing; "
-                "must be 'mean'"
             )
 
 
@@ -203,14 +177,16 @@ class FedKaceClient(ClientRule):
         if settings.replay_weight == "one":
             return TaskLoss(current, old)
         sizes = {"task_size": len(now.chunk), "replay_size": max(1, len(now.state.buffer))}
-        balance = GradientBalance(settings.gradient_norm, settings.lambda_max, **sizes)
-        if settings.replay_gradient == "full":
+        norm, _, bias = settings.gradient_norm.partition("-")
+        balance = GradientBalance(norm, settings.lambda_max, **sizes)
+        if settings.replay_weight == "balanced-full":
             return FullGradientReplayLoss(current, old, balance, list(net.parameters()))
-        return BalancedReplayLoss(current, old, balance, gradient_bias=settings.gradient_bias)
+        return BalancedReplayLoss(current, old, balance, gradient_bias=bool(bias))
 
     def maintain(self, now: ClientRound, training: Training) -> Kept:
         """Score the old buffer and the chunk with the local model, and select class by class (section 4.3)."""
         settings, capacity = self.config.of(FedKaceKeys), self.config.buffer.capacity
+        rule, numbers = word_of(settings, "selection")
         candidates = now.state.buffer.followed_by(now.chunk)
         logits = self.logits(training.net, candidates, home=False)
         scores = score_candidates(
@@ -220,7 +196,7 @@ class FedKaceClient(ClientRule):
             now.old,
             now.seen,
             self_distance=settings.self_distance,
-            landmarks=settings.landmarks,
+            landmarks=int(numbers.get("landmarks", 0)),
             generator=self.generator("landmarks", now.number),
         )
         kept = select(
@@ -232,7 +208,7 @@ class FedKaceClient(ClientRule):
             self.generator("selection", now.number),
             quota=settings.quota,
             leftover=settings.leftover,
-            rule=settings.selection,
+            rule=rule,
         )
         return Kept(candidates.take(kept), logits=logits[kept])
 
@@ -258,7 +234,7 @@ class FedKaceClient(ClientRule):
         self, net: Network, state: ClientState, round_number: int, content: RecordDict
     ) -> tuple[ClientState, Metrics]:
         """Compare the global model's accuracy and confidence on the buffer, until the switch (section 4.1)."""
-        if self.config.answers.inference != "auto":
+        if self.config.answers.predict_with != "auto":
             return super().receive(net, state, round_number, content)
         if state.global_since is not None or len(state.buffer) == 0:
             return state, {}
@@ -289,12 +265,12 @@ def _ablation(label: str, preset: Mapping[str, Scalar], **changed: Any) -> Metho
     return replace(METHOD, label=label, role="ablation", preset=preset, **changed)
 
 
-LKC = _ablation("LKC", {"aggregation": "none"}, is_mean=False)
+LKC = _ablation("LKC", {}, server="fedkace_flwr.strategies.fedkace:Unaggregated", is_mean=False)
 AS1 = _ablation("AS1", {"patience": 1})
-AS2 = _ablation("AS2", {"inference": "global"})
-AS3 = _ablation("AS3", {"inference": "local"})
+AS2 = _ablation("AS2", {"predict-with": "global"})
+AS3 = _ablation("AS3", {"predict-with": "local"})
 AS4 = _ablation("AS4", {"replay-weight": "one"})
-AS5 = _ablation("AS5", {"replay-gradient": "full"})
+AS5 = _ablation("AS5", {"replay-weight": "balanced-full"})
 AS6 = _ablation("AS6", {"selection": "information"})
 AS7 = _ablation("AS7", {"selection": "random"})
 AS8 = _ablation("AS8", {"replay-weight": "one", "selection": "random"})

@@ -1,22 +1,13 @@
 """The client of FLwF: federated averaging that distils from the received model."""
 
-from dataclasses import dataclass
-
 from fedkace_flwr.clients.base import ClientRound, ClientRule, chunk_alone
-from fedkace_flwr.keys import key
 from fedkace_flwr.networks.network import Network
 from fedkace_flwr.registry import Method
 from fedkace_flwr.training.distillation import DistillationLoss
 from fedkace_flwr.training.losses import Objective
 
-TEMPERATURE = 2.0
-
-
-@dataclass(frozen=True)
-class FlwfKeys:
-    """FLwF."""
-
-    flwf_lambda: float = key(1.0, "Weight of distillation from the received model.", low=0)
+LAMBDA, TEMPERATURE = 1.0, 2.0
+"""Inferred: weight and temperature of distillation, as in Li and Hoiem's publication. No study has varied them."""
 
 
 class FlwfClient(ClientRule):
@@ -24,8 +15,7 @@ class FlwfClient(ClientRule):
 
     As in FLwF (Usmanova et al., "A distillation-based approach integrating continual learning and federated learning
     for pervasive services", 2021): cross-entropy on the chunk, plus lambda times distillation of the classes met in
-    earlier rounds. Inferred: lambda = 1 (``flwf-lambda``) and T = 2, as in Li and Hoiem's
-    publication; the model of a client's previous task, a second teacher in one variant of FLwF, is left out.
+    earlier rounds. Inferred: :data:`LAMBDA` and :data:`TEMPERATURE`; the model of a client's previous task, a second teacher in one variant of FLwF, is left out.
     """
 
     def objective(self, net: Network, now: ClientRound) -> Objective:
@@ -35,7 +25,7 @@ class FlwfClient(ClientRule):
             return super().objective(net, now)
         teacher = self.teacher_logits(net, now).to(device)
         masks = now.seen.to(device), now.old.to(device)
-        return DistillationLoss(*masks, teacher, self.config.of(FlwfKeys).flwf_lambda, TEMPERATURE)
+        return DistillationLoss(*masks, teacher, LAMBDA, TEMPERATURE)
 
 
-METHOD = Method(FlwfClient, "FLwF", keys=(FlwfKeys,), is_mean=True, samples=chunk_alone)
+METHOD = Method(FlwfClient, "FLwF", is_mean=True, samples=chunk_alone)

@@ -184,15 +184,15 @@ class Ensemble(Predictor):
 
     def mirrored(self, state: ClientState) -> tuple[str, ...]:
         """With ``views = mirrored`` the global model, if it predicts."""
-        views = self.settings.views == "mirrored"
+        views = self.settings.test_time_augmentation == "mirrored"
         return tuple(name for name in self.models(state) if views and name == serving.GLOBAL)
 
     def shares(self, names: Collection[str], state: ClientState) -> dict[str, float]:
-        """With ``inference = fading`` the local model's weight begins at twice an equal one.
+        """With ``predict-with = fading`` the local model's weight begins at twice an equal one.
 
         With ``prequential`` it moves from there with the evidence of the newest chunks. All views have 1 together.
         """
-        inference, views = self.settings.inference, sum(1 + (name in self.mirrored(state)) for name in names)
+        inference, views = self.settings.predict_with, sum(1 + (name in self.mirrored(state)) for name in names)
         if inference not in ("fading", "prequential") or serving.LOCAL not in names or views == 1:
             return {}
         local = (1 + fading(state.evaluated)) / views
@@ -202,12 +202,12 @@ class Ensemble(Predictor):
         return {name: local if name == serving.LOCAL else (1 - local) / (views - 1) for name in names}
 
     def observe(self, now: "ClientRound") -> dict[str, Tensor]:
-        """With ``inference = prequential``, test the models on the new chunk before training.
+        """With ``predict-with = prequential``, test the models on the new chunk before training.
 
         Images of classes never met before are left out, as no model can answer them. All models are as the client would
         predict with them now that the chunk before is gone.
         """
-        if self.settings.inference != "prequential":
+        if self.settings.predict_with != "prequential":
             return {}
         state = now.state
         found = {_EVIDENCE: state.extra.get(_EVIDENCE, no_evidence()), _LATEST: now.current}
@@ -229,9 +229,9 @@ class Ensemble(Predictor):
         return found
 
     def received(self, sent: Mapping[str, Array], state: ClientState, round_number: int) -> Network:
-        """With ``recalibrate`` recalibrated, and with the output layer refitted as ``classifier`` asks."""
+        """With ``recalibrate-batchnorm`` recalibrated, and with the output layer refitted as ``classifier`` asks."""
         net = super().received(sent, state, round_number)
-        if sent and (self.settings.recalibrate or self._discriminant_share(round_number)):
+        if sent and (self.settings.recalibrate_batchnorm or self._discriminant_share(round_number)):
             own = self._own_samples(state, round_number)
             self.recalibrate(net, own, round_number)
             self._refit(net, own, round_number)
@@ -247,8 +247,8 @@ class Ensemble(Predictor):
         return as_arrays(net.state_dict())
 
     def recalibrate(self, net: Network, samples: Samples, round_number: int) -> None:
-        """With ``recalibrate``, take batch-norm statistics anew; with fewer than two samples they stay."""
-        if self.settings.recalibrate and len(samples) > 1:
+        """With ``recalibrate-batchnorm``, take batch-norm statistics anew; with fewer than two samples they stay."""
+        if self.settings.recalibrate_batchnorm and len(samples) > 1:
             generator = self.tools.generator("recalibration", round_number)
             recalibrate(net, self.tools.images(samples), self.tools.experiment.preprocess, generator)
 
@@ -302,6 +302,6 @@ class Ensemble(Predictor):
 def predictor_of(tools: "ClientTools") -> Predictor:
     """The predictor that the keys of answers ask for."""
     asked = tools.config.answers
-    fitted = asked.recalibrate or asked.classifier != "trained"
-    several = asked.averages or asked.views == "mirrored"
+    fitted = asked.recalibrate_batchnorm or asked.classifier != "trained"
+    several = asked.averages or asked.test_time_augmentation == "mirrored"
     return Ensemble(tools) if fitted or several else Predictor(tools)

@@ -1,7 +1,7 @@
 """The client of Re-Fed: replay of the samples that are hardest for a personalised informative model."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from flwr.app import RecordDict
@@ -9,27 +9,15 @@ from torch import Tensor
 
 from fedkace_flwr.algorithms.refed_scores import most_informative, network_scores
 from fedkace_flwr.clients.base import ClientRound, ClientRule, Kept, Metrics, Stopwatch, Training
-from fedkace_flwr.keys import key
 from fedkace_flwr.messaging import wire
 from fedkace_flwr.networks.network import Network
 from fedkace_flwr.registry import Method
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.storage.client_state import ClientState
 
-STEPS, LEARNING_RATE = 5, 0.01
-"""Inferred: number s and size eta of the informative model's steps."""
-
-
-@dataclass(frozen=True)
-class RefedKeys:
-    """Re-Fed."""
-
-    refed_lambda: float = key(
-        0.5,
-        "Inferred: how strongly the informative model is personalised; 1 ignores the global model.",
-        above=0,
-        high=1,
-    )
+STEPS, LEARNING_RATE, LAMBDA = 5, 0.01, 0.5
+"""Inferred: number s and size eta of the informative model's steps, and how strongly it is personalised, half-way between
+the global model alone and none of it. No study has varied them."""
 
 
 class RefedClient(ClientRule):
@@ -41,7 +29,7 @@ class RefedClient(ClientRule):
 
     We found no code published by its authors. Inferred:
 
-    - lambda (``refed-lambda``), :data:`STEPS` and :data:`LEARNING_RATE`;
+    - lambda, s and eta (:data:`LAMBDA`, :data:`STEPS`, :data:`LEARNING_RATE`);
     - the mean of the gradients instead of their sum, with which full-batch steps diverge; norms over all parameters,
       and not squared;
     - Re-Fed scores the last task's samples when the next task arrives. Here a chunk is gone by then, so the scores
@@ -88,9 +76,9 @@ class RefedClient(ClientRule):
             seen.to(device),
             steps=STEPS,
             learning_rate=LEARNING_RATE,
-            locality=self.config.of(RefedKeys).refed_lambda,
+            locality=LAMBDA,
             size=self.experiment.dataset.image_size,
         ).scores
 
 
-METHOD = Method(RefedClient, "Re-Fed", keys=(RefedKeys,), is_mean=True)
+METHOD = Method(RefedClient, "Re-Fed", is_mean=True)

@@ -133,7 +133,7 @@ class TfclClient(ClientRule):
     - a client that receives no logits keeps its chunk until its next message, then ends the round with the label
       loss.
 
-    There is no global model, so the key ``inference`` has no effect.
+    There is no global model, so the key ``predict-with`` has no effect.
     """
 
     receives_model = False

@@ -27,7 +27,7 @@ def feed(config: Config, folder: Path, *, every: float = 0.0) -> None:
     Parameters
     ----------
     config : Config
-        Data set and streams, with ``data-source`` as in simulation.
+        Data set and streams, as in simulation.
     folder : Path
         New, empty, or that of an earlier feed; new folders are for this user only.
     every : float

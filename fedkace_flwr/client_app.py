@@ -17,13 +17,13 @@ from fedkace_flwr.compute.devices import GPU_SHARE, limit_memory
 from fedkace_flwr.config import Config
 from fedkace_flwr.configured import configured, find_method, known_names
 from fedkace_flwr.errors import ConfigError, FedkaceError, MessageError
-from fedkace_flwr.experiment import Experiment, as_arrays, shared_experiment
+from fedkace_flwr.experiment import Experiment, shared_experiment
 from fedkace_flwr.flower.internals import ClientAppCallable
 from fedkace_flwr.flower.logs import join_flower_log
 from fedkace_flwr.keys import Scalar
 from fedkace_flwr.messaging import folding, wire
-from fedkace_flwr.privacy.attacks import Attack, FlippedLabels, is_hostile
 from fedkace_flwr.privacy.client_mods import guarded
+from fedkace_flwr.privacy.hostile import attack_of
 from fedkace_flwr.privacy.site_policy import policy_of_site
 from fedkace_flwr.registry import METHODS, OWN_METHODS, Method
 from fedkace_flwr.sources import InboxSource, Source, StreamSource
@@ -116,13 +116,12 @@ def working(message: Message, context: Context) -> Message:
 def _guard(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Apply the modifiers of privacy, and attacks, that the configuration asks for (a modifier)."""
     _, config = _configured(context)
-    hostile = config.attack.attack != "none"
-    if not (hostile or config.privacy.hides or config.privacy.statistics != "shared"):
+    attack = attack_of(config)
+    if not (attack or config.privacy.hides or config.privacy.batchnorm_statistics != "shared"):
         return call_next(message, context)
     experiment = _experiment(config)
-    names = experiment.parameter_names
-    attack = Attack(config, names, lambda: as_arrays(experiment.initial_weights())) if hostile else None
-    return guarded(call_next, config, names, attack)(message, context)
+    modifier = attack.modifier(experiment) if attack else None
+    return guarded(call_next, config, experiment.parameter_names, modifier)(message, context)
 
 
 @app.train(mods=[_guard])
@@ -216,20 +215,20 @@ def _share_of_gpu() -> float | None:
 
 
 def _source(experiment: Experiment, number: int, run: str, node_config: Mapping[str, Scalar]) -> Source:
-    if experiment.config.data.data_source == "stream":
+    if not experiment.config.data.arrives:
         source: Source = StreamSource(experiment, number)
-        flipped = experiment.config.attack.attack == "label-flip" and is_hostile(experiment.config, number)
-        return FlippedLabels(source) if flipped else source
+        attack = attack_of(experiment.config)
+        return attack.source(source, number) if attack else source
     inbox, test = (str(node_config.get(name, "")) for name in (wire.INBOX, wire.TEST))
     if not inbox:
         raise MessageError(
-            f"--node-config: no {wire.INBOX}; with data-source = 'inbox', start the SuperNode with "
+            f"--node-config: no {wire.INBOX}; with dataset = 'inbox', start the SuperNode with "
             f"--node-config '{wire.INBOX}=\"FOLDER\" ...'"
         )
     if number != node_config[wire.PARTITION]:
         raise MessageError(
             f"--node-config: {wire.PARTITIONS} = {node_config[wire.PARTITIONS]}: an inbox belongs to one client; with "
-            f"data-source = 'inbox', clients = {experiment.config.stream.clients} need as many SuperNodes"
+            f"dataset = 'inbox', clients = {experiment.config.stream.clients} need as many SuperNodes"
         )
     return InboxSource(experiment, Path(inbox), run, Path(test) if test else None)
 
@@ -240,7 +239,7 @@ def _weights(message: Message, client: StreamingClient) -> wire.Weights:
     weights = dict(wire.read_arrays(message.content, experiment.weight_shapes if receives else {}))
     if not receives:
         return {}
-    if client.rule.config.privacy.statistics == "local":
+    if client.rule.config.privacy.batchnorm_statistics == "local":
         weights |= _own_statistics(client, message)
     return weights | experiment.fixed_weights  # rounding, or noise on the mean, may have moved them on their way
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeVar
 
-from fedkace_flwr import plugins
+from fedkace_flwr import former_keys, plugins
 from fedkace_flwr.errors import ConfigError, closest
 from fedkace_flwr.keys import Affects, Key, Scalar, checked, default_of, kebab, key, keys_of
 from fedkace_flwr.registry import METHODS, OWN_METHODS, of_another_package
@@ -31,70 +31,8 @@ LARGEST_SUM = 1000
 
 Section = TypeVar("Section")
 
-_OF_DATA_SETS = frozenset(
-    {
-        *("dataset", "data-dir", "num-classes", "test-per-class", "emnist-split"),
-        *("hub-name", "hub-subset", "hub-image", "hub-label", "hub-test"),
-    }
-)
+_OF_DATA_SETS = frozenset({"data-dir", "num-classes", "test-per-class"})
 """Keys that an inbox ignores, beside those of streams."""
-
-_FORMER: Mapping[str, Mapping[object, Mapping[str, object]]] = {
-    "tensorboard": {True: {"tracker": "tensorboard"}, False: {}},
-}
-"""Keys of version 1.0 that are now called otherwise: by their values, the keys and values that replace them."""
-
-_FIXED: Mapping[str, object] = {
-    "fedcbdr-tau-old": 0.9,
-    "fedcbdr-tau-new": 1.1,
-    "fedcbdr-weight-old": 1.1,
-    "fedcbdr-weight-new": 0.9,
-    "fedcbdr-new-columns": "chunk",
-    "fedcbdr-temperatures": "paper",
-    "fedcbdr-scores": "joint",
-    "fedcbdr-balanced": True,
-    "fedcbdr-replacement": False,
-    "ofcl-views": "per-sample",
-    "ofcl-rescore": "current",
-    "ofcl-merge": "global",
-    "ofcl-aggregation": "mean",
-    "refed-steps": 5,
-    "refed-learning-rate": 0.01,
-    "refed-reduction": "mean",
-    "refed-gradient": "full",
-    "refed-power": 1,
-    "refed-start": "global",
-    "refed-anchor": "current",
-    "tfcl-label-weight": 0.9,
-    "tfcl-temperature": 5.0,
-    "tfcl-pick-learning-rate": 0.0001,
-    "tfcl-loss": "cross-entropy",
-    "tfcl-inference": "latest",
-    "tfcl-head": "fresh",
-    "tfcl-prune": "within-round",
-    "tfcl-trace": "round",
-    "tfcl-group": "round",
-    "tfcl-group-jaccard": 0.5,
-    "dcfcl-epsilon": 0.2,
-    "dcfcl-temperature": 2.0,
-    "dcfcl-batch-norm": "mean",
-    "dcfcl-distil-classes": "old",
-    "dcfcl-candidates": "auto",
-    "flwf-temperature": 2.0,
-    "stored-logits": 0.0,
-    "shrinkage": 0.1,
-    "model-average": 0.0,
-}
-"""Keys of version 1.0 that nobody has ever set otherwise, with the value that is a constant now."""
-
-_BOUNDS_OFF = {
-    "clip-bound": 0,
-    "direction-bound": -1,
-    "statistics-bound": -1,
-    "retention-bound": 0,
-    "norm-bound": 0,
-}
-"""Keys of earlier versions that ``defence`` replaces, with the values by which each was off."""
 
 
 def add_method(name: str) -> None:
@@ -133,31 +71,6 @@ def _method_sections(*, added: bool = True) -> dict[type, list[str]]:
         for section in METHODS[name].keys:
             sections.setdefault(section, []).append(name)
     return sections
-
-
-def renewed(values: Mapping[str, object]) -> Mapping[str, object]:
-    """Return values with the keys of earlier versions replaced by what they are called now; those given as well win.
-
-    Where bounds of updates were given, ``defence`` is on, unless all were off or had no effect, or there was one alone.
-
-    Raises
-    ------
-    ConfigError
-        A key that is a constant now has another value.
-    """
-    for name in _FIXED.keys() & values.keys():
-        if values[name] != _FIXED[name]:
-            raise ConfigError(f"{name} = {values[name]!r:.100}: is no key any more; the method has {_FIXED[name]!r}")
-    former = [name for name in values if name in _FORMER and values[name] in _FORMER[name]]
-    found = {key: value for name in former for key, value in _FORMER[name][values[name]].items()}
-    if bounds := _BOUNDS_OFF.keys() & values.keys():
-        hidden = values.get("secagg") is True or values.get("dp") == "central"  # where bounds had no effect
-        # The first version had norm-bound alone, which none of its kept runs met.
-        alone = bounds == {"norm-bound"}
-        off = hidden or alone or all(values[name] == _BOUNDS_OFF[name] for name in bounds)
-        found["defence"] = "off" if off else "on"
-    gone = {*former, *bounds, *_FIXED}
-    return {**found, **{name: value for name, value in values.items() if name not in gone}}
 
 
 def all_keys(*, added: bool = True) -> Iterator[tuple[type, str, Key]]:
@@ -205,21 +118,21 @@ def check_value(name: str, value: object) -> None:
     ConfigError
         It fails.
     """
-    if name in _BOUNDS_OFF:
-        raise ConfigError(f"{name} = {value!r:.100}: is replaced by defence, which must be on or off")
-    values = renewed({name: value})
-    _check_names(values)
-    for each in values:
-        section, declared = declared_keys(values)[each]
-        checked(each, values[each], declared, default_of(section, each.replace("-", "_")))
+    _check_names({name: value})
+    section, declared = declared_keys([name])[name]
+    checked(name, value, declared, default_of(section, name.replace("-", "_")))
 
 
 def _check_names(values: Mapping[str, object]) -> None:
     known = declared_keys(values)
     for name in values:
         if name not in known:
-            hint = closest(str(name), known) or "; see docs/configuration.md for the keys"
-            raise ConfigError(f"unknown key {name:.100} = {values[name]!r:.100}{hint}")
+            raise ConfigError(f"unknown key {name:.100} = {values[name]!r:.100}{hint(name, known)}")
+
+
+def hint(name: str, known: Iterable[str]) -> str:
+    """Return what to say of a name that is no key: what it is called now, which key may be meant, or where to look."""
+    return former_keys.told(name) or closest(name, known) or "; see docs/configuration.md for the keys"
 
 
 def path_keys() -> frozenset[str]:
@@ -248,7 +161,7 @@ class Config:
 
     method: str = key(
         "fedkace",
-        "Method, one of the names in `fedkace_flwr/registry.py`, or the name of one that another package adds (docs/extend.md).",
+        "Method, one of those in docs/methods.md, or of another package.",
     )
     data: DataConfig = field(default_factory=DataConfig)
     stream: StreamConfig = field(default_factory=StreamConfig)
@@ -276,7 +189,6 @@ class Config:
         ConfigError
             A key is unknown, a value has the wrong type or is out of range, or two keys contradict each other.
         """
-        values = renewed(values)
         if isinstance(method := values.get("method"), str):
             add_method(method)
         _check_names(values)
@@ -336,27 +248,27 @@ class Config:
         """The names of the keys that nothing reads: those of other methods; with an inbox, those of data sets and streams."""
         of_streams = {kebab(name) for name in keys_of(StreamConfig)} - {"clients", "rounds", "fraction-train"}
         foreign = keys_of_other_methods(self.method)
-        return foreign | of_streams | _OF_DATA_SETS if self.data.data_source == "inbox" else foreign
+        return foreign | of_streams | _OF_DATA_SETS if self.data.arrives else foreign
 
     @property
     def largest_chunk(self) -> int:
         """Largest number of samples in a client's chunk."""
-        return self.data.inbox_bound if self.data.data_source == "inbox" else self.stream.largest_chunk
+        return self.data.inbox_bound if self.data.arrives else self.stream.largest_chunk
 
     @property
     def mean_chunk(self) -> int:
         """Number of samples in a chunk, averaged over clients; of an inbox, the largest."""
-        return self.data.inbox_bound if self.data.data_source == "inbox" else self.stream.mean_chunk(self.run.seed)
+        return self.data.inbox_bound if self.data.arrives else self.stream.mean_chunk(self.run.seed)
 
     @property
     def chunks(self) -> str:
         """What a client's chunks hold, in words; empty for an inbox, of which nobody knows."""
         stream = self.stream
-        if self.data.data_source == "inbox":
+        if self.data.arrives:
             return ""
-        if stream.stream == "dirichlet":
+        if stream.kind == "dirichlet":
             return f"dirichlet stream, chunks of {self.largest_chunk}"
-        kind = "" if stream.stream == "windows" else f"{stream.stream} stream, "
+        kind = "" if stream.kind == "windows" else f"{stream.kind} stream, "
         return f"{kind}window {stream.window}, overlap {stream.overlap}"
 
     def keeps_models(self, *, on_device: bool) -> bool:
@@ -367,7 +279,7 @@ class Config:
         on_device : bool
             Whether the client's node has a folder of its own for state or models, as a device has.
         """
-        wanted = on_device or self.data.data_source == "inbox"
+        wanted = on_device or self.data.arrives
         return {"always": True, "never": False}.get(self.run.keep_models, wanted)
 
     @property
@@ -382,7 +294,7 @@ class Config:
         )
 
     def _check_together(self) -> None:
-        if self.data.data_source == "inbox":
+        if self.data.arrives:
             self._check_inbox()
         self._check_aggregation()
         if self.privacy.secagg and not 3 <= self.stream.participants_per_round <= LARGEST_SUM:
@@ -406,27 +318,27 @@ class Config:
             )
 
     def _check_aggregation(self) -> None:
-        rule, clients = self.aggregation.aggregation_rule, self.stream.clients
+        rule, clients = self.aggregation.aggregation, self.stream.clients
         trained = self.stream.participants_per_round
         if rule != "mean" and self.privacy.secagg:
             raise ConfigError(
-                f"aggregation-rule = {rule!r} with secagg = true: the server learns only a sum; must be 'mean'"
+                f"aggregation = {rule!r} with secagg = true: the server learns only a sum; must be 'mean'"
             )
         if rule != "mean" and self.privacy.dp == "central":
             raise ConfigError(
-                f"aggregation-rule = {rule!r} with dp = 'central': the noise is calibrated for a mean; must be 'mean'"
+                f"aggregation = {rule!r} with dp = 'central': the noise is calibrated for a mean; must be 'mean'"
             )
         self._check_defence_has_effect()
-        if self.aggregation.byzantine_clients > (most := (trained - 1) // 2):
+        if self.aggregation.hostile > (most := (trained - 1) // 2):
             raise ConfigError(
-                f"byzantine-clients = {self.aggregation.byzantine_clients} with {self._trained_in_words}: must be less "
-                f"than half of the clients, at most {most}"
+                f"aggregation = {rule!r} with {self._trained_in_words}: hostile must be less than half of the clients, "
+                f"at most {most}"
             )
         if self.attack.attack != "none" and self.attack.hostile_clients > clients:
             raise ConfigError(f"hostile-clients = {self.attack.hostile_clients}: must be at most clients = {clients}")
-        if self.attack.attack != "none" and self.data.data_source == "inbox":
+        if self.attack.attack != "none" and self.data.arrives:
             raise ConfigError(
-                f"attack = {self.attack.attack!r}: for simulations alone; with data-source = 'inbox', must be 'none'"
+                f"attack = {self.attack.attack!r}: for simulations alone; with dataset = 'inbox', must be 'none'"
             )
 
     def _check_defence_has_effect(self) -> None:
@@ -443,17 +355,17 @@ class Config:
         names = self.data.classes()
         if len(names) < 2 or len(set(names)) < len(names) or not all(names):
             raise ConfigError(
-                f"class-names = {self.data.class_names!r}: with data-source = 'inbox', must be at least two different "
+                f"class-names = {self.data.class_names!r}: with dataset = 'inbox', must be at least two different "
                 "names, separated by commas"
             )
         if self.data.image_size < 1:
-            raise ConfigError(f"image-size = {self.data.image_size}: with data-source = 'inbox', must be at least 1")
+            raise ConfigError(f"image-size = {self.data.image_size}: with dataset = 'inbox', must be at least 1")
         if self.buffer.capacity < len(names):
             raise ConfigError(
                 f"capacity = {self.buffer.capacity}: must be at least the number of classes, {len(names)}"
             )
         if self.privacy.dp_seeded:
-            raise ConfigError("dp-seeded = true: for simulation alone; data-source = 'inbox' requires unseeded noise")
+            raise ConfigError("dp-seeded = true: for simulation alone; dataset = 'inbox' requires unseeded noise")
 
 
 _SECTIONS: dict[str, type[Any]] = {

@@ -24,7 +24,11 @@ _FIRST = (
 
 def markdown() -> str:
     """Return the content of ``docs/configuration.md``."""
-    defaults = Config().flat()
+    keys = {name: (section, key) for section, name, key in all_keys(added=False)}
+    groups: dict[str, list[str]] = {"The fifteen that matter to everybody": _FIRST.split()}
+    for name, (section, _) in keys.items():
+        if name not in _FIRST.split():
+            groups.setdefault(str(section.__doc__).rstrip("."), []).append(name)
     lines = [
         "# Configuration",
         "",
@@ -32,23 +36,20 @@ def markdown() -> str:
         "",
         "Set keys with `flwr run . --run-config 'overlap=0 seed=1'`, with a file of keys "
         "(`--run-config experiments/studies/cifar100.toml`), or in a study (`--set overlap=0`). "
-        "Keys marked *Reading* choose between readings of the paper; [method.md](method.md) explains them. Keys marked "
-        "*Inferred* settle what the publication of a compared method leaves open.",
+        "[method.md](method.md) explains the keys marked *Reading*, which choose between readings of the paper. Numbers "
+        "after a word may be left out: `dirichlet`, `dirichlet:0.3`, `dirichlet:0.3:0.2`.",
         "",
-        f"Learn these first: {', '.join(f'`{name}`' for name in _FIRST.split())}.",
-        "",
-        "*Affects* says what a key changes: `numbers` (the results), `waiting` (how long a run waits for clients), or "
-        "`place` (where things are stored and how). A run can be resumed with different values of the latter two.",
+        "A run can be resumed with different values of the keys marked *waiting* (how long a run waits for clients) or "
+        "*place* (where and how things are stored); all others affect its numbers.",
     ]
-    title = None
-    for section, name, key in all_keys(added=False):
-        if section is not title:
-            title = section
-            heading = "Method" if section is Config else str(section.__doc__).rstrip(".")
-            lines += ["", f"## {heading}", "", "| key | default | unit | range | affects | meaning |"]
-            lines += ["|---|---|---|---|---|---|"]
-        default = f"`{_literal(defaults[name])}`"
-        lines.append(f"| `{name}` | {default} | {key.unit} | {key.range_text()} | {key.affects} | {key.meaning} |")
+    for title, names in groups.items():
+        lines += ["", f"## {title}", "", "| key | default | range | meaning |", "|---|---|---|---|"]
+        for name in names:
+            section, key = keys[name]
+            default = _literal(default_of(section, name.replace("-", "_")))
+            span = " ".join(part for part in (key.range_text(), key.unit) if part)
+            mark = "" if key.affects == "numbers" else f" *({key.affects})*"
+            lines.append(f"| `{name}` | `{default}` | {span} | {key.meaning}{mark} |")
     return "\n".join(lines) + "\n"
 
 
@@ -102,7 +103,7 @@ def with_bytes(page: str) -> str:
     """Return the text of ``docs/methods.md`` with the table of bytes from the registry."""
     rows: dict[Traffic, list[str]] = {}
     for name, method in METHODS.items():
-        if not method.preset:
+        if not method.preset and method.role != "ablation":
             rows.setdefault(method.traffic, []).append(f"`{name}`")
     table = ["| method | to a client | from a client |", "|---|---|---|"]
     table += [f"| {', '.join(names)} | `{bytes_.down}` | `{bytes_.up}` |" for bytes_, names in rows.items()]

@@ -12,7 +12,7 @@ from fedkace_flwr.keys import Scalar
 from fedkace_flwr.messaging.metrics import check_metrics
 from fedkace_flwr.networks.catalogue import NETWORKS, facts_of
 from fedkace_flwr.networks.network import Blueprint
-from fedkace_flwr.privacy.attacks import check_attack
+from fedkace_flwr.privacy.hostile import attack_of
 from fedkace_flwr.registry import METHODS, OWN_METHODS, Method
 
 
@@ -41,7 +41,7 @@ def known_names() -> dict[str, list[str]]:
     """Return the names of all methods, data sets and networks, other packages' among them, by the key that takes them."""
     return {
         "method": sorted({*METHODS, *plugins.found("method")}),
-        "dataset": [*DATASETS, *plugins.found("dataset")],
+        "dataset": [*DATASETS, "inbox", *plugins.found("dataset")],
         "network": [*NETWORKS, *plugins.found("network")],
     }
 
@@ -65,8 +65,10 @@ def configured(config: Config) -> tuple[Method, Config]:
     _check_privacy(method, config)
     _check_aggregation(method, config)
     _check_attack(method, config)
-    if method.needs_stream and config.data.data_source != "stream":
-        raise ConfigError(f"method = {config.method!r}: keeps all data; works with data-source = 'stream' only")
+    if method.needs_stream and config.data.arrives:
+        raise ConfigError(
+            f"method = {config.method!r}: keeps all data; works with a stream only, not with dataset = 'inbox'"
+        )
     if config.privacy.hides:
         config = config.replaced({"report-classes": False})
     return method, config
@@ -108,8 +110,8 @@ def _with_preset(method: Method, config: Config) -> Config:
     resolved: dict[str, Scalar] = {}
     if config.training.augment == "auto":
         resolved["augment"] = "flip-shift" if mirrors else "none"
-    if config.answers.views == "auto":
-        resolved["views"] = "mirrored" if mirrors else "one"
+    if config.answers.test_time_augmentation == "auto":
+        resolved["test-time-augmentation"] = "mirrored" if mirrors else "none"
     return config.replaced(resolved) if resolved else config
 
 
@@ -145,9 +147,15 @@ def check_network(method: Method, config: Config) -> None:
 
 def _check_privacy(method: Method, config: Config) -> None:
     asked = config.privacy
-    if method.is_mean or not (asked.hides or asked.statistics == "local"):
+    if method.is_mean or not (asked.hides or asked.batchnorm_statistics == "local"):
         return
-    key = f"dp = {asked.dp!r}" if asked.dp != "none" else "secagg = true" if asked.secagg else "statistics = 'local'"
+    key = (
+        f"dp = {asked.dp!r}"
+        if asked.dp != "none"
+        else "secagg = true"
+        if asked.secagg
+        else "batchnorm-statistics = 'local'"
+    )
     means = ", ".join(sorted(name for name, each in METHODS.items() if each.is_mean))
     raise ConfigError(
         f"{key} with method = {config.method!r}: its server needs more than the mean of the models; must be one of {means}"
@@ -155,15 +163,15 @@ def _check_privacy(method: Method, config: Config) -> None:
 
 
 def _check_aggregation(method: Method, config: Config) -> None:
-    rule = config.aggregation.aggregation_rule
-    if rule != "mean" and (method.splits or method.strategy.train_action is None):
+    rule = config.aggregation.aggregation
+    if rule != "mean" and not method.strategy.aggregates:
         raise ConfigError(
-            f"aggregation-rule = {rule!r} with method = {config.method!r}, whose server aggregates no models; must be "
-            "'mean'"
+            f"aggregation = {rule!r} with method = {config.method!r}, whose server aggregates no models; must be 'mean'"
         )
 
 
 def _check_attack(method: Method, config: Config) -> None:
-    sends_models = method.strategy.train_action == MessageType.TRAIN
-    # A method that needs the stream draws its samples itself.
-    check_attack(config, sends_models=sends_models, trains_on_chunks=not method.needs_stream)
+    if (attack := attack_of(config)) is not None:
+        # A method that needs the stream draws its samples itself.
+        sends_models = method.strategy.train_action == MessageType.TRAIN
+        attack.check(sends_models=sends_models, trains_on_chunks=not method.needs_stream)

@@ -70,7 +70,7 @@ class Experiment:
         StreamError, DataError
             A stream would run out of samples, or a class has too few test images.
         """
-        if self.config.data.data_source == "inbox":
+        if self.config.data.arrives:
             return
         for client in range(self.config.stream.clients):
             self.stream(client)
@@ -125,10 +125,10 @@ class Experiment:
 
     @cached_property
     def device(self) -> torch.device:
-        """The device of this process, which from now on computes there as ``tf32`` and ``deterministic`` ask."""
+        """The device of this process, which from now on computes there as ``precision`` and ``deterministic`` ask."""
         run = self.config.run
         device = choose_device(run.device, self._share)
-        settle(device, tf32=run.tf32, deterministic=run.deterministic)
+        settle(device, tf32=run.precision == "tf32", deterministic=run.deterministic)
         return device
 
     @cached_property
@@ -169,14 +169,14 @@ class Experiment:
 
     @property
     def captured(self) -> bool:
-        """Whether training steps are recorded, or on a CPU taken as if they were (``step``)."""
-        step = self.config.run.step
-        return step == "captured" or (step == "auto" and can_record(self.device))
+        """Whether training steps are recorded, or on a CPU taken as if they were (``cuda-graphs``)."""
+        wanted = self.config.run.cuda_graphs
+        return wanted == "on" or (wanted == "auto" and can_record(self.device))
 
     @cached_property
     def kept_steps(self) -> KeptSteps:
         """The recorded steps of this process."""
-        arrives = self.config.data.data_source == "inbox"  # in numbers that nobody knows
+        arrives = self.config.data.arrives  # in numbers that nobody knows
         return KeptSteps(0 if arrives else self.config.largest_chunk + self.config.buffer.capacity)
 
     @cached_property
@@ -263,14 +263,14 @@ class Experiment:
 
     def _check_sizes(self) -> None:
         window, capacity, classes = self.config.stream.window, self.config.buffer.capacity, self.num_classes
-        if self.config.data.data_source == "stream" and window > classes:
+        if not self.config.data.arrives and window > classes:
             raise ConfigError(f"window = {window}: must be at most the number of classes, {classes}")
         if capacity < classes:
             raise ConfigError(f"capacity = {capacity}: must be at least the number of classes, {classes}")
         self._check_network()
 
     def _check_network(self) -> None:
-        model, classes, attack = self.config.model, self.num_classes, self.config.attack.attack
+        model, classes = self.config.model, self.num_classes
         if model.network == "resnet18" and model.output_layer == "learned":
             return  # nothing to find out, which saves each process the time
         features = self._facts.features
@@ -281,8 +281,6 @@ class Experiment:
             raise ConfigError(
                 f"width = {model.width}: with output-layer = 'simplex' and {classes} classes, must be {least}"
             )
-        if attack in ("flipped-means", "inflated-variances") and not self._facts.has_running_means:
-            raise ConfigError(f"attack = {attack!r}: network = {model.network!r} has no running means")
 
 
 @lru_cache(maxsize=1)

@@ -1,11 +1,13 @@
 """Declarations of configuration keys: default, type, range, unit, meaning, and what a key affects.
 
 A section is a frozen dataclass whose fields are created with :func:`key`. A field's type is bool, int, float, str, or
-a ``Literal`` of the allowed strings. In run configs, studies and records, a key has its field's name in kebab-case.
+a ``Literal`` of the allowed words. In run configs, studies and records, a key has its field's name in kebab-case. Some
+words take numbers, which may be left out: ``stream = "dirichlet:0.3:0.1"``.
 """
 
 import math
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -26,6 +28,24 @@ PLAIN_NAME = f"a plain name: at most {LONGEST_NAME} bytes, printable, without sl
 """What :func:`is_plain_name` accepts, in words."""
 
 
+ANY = "*"
+"""In the words of a key, any word."""
+
+Numbers = Mapping[str, int | float]
+"""Numbers by name."""
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number that may follow a word, after a colon."""
+
+    name: str
+    default: int | float
+    low: float | None = None
+    above: float | None = None
+    high: float | None = None
+
+
 @dataclass(frozen=True)
 class Key:
     """The meaning of a configuration key and its allowed values."""
@@ -38,11 +58,19 @@ class Key:
     affects: Affects = "numbers"
     choices: tuple[str, ...] = ()
     is_name: bool = False
+    words: Mapping[str, tuple[Number, ...]] = field(default_factory=dict)
+
+    def numbers_of(self, word: str) -> tuple[Number, ...]:
+        """Return the numbers that a word takes."""
+        return self.words.get(word, self.words.get(ANY, ()))
 
     def range_text(self) -> str:
         """Return the allowed values in words; empty if every value of the type is allowed."""
         if self.choices:
-            return ", ".join(f"`{choice}`" for choice in self.choices)
+            words = (
+                ":".join([each, *(number.name.upper() for number in self.numbers_of(each))]) for each in self.choices
+            )
+            return ", ".join(f"`{word}`" for word in words)
         if self.is_name:
             return PLAIN_NAME
         low = f">= {self.low:g}" if self.low is not None else f"> {self.above:g}" if self.above is not None else ""
@@ -52,7 +80,7 @@ class Key:
     def allows(self, value: Scalar) -> bool:
         """Return whether ``value``, which has the right type, is in the range."""
         if self.choices:
-            return value in self.choices
+            return (str(value).partition(":")[0] if self.words else value) in self.choices
         if isinstance(value, str) and self.is_name:
             return not value or is_plain_name(value)
         if isinstance(value, str | bool):
@@ -75,6 +103,7 @@ def key(
     high: float | None = None,
     affects: Affects = "numbers",
     is_name: bool = False,
+    words: Mapping[str, tuple[Number, ...]] | None = None,
 ) -> Any:
     """Declare a configuration key as a field of a section.
 
@@ -92,8 +121,20 @@ def key(
         What the key changes. A run can be resumed with a different value unless the key affects numbers.
     is_name : bool
         Whether the value becomes a part of a path, and must not lead out of its folder; it may be empty.
+    words : mapping, optional
+        The allowed words of a key of text, with the numbers that each takes; :data:`ANY` stands for any word.
+        :func:`word_of` reads them.
     """
-    return field(default=default, metadata={"key": Key(meaning, unit, low, above, high, affects, is_name=is_name)})
+    declared = Key(meaning, unit, low, above, high, affects, is_name=is_name, words=words or {})
+    return field(default=default, metadata={"key": declared})
+
+
+def word_of(section: object, name: str) -> tuple[str, Numbers]:
+    """Return the word of a key that has passed :func:`checked`, by field name, and its numbers, defaults included."""
+    word, *given = str(getattr(section, name)).split(":")
+    declared = keys_of(type(section))[name].numbers_of(word)
+    found = {each.name: type(each.default)(text) for each, text in zip(declared, given, strict=False)}
+    return word, {each.name: each.default for each in declared} | found
 
 
 def is_plain_name(name: str) -> bool:
@@ -122,8 +163,8 @@ def _keys_of(section: Any) -> dict[str, Key]:
     for each in fields(section):
         if "key" in each.metadata:
             declared: Key = each.metadata["key"]
-            choices = get_args(hints[each.name]) if get_origin(hints[each.name]) is Literal else ()
-            found[each.name] = replace(declared, choices=choices)
+            choices = get_args(hints[each.name]) if get_origin(hints[each.name]) is Literal else (*declared.words,)
+            found[each.name] = replace(declared, choices=() if ANY in choices else choices)
     return found
 
 
@@ -136,6 +177,8 @@ def default_of(section: type, name: str) -> Scalar:
 
 def checked(name: str, value: object, of: Key, default: Scalar) -> Scalar:
     """Return the value if it has the key's type and is in its range; whole numbers are accepted as floats.
+
+    Numbers after a word that are the defaults are left out, so that equal values are the same text.
 
     Raises
     ------
@@ -161,4 +204,30 @@ def checked(name: str, value: object, of: Key, default: Scalar) -> Scalar:
     if isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
         shown = value if abs(value) < 10**100 else "a number of more than 100 digits"
         raise ConfigError(f"{name} = {shown}: must be at least -2^63 and less than 2^63")
-    return value
+    return _shortest(name, value, of) if isinstance(value, str) and of.words else value
+
+
+def _shortest(name: str, text: str, of: Key) -> str:
+    """A word with its numbers, each checked, but for defaults at the end."""
+    word, *given = text.split(":")
+    declared = of.numbers_of(word)
+    if len(given) > len(declared):
+        raise ConfigError(f"{name} = {text!r:.200}: {word} takes {len(declared) or 'no'} numbers after it")
+    numbers = []
+    for each, part in zip(declared, given, strict=False):
+        told = f"{name} = {text!r:.200}: {each.name}"
+        try:
+            number = type(each.default)(part)
+        except ValueError:
+            kind = "a whole number" if isinstance(each.default, int) else "a number"
+            raise ConfigError(f"{told}: must be {kind}") from None
+        numbers.append(checked(told, number, Key("", "", each.low, each.above, each.high), each.default))
+    return joined(word, numbers, [each.default for each in declared])
+
+
+def joined(word: str, numbers: Sequence[object], defaults: Sequence[object]) -> str:
+    """Return a word with its numbers, without those at the end that are the defaults."""
+    most = max(
+        (place for place, pair in enumerate(zip(numbers, defaults, strict=False), 1) if pair[0] != pair[1]), default=0
+    )
+    return ":".join([word, *(str(number).removesuffix(".0") for number in numbers[:most])])

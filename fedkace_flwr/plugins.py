@@ -1,4 +1,4 @@
-"""Networks, data sets and methods of other packages, found by their entry points.
+"""Networks, data sets, methods and simulated attacks of other packages, found by their entry points.
 
 A package declares what it adds in its ``pyproject.toml``, for instance in ``[project.entry-points."fedkace_flwr.networks"]``.
 Its code is imported only if a configuration names what it adds, so that a broken package harms no other run.
@@ -16,7 +16,7 @@ from fedkace_flwr.keys import is_plain_name
 
 logger = logging.getLogger(__name__)
 
-Kind = Literal["network", "dataset", "method"]
+Kind = Literal["network", "dataset", "method", "attack"]
 """What a package may add; also the key that names it."""
 
 

@@ -65,7 +65,7 @@ class Method:
         Whether the server uses nothing but the mean of its clients' models, so that a noisy mean or the sum of
         masked updates is sufficient.
     switches : bool
-        Whether a client starts with its local model and may go over to the global one, unless ``inference`` says
+        Whether a client starts with its local model and may go over to the global one, unless ``predict-with`` says
         otherwise.
     splits : bool
         Whether it trains the halves of the network apart, which not every network permits, and without sending weights.

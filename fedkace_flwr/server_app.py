@@ -59,11 +59,11 @@ def run(grid: Grid, config: Config, run_id: int) -> None:
     warn_of_replacements(config)
     for key, value in config.unread.items():
         logger.warning(
-            "%s = %r has no effect with method = %r and data-source = %r",
+            "%s = %r has no effect with method = %r and dataset = %r",
             key,
             value,
             config.method,
-            config.data.data_source,
+            config.data.dataset,
         )
     check_network(method, config)
     experiment = Experiment(config)

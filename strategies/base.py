@@ -32,9 +32,12 @@ class ServerRule:
     ----------
     train_action : str or None
         Message type of the training phase. None: there is neither a training phase nor a global model.
+    aggregates : bool
+        Whether the clients' models are merged, by the rule of the key ``aggregation``.
     """
 
     train_action: str | None = MessageType.TRAIN
+    aggregates = True
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -87,7 +90,7 @@ class ServerRule:
         return 1.0
 
     def merge(self, now: ServerRound, replies: Sequence[Reply]) -> Weights:
-        """New global model from at least one valid reply, in the order of client numbers; by default by ``aggregation-rule``."""
+        """New global model from at least one valid reply, in the order of client numbers; by default by ``aggregation``."""
         aggregate = Aggregator(self.config.aggregation, now.parameters)
         return aggregate([reply.weights for reply in replies], [self.weight(reply) for reply in replies])
 
@@ -139,7 +142,7 @@ class ServerRule:
 
 
 class Aggregator:
-    """Aggregates models by ``aggregation-rule``.
+    """Aggregates models by the rule of the key ``aggregation``.
 
     ``multi-krum`` and ``geometric-median`` judge a model as a whole, once by its trained parameters and once by its
     batch-norm statistics: statistics have other units, and a client may be hostile in one part alone. Integer counters
@@ -155,8 +158,8 @@ class Aggregator:
     """
 
     def __init__(self, settings: AggregationConfig, parameters: frozenset[str]) -> None:
-        self._rule = settings.aggregation_rule
-        self._byzantine = settings.byzantine_clients
+        self._rule = settings.rule
+        self._byzantine = settings.hostile
         self._parameters = parameters
 
     def hostile(self, models: int) -> int:

@@ -7,6 +7,7 @@ class Centralized(ServerRule):
     """No training phase, and evaluation messages without a model, so no weights are transferred."""
 
     train_action = None
+    aggregates = False
 
     def lacks_global_model(self) -> str:
         """There is none: each client trains a network for each round's test and discards it."""

@@ -5,7 +5,6 @@ from typing import Any
 
 from flwr.app import ArrayRecord
 
-from fedkace_flwr.clients.fedkace import FedKaceKeys
 from fedkace_flwr.config import Config
 from fedkace_flwr.messaging import wire
 from fedkace_flwr.messaging.wire import NumpyArray, Reply
@@ -17,8 +16,6 @@ from fedkace_flwr.strategies.base import ServerRule
 class FedKace(ServerRule):
     """theta_g = (1/K) sum of theta_k, as in :class:`ServerRule`; records when clients switch.
 
-    With ``aggregation = "none"`` (ablation LKC, section 5.3) each client is sent its own last model instead.
-
     Attributes
     ----------
     switched_at : dict of int to int
@@ -28,27 +25,6 @@ class FedKace(ServerRule):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.switched_at: dict[int, int] = {}
-        self._aggregates = config.of(FedKaceKeys).aggregation != "none"
-        self._own: dict[int, ArrayRecord] = {}
-
-    def begin_round(self, now: ServerRound, arrays: ArrayRecord) -> None:
-        """Without aggregation, start every client from the initial model, whenever it first trains."""
-        if not self._aggregates:
-            for client in range(now.clients):
-                self._own.setdefault(client, arrays)
-
-    def model_for(self, client: int, arrays: ArrayRecord) -> ArrayRecord:
-        """Global model, or the client's own."""
-        return self._own.get(client, arrays)
-
-    def compare(self, now: ServerRound, replies: Sequence[Reply]) -> list[Reply]:
-        """Compare the models; without aggregation there is nothing to defend, since each goes back to its own client."""
-        return now.compared(replies) if self._aggregates else list(replies)
-
-    def trained(self, now: ServerRound, replies: Sequence[Reply]) -> None:
-        """Without aggregation, keep each client's model to send it back."""
-        if not self._aggregates:
-            self._own |= {reply.client: wire.array_record(reply.weights) for reply in replies}
 
     def evaluated(self, now: ServerRound) -> dict[str, float]:
         """Record which clients have switched, and return the share of clients that predict with the global model."""
@@ -57,16 +33,51 @@ class FedKace(ServerRule):
                 self.switched_at[client] = int(metrics[wire.SWITCHED_AT])
         return {"switched-share": len(self.switched_at) / now.clients}
 
-    def lacks_global_model(self) -> str:
-        """There is none without aggregation."""
-        return "" if self._aggregates else "with aggregation = 'none' each client keeps a model of its own"
-
     def state(self) -> tuple[dict[str, NumpyArray], dict[str, Any]]:
-        """Rounds of the clients' switches and, without aggregation, each client's model."""
-        arrays, held = models.pack(self._own)
-        return arrays, {"own": held, "switched_at": {str(client): at for client, at in self.switched_at.items()}}
+        """Rounds of the clients' switches."""
+        return {}, {"switched_at": {str(client): at for client, at in self.switched_at.items()}}
 
     def restore(self, arrays: Mapping[str, NumpyArray], record: Mapping[str, Any]) -> None:
         """Restore what :meth:`state` returned."""
-        self._own = models.unpack(arrays, record["own"])
         self.switched_at = {int(client): at for client, at in record["switched_at"].items()}
+
+
+class Unaggregated(FedKace):
+    """Sends each client its own last model instead of the mean (ablation LKC, section 5.3)."""
+
+    aggregates = False
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self._own: dict[int, ArrayRecord] = {}
+
+    def begin_round(self, now: ServerRound, arrays: ArrayRecord) -> None:
+        """Start every client from the initial model, whenever it first trains."""
+        for client in range(now.clients):
+            self._own.setdefault(client, arrays)
+
+    def model_for(self, client: int, arrays: ArrayRecord) -> ArrayRecord:
+        """The client's own model."""
+        return self._own.get(client, arrays)
+
+    def compare(self, now: ServerRound, replies: Sequence[Reply]) -> list[Reply]:
+        """There is nothing to defend, since each model goes back to its own client."""
+        return list(replies)
+
+    def trained(self, now: ServerRound, replies: Sequence[Reply]) -> None:
+        """Keep each client's model to send it back."""
+        self._own |= {reply.client: wire.array_record(reply.weights) for reply in replies}
+
+    def lacks_global_model(self) -> str:
+        """There is none."""
+        return "without aggregation each client keeps a model of its own"
+
+    def state(self) -> tuple[dict[str, NumpyArray], dict[str, Any]]:
+        """The clients' models and switches."""
+        arrays, held = models.pack(self._own)
+        return arrays, {"own": held, **super().state()[1]}
+
+    def restore(self, arrays: Mapping[str, NumpyArray], record: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state` returned."""
+        super().restore(arrays, record)
+        self._own = models.unpack(arrays, record["own"])

@@ -43,6 +43,7 @@ class Tfcl(ServerRule):
     """
 
     train_action = names.HEAD_ACTION
+    aggregates = False
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)

@@ -23,8 +23,7 @@ from fedkace_flwr.experiment import Experiment, as_arrays
 from fedkace_flwr.experiments.feed import feed
 from fedkace_flwr.experiments.running.inline import InlineGrid
 from fedkace_flwr.inference.model_files import load_newest
-from fedkace_flwr.messaging import packing as folding
-from fedkace_flwr.messaging import wire
+from fedkace_flwr.messaging import folding, wire
 from fedkace_flwr.storage.__main__ import main as storage
 from fedkace_flwr.storage.client_state import read_state
 from fedkace_flwr.storage.earlier_runs import MOST_RUNS
@@ -189,7 +188,7 @@ def test_a_model_that_predicts_nothing_is_not_kept_by_a_device_without_test_imag
 ) -> None:
     feed(small(), tmp_path / "data")
     names = ",".join("0123456789")
-    config = small(method="fedavg", data_source="inbox", class_names=names, image_size=8, normalise=False)
+    config = small(method="fedavg", dataset="inbox", class_names=names, image_size=8, normalise=False)
     device = Device(tmp_path, config, inbox=str(tmp_path / "data" / "client-0"))
     device.done(1)
     model = {name: HOPELESS[fault](name, array) for name, array in device.weights.items()}

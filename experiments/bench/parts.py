@@ -34,12 +34,12 @@ _SETTINGS = {
 _PARTS: dict[str, dict[str, Any]] = {
     "augment": {"augment": "flip-shift"},
     "logit-adjustment": {"logit-adjustment": 1.0},
-    "recalibrate": {"recalibrate": True},
+    "recalibrate-batchnorm": {"recalibrate-batchnorm": True},
     "classifier": {"classifier": "both"},
     "output-layer": {"output-layer": "simplex"},
-    "inference = mean": {"inference": "mean"},
-    "inference = mean, views": {"inference": "mean", "views": "mirrored"},
-    "inference = prequential": {"inference": "prequential"},
+    "predict-with = mean": {"predict-with": "mean"},
+    "predict-with = mean, mirrored": {"predict-with": "mean", "test-time-augmentation": "mirrored"},
+    "predict-with = prequential": {"predict-with": "prequential"},
 }
 _FEDKACE = {"method": "fedkace"}
 _FEDFRAME = {"method": "fedframe", "mirroring": "allowed"}

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from fedkace_flwr.data.readers.mnist import EMNIST
 from fedkace_flwr.registry import METHODS, Role
 from fedkace_flwr.sections import DataConfig
 
@@ -15,7 +16,7 @@ _DATA = {
     "imagenet100": "ImageNet100",
     "digits": "digits",
     "mnist": "MNIST",
-    "emnist": "EMNIST",
+    **{f"emnist-{split}": f"EMNIST {split}" for split in EMNIST},
     "folder": "folder of images",
 }
 
@@ -52,7 +53,7 @@ def method_rank(method: str) -> tuple[int, int, str]:
 
 def data_of(run: Mapping[str, Any]) -> str:
     """Return the name of the data that a run learned, given its configuration keys."""
-    return DataConfig(dataset=run["dataset"], data_source=run["data-source"], hub_name=run["hub-name"]).name
+    return DataConfig(dataset=run["dataset"]).name
 
 
 def data_name(data: str) -> str:

@@ -49,24 +49,20 @@ class DrawnStream:
         ConfigError
             The run has no stream.
         """
-        if config.data.data_source == "inbox":
-            raise ConfigError("data-source = 'inbox': has no stream to draw; must be 'stream'")
-        classes = config.data.num_classes or known_classes(config.data.dataset) or load_dataset(config.data).num_classes
+        if config.data.arrives:
+            raise ConfigError("dataset = 'inbox': has no stream to draw; must be another data set")
+        classes = config.data.num_classes or known_classes(config.data.source) or load_dataset(config.data).num_classes
         return cls(config.stream, classes, config.run.seed)
 
     @property
     def caption(self) -> str:
         """The keys that the stream depends on."""
-        settings, kind = self.settings, self.settings.stream
-        words = [f"stream = {kind}"]
+        settings, kind = self.settings, self.settings.kind
+        words = [f"stream = {kind}", *(f"{name} = {number:g}" for name, number in settings.numbers.items())]
         if kind != "dirichlet":
             words += [f"window = {settings.window}", f"overlap = {settings.overlap}"]
-        if kind == "blurred":
-            words.append(f"stream-blur = {settings.stream_blur:g}")
-        if kind in ("dirichlet", "quantity-skew"):
-            words.append(f"stream-concentration = {settings.stream_concentration:g}")
         if kind == "dirichlet":
-            words += [f"stream-drift = {settings.stream_drift:g}", f"{settings.largest_chunk} samples a round"]
+            words.append(f"{settings.largest_chunk} samples a round")
         else:
             words.append(f"samples-per-class = {settings.samples_per_class}")
         return ", ".join(words)

@@ -154,8 +154,9 @@ def place(study: StudyInfo, run: Mapping[str, Any]) -> tuple[str, str]:
     Rows are methods and their variants or, if all runs are of one method, axes other than data and overlap.
     """
     cell = {axis: axis_value(study, run, axis) for axis in ("data", "overlap")}
-    streams = run["data-source"] == "stream"
-    if (run["stream"] == "dirichlet" or not streams) and "overlap" not in study.axes:
+    streams = run["dataset"] != "inbox"
+    kind = run["stream"].partition(":")[0]
+    if (kind == "dirichlet" or not streams) and "overlap" not in study.axes:
         del cell["overlap"]  # there are no windows
     if run["stream"] != "windows" and streams and "stream" not in study.axes:
         cell["stream"] = run["stream"]

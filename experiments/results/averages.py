@@ -40,7 +40,7 @@ def conditions(values: Iterable[float | None]) -> list[float]:
 def switched(config: Mapping[str, Any], switched_at: Sequence[int | None]) -> int | None:
     """Return how many clients have switched to the global model, or None if the method has no switch."""
     method = METHODS.get(config["method"])
-    if method is None or not method.switches or config["inference"] != "auto":
+    if method is None or not method.switches or config["predict-with"] != "auto":
         return None
     return sum(number is not None for number in switched_at)
 
@@ -68,7 +68,7 @@ def of_both_models(config: Mapping[str, Any], records: Sequence[Mapping[str, Any
     for name, columns in _BY_MODEL.items():
         means = [mean(_of_models(record, columns)) for record in records] if config["evaluate"] == "both" else []
         row[name] = mean(means) if None not in means else None
-    if config["inference"] in AVERAGING:
+    if config["predict-with"] in AVERAGING:
         row["aa_unmasked"] = None
     return row
 

@@ -129,7 +129,7 @@ def _reads_answers(run: Path) -> bool:
     """
     config = read_config(run)
     everyone = config.stream.participants_per_round == config.stream.clients
-    return not everyone or config.data.data_source == "inbox" or config.privacy.statistics == "local"
+    return not everyone or config.data.arrives or config.privacy.batchnorm_statistics == "local"
 
 
 def _write(path: Path, content: Record, indent: int = 2) -> None:

@@ -248,8 +248,6 @@ def _load_run(study: StudyInfo, path: Path, config: Record, labels: Mapping[str,
     row["finished"] = summary is not None
     row.update({f"axis.{axis}": labels[axis] for axis in study.axes})
     row.update(config)
-    if config["data-source"] == "inbox":
-        row["dataset"] = "inbox"  # the key has no effect there
     row.update({f"env.{name}": value for name, value in read_environment(path).items()})
     return row, lines
 

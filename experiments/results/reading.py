@@ -15,6 +15,7 @@ from fedkace_flwr import registry as registry  # declares the methods' keys and 
 from fedkace_flwr.config import Config, folder_keys, path_keys
 from fedkace_flwr.errors import ConfigError, MissingDataError, ResultsError
 from fedkace_flwr.experiments.results.folders import within
+from fedkace_flwr.former_keys import NAMES, renewed
 from fedkace_flwr.keys import Scalar
 from fedkace_flwr.messaging.metrics import SHARE, Metric, known_metrics
 from fedkace_flwr.storage.files import LARGEST_LOG, LARGEST_TEXT, read_text
@@ -24,9 +25,6 @@ SCHEMA = 1
 """Version of ``runs.csv``, ``rounds.csv`` and their Parquet versions, and of the ``study.json`` files that are read."""
 
 Record = dict[str, Any]
-
-_FORMER_DEFAULTS = {"clients-together": 1, "inbox-bound": 0}
-"""Defaults, in earlier versions, of keys that are gone or have another range; they stand in all records of that time."""
 
 _PACKAGED = "digits"
 """The data set that comes with a package and has no files of its own."""
@@ -119,7 +117,7 @@ def read_config(run: Path) -> Config:
     _check_schema(path, told)
     told.pop("schema", None)
     try:
-        config = Config.parse({key: value for key, value in published(told).items() if not _is_former(key, value)})
+        config = Config.parse(published(renewed(told)))
     except ConfigError as error:
         raise ResultsError(f"{path}: {error}") from error
     values = config.flat()
@@ -143,9 +141,10 @@ def with_data_dir(config: Config, data_dir: Path | None) -> Config:
         The data set has files, and no folder is given.
     """
     data = config.data
-    if data_dir is None and data.data_source == "stream" and data.dataset != _PACKAGED:
+    if data_dir is None and not data.arrives and data.dataset != _PACKAGED:
         raise MissingDataError(f"dataset = {data.dataset!r}: no record decides in which folder its files are opened")
-    return replace(config, data=replace(data, data_dir=str(data_dir or data.data_dir), hub_name=""))
+    here = data.dataset.replace(f":{data.hub_name}", "", 1) if data.hub_name else data.dataset
+    return replace(config, data=replace(data, data_dir=str(data_dir or data.data_dir), dataset=here))
 
 
 def read_environment(run: Path) -> Record:
@@ -192,12 +191,11 @@ def read_study(path: Path) -> Record | None:
     _check(path, "", told, _STUDY)
     return {
         **{name: _shown(told.get(name)) for name in ("study", "title", "note", "paper", "scale")},
-        "axes": [printable(axis) for axis in told["axes"]],
+        "axes": [_name(axis) for axis in told["axes"]],
         "runs": {
-            run: {printable(axis): _shown(value) for axis, value in labels.items()}
-            for run, labels in told["runs"].items()
+            run: {_name(axis): _shown(value) for axis, value in labels.items()} for run, labels in told["runs"].items()
         },
-        "keys": {printable(axis): [printable(key) for key in keys] for axis, keys in told.get("keys", {}).items()},
+        "keys": {_name(axis): [_name(key) for key in keys] for axis, keys in told.get("keys", {}).items()},
     }
 
 
@@ -302,10 +300,6 @@ def read_object(path: Path) -> Record:
     return _parse(path, _text(path, LARGEST_TEXT), "")
 
 
-def _is_former(key: str, value: object) -> bool:
-    return key in _FORMER_DEFAULTS and value == _FORMER_DEFAULTS[key]
-
-
 def _check_schema(path: Path, content: Record) -> None:
     """Raise :class:`ResultsError` if a file has a schema that this program does not know."""
     schema = content.get("schema", SCHEMA)
@@ -361,6 +355,11 @@ def _without_paths(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_paths(each) for each in value]
     return {name: _without_paths(each) for name, each in value.items()} if isinstance(value, dict) else value
+
+
+def _name(axis: str) -> str:
+    """The present name of an axis that is a key, or of a key."""
+    return NAMES.get(axis) or printable(axis)
 
 
 def _shown(value: Scalar | None) -> Scalar | None:

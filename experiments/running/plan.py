@@ -103,11 +103,11 @@ def _chunk_and_buffer(config: Config, round_number: int) -> int:
 def test_images(config: Config) -> int:
     """Return the largest number of test images that a run can evaluate, each counted once per model tested.
 
-    With ``inference = prequential`` these are also the images of each chunk after the first.
+    With ``predict-with = prequential`` these are also the images of each chunk after the first.
     """
     experiment = Experiment(config)
     models = _models_tested(config)
-    of_chunks = configured(config)[1].answers.inference == "prequential"
+    of_chunks = configured(config)[1].answers.predict_with == "prequential"
     total = 0
     for client in range(config.stream.clients):
         seen = torch.zeros(experiment.num_classes, dtype=torch.bool)
@@ -124,7 +124,7 @@ def _models_tested(config: Config) -> int:
     """Return the largest number of models that a client tests in a round; a mirrored view counts as one."""
     method, config = configured(config)
     answers = config.answers
-    mirrored = answers.views == "mirrored"
+    mirrored = answers.test_time_augmentation == "mirrored"
     if answers.averages:
         return 2 + mirrored
     return max(method.tests, 2 if answers.evaluate == "both" else 1) + mirrored

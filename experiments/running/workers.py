@@ -175,14 +175,14 @@ class Need:
         step = _STEP * activations(experiment.network_on_cpu(), size) * config.training.batch_size
         samples = config.stream.largest_chunk + config.buffer.capacity
         work = int(_WEIGHT_COPIES * weights + step + 2 * samples * 3 * size * size)
-        recorded = 0 if config.run.step == "eager" else int(step)
+        recorded = 0 if config.run.cuda_graphs == "off" else int(step)
         return cls(_PROCESS + work, CONTEXT + _WORKSPACES + work + recorded + PASS_BYTES)
 
 
 def largest_need(configs: Iterable[Config]) -> Need:
     """The largest need among configurations; that of a bare process if there are none."""
     alike = {
-        (c.data, c.model, c.training.batch_size, c.stream.largest_chunk, c.buffer.capacity, c.run.step): c
+        (c.data, c.model, c.training.batch_size, c.stream.largest_chunk, c.buffer.capacity, c.run.cuda_graphs): c
         for c in configs
     }
     needs = [Need.of(config) for config in alike.values()] or [Need()]

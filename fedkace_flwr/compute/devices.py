@@ -90,8 +90,8 @@ def choose_precision(name: str, device: torch.device) -> torch.dtype:
     ConfigError
         An unknown name.
     """
-    if name not in ("fp32", "bf16", "auto"):
-        raise ConfigError(f"precision = {name!r}: must be fp32, bf16 or auto")
+    if name not in ("fp32", "tf32", "bf16", "auto"):
+        raise ConfigError(f"precision = {name!r}: must be fp32, tf32, bf16 or auto")
     if name == "auto":
         name = "bf16" if _multiplies_bf16(device) else "fp32"
     return torch.bfloat16 if name == "bf16" else torch.float32

@@ -31,6 +31,9 @@ from fedkace_flwr.storage.folders import absolute
 
 logger = logging.getLogger(__name__)
 
+CACHE = "FEDKACE_CACHE_DIR"
+"""Environment variable that names the folder of prepared data."""
+
 _FORMAT = 1  # increase it whenever the same files would be prepared differently
 _IMAGES, _LABELS, _META = "images.npy", "labels.npy", "meta.json"
 
@@ -136,7 +139,7 @@ def _by_class(labels: NDArray[np.int64], classes: int, first_id: int) -> list[ND
 def load_dataset(config: DataConfig, *, progress: bool = False, download: bool = True) -> Dataset:
     """Open a data set; prepare it first if the cache has no usable copy.
 
-    With ``data-source = inbox`` there is no data set to open: the result has the agreed classes, no images, mean 0.5
+    With ``dataset = inbox`` there is no data set to open: the result has the agreed classes, no images, mean 0.5
     and standard deviation 0.25.
 
     Any number of processes may call this at once: one prepares the data set, the others wait. If files change, they
@@ -163,31 +166,32 @@ def load_dataset(config: DataConfig, *, progress: bool = False, download: bool =
     DataError
         Files are missing (MissingDataError) or damaged, or the cache folder cannot be used.
     """
-    if config.data_source == "inbox":
+    if config.arrives:
         return _agreed(config)
-    source = source_of(config.dataset)
+    name = config.source
+    source = source_of(name)
     if source.classes is not None:
         check_num_classes(config, source.classes)
     size = config.image_size or source.image_size
     place = absolute(config.data_dir, "data-dir") / source.downloaded
     if source.downloaded and not download and not place.exists():
-        raise MissingDataError(f"{place}: is missing; a run would download {config.dataset} there")
-    origin, form = found(config.dataset, source, config, size), Form.picture(size)
-    cache = cache_dir(config)
-    folder = cache / f"{config.dataset}-{size}-{origin.fingerprint}"
+        raise MissingDataError(f"{place}: is missing; a run would download {name} there")
+    origin, form = found(name, source, config, size), Form.picture(size)
+    cache = cache_dir()
+    folder = cache / f"{name}-{size}-{origin.fingerprint}"
     try:
-        dataset = _open(folder, config.dataset, form)  # without the lock: a finished cache may be on a read-only disk
+        dataset = _open(folder, name, form)  # without the lock: a finished cache may be on a read-only disk
         if dataset is None:
             if origin.remote and not download:
                 raise MissingDataError(f"{origin.remote}: is not on this machine; a run would download it")
             cache.mkdir(parents=True, exist_ok=True)
             with FileLock(cache / f"{folder.name}.lock"):
-                dataset = _open(folder, config.dataset, form)
+                dataset = _open(folder, name, form)
                 if dataset is None:
-                    content = checked(config.dataset, origin, form)
-                    dataset = _prepare(folder, config.dataset, content, form, progress)
+                    content = checked(name, origin, form)
+                    dataset = _prepare(folder, name, content, form, progress)
     except OSError as fault:
-        raise DataError(f"cache-dir = {cache}: cannot be used ({fault}); must be writable and have room") from fault
+        raise DataError(f"{CACHE} = {cache}: cannot be used ({fault}); must be writable and have room") from fault
     check_num_classes(config, dataset.num_classes)
     return replace(dataset, class_names=dataset.class_names[: config.num_classes or None])
 
@@ -198,10 +202,9 @@ def _agreed(config: DataConfig) -> Dataset:
     return Dataset("inbox", none, np.empty(0, dtype=np.int64), 0, config.classes(), (0.5,) * 3, (0.25,) * 3)
 
 
-def cache_dir(config: DataConfig) -> Path:
-    """Folder of prepared data and cached references: ``cache-dir``, else ``$FEDKACE_CACHE_DIR``, else the user's cache."""
-    chosen = config.cache_dir or os.environ.get("FEDKACE_CACHE_DIR")
-    return absolute(chosen or "~/.cache/fedkace_flwr", "cache-dir or the variable FEDKACE_CACHE_DIR")
+def cache_dir() -> Path:
+    """Folder of prepared data and cached references: ``$FEDKACE_CACHE_DIR``, else the user's cache."""
+    return absolute(os.environ.get(CACHE) or "~/.cache/fedkace_flwr", f"the variable {CACHE}")
 
 
 def _open(folder: Path, name: str, form: Form) -> Dataset | None:

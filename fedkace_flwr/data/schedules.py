@@ -77,7 +77,7 @@ def schedule_of(client: int, seed: int, classes: int, settings: StreamConfig) ->
             f"samples-per-class = {settings.samples_per_class}, window = {settings.window}, rounds = "
             f"{settings.rounds}: a client's stream would have {total} samples; must be at most {_LONGEST}"
         )
-    return _KINDS[settings.stream](client, seed, classes, settings)
+    return _KINDS[settings.kind](client, seed, classes, settings)
 
 
 def class_windows(class_order: Sequence[int], window: int, overlap: int, rounds: int) -> list[tuple[int, ...]]:
@@ -134,7 +134,7 @@ def _blurred(client: int, seed: int, classes: int, settings: StreamConfig) -> Sc
     """Take a share of each chunk's places, and shuffle their classes over all rounds; totals are those of the windows."""
     sharp = _windows(client, seed, classes, settings)
     places = np.array([np.repeat(labels, counts) for labels, counts in zip(sharp.windows, sharp.counts, strict=True)])
-    exchanged = max(1, round(settings.stream_blur * places.shape[1]))
+    exchanged = max(1, round(settings.numbers["share"] * places.shape[1]))
     generator = np.random.default_rng(seed_for(seed, "blur", client))
     chosen = np.argsort(generator.random(places.shape), axis=1)[:, :exchanged]
     pool = generator.permutation(np.take_along_axis(places, chosen, axis=1).ravel())
@@ -150,14 +150,14 @@ def _dirichlet(client: int, seed: int, classes: int, settings: StreamConfig) -> 
     The weights are independent gamma variables, so their shares follow the Dirichlet distribution in every round. Rounds
     and chunks that are cut short begin like longer ones.
     """
-    size, shape = settings.window * settings.samples_per_class, settings.stream_concentration
+    size, shape = settings.window * settings.samples_per_class, settings.numbers["concentration"]
     logarithms = np.zeros(classes)
     table = np.zeros((settings.rounds, classes), dtype=np.int64)
     for index in range(settings.rounds):
         generator = np.random.default_rng(seed_for(seed, "class frequencies", client, index + 1))
         # The logarithm of a gamma variable, which for small shapes would itself be rounded to 0.
         fresh = np.log(generator.standard_gamma(shape + 1, classes)) + np.log1p(-generator.random(classes)) / shape
-        drawn = generator.random(classes) < settings.stream_drift
+        drawn = generator.random(classes) < settings.numbers["drift"]
         logarithms = fresh if index == 0 else np.where(drawn, fresh, logarithms)
         shares = np.exp(logarithms - logarithms.max()).cumsum()
         labels = np.searchsorted(shares, generator.random(size) * shares[-1], side="right")

@@ -116,7 +116,7 @@ def _check(
 
     rounds = _largest(settings.rounds, lambda value: suffices(replace(settings, rounds=value)))
     samples = _largest(settings.samples_per_class, lambda value: suffices(replace(settings, samples_per_class=value)))
-    label, kind = int(short[0]), "" if settings.stream == "windows" else f"stream = {settings.stream!r}, "
+    label, kind = int(short[0]), "" if settings.kind == "windows" else f"stream = {settings.stream!r}, "
     who = f"client {client}" if shared else f"shared-samples = false: clients up to {client} together"
     possible = [
         f"{most} {what}"

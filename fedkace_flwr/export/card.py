@@ -232,7 +232,7 @@ def _use(kept: KeptModels, training: Training | None) -> str:
     if unmet:
         limits.append(f"These classes had not been met and are never predicted: {', '.join(unmet)}.")
     if training:
-        if training.config.data.data_source == "inbox":
+        if training.config.data.arrives:
             limits.append("The server does not know which of the classes the clients have met.")
         if changes := _changes(training.config):
             limits.append(f"Clients of this run changed the model before they predicted with it ({changes}).")
@@ -246,10 +246,10 @@ def _use(kept: KeptModels, training: Training | None) -> str:
 def _changes(config: Config) -> str:
     answers = config.answers
     asked = {
-        "recalibrate": "true" if answers.recalibrate else "",
+        "recalibrate-batchnorm": "true" if answers.recalibrate_batchnorm else "",
         "classifier": answers.classifier if answers.classifier != "trained" else "",
-        "views": "mirrored" if answers.views == "mirrored" else "",
-        "inference": answers.inference if answers.averages else "",
+        "test-time-augmentation": "mirrored" if answers.test_time_augmentation == "mirrored" else "",
+        "predict-with": answers.predict_with if answers.averages else "",
     }
     return ", ".join(f"`{key} = {value}`" for key, value in asked.items() if value)
 
@@ -284,16 +284,17 @@ def _configuration(config: Config) -> str:
 
 
 def _data_set(config: Config) -> _DataSet:
-    if config.data.data_source == "inbox":
+    if config.data.arrives:
         return _OWN
-    if config.data.dataset == "hub" and config.data.hub_name:
+    if config.data.hub_name:
         name = config.data.hub_name.partition("@")[0]
         return _DataSet(f"{in_markdown(name)} on the Hugging Face Hub", "see its page on the Hub", name)
-    return _DATA_SETS.get(config.data.dataset, _OWN)
+    source = config.data.source
+    return _DATA_SETS.get("emnist" if source.startswith("emnist-") else source, _OWN)
 
 
 def _name_of_data(config: Config) -> str:
-    return "files of its devices" if config.data.data_source == "inbox" else config.data.name
+    return "files of its devices" if config.data.arrives else config.data.name
 
 
 def _shown(value: object) -> str:

@@ -72,13 +72,16 @@ def why_not_left(experiment: Experiment) -> str:
 def lacks_statistics(experiment: Experiment) -> str:
     """Why the server's model cannot predict as it is, in half a sentence; empty if it can."""
     config = experiment.config
-    if config.privacy.statistics == "local" and facts_of(config.model.network, experiment.blueprint).has_running_means:
-        return "with statistics = 'local' the server has no batch-norm statistics"
+    if (
+        config.privacy.batchnorm_statistics == "local"
+        and facts_of(config.model.network, experiment.blueprint).has_running_means
+    ):
+        return "with batchnorm-statistics = 'local' the server has no batch-norm statistics"
     return ""
 
 
 def _met(experiment: Experiment, number: int) -> tuple[int, ...]:
-    if experiment.config.data.data_source == "inbox":
+    if experiment.config.data.arrives:
         return tuple(range(experiment.num_classes))
     met = torch.zeros(experiment.num_classes, dtype=torch.bool)
     for client in range(experiment.config.stream.clients):

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 _GENERATIONS, _ATTEMPTS = 2, 20
 _FORMER = f"{MODELS}-*.npz"  # of earlier versions
 
-_WRITTEN_WHEN = "clients keep one after each round if their node has a state-dir, if data-source = 'inbox', or if keep-models = 'always'"
+_WRITTEN_WHEN = "clients keep one after each round if their node has a state-dir, if dataset = 'inbox', or if keep-models = 'always'"
 _WANTED = "must be the state folder of a client, or the folder of a model"
 
 

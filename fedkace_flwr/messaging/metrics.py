@@ -43,7 +43,7 @@ class Limits:
 
     @classmethod
     def of(cls, config: Config, shapes: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]) -> "Limits":
-        """Return the limits of a run; with ``max-examples = 0``, ``examples`` is the largest size of a chunk.
+        """Return the limits of a run; ``examples`` is the largest size of a chunk.
 
         Parameters
         ----------
@@ -55,7 +55,7 @@ class Limits:
         return cls(
             config=config,
             classes=shapes["output.bias"][0][0] if "output.bias" in shapes else 0,
-            examples=config.run.max_examples or config.largest_chunk,
+            examples=config.largest_chunk,
         )
 
     @property
@@ -291,7 +291,7 @@ COMMON: tuple[Metric, ...] = (
     ),
     Metric(
         wire.INTERPOLATED,
-        "Whether the accuracy was interpolated between two trained rounds (`centralized-every`, `centralized-first`).",
+        "Whether the accuracy was interpolated between two trained rounds (`centralized-rounds`).",
         phase="evaluation",
         whole=True,
         column="interpolated",

@@ -71,7 +71,9 @@ def check_examples(examples: int, limits: Limits) -> None:
         It claims more.
     """
     if examples > limits.examples:
-        raise MessageError(f"{wire.EXAMPLES} = {examples}: must be at most max-examples = {limits.examples}", "count")
+        raise MessageError(
+            f"{wire.EXAMPLES} = {examples}: must be at most {limits.examples}, the size of the largest chunk", "count"
+        )
 
 
 def check_statistics(weights: Weights, origin: Weights, limits: Limits) -> None:

@@ -2,13 +2,13 @@
 
 import math
 
-from fedkace_flwr.sections import PrivacyConfig
+from fedkace_flwr.sections import DELTA, PrivacyConfig
 
 _HALVINGS = 200
 
 
 def spent(settings: PrivacyConfig, rounds: int) -> dict[str, float | None]:
-    """Fields for a round's record: epsilon of all rounds so far, for ``dp-delta``; empty without ``dp``.
+    """Fields for a round's record: epsilon of all rounds so far, for :data:`DELTA`; empty without ``dp``.
 
     The releases of the rounds in which a client trains compose. With ``fraction-train``, ``rounds`` is the largest
     number of any client; who trains follows from the seed, so there is no amplification by sampling.
@@ -20,8 +20,8 @@ def spent(settings: PrivacyConfig, rounds: int) -> dict[str, float | None]:
     if settings.dp == "none":
         return {}
     apart = 2.0 if settings.dp == "local" else 1.0
-    value = epsilon(settings.dp_noise / apart, rounds, settings.dp_delta)
-    return {"epsilon": value if math.isfinite(value) else None, "delta": settings.dp_delta}
+    value = epsilon(settings.dp_noise / apart, rounds, DELTA)
+    return {"epsilon": value if math.isfinite(value) else None, "delta": DELTA}
 
 
 def epsilon(noise: float, rounds: int, delta: float) -> float:

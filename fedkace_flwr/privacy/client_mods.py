@@ -15,7 +15,7 @@ from fedkace_flwr.flower.internals import KEY_CLIPPING_NORM, ClientAppCallable, 
 from fedkace_flwr.messaging import wire
 from fedkace_flwr.messaging.wire import NumpyArray, Weights
 from fedkace_flwr.privacy import noise
-from fedkace_flwr.sections import PrivacyConfig
+from fedkace_flwr.sections import DELTA, SECAGG_RANGE, PrivacyConfig
 
 _SECRET = "fedkace.noise"
 
@@ -42,7 +42,7 @@ def guarded(
         chain += [secaggplus_mod, _Update(settings, parameters)]
     if attack is not None:
         chain.append(attack)
-    if settings.dp != "none" or settings.statistics == "local":
+    if settings.dp != "none" or settings.batchnorm_statistics == "local":
         chain.append(_Limit(config, parameters))
     return make_ffn(handler, chain)
 
@@ -105,8 +105,8 @@ class _Limit:
             return fixedclipping_mod(question, context, learned)
         # Its noise is sensitivity * sqrt(2 ln(1.25 / delta)) / epsilon, a formula for one release and epsilon up to 1.
         # It is used only to set the deviation; accounting.py computes epsilon over all rounds.
-        once = math.sqrt(2 * math.log(1.25 / settings.dp_delta))
-        modifier = LocalDpMod(settings.dp_clip, settings.dp_noise * settings.dp_clip, once, settings.dp_delta)
+        once = math.sqrt(2 * math.log(1.25 / DELTA))
+        modifier = LocalDpMod(settings.dp_clip, settings.dp_noise * settings.dp_clip, once, DELTA)
         with noise.numpy_noise(noise.fingerprint(self._secret(message, context), before, after)):
             return modifier(question, context, learned)
 
@@ -151,6 +151,6 @@ class _Update:
 
     def _check(self, name: str, moved: NumpyArray) -> None:
         # The server cannot detect this under the mask: SecAgg+ clips silently, and a NaN becomes an arbitrary number.
-        largest, limit = float(np.abs(moved).max(initial=0.0)), self._settings.secagg_range
+        largest, limit = float(np.abs(moved).max(initial=0.0)), SECAGG_RANGE
         if not largest <= limit:
-            raise MessageError(f"{name} moved by {largest:.4g}; secagg-range = {limit:g} allows less", "values")
+            raise MessageError(f"{name} moved by {largest:.4g}; secagg = true allows at most {limit:g}", "values")

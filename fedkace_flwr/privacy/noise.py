@@ -64,7 +64,7 @@ def travelling(
     Batch counters never leave it: nothing is computed from them, they would dominate the norm, and they reveal the
     number of samples. A fixed output layer, which is no parameter, does not either: everyone has it.
     """
-    shared = settings.statistics == "shared"
+    shared = settings.batchnorm_statistics == "shared"
     return [name for name in names if name in parameters or (shared and name.endswith((MEAN, VARIANCE)))]
 
 

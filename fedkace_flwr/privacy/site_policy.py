@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedkace_flwr.config import Config, all_keys, declared_keys
+from fedkace_flwr.config import Config, all_keys, declared_keys, hint
 from fedkace_flwr.errors import ConfigError, PolicyError, closest
 from fedkace_flwr.keys import Key, Scalar, checked, default_of
 from fedkace_flwr.storage.files import read_text
@@ -165,9 +165,9 @@ def read_policy(path: Path, names: Mapping[str, Collection[str]] | None = None) 
         policy = _parsed(path, table)
         for key, known in (names or {}).items():
             for name in policy.rules[key].values if key in policy.rules else ():
-                if name not in known:
-                    hint = closest(str(name), known)
-                    raise ConfigError(f"{key} = {name!r:.200}: must be one of {', '.join(known)}{hint}")
+                if str(name).partition("?")[0].partition(":")[0] not in known:
+                    meant = closest(str(name), known)
+                    raise ConfigError(f"{key} = {name!r:.200}: must be one of {', '.join(known)}{meant}")
         return policy
     except ConfigError as error:
         raise PolicyError(f"{path}: {error}") from error
@@ -182,8 +182,8 @@ def _parsed(path: Path, table: Mapping[str, Any]) -> SitePolicy:
     if not isinstance(labels, bool):
         raise PolicyError(f"{path}: labels = {labels!r:.100}: must be true or false")
     if unlisted not in (_ANY, _DEFAULT):
-        hint = closest(str(unlisted), (_ANY, _DEFAULT))
-        raise PolicyError(f"{path}: unlisted = {unlisted!r:.100}: must be {_ANY!r} or {_DEFAULT!r}{hint}")
+        meant = closest(str(unlisted), (_ANY, _DEFAULT))
+        raise PolicyError(f"{path}: unlisted = {unlisted!r:.100}: must be {_ANY!r} or {_DEFAULT!r}{meant}")
     if not isinstance(rules, dict):
         raise PolicyError(f"{path}: keys = {rules!r:.100}: must be a table")
     return SitePolicy(path, labels, unlisted == _DEFAULT, dict(_rules(rules)))
@@ -193,8 +193,7 @@ def _rules(table: Mapping[str, Any]) -> Iterator[tuple[str, _Rule]]:
     declared = declared_keys(table)
     for name, wanted in table.items():
         if name not in declared:
-            hint = closest(name, declared) or "; see docs/configuration.md for the keys"
-            raise ConfigError(f"unknown key {name!r:.100}{hint}")
+            raise ConfigError(f"unknown key {name!r:.100}{hint(name, declared)}")
         section, key = declared[name]
         yield name, _rule(name, wanted, key, default_of(section, name.replace("-", "_")))
 

@@ -41,7 +41,7 @@ def cached_accuracy(
         Digest of the data set. An accuracy on other data that had the same place is computed again; of one that an
         earlier version has stored, the data are not known.
     """
-    path = cache_dir(config.data) / "centralized" / fingerprint(config) / f"client-{client:03d}-{round_number:06d}.json"
+    path = cache_dir() / "centralized" / fingerprint(config) / f"client-{client:03d}-{round_number:06d}.json"
     known = _read(path, data)
     if known is not None:
         return known
@@ -81,17 +81,18 @@ def fingerprint(config: Config) -> str:
     everyone = config.stream.participants_per_round == config.stream.clients
     if everyone:
         del stream["fraction_train"]
-    if everyone and config.stream.shared_samples and config.stream.stream != "quantity-skew":
+    if everyone and config.stream.shared_samples and config.stream.kind != "quantity-skew":
         del stream["clients"]
-    if config.stream.shared_samples and config.stream.stream != "blurred":
+    if config.stream.shared_samples and config.stream.kind != "blurred":
         del stream["rounds"]
     del data["mirroring"]
-    data["data_dir"], data["cache_dir"] = str(absolute(config.data.data_dir, "data-dir")), None
+    data["data_dir"] = str(absolute(config.data.data_dir, "data-dir"))
+    data |= {"cache_dir": None, "data_source": "stream"}  # keys of earlier versions, whose references stay valid
     model = asdict(config.model)
     if config.model.weights_file:
         model["weights_file"] = _identity(absolute(config.model.weights_file, "weights-file"))
     parts = [_VERSION, data, stream, model, asdict(config.training), config.run.seed]
-    known = DATASETS.get(config.data.dataset)
+    known = DATASETS.get(config.data.source)
     if known is not None and known.framing(1).scaling == "pillow":  # a data set of image files
         parts.append(pixels.READING)
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).hexdigest()

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
-from fedkace_flwr.config import Config, keys_affecting, keys_of_other_methods, renewed
+from fedkace_flwr.config import Config, keys_affecting, keys_of_other_methods
 from fedkace_flwr.errors import ConfigError, RunError
+from fedkace_flwr.former_keys import renewed
 from fedkace_flwr.results.digests import DATA, file_digests
 from fedkace_flwr.results.plot import draw_accuracy
 from fedkace_flwr.results.record import accuracy_so_far, environment, summarise, title

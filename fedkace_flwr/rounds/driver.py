@@ -14,6 +14,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import MessageError, RunError
+from fedkace_flwr.keys import word_of
 from fedkace_flwr.messaging import validation, wire
 from fedkace_flwr.messaging.metrics import Limits
 from fedkace_flwr.messaging.wire import NumpyArray, Reply, Shapes
@@ -24,7 +25,7 @@ from fedkace_flwr.rounds.directory import ClientDirectory
 from fedkace_flwr.rounds.exchange import client_of
 from fedkace_flwr.rounds.secure_aggregation import MaskedSumError, MaskedTraining, moved
 from fedkace_flwr.rounds.server_round import EVALUATION, TRAINING, Messenger, RoundReport, ServerRound
-from fedkace_flwr.sections import RunConfig
+from fedkace_flwr.sections import SECAGG_RANGE, RunConfig
 from fedkace_flwr.strategies.base import ServerRule
 
 logger = logging.getLogger(__name__)
@@ -235,7 +236,7 @@ class RoundDriver(Strategy):
         names = noise.travelling(self._config.privacy, before, self._parameters)
         phase = MaskedTraining(now.messenger, now.report.asked, timeout, self._check_training)
         try:
-            update = phase.run(questions, before, names, self._config.privacy.secagg_range)
+            update = phase.run(questions, before, names, SECAGG_RANGE)
         except MaskedSumError as error:
             reasons = "; ".join(filter(None, [str(error), now.report.reasons()]))
             text = f"round {now.number}, {TRAINING}: secure aggregation: {reasons}"
@@ -377,7 +378,7 @@ class RoundDriver(Strategy):
 
 
 class Quorum:
-    """Counts consecutive shortfalls; keys ``quorum``, ``below-quorum`` and ``below-quorum-limit``.
+    """Counts consecutive shortfalls; keys ``quorum`` and ``below-quorum``.
 
     Parameters
     ----------
@@ -388,8 +389,8 @@ class Quorum:
     """
 
     def __init__(self, settings: RunConfig, clients: int) -> None:
-        self._limit = settings.below_quorum_limit
-        self._rule = settings.below_quorum
+        self._rule, numbers = word_of(settings, "below_quorum")
+        self._limit = int(numbers.get("limit", 0))
         self._in_a_row = 0
         self._clients = clients
         self.share = settings.quorum
@@ -427,6 +428,6 @@ class Quorum:
         if self._in_a_row >= self._limit:
             what = "rounds" if self._rule == "skip" else "attempts"
             raise RunError(
-                f"{shortfall}; below-quorum = {self._rule}, below-quorum-limit = {self._limit} consecutive {what} reached: "
+                f"{shortfall}; below-quorum = {self._rule}:{self._limit}, so many consecutive {what} reached: "
                 "finished rounds are kept, the same command with resume = true goes on"
             ) from shortfall

@@ -109,7 +109,7 @@ class MaskedTraining:
         names : sequence of str
             Arrays that an update consists of.
         limit : float
-            ``secagg-range``.
+            Largest change of a weight (`SECAGG_RANGE`).
 
         Returns
         -------
@@ -171,7 +171,7 @@ def mean_update(
     shapes : sequence of tuple
         Shapes of an update's arrays.
     limit : float
-        ``secagg-range``.
+        the range.
     peer : Peer
         The round.
 

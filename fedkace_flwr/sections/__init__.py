@@ -2,6 +2,8 @@
 
 from fedkace_flwr.sections.data import DataConfig
 from fedkace_flwr.sections.runs import (
+    DELTA,
+    SECAGG_RANGE,
     AggregationConfig,
     AnswerConfig,
     AttackConfig,
@@ -14,6 +16,8 @@ from fedkace_flwr.sections.runs import (
 from fedkace_flwr.sections.stream import StreamConfig
 
 __all__ = [
+    "DELTA",
+    "SECAGG_RANGE",
     "AggregationConfig",
     "AnswerConfig",
     "AttackConfig",

@@ -13,16 +13,11 @@ class DataConfig:
 
     dataset: str = key(
         "digits",
-        "Data set: `digits` (bundled with scikit-learn), `cifar10`, `cifar100`, `mnist`, `emnist`, `imagenet100`, `folder` (any image folder with `train/` and `val/` or `test/`), `hub` (a data set in Hugging Face's format; needs the extra `hub`), or the name of one that another package adds (docs/extend.md).",
+        "Data set: `digits` (bundled with scikit-learn), `cifar10`, `cifar100`, `mnist`, `emnist-SPLIT` (`balanced`, `byclass`, `bymerge`, `letters`, `digits` or `mnist`), `imagenet100`, `folder` (any image folder with `train/` and `val/` or `test/`), `hub:OWNER/NAME` (Hugging Face Hub; `hub` alone reads what `save_to_disk` has written to `data-dir`; docs/running.md), `inbox` (files that arrive on each device; docs/edge-data.md), or one of another package (docs/extend.md).",
     )
     data_dir: str = key(
         "data",
-        "Folder with the original files: it holds `cifar-10-batches-py/` (cifar10) or `cifar-100-python/` (cifar100), both downloaded if missing, the four files of MNIST or EMNIST (mnist, emnist), ILSVRC2012's `train/` (imagenet100), `train/` and `val/` or `test/` (folder), or what `save_to_disk` has written (hub). Relative to the working directory of the process.",
-        affects="place",
-    )
-    cache_dir: str = key(
-        "",
-        "Folder for the prepared, memory-mapped arrays. Empty: `$FEDKACE_CACHE_DIR`, or else `~/.cache/fedkace_flwr`.",
+        "Folder with the original files (docs/running.md). CIFAR's are downloaded if they are missing.",
         affects="place",
     )
     num_classes: int = key(0, "Use only this many classes, the first ones; 0 uses all.", unit="classes", low=0)
@@ -33,30 +28,12 @@ class DataConfig:
         low=0,
         high=1024,
     )
-    emnist_split: Literal["balanced", "byclass", "bymerge", "letters", "digits", "mnist"] = key(
-        "balanced",
-        "With `dataset = emnist`: which of EMNIST's splits, which differ in their classes (47, 62, 47, 26, 10 and 10).",
-    )
-    hub_name: str = key(
-        "",
-        "With `dataset = hub`: name of the data set on the Hugging Face Hub, such as `OWNER/NAME`, or `OWNER/NAME@REVISION` for one version of it; it is downloaded once. Empty: the folder `data-dir`, as `save_to_disk` writes it.",
-    )
-    hub_subset: str = key("", "With `hub-name`: the subset, for data sets that have several.")
-    hub_image: str = key("", "With `dataset = hub`: the column of images. Empty: the only one of the kind `Image`.")
-    hub_label: str = key(
-        "",
-        "With `dataset = hub`: the column of labels; if it declares no names, its values are the classes. Empty: the only one of the kind `ClassLabel`.",
-    )
-    hub_test: str = key(
-        "",
-        "With `dataset = hub`: the split for testing; `train` is trained on. Empty: the first of `test`, `validation`, `valid` and `val` that there is.",
-    )
     normalise: bool = key(
         True, "Reading: subtract the data set's mean and divide by its standard deviation, per channel."
     )
     mirroring: Literal["auto", "allowed", "never"] = key(
         "auto",
-        "Whether an image mirrored left to right still shows its class, so that `augment = auto` and `views = auto` may mirror it: `auto` says yes for cifar10, cifar100, imagenet100 and data sets of packages that declare it, and otherwise no. Set `allowed` for photographs of your own (folder, hub or inbox) unless left and right tell classes apart, as in letters and road signs.",
+        "Whether an image mirrored left to right still shows its class, so that `augment = auto` and `test-time-augmentation = auto` may mirror it: `auto` says yes for cifar10, cifar100, imagenet100 and data sets of packages that declare it. Set `allowed` for photographs of your own unless left and right tell classes apart, as in letters and road signs.",
     )
     test_per_class: int = key(
         0,
@@ -64,13 +41,9 @@ class DataConfig:
         unit="images",
         low=0,
     )
-    data_source: Literal["stream", "inbox"] = key(
-        "stream",
-        "Source of the clients' samples: a `stream` drawn from the data set (simulation), or an `inbox` on each device into which files are dropped (docs/edge-data.md).",
-    )
     class_names: str = key(
         "",
-        "With `data-source = inbox`: the agreed classes, comma-separated, in the order of their labels; `dataset` and `num-classes` are then ignored.",
+        "With `dataset = inbox`: the agreed classes, comma-separated, in the order of their labels.",
     )
     inbox_bound: int = key(
         10000,
@@ -86,11 +59,24 @@ class DataConfig:
     )
 
     @property
+    def source(self) -> str:
+        """The name by which the data set's reader is found: ``hub`` for ``hub:OWNER/NAME``."""
+        return self.dataset.partition("?")[0].partition(":")[0]
+
+    @property
+    def hub_name(self) -> str:
+        """With ``hub:OWNER/NAME``, what follows the colon; otherwise empty."""
+        return self.dataset.partition("?")[0].partition(":")[2]
+
+    @property
     def name(self) -> str:
         """The name of the data that are learned, to show."""
-        if self.data_source == "inbox":
-            return "inbox"
-        return self.hub_name if self.dataset == "hub" and self.hub_name else self.dataset
+        return self.hub_name or self.source
+
+    @property
+    def arrives(self) -> bool:
+        """Whether samples arrive in an inbox on each device, and are not drawn from a data set."""
+        return self.dataset == "inbox"
 
     def classes(self) -> tuple[str, ...]:
         """The names in ``class-names``, in Unicode's composed form (NFC)."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from fedkace_flwr.keys import key
+from fedkace_flwr.keys import ANY, Number, key, word_of
 
 
 @dataclass(frozen=True)
@@ -12,25 +12,25 @@ class ModelConfig:
 
     network: str = key(
         "resnet18",
-        "Network: `resnet18` (the paper's), `mobilenet-v3-small`, `efficientnet-b0`, `vit` (a small vision transformer), `cnn` (two convolutions, for devices), or the name of one that another package adds (docs/extend.md).",
+        "Network: `resnet18` (the paper's), `mobilenet-v3-small`, `efficientnet-b0`, `vit` (a small vision transformer), `cnn` (two convolutions, for devices), or one of another package (docs/extend.md).",
     )
     width: int = key(
         8,
-        "Channels of the network's first layers, to which all others are in proportion. `resnet18`: those of the first stage (paper: 16 for CIFAR-100, 64 for ImageNet100). Published sizes: `mobilenet-v3-small` 16, `efficientnet-b0` 32, `cnn` 32; layers of the first two have at least 8 channels. `vit` has 8 x `width` channels throughout.",
+        "Channels of the network's first layers; all others are in proportion. `resnet18`: 16 (CIFAR-100) and 64 (ImageNet100) in the paper. Published: `mobilenet-v3-small` 16, `efficientnet-b0` 32, both with at least 8 in each layer; `cnn` 32. `vit` has 8 x `width` throughout.",
         low=1,
         high=256,
     )
     stem: Literal["auto", "cifar", "imagenet"] = key(
         "auto",
-        "First layers of the network: `cifar`, for small images, or `imagenet`; `auto` uses `imagenet` for images of 112 pixels or more. `resnet18`: 3x3 with stride 1, or 7x7 with stride 2 and max-pooling. `mobilenet-v3-small`, `efficientnet-b0`: the first two strided layers have stride 1, or 2 as published. `vit`: patches of an eighth of the image's side, or of 16 pixels. `cnn` has no `imagenet`.",
+        "First layers of the network: `cifar`, for small images, or `imagenet`, which `auto` uses from 112 pixels on. `resnet18`: 3x3 with stride 1, or 7x7 with stride 2 and max-pooling. `mobilenet-v3-small`, `efficientnet-b0`: stride 1 or 2 in the first two strided layers. `vit`: patches of an eighth of the image's side, or of 16 pixels. `cnn` has no `imagenet`.",
     )
     weights_file: str = key(
         "",
-        "File with the weights that the network starts from, apart from the output layer, in place of random ones: a state dict as `.safetensors`, `.pth` or `.pt`, with the names of this package or of torchvision. The server reads it and sends the weights; clients read it only with `centralized` and in simulated attacks. Relative to the working directory of the process.",
+        "File with the weights that the network starts from, apart from the output layer: a state dict as `.safetensors`, `.pth` or `.pt`, with the names of this package or of torchvision. The server reads it; clients do only with `centralized` and in simulated attacks.",
     )
     output_layer: Literal["learned", "simplex"] = key(
         "learned",
-        "Last layer of the network: `learned`, or fixed from the start to a `simplex` drawn from `seed`, the same for all clients, in which every two classes have the same angle. The network then learns features alone; it needs at least as many features (`resnet18`: 8 x `width`) as there are classes.",
+        "Last layer of the network: `learned`, or fixed to a `simplex` drawn from `seed`, the same for all clients, with the same angle between any two classes. It needs at least as many features (`resnet18`: 8 x `width`) as there are classes.",
     )
 
 
@@ -70,38 +70,48 @@ class BufferConfig:
 
 
 AVERAGING = ("mean", "fading", "prequential")
-"""Values of ``inference`` with which a client predicts by several models together."""
+"""Values of ``predict-with`` with which a client predicts by several models together."""
 
 
 @dataclass(frozen=True)
 class AnswerConfig:
     """Answers."""
 
-    inference: Literal["auto", "global", "local", "mean", "fading", "prequential"] = key(
+    predict_with: Literal["auto", "global", "local", "mean", "fading", "prequential"] = key(
         "auto",
-        "Which model a client predicts with: `auto` follows the method (FedKACE switches; most others use the global model); `global` and `local` always use that model (ablations AS2, AS3); `mean` averages the probabilities of the local and the global model; `fading` does so too, but gives the local model twice its weight in the first round; the extra weight halves with each further round; `prequential` begins like `fading`, and then weights the local model by how well the models predict each new chunk before training on it.",
+        "Which model a client predicts with: `auto` follows the method (FedKACE switches; most others use the global model); `global` and `local` always use that model (ablations AS2, AS3); `mean` averages the probabilities of both; `fading` gives the local model twice its weight in the first round, an excess that halves with each further one; `prequential` begins like `fading`, and then weights the models by how well they predict each new chunk before training on it.",
     )
     evaluate: Literal["inference", "both"] = key(
         "inference",
-        "Which models a client tests each round: those that it predicts with, or the local and the global one as well (`both`). With `both`, the two are also tested with every class as a possible answer, not only those that the client has met.",
+        "Which models a client tests each round: those that it predicts with, or the local and the global one as well (`both`), these also with every class as a possible answer, not only those that the client has met.",
     )
-    recalibrate: bool = key(
+    recalibrate_batchnorm: bool = key(
         False,
-        "Whether a client replaces the batch-norm statistics of every model that it receives by those of its own images, before the model predicts, is compared with another one, or scores samples.",
+        "Whether a client replaces the batch-norm statistics of every model that it receives by those of its own images, before it uses the model.",
     )
     classifier: Literal["trained", "discriminant", "both", "fading"] = key(
         "trained",
-        "Output layer by which a model predicts: the `trained` one; a `discriminant` fitted to the features of the client's own images each time a model is trained or received; the mean of `both`; or `fading`, a mean in which the discriminant's weight is 1 in the first round, halves with each further one, and is 0 once it would be below one percent. The models that are sent keep the trained one.",
+        "Output layer by which a model predicts: the `trained` one; a `discriminant` fitted to the features of the client's own images each time a model is trained or received; the mean of `both`; or `fading`, a mean in which the discriminant's weight is 1 in the first round, halves with each further one, and ends below one percent. The models that are sent keep the trained one.",
     )
-    views: Literal["one", "mirrored", "auto"] = key(
-        "one",
-        "Views of an image by which a received model predicts: the image alone, or as one more model in the mean of probabilities also its `mirrored` image; `auto` does so if images may be mirrored (`mirroring`). The local model sees the image alone.",
+    test_time_augmentation: Literal["none", "mirrored", "auto"] = key(
+        "none",
+        "Whether a received model predicts by the image alone (`none`), or also, as one more model in the mean of probabilities, by its `mirrored` image; `auto` does so if images may be mirrored (`mirroring`).",
     )
 
     @property
     def averages(self) -> bool:
         """Whether a client predicts by a mean of the probabilities of all its models."""
-        return self.inference in AVERAGING
+        return self.predict_with in AVERAGING
+
+
+DELTA = 1e-05
+"""The delta for which epsilon is recorded: well below one in the number of clients of any federation that we know of."""
+
+SECAGG_RANGE = 8.0
+"""With ``secagg``, the largest change of a weight in a round, far beyond what training does with batch normalisation.
+
+The range from minus to plus this value is quantised to 2^22 steps. A client with a larger change is left out.
+"""
 
 
 @dataclass(frozen=True)
@@ -110,7 +120,7 @@ class PrivacyConfig:
 
     dp: Literal["none", "local", "central"] = key(
         "none",
-        "Differential privacy for methods that aggregate by a mean (docs/privacy.md): `local` clips each client's update and adds noise to it on the client; `central` clips it on the client, and the server adds noise to the mean. All clients then have equal weight, and `report-classes` is off.",
+        "Differential privacy for methods that aggregate by a mean (docs/privacy.md): clients clip their updates, and noise is added by each client (`local`) or by the server to the mean (`central`). All clients then have equal weight, and `report-classes` is off.",
     )
     dp_clip: float = key(
         1.0, "With `dp`: an update (the local model minus the model sent) is scaled down to at most this norm.", above=0
@@ -120,23 +130,17 @@ class PrivacyConfig:
         "With `dp`: standard deviation of the noise on each weight of a client's update (`local`) or of the sum of updates (`central`), in units of `dp-clip`. 0 only clips and gives no privacy.",
         low=0,
     )
-    dp_delta: float = key(1e-05, "With `dp`: the delta for which epsilon is recorded.", above=0, high=1)
     dp_seeded: bool = key(
         False,
         "With `dp`: derive the noise from `seed`, so that a study can be repeated. This gives no privacy: anyone who knows the seed can remove the noise.",
     )
-    statistics: Literal["shared", "local"] = key(
+    batchnorm_statistics: Literal["shared", "local"] = key(
         "shared",
         "Batch-norm running statistics: `shared` averages them like weights (with `dp`, clipped and noised like weights); `local` never sends them, and each client keeps its own. `local` is for methods that aggregate by a mean.",
     )
     secagg: bool = key(
         False,
-        "Secure aggregation (SecAgg+) for methods that aggregate by a mean: the server learns the sum of the updates but no single update (docs/privacy.md). All clients then have equal weight, and `report-classes` is off.",
-    )
-    secagg_range: float = key(
-        8.0,
-        "With `secagg`: largest change of a weight in a round; the range from minus to plus this value is quantised to 2^22 steps. A client with a larger change is left out.",
-        above=0,
+        "Secure aggregation (SecAgg+) for methods that aggregate by a mean: the server learns the sum of the updates but no single update. Otherwise as `dp`.",
     )
 
     @property
@@ -149,48 +153,55 @@ class PrivacyConfig:
 class AggregationConfig:
     """Aggregation."""
 
-    aggregation_rule: Literal["mean", "median", "trimmed-mean", "multi-krum", "geometric-median"] = key(
+    aggregation: str = key(
         "mean",
-        "How the server aggregates local models, for methods whose server takes a mean (docs/robustness.md): the `mean`; the `median` or the `trimmed-mean` of each number; the mean of the models that `multi-krum` chooses; or the `geometric-median`. Trained parameters and batch-norm statistics are treated separately.",
-    )
-    byzantine_clients: int = key(
-        0,
-        "Number of hostile clients f against which `trimmed-mean` and `multi-krum` protect. 0: a quarter of the round's replies, rounded down.",
-        unit="clients",
-        low=0,
+        "How the server aggregates local models, for methods whose server takes a mean (docs/robustness.md): the `mean`; the `median` or the `trimmed-mean` of each number; the mean of the models that `multi-krum` chooses; or the `geometric-median`. The number is that of the hostile clients against which the rule protects; 0, the default: a quarter of the round's replies, rounded down.",
+        words={
+            "mean": (),
+            "median": (),
+            "trimmed-mean": (Number("hostile", 0, low=0),),
+            "multi-krum": (Number("hostile", 0, low=0),),
+            "geometric-median": (),
+        },
     )
     defence: Literal["off", "on"] = key(
         "off",
-        "Whether the server compares the clients' models: with `on`, it rejects models that work against the others, and scales down layers that moved much farther than honest training moves them (docs/robustness.md). `on` is for deployments whose machines belong to strangers.",
+        "With `on`, the server rejects models that work against the others, and scales down layers that moved much farther than honest training moves them (docs/robustness.md): for deployments whose machines belong to strangers.",
     )
+
+    @property
+    def rule(self) -> str:
+        """The rule, without its number."""
+        return word_of(self, "aggregation")[0]
+
+    @property
+    def hostile(self) -> int:
+        """Number of hostile clients against which the rule protects; 0 for a quarter of the replies."""
+        return int(word_of(self, "aggregation")[1].get("hostile", 0))
 
 
 @dataclass(frozen=True)
 class AttackConfig:
     """Attacks."""
 
-    attack: Literal[
+    attack: str = key(
         "none",
-        "sign-flip",
-        "noise",
-        "collusion",
-        "replacement",
-        "rolled-outputs",
-        "flipped-means",
-        "inflated-variances",
-        "stale-model",
-        "label-flip",
-        "false-count",
-    ] = key(
-        "none",
-        "For tests and studies of robustness, in simulations alone: what hostile clients do (docs/robustness.md).",
-    )
-    attack_scale: float = key(
-        1.0, "Factor by which a hostile client enlarges its update, or its number of samples.", above=0
+        "For studies of robustness, in simulations alone: what hostile clients do, such as `sign-flip`, and by which factor (1) they enlarge it; docs/robustness.md has the list.",
+        words={ANY: (Number("scale", 1.0, above=0),)},
     )
     hostile_clients: int = key(
         1, "With an `attack`: number of hostile clients; those with the highest numbers are.", unit="clients", low=1
     )
+
+    @property
+    def name(self) -> str:
+        """The attack, without its scale."""
+        return word_of(self, "attack")[0]
+
+    @property
+    def scale(self) -> float:
+        """The factor by which hostile clients enlarge what they send."""
+        return float(word_of(self, "attack")[1]["scale"])
 
 
 @dataclass(frozen=True)
@@ -202,21 +213,17 @@ class RunConfig:
         "auto",
         "Where clients compute: `auto` (an NVIDIA GPU if the worker has one), `cpu`, `cuda` (the first GPU that the worker sees) or `cuda:N`.",
     )
-    precision: Literal["fp32", "bf16", "auto"] = key(
+    precision: Literal["fp32", "tf32", "bf16", "auto"] = key(
         "fp32",
-        "Precision in which networks compute: `fp32`, `bf16` (autocast), or `auto` (bf16 if the hardware supports it). Parameters and losses stay in fp32. Results differ by rounding.",
-    )
-    tf32: bool = key(
-        False,
-        "On an NVIDIA GPU: whether products in `fp32` may round their factors to TF32 (10 bits), which is faster. Off, `fp32` means it. Results differ by rounding.",
+        "Precision in which networks compute: `fp32`; `tf32`, in which products on an NVIDIA GPU round their factors to 10 bits, which is faster; `bf16` (autocast); or `auto` (bf16 if the hardware supports it). Parameters and losses stay in fp32.",
     )
     deterministic: bool = key(
         False,
-        "On an NVIDIA GPU: compute only with algorithms that give the same bits each time (docs/gpu.md); slower, and a run stops at an operation that has none. A CPU repeats its results anyway.",
+        "On an NVIDIA GPU, which is slower then: compute only with algorithms that give the same bits each time (docs/gpu.md). A run stops at an operation that has none.",
     )
-    step: Literal["auto", "eager", "captured"] = key(
+    cuda_graphs: Literal["auto", "off", "on"] = key(
         "auto",
-        "How a training step is executed: `eager` launches operation by operation; `captured` records the step once in a CUDA graph and replays it; `auto` does so on an NVIDIA GPU. On a CPU, `captured` runs the same step without recording, with the same results as `eager`. If a step cannot be recorded, training goes on as with `eager`.",
+        "Whether a training step is recorded once in a CUDA graph and replayed, or launched operation by operation (`off`); `auto` records on an NVIDIA GPU. On a CPU, `on` runs the same step unrecorded.",
         affects="place",
     )
     threads: int = key(
@@ -245,7 +252,7 @@ class RunConfig:
     )
     keep_models: Literal["auto", "always", "never"] = key(
         "auto",
-        "Whether a client keeps the models that it predicts with as `models-ROUND.safetensors` in its state folder, for `python -m fedkace_flwr.inference.predict`: `auto` keeps them if data arrives in an inbox, and on nodes with a `state-dir` or `models-dir` of their own, as devices have. `centralized` has no model to keep.",
+        "Whether a client keeps the models that it predicts with in its state folder (docs/inference.md): `auto` keeps them if data arrives in an inbox, and on nodes with a `state-dir` or `models-dir` of their own, as devices have.",
         affects="place",
     )
     diagnostics: bool = key(
@@ -267,29 +274,18 @@ class RunConfig:
         above=0,
         high=1,
     )
-    below_quorum: Literal["stop", "skip", "repeat"] = key(
+    below_quorum: str = key(
         "stop",
-        "What happens if a phase has too few valid replies: `stop` ends the run; `skip` leaves the global model unchanged, goes on and notes it in the round's record; `repeat` runs the phase again, and clients that have already trained answer from their store.",
+        "What happens if a phase has too few valid replies: `stop` ends the run; `skip` leaves the global model unchanged, goes on and notes it in the round's record; `repeat` runs the phase again, in which clients that have already trained answer from their store. After so many consecutive rounds (`skip`) or attempts at one phase (`repeat`) the run ends (5); `resume` continues it.",
         affects="waiting",
-    )
-    below_quorum_limit: int = key(
-        5,
-        "Maximum number of consecutive rounds (`skip`) or attempts at one phase (`repeat`) below the quorum before the run ends; `resume` continues it.",
-        low=1,
-        affects="waiting",
-    )
-    max_examples: int = key(
-        0,
-        "Maximum number of samples that a client can have trained on in a round; a reply that claims more is rejected. 0: the size of the largest chunk.",
-        unit="samples",
-        low=0,
+        words={"stop": (), "skip": (Number("limit", 5, low=1),), "repeat": (Number("limit", 5, low=1),)},
     )
     deadline: float = key(
         7200.0, "Maximum wait for the replies of one phase of a round.", unit="seconds", above=0, affects="waiting"
     )
     probe: float = key(
         120.0,
-        "Silence after which the server asks a client's machine whether it is working on the message, and keeps asking from time to time; if the answer is no twice in a row, the message is resent. 0: never. Simulations lose no messages and do not ask.",
+        "Silence after which the server asks a client's machine whether it is working on the message; if the answer is no twice in a row, the message is resent. 0: never, as in simulations.",
         unit="seconds",
         low=0,
         affects="waiting",

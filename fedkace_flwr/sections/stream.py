@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
-from typing import Literal
 
 import numpy as np
 
-from fedkace_flwr.keys import key
+from fedkace_flwr.keys import Number, Numbers, key, word_of
 from fedkace_flwr.seeding import seed_for
+
+_CONCENTRATION = Number("concentration", 1.0, low=0.01, high=1e6)
 
 
 @dataclass(frozen=True)
@@ -21,13 +22,19 @@ class StreamConfig:
     rounds: int = key(15, "Number of rounds T.", low=1, high=100_000)
     fraction_train: float = key(
         1.0,
-        "Fraction of the clients that train in a round, rounded to whole clients, at least one; they are drawn anew for each round. The others miss the round's training and its chunk; images in an inbox wait for the client's next training. All clients receive the new global model and are evaluated (docs/method.md).",
+        "Fraction of the clients that train in a round, at least one, drawn anew for each round. The others miss the round's training and its chunk; images in an inbox wait. All clients receive the new global model and are evaluated.",
         above=0,
         high=1,
     )
-    stream: Literal["windows", "blurred", "dirichlet", "quantity-skew"] = key(
+    stream: str = key(
         "windows",
-        "How a client's classes change over the rounds (docs/streams.md): `windows` of classes slide along a cyclic list, as in the paper; `blurred` exchanges a share of each chunk with the client's other rounds; `dirichlet` draws the frequencies of all classes, which drift; `quantity-skew` gives clients windows with different numbers of samples.",
+        "How a client's classes change over the rounds (docs/streams.md): `windows` of classes slide along a cyclic list, as in the paper; `blurred` exchanges a share of each chunk (0.1) with the client's other rounds; `dirichlet` draws the frequencies of all classes from a Dirichlet distribution with a concentration (1), and each anew in a round with the probability drift (0.1); `quantity-skew` gives clients windows with different numbers of samples, by shares from such a distribution (1).",
+        words={
+            "windows": (),
+            "blurred": (Number("share", 0.1, above=0, high=1),),
+            "dirichlet": (_CONCENTRATION, Number("drift", 0.1, low=0, high=1)),
+            "quantity-skew": (_CONCENTRATION,),
+        },
     )
     window: int = key(
         2,
@@ -47,28 +54,20 @@ class StreamConfig:
         unit="samples",
         low=1,
     )
-    stream_blur: float = key(
-        0.1,
-        "With `stream = blurred`: share of each chunk that is exchanged; at least one sample is. With 1, class frequencies do not change over the rounds.",
-        above=0,
-        high=1,
-    )
-    stream_concentration: float = key(
-        1.0,
-        "With `stream = dirichlet`: concentration of the Dirichlet distribution of a client's class frequencies in a round; small values leave few classes. With `stream = quantity-skew`: that of the clients' shares of the samples; with small values, few clients receive most.",
-        low=0.01,
-        high=1e6,
-    )
-    stream_drift: float = key(
-        0.1,
-        "With `stream = dirichlet`: probability with which a class's frequency is drawn anew in a round. 0: a client's frequencies never change; 1: its rounds are independent.",
-        low=0,
-        high=1,
-    )
     shared_samples: bool = key(
         True,
         "Whether clients draw independently, as in the paper, so that two clients may receive the same sample; `false` divides each class's samples among the clients.",
     )
+
+    @property
+    def kind(self) -> str:
+        """The kind of stream, without its numbers."""
+        return word_of(self, "stream")[0]
+
+    @property
+    def numbers(self) -> Numbers:
+        """The numbers of the kind of stream, by name."""
+        return word_of(self, "stream")[1]
 
     @property
     def participants_per_round(self) -> int:
@@ -95,15 +94,15 @@ class StreamConfig:
 
     def mean_chunk(self, seed: int) -> int:
         """Return the number of samples in a chunk, averaged over clients and rounded; ``seed`` is the experiment's."""
-        if self.stream != "quantity-skew":
+        if self.kind != "quantity-skew":
             return self.largest_chunk
         return round(self.window * sum(self.samples_of(client, seed) for client in range(self.clients)) / self.clients)
 
     def samples_of(self, client: int, seed: int) -> int:
         """Return the number of samples of each class in a window of a client, from 0; ``seed`` is the experiment's."""
-        if self.stream != "quantity-skew":
+        if self.kind != "quantity-skew":
             return self.samples_per_class
-        share = _shares(self.clients, self.stream_concentration, seed)[client]
+        share = _shares(self.clients, self.numbers["concentration"], seed)[client]
         return max(-(-2 // self.window), round(self.samples_per_class * share))  # at least two in a chunk
 
 

@@ -23,7 +23,7 @@ ABLATIONS = ("as1", "as2", "as3", "as4", "as5", "as6", "as7", "as8", "lkc")
 
 
 def test_every_ablation_is_a_preset_of_keys_that_exist(small: Make) -> None:
-    for name in ABLATIONS:
+    for name in set(ABLATIONS) - {"lkc"}:  # a server of its own
         method, config = configured(small(method=name))
         assert method.preset and all(config.flat()[key] == value for key, value in method.preset.items())
         assert method.preset != {key: Config().flat()[key] for key in method.preset}

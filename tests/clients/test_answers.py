@@ -56,14 +56,14 @@ def test_the_mean_of_probabilities_by_hand() -> None:
 @pytest.mark.parametrize(
     ("views", "locals_"),
     [
-        ("one", [1, 3 / 4, 5 / 8, 1 / 2]),
+        ("none", [1, 3 / 4, 5 / 8, 1 / 2]),
         ("mirrored", [2 / 3, 1 / 2, 5 / 12, 1 / 3]),
     ],
 )
 def test_the_local_model_begins_with_twice_its_weight(
     small: Make, inference: str, views: str, locals_: list[float]
 ) -> None:
-    federation = Federation(small(method="er", inference=inference, views=views, **SHAPE))
+    federation = Federation(small(method="er", predict_with=inference, test_time_augmentation=views, **SHAPE))
     store = federation.store(0)
     rule = ClientRule(0, federation.experiment, StreamSource(federation.experiment, 0), store)
     for number, expected in zip((1, 2, 3, 8), locals_, strict=True):  # from round 8 on, nothing is left of the excess
@@ -78,12 +78,12 @@ def test_the_local_model_begins_with_twice_its_weight(
         assert rule.predictor.shares(names[1:], state) == {}, "without the local model the others have equal weights"
 
 
-@pytest.mark.parametrize("views", ["one", "mirrored"])
+@pytest.mark.parametrize("views", ["none", "mirrored"])
 def test_the_local_model_is_weighted_by_what_the_models_say_of_a_chunk_before_it_is_trained_on(
     small: Make, views: str
 ) -> None:
-    changes = {"views": views, "window": 4, "overlap": 2}
-    federation = Federation(small(method="er", inference="prequential", **changes, **SHAPE))
+    changes = {"test-time-augmentation": views, "window": 4, "overlap": 2}
+    federation = Federation(small(method="er", predict_with="prequential", **changes, **SHAPE))
     experiment = federation.experiment
     first, other = federation.train(0, 1), federation.train(1, 1)
     federation.weights = dict(other.weights)  # the "global" model
@@ -115,7 +115,7 @@ def test_the_local_model_is_weighted_by_what_the_models_say_of_a_chunk_before_it
     expected = with_chunk(no_evidence(), local[places], received[places], latest)
     assert torch.allclose(after.extra["prequential.evidence"], expected, atol=1e-4)
 
-    weight = best_weight(expected, 4 / int(after.seen.sum()), 3 / 4 if views == "one" else 1 / 2)
+    weight = best_weight(expected, 4 / int(after.seen.sum()), 3 / 4 if views == "none" else 1 / 2)
     test = experiment.test_set(0, after.seen)
     trained = federation.store(0).answer(2)
     assert trained is not None
@@ -127,10 +127,10 @@ def test_the_local_model_is_weighted_by_what_the_models_say_of_a_chunk_before_it
 def test_a_client_that_begins_to_test_chunks_in_a_later_round_has_no_evidence_yet(small: Make) -> None:
     """As when a device is updated between two rounds: its state does not say which classes it has learned last."""
     changes = {"method": "er", "overlap": 2, "window": 4, **SHAPE}
-    before = Federation(small(inference="fading", **changes))
+    before = Federation(small(predict_with="fading", **changes))
     before.train(0, 1)
     before.evaluate(0, 1)
-    updated = Federation(small(inference="prequential", **changes))
+    updated = Federation(small(predict_with="prequential", **changes))
     found = []
     for number in (2, 3):
         updated.train(0, number)
@@ -141,8 +141,8 @@ def test_a_client_that_begins_to_test_chunks_in_a_later_round_has_no_evidence_ye
 
 @pytest.mark.slow
 def test_what_a_client_predicts_with_leaves_its_training_alone(small: Make) -> None:
-    changes = {"method": "er", "recalibrate": True, "classifier": "fading", "overlap": 2, **SHAPE}
-    one, other = (ran(small(run_name=name, inference=name, **changes)) for name in ("fading", "prequential"))
+    changes = {"method": "er", "recalibrate-batchnorm": True, "classifier": "fading", "overlap": 2, **SHAPE}
+    one, other = (ran(small(run_name=name, predict_with=name, **changes)) for name in ("fading", "prequential"))
     assert [line["client_drift"] for line in one] == [line["client_drift"] for line in other]
     for column in ("local_accuracy", "global_accuracy"):
         assert [line[column] for line in one] == [line[column] for line in other]
@@ -153,7 +153,7 @@ def test_what_a_client_predicts_with_leaves_its_training_alone(small: Make) -> N
 @pytest.mark.slow
 def test_recalibration_repairs_the_mean_of_the_first_rounds(small: Make) -> None:
     plain = ran(small(method="fedavg", run_name="plain", overlap=0, **SHAPE))
-    repaired = ran(small(method="fedavg", run_name="repaired", recalibrate=True, overlap=0, **SHAPE))
+    repaired = ran(small(method="fedavg", run_name="repaired", recalibrate_batchnorm=True, overlap=0, **SHAPE))
     assert plain[0]["client_accuracy"] != repaired[0]["client_accuracy"]
     assert plain[0]["client_drift"] == repaired[0]["client_drift"], "training is the same"
     assert sum(line["accuracy"] for line in repaired[:3]) > sum(line["accuracy"] for line in plain[:3])
@@ -163,26 +163,26 @@ def test_recalibration_repairs_the_mean_of_the_first_rounds(small: Make) -> None
 @pytest.mark.parametrize(
     ("inference", "classifier", "views"),
     [
-        ("mean", "trained", "one"),
+        ("mean", "trained", "none"),
         ("fading", "fading", "mirrored"),
-        ("prequential", "discriminant", "one"),
+        ("prequential", "discriminant", "none"),
     ],
 )
 def test_a_client_predicts_by_the_mean_of_its_models_and_predict_answers_alike(
     small: Make, tmp_path: Path, inference: str, classifier: str, views: str
 ) -> None:
     changes: dict[str, Any] = {
-        "inference": inference,
-        "recalibrate": True,
+        "predict-with": inference,
+        "recalibrate-batchnorm": True,
         "keep_models": "always",
     }
-    changes |= {"classifier": classifier, "views": views}
+    changes |= {"classifier": classifier, "test-time-augmentation": views}
     config = small(method="er", **changes, **SHAPE | {"rounds": 3})
     last = ran(config)[-1]
     names = ["local", "global"]
     for client in range(config.stream.clients):
         kept = load_newest(tmp_path / "run" / "clients" / f"client-{client:03d}").kept
-        assert kept.mirrored == (() if views == "one" else (names[-1],))
+        assert kept.mirrored == (() if views == "none" else (names[-1],))
         assert list(kept.answers) == names and kept.described()["model"] == " and ".join(names)
         assert served(config, client) == last["client_accuracy"][client]
     assert last["switched_at"] == [None] * 3
@@ -194,7 +194,7 @@ def test_a_local_model_is_tested_with_the_output_layer_that_it_predicts_with_and
     small: Make, tmp_path: Path
 ) -> None:
     for name in ("trained", "discriminant"):
-        changes = {"inference": "local", "classifier": name, "keep_models": "always", "run_name": name}
+        changes = {"predict-with": "local", "classifier": name, "keep_models": "always", "run_name": name}
         last = ran(config := small(method="er", **changes, **SHAPE))[-1]
         assert served(config, 0) == last["client_accuracy"][0] == last["local_accuracy"][0]
     one, other = (rounds_of(tmp_path / name) for name in ("trained", "discriminant"))
@@ -203,7 +203,7 @@ def test_a_local_model_is_tested_with_the_output_layer_that_it_predicts_with_and
 
 
 def test_a_local_model_that_is_refitted_without_a_chunk_is_tested_again(small: Make, tmp_path: Path) -> None:
-    changes = {"inference": "local", "classifier": "discriminant", "keep_models": "always", "fraction_train": 0.5}
+    changes = {"predict-with": "local", "classifier": "discriminant", "keep_models": "always", "fraction_train": 0.5}
     lines = ran(config := small(method="er", clients=4, **changes, **SHAPE))
     experiment = Experiment(config)
     idle = [client for client in range(4) if not experiment.trains(client, 4)]
@@ -248,7 +248,7 @@ SEVERAL_MODELS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("method", SEVERAL_MODELS)
 def test_every_method_tests_its_models_on_each_new_chunk(small: Make, tmp_path: Path, method: str) -> None:
-    config = small(method=method, inference="prequential", **SHAPE)
+    config = small(method=method, predict_with="prequential", **SHAPE)
     ran(config)
     for client in range(config.stream.clients):
         state = read_state(tmp_path / "run" / "clients" / f"client-{client:03d}" / "state-000004.npz")
@@ -271,9 +271,9 @@ def test_the_parts_of_training_make_a_difference_to_the_methods_without_a_global
 @pytest.mark.parametrize(
     "changes",
     [
-        {"method": "refed", "recalibrate": True},
+        {"method": "refed", "recalibrate-batchnorm": True},
         {"method": "fedcbdr", "classifier": "both"},
-        {"method": "fedcbdr", "recalibrate": True, "inference": "mean"},
+        {"method": "fedcbdr", "recalibrate-batchnorm": True, "predict-with": "mean"},
     ],
 )
 def test_a_client_keeps_the_model_that_it_tested_though_its_buffer_changes_with_the_evaluation(

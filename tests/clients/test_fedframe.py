@@ -28,7 +28,7 @@ def test_the_method_is_balanced_replay_with_its_parts_and_no_more_bytes(small: M
     by_hand = ran(small(method="er-balanced", run_name="parts", **parts, **SHAPE))
     assert [line["client_accuracy"] for line in method] == [line["client_accuracy"] for line in by_hand]
     recorded = json.loads((tmp_path / "method" / "config.json").read_text())
-    assert recorded["augment"] == "none" and recorded["views"] == "one", "digits are not mirrored"
+    assert recorded["augment"] == "none" and recorded["test-time-augmentation"] == "none", "digits are not mirrored"
     plain = ran(small(method="fedavg", run_name="plain", **SHAPE))
     assert method[-1]["bytes"]["down"] == plain[-1]["bytes"]["down"]
     assert all(value is not None for value in method[-1]["local_accuracy"] + method[-1]["global_accuracy"])
@@ -37,7 +37,7 @@ def test_the_method_is_balanced_replay_with_its_parts_and_no_more_bytes(small: M
 @pytest.mark.slow
 @pytest.mark.parametrize("privacy", [{}, {"dp": "local", "dp_noise": 0.01}, {"dp": "central", "dp_noise": 0.01}])
 def test_all_models_keep_the_frame_that_the_seed_draws(small: Make, tmp_path: Path, privacy: dict[str, Any]) -> None:
-    shown = {"inference": "mean", "keep_models": "always"}
+    shown = {"predict-with": "mean", "keep_models": "always"}
     config = small(method="er-balanced", output_layer="simplex", **shown, **privacy, **SHAPE)
     ran(config)
     frame = as_arrays(Experiment(config).initial_weights())
@@ -58,19 +58,19 @@ def test_all_models_keep_the_frame_that_the_seed_draws(small: Make, tmp_path: Pa
         ({"dataset": "folder"}, False),
         ({"dataset": "folder", "mirroring": "allowed"}, True),
         ({"dataset": "cifar100", "mirroring": "never"}, False),
-        ({"data-source": "inbox", "class-names": "a,b", "image-size": 8}, False),
-        ({"data-source": "inbox", "class-names": "a,b", "image-size": 8, "mirroring": "allowed"}, True),
+        ({"dataset": "inbox", "class-names": "a,b", "image-size": 8}, False),
+        ({"dataset": "inbox", "class-names": "a,b", "image-size": 8, "mirroring": "allowed"}, True),
     ],
 )
 def test_only_images_that_may_be_mirrored_are(data: dict[str, Any], mirrored: bool) -> None:
     config = configured(Config.parse({"method": "fedframe", "data-dir": "anywhere", **data}))[1]
-    expected = ("flip-shift", "mirrored") if mirrored else ("none", "one")
-    assert (config.training.augment, config.answers.views) == expected
+    expected = ("flip-shift", "mirrored") if mirrored else ("none", "none")
+    assert (config.training.augment, config.answers.test_time_augmentation) == expected
 
 
 def test_mirroring_alone_changes_nothing() -> None:
     config = configured(Config.parse({"dataset": "digits", "mirroring": "allowed"}))[1]
-    assert (config.training.augment, config.answers.views) == ("none", "one")
+    assert (config.training.augment, config.answers.test_time_augmentation) == ("none", "none")
 
 
 def test_what_has_no_room_for_a_frame_is_refused(small: Make) -> None:
@@ -86,7 +86,7 @@ def test_what_has_no_room_for_a_frame_is_refused(small: Make) -> None:
     ("changes", "message"),
     [
         ({"logit_adjustment": 0.5}, "logit-adjustment = 0.5: method = 'fedframe' sets it to 1.0, so it would have no"),
-        ({"inference": "local"}, "inference = 'local': method = 'fedframe' sets it to 'prequential'"),
+        ({"predict-with": "local"}, "predict-with = 'local': method = 'fedframe' sets it to 'prequential'"),
         ({"augment": "flip-shift"}, "augment = 'flip-shift': method = 'fedframe' sets it to 'auto'"),  # not of digits
     ],
 )

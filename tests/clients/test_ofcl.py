@@ -118,7 +118,7 @@ def test_training_replays_at_random_whatever_the_batching(
 
 
 def test_the_local_model_answers_where_asked_for(small: Make) -> None:
-    federation = Federation(small(method="ofcl", inference="local"))
+    federation = Federation(small(method="ofcl", predict_with="local"))
     federation.train(0, 1)
     metrics = federation.evaluate(0, 1).metrics
     assert metrics[wire.ACCURACY] == metrics[wire.LOCAL_ACCURACY] and wire.GLOBAL_ACCURACY not in metrics

@@ -161,7 +161,7 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
         {"self_distance": "exclude"},
         {"quota": "all"},
         {"leftover": "fill"},
-        {"landmarks": 5},
+        {"selection": "hbms:5"},
         {"normalise": False},
     ],
 )

@@ -84,7 +84,7 @@ def test_auto_is_float32_where_pytorch_cannot_tell(monkeypatch: pytest.MonkeyPat
 
 
 def test_unknown_names_say_what_would_be_right() -> None:
-    with pytest.raises(ConfigError, match="precision = 'half': must be fp32, bf16 or auto"):
+    with pytest.raises(ConfigError, match="precision = 'half': must be fp32, tf32, bf16 or auto"):
         choose_precision("half", CPU)
     for name in ("gpu", "cuda:", "cuda:-1", "cuda:one", "cpu:0", "auto:1"):
         with pytest.raises(ConfigError, match=f"device = '{name}': must be auto, cpu, cuda or cuda:N"):

@@ -36,10 +36,10 @@ def current() -> tuple[bool, bool, bool, bool]:
 
 def test_fp32_means_it_unless_tf32_is_asked_for() -> None:
     run = Config().run
-    assert not run.tf32 and not run.deterministic
+    assert run.precision == "fp32" and not run.deterministic
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        settle(GPU, tf32=run.tf32, deterministic=run.deterministic)
+        settle(GPU, tf32=False, deterministic=run.deterministic)
         assert current() == (False, False, False, False)
         settle(GPU, tf32=True, deterministic=False)
         assert current() == (True, True, False, False)

@@ -5,12 +5,20 @@ from pathlib import Path
 import pytest
 from support.made.datasets import write_picture, write_tree
 
+from fedkace_flwr.data.datasets import CACHE
 from fedkace_flwr.sections import DataConfig
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path_factory.mktemp("data") / "cache"
+    monkeypatch.setenv(CACHE, str(folder))
+    return folder
+
+
 @pytest.fixture
-def digits(tmp_path: Path) -> DataConfig:
-    return DataConfig(dataset="digits", cache_dir=str(tmp_path / "cache"))
+def digits() -> DataConfig:
+    return DataConfig(dataset="digits")
 
 
 @pytest.fixture
@@ -23,7 +31,6 @@ def imagenet(tmp_path: Path) -> DataConfig:
     return DataConfig(
         dataset="imagenet100",
         data_dir=str(tmp_path / "data"),
-        cache_dir=str(tmp_path / "cache"),
         num_classes=3,
         image_size=16,
     )
@@ -33,6 +40,4 @@ def imagenet(tmp_path: Path) -> DataConfig:
 def folder(tmp_path: Path) -> DataConfig:
     write_tree(tmp_path / "data" / "train", ("cat", "dog"), 5)
     write_tree(tmp_path / "data" / "val", ("cat", "dog"), 2, seed=1000)
-    return DataConfig(
-        dataset="folder", data_dir=str(tmp_path / "data"), cache_dir=str(tmp_path / "cache"), image_size=12
-    )
+    return DataConfig(dataset="folder", data_dir=str(tmp_path / "data"), image_size=12)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.made.datasets import cache_folder
 
-from fedkace_flwr.data.datasets import load_dataset
+from fedkace_flwr.data.datasets import CACHE, load_dataset
 from fedkace_flwr.data.readers import Content, Origin, Source
 from fedkace_flwr.data.readers.catalogue import DATASETS
 from fedkace_flwr.errors import DataError, FedkaceError
@@ -36,7 +36,8 @@ def prepare(monkeypatch: pytest.MonkeyPatch, folder: Path, **changes: Any) -> Da
     given["blocks"] = iter([given["blocks"]]) if isinstance(given["blocks"], np.ndarray) else given["blocks"]
     source = Source(2, 8, lambda config, size: Origin(fingerprint, lambda: Content(**given)))
     monkeypatch.setitem(DATASETS, "theirs", source)
-    return DataConfig("theirs", cache_dir=str(folder / "cache"))
+    monkeypatch.setenv(CACHE, str(folder / "cache"))
+    return DataConfig("theirs")
 
 
 @pytest.mark.matrix
@@ -85,7 +86,7 @@ def test_code_of_another_package_that_fails_is_told_in_one_line(
 ) -> None:
     monkeypatch.setitem(DATASETS, "theirs", source)
     with pytest.raises(FedkaceError, match=r"^dataset = 'theirs': "):
-        load_dataset(DataConfig("theirs", cache_dir=str(tmp_path)))
+        load_dataset(DataConfig("theirs"))
 
 
 def test_a_copy_that_an_earlier_version_made_of_unfit_images_is_not_used(

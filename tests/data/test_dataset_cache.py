@@ -45,10 +45,12 @@ DAMAGES = {
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_cache_is_rebuilt(damage: str, digits: DataConfig, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_cache_is_rebuilt(
+    damage: str, digits: DataConfig, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     good = load_dataset(digits)
     images = np.array(good.images)
-    folder = cache_folder(Path(digits.cache_dir))
+    folder = cache_folder(cache)
     del good
     DAMAGES[damage](folder)
     with caplog.at_level(logging.WARNING):
@@ -66,15 +68,15 @@ def test_second_load_reads_no_source(digits: DataConfig, monkeypatch: pytest.Mon
     load_dataset(digits)
 
 
-def test_open_map_outlives_a_rebuild(digits: DataConfig) -> None:
+def test_open_map_outlives_a_rebuild(digits: DataConfig, cache: Path) -> None:
     held = load_dataset(digits)
     before = np.array(held.images)
-    (cache_folder(Path(digits.cache_dir)) / "labels.npy").unlink()
+    (cache_folder(cache) / "labels.npy").unlink()
     load_dataset(digits)
     np.testing.assert_array_equal(held.images, before)
 
 
-def test_failed_preparation_leaves_nothing(digits: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_preparation_leaves_nothing(digits: DataConfig, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def blocks() -> Iterator[np.ndarray]:
         yield np.zeros((2, 3, 8, 8), np.uint8)
         raise DataError("second block is damaged")
@@ -83,7 +85,7 @@ def test_failed_preparation_leaves_nothing(digits: DataConfig, monkeypatch: pyte
     monkeypatch.setitem(DATASETS, "digits", Source(2, 8, lambda config, size: Origin("x", lambda: content)))
     with pytest.raises(DataError, match="second block"):
         load_dataset(digits)
-    assert not [path for path in Path(digits.cache_dir).iterdir() if path.is_dir()]
+    assert not [path for path in cache.iterdir() if path.is_dir()]
 
 
 KILLED = """
@@ -100,18 +102,18 @@ def half(size):
         os._exit(9)
     return replace(content, blocks=blocks())
 digits_reader._read_digits = half
-datasets.load_dataset(DataConfig(dataset="digits", cache_dir=sys.argv[1]))
+datasets.load_dataset(DataConfig(dataset="digits"))
 """
 
 
 @pytest.mark.slow
-def test_killed_preparation_is_not_trusted(digits: DataConfig) -> None:
-    process = start_python(KILLED, digits.cache_dir)
+def test_killed_preparation_is_not_trusted(digits: DataConfig, cache: Path) -> None:
+    process = start_python(KILLED)
     _, errors = process.communicate()
     assert process.returncode == 9, errors
-    assert cache_folder(Path(digits.cache_dir)).name.endswith(".partial")
+    assert cache_folder(cache).name.endswith(".partial")
     assert_consistent(load_dataset(digits))
-    assert not cache_folder(Path(digits.cache_dir)).name.endswith(".partial")
+    assert not cache_folder(cache).name.endswith(".partial")
 
 
 TOGETHER = """
@@ -127,18 +129,18 @@ def slowly(*args, **kwargs):
     return decode(*args, **kwargs)
 image_folders._decode = slowly
 logging.basicConfig(level=logging.INFO)
-data, cache, mine = sys.argv[1:]
+data, mine = sys.argv[1:]
 Path(mine).touch()
 while len(list(Path(mine).parent.glob("ready-*"))) < 2:
     time.sleep(0.01)
-dataset = load_dataset(DataConfig(dataset="folder", data_dir=data, cache_dir=cache, image_size=12))
+dataset = load_dataset(DataConfig(dataset="folder", data_dir=data, image_size=12))
 print(int(dataset.images.sum()))
 """
 
 
 @pytest.mark.slow
 def test_two_processes_prepare_once(folder: DataConfig, tmp_path: Path) -> None:
-    both = [start_python(TOGETHER, folder.data_dir, folder.cache_dir, str(tmp_path / f"ready-{i}")) for i in range(2)]
+    both = [start_python(TOGETHER, folder.data_dir, str(tmp_path / f"ready-{i}")) for i in range(2)]
     told = [process.communicate() for process in both]
     assert [process.returncode for process in both] == [0, 0], told
     expected = str(int(load_dataset(folder).images.sum()))
@@ -152,7 +154,7 @@ import sys
 from fedkace_flwr.sections import DataConfig
 from fedkace_flwr.data.datasets import load_dataset
 import torch
-dataset = load_dataset(DataConfig(dataset=sys.argv[1], data_dir=sys.argv[2], cache_dir=sys.argv[3], image_size=16))
+dataset = load_dataset(DataConfig(dataset=sys.argv[1], data_dir=sys.argv[2], image_size=16))
 dataset.fetch(torch.tensor(dataset.train_ids(0)[:2]))
 print(sorted({name.split(".")[0] for name in sys.modules} & {"torchvision", "sklearn", "rich", "PIL"}))
 """
@@ -162,16 +164,15 @@ print(sorted({name.split(".")[0] for name in sys.modules} & {"torchvision", "skl
 @pytest.mark.parametrize("name", ["digits", "folder"])
 def test_opening_a_prepared_cache_imports_no_reader(name: str, folder: DataConfig) -> None:
     load_dataset(replace(folder, dataset=name, image_size=16))
-    process = start_python(OPEN, name, folder.data_dir, folder.cache_dir)
+    process = start_python(OPEN, name, folder.data_dir)
     out, errors = process.communicate()
     assert out.strip() == "[]", errors
 
 
-def test_unwritable_cache_names_folder_and_key(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    cache = tmp_path / "file" / "cache"
-    with pytest.raises(DataError, match=f"^cache-dir = {cache}: "):
-        load_dataset(DataConfig(dataset="digits", cache_dir=str(cache)))
+def test_unwritable_cache_names_folder_and_variable(cache: Path) -> None:
+    cache.touch()
+    with pytest.raises(DataError, match=f"^FEDKACE_CACHE_DIR = {cache}: "):
+        load_dataset(DataConfig(dataset="digits"))
 
 
 def test_full_disk_names_the_cache(digits: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,18 +180,18 @@ def test_full_disk_names_the_cache(digits: DataConfig, monkeypatch: pytest.Monke
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(datasets, "_write_images", full)
-    with pytest.raises(DataError, match=r"^cache-dir = .*No space left"):
+    with pytest.raises(DataError, match=r"^FEDKACE_CACHE_DIR = .*No space left"):
         load_dataset(digits)
 
 
-def test_a_user_without_a_home_is_told_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a container with a user that /etc/passwd does not list."""
     monkeypatch.setattr(pwd, "getpwuid", lambda number: {}[number])
     for name in ("HOME", "FEDKACE_CACHE_DIR"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(
-        ConfigError, match=r"cache/fedkace_flwr: .* no such home folder; set cache-dir .*CACHE_DIR, or HOME$"
+        ConfigError, match=r"cache/fedkace_flwr: .* no such home folder; set the variable FEDKACE_CACHE_DIR, or HOME$"
     ):
         load_dataset(DataConfig())
     with pytest.raises(ConfigError, match=r"^~/x: .* set data-dir, or HOME$"):
-        load_dataset(DataConfig(dataset="cifar10", data_dir="~/x", cache_dir=str(tmp_path)))
+        load_dataset(DataConfig(dataset="cifar10", data_dir="~/x"))

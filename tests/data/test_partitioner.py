@@ -20,8 +20,8 @@ from fedkace_flwr.experiment import Experiment
 
 STREAMS = [
     {},
-    {"stream": "blurred", "stream_blur": 0.3},
-    {"stream": "dirichlet", "stream_concentration": 0.5},
+    {"stream": "blurred:0.3"},
+    {"stream": "dirichlet:0.5"},
     {"stream": "quantity-skew"},
     {"shared_samples": False},
 ]
@@ -62,7 +62,6 @@ def test_partitions_hold_the_samples_of_a_run(keys: dict[str, Any], splits: Any,
     asked = {
         "dataset": "hub",
         "data-dir": str(tmp_path / "saved"),
-        "cache-dir": str(tmp_path / "cache"),
         "image-size": 4,
         "clients": 3,
         "rounds": 3,
@@ -122,7 +121,8 @@ def test_values_of_a_plain_column_are_classes_in_ascending_order(hf: Any, splits
         ({"window": 0}, "^window = 0: must be >= 1"),
         ({"clients": 2.5}, "^clients = 2.5: must be a whole number"),
         ({"stream": "waves"}, "^stream = 'waves': must be one of windows, blurred"),
-        ({"stream_blurr": 1}, "^unknown key stream_blurr = 1; .*did you mean stream_blur?"),
+        ({"streams": 1}, "^unknown key streams = 1; .*did you mean stream?"),
+        ({"stream": "windoes"}, "^stream = 'windoes': .*did you mean windows?"),
     ],
 )
 def test_keys_are_checked_at_once(hf: Any, keys: dict[str, Any], message: str) -> None:

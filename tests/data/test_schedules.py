@@ -3,7 +3,7 @@
 import re
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from fedkace_flwr.data.schedules import schedule_of
 from fedkace_flwr.data.stream import client_stream
 from fedkace_flwr.errors import StreamError
+from fedkace_flwr.keys import keys_of
 from fedkace_flwr.sections import StreamConfig
 
-KINDS = get_args(get_type_hints(StreamConfig)["stream"])
+KINDS = keys_of(StreamConfig)["stream"].choices
 
 
 def data_set(sizes: list[int]) -> list[np.ndarray]:
@@ -28,6 +29,12 @@ def table(settings: StreamConfig, classes: int, client: int = 0, seed: int = 0) 
     return schedule_of(client, seed, classes, settings).table(classes)
 
 
+def with_numbers(kind: str) -> st.SearchStrategy[str]:
+    """The kind of stream with any numbers that it takes."""
+    numbers = {"blurred": [(0.001, 1)], "dirichlet": [(0.01, 100), (0, 1)], "quantity-skew": [(0.01, 100)]}
+    return st.tuples(st.just(kind), *(st.floats(*ends).map(str) for ends in numbers.get(kind, []))).map(":".join)
+
+
 @st.composite
 def streams(draw: st.DrawFn) -> tuple[StreamConfig, int, int]:
     """A stream, the number of its classes, and a seed."""
@@ -36,13 +43,10 @@ def streams(draw: st.DrawFn) -> tuple[StreamConfig, int, int]:
     settings = StreamConfig(
         clients=draw(st.integers(1, 4)),
         rounds=draw(st.integers(1, 9)),
-        stream=draw(st.sampled_from(KINDS)),
+        stream=draw(st.sampled_from(KINDS).flatmap(with_numbers)),
         window=window,
         overlap=draw(st.integers(0, window)),
         samples_per_class=draw(st.integers(2, 8)),
-        stream_blur=draw(st.floats(0.001, 1)),
-        stream_concentration=draw(st.floats(0.01, 100)),
-        stream_drift=draw(st.floats(0, 1)),
         shared_samples=draw(st.booleans()),
     )
     return settings, classes, draw(st.integers(0, 2**40))
@@ -100,17 +104,17 @@ def test_what_the_cache_of_references_relies_on(case):
     settings = replace(settings, shared_samples=True)
     ids = data_set([(settings.rounds + 3) * settings.largest_chunk] * classes)
     chunks = client_stream(0, seed, ids, settings).chunks
-    if settings.stream != "blurred":
+    if settings.kind != "blurred":
         longer = client_stream(0, seed, ids, replace(settings, rounds=settings.rounds + 3)).chunks
         assert all(np.array_equal(one, other) for one, other in zip(chunks, longer, strict=False))
-    if settings.stream != "quantity-skew":
+    if settings.kind != "quantity-skew":
         more = client_stream(0, seed, ids, replace(settings, clients=9)).chunks
         assert all(np.array_equal(one, other) for one, other in zip(chunks, more, strict=True))
 
 
 # Blurred windows
 
-BLURRED = StreamConfig(stream="blurred", rounds=40, window=3, overlap=1, samples_per_class=20, stream_blur=0.2)
+BLURRED = StreamConfig(stream="blurred:0.2", rounds=40, window=3, overlap=1, samples_per_class=20)
 
 
 def test_blurred_windows_have_the_totals_of_sharp_ones_and_a_share_from_elsewhere():
@@ -131,20 +135,20 @@ def test_a_blurred_chunk_holds_its_windows_classes_first_and_in_their_order():
 
 def test_at_least_one_sample_is_exchanged_and_with_all_exchanged_no_window_is_left():
     sharp = table(replace(BLURRED, stream="windows"), 10)
-    least = np.abs(table(replace(BLURRED, stream_blur=0.001), 10) - sharp).sum(axis=1)
+    least = np.abs(table(replace(BLURRED, stream="blurred:0.001"), 10) - sharp).sum(axis=1)
     assert set(least.tolist()) == {0, 2}  # one sample less of one class, one more of another, or the same class again
-    mixed = table(replace(BLURRED, stream_blur=1.0, samples_per_class=200), 10)
+    mixed = table(replace(BLURRED, stream="blurred:1", samples_per_class=200), 10)
     np.testing.assert_allclose(mixed / 600, [mixed.sum(axis=0) / mixed.sum()] * 40, atol=0.07)
 
 
 # Dirichlet
 
-DRIFTING = StreamConfig(stream="dirichlet", rounds=6, window=5, samples_per_class=400, stream_concentration=0.5)
+DRIFTING = StreamConfig(stream="dirichlet:0.5", rounds=6, window=5, samples_per_class=400)
 
 
 @pytest.mark.parametrize("index", [0, 5])
 def test_class_frequencies_follow_the_dirichlet_distribution_in_every_round(index: int):
-    classes, concentration = 5, DRIFTING.stream_concentration
+    classes, concentration = 5, DRIFTING.numbers["concentration"]
     shares = np.array([table(DRIFTING, classes, client)[index] / 2000 for client in range(250)])
     np.testing.assert_allclose(shares.mean(axis=0), 1 / classes, atol=0.04)
     variance = (1 / classes) * (1 - 1 / classes) / (classes * concentration + 1)
@@ -153,7 +157,7 @@ def test_class_frequencies_follow_the_dirichlet_distribution_in_every_round(inde
 
 def test_frequencies_drift_as_fast_as_the_key_says():
     def correlation(drift: float) -> float:
-        settings = replace(DRIFTING, rounds=2, stream_drift=drift)
+        settings = replace(DRIFTING, rounds=2, stream=f"dirichlet:0.5:{drift}")
         before, after = (
             np.array([table(settings, 5, client) for client in range(300)]).transpose(1, 0, 2).reshape(2, -1)
         )
@@ -165,9 +169,9 @@ def test_frequencies_drift_as_fast_as_the_key_says():
 
 
 def test_small_concentrations_leave_one_class_and_large_ones_all():
-    few = table(replace(DRIFTING, stream_concentration=0.01), 10)
+    few = table(replace(DRIFTING, stream="dirichlet:0.01"), 10)
     assert (few.max(axis=1) / 2000 > 0.9).mean() > 0.8
-    many = table(replace(DRIFTING, stream_concentration=1e6), 10)
+    many = table(replace(DRIFTING, stream="dirichlet:1e6"), 10)
     assert np.abs(many / 2000 - 0.1).max() < 0.05
 
 
@@ -178,7 +182,7 @@ def test_a_smaller_chunk_is_the_beginning_of_a_larger_one():
 
 # Different numbers of samples
 
-SKEWED = StreamConfig(stream="quantity-skew", clients=8, rounds=4, samples_per_class=100, stream_concentration=0.5)
+SKEWED = StreamConfig(stream="quantity-skew:0.5", clients=8, rounds=4, samples_per_class=100)
 
 
 def test_one_client_receives_the_full_number_of_samples_and_the_others_less():
@@ -194,12 +198,12 @@ def test_one_client_receives_the_full_number_of_samples_and_the_others_less():
 
 @pytest.mark.parametrize(("window", "least"), [(1, 2), (2, 1), (3, 1)])
 def test_the_smallest_chunk_has_two_samples(window: int, least: int):
-    settings = replace(SKEWED, window=window, overlap=0, stream_concentration=0.01)
+    settings = replace(SKEWED, window=window, overlap=0, stream="quantity-skew:0.01")
     assert min(settings.samples_of(client, 0) for client in range(8)) == least
 
 
 def test_large_concentrations_make_clients_alike():
-    settings = replace(SKEWED, stream_concentration=1e6)
+    settings = replace(SKEWED, stream="quantity-skew:1e6")
     assert all(settings.samples_of(client, 0) >= 99 for client in range(8))
 
 
@@ -247,9 +251,9 @@ def test_the_client_in_the_middle_is_refused_first():
         {"stream": "blurred"},
         {"stream": "dirichlet"},
         {"stream": "quantity-skew"},
-        {"stream": "blurred", "stream_blur": 0.5},
-        {"stream": "dirichlet", "stream_drift": 0.5},
-        {"stream": "dirichlet", "stream_concentration": 3.0},
+        {"stream": "blurred:0.5"},
+        {"stream": "dirichlet:1:0.5"},
+        {"stream": "dirichlet:3"},
         {"shared_samples": False},
     ],
 )

@@ -325,7 +325,9 @@ def test_several_values_of_a_key_become_runs_with_names_of_their_own(
 
 
 def test_a_sweep_takes_the_place_of_the_files_axis_and_its_values_keep_their_types(tmp_path: Path) -> None:
-    swept = study(tmp_path, sweeps={"seed": [4, 5], "learning-rate": [0.1, 0.01], "recalibrate": [True, False]})
+    swept = study(
+        tmp_path, sweeps={"seed": [4, 5], "learning-rate": [0.1, 0.01], "recalibrate-batchnorm": [True, False]}
+    )
     assert {config.run.seed for config in swept.runs.values()} == {4, 5}
     assert len(swept.runs) == 16 and "learning-rate" in swept.axes
     settings, sweeps = parse_settings(["epochs=5, 10", "overlap=0", "learning-rate=1e-2,0.1", "augment=none,auto"])

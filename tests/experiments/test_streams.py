@@ -16,6 +16,7 @@ from support.systems.engines import InProcessEngine
 
 from fedkace_flwr.config import Config
 from fedkace_flwr.configured import configured
+from fedkace_flwr.data.datasets import CACHE
 from fedkace_flwr.data.schedules import class_order
 from fedkace_flwr.errors import ConfigError, MissingDataError, StreamError
 from fedkace_flwr.experiment import Experiment
@@ -49,7 +50,8 @@ def test_a_study_over_streams_is_run_and_reported_with_regrets_of_its_own(
 ) -> None:
     monkeypatch.setattr(runner, "InlineEngine", InProcessEngine)
     cache = tmp_path / "cache"
-    asked = study(tmp_path, ["fedkace", "centralized"], **{"cache-dir": str(cache)})
+    monkeypatch.setenv(CACHE, str(cache))
+    asked = study(tmp_path, ["fedkace", "centralized"])
     outcome = run_study(asked, Console(width=200))
     assert len(outcome.summaries) == 8 and outcome.failures == {}
     assert len(list((cache / "centralized").iterdir())) == 4  # no reference is taken for another stream's
@@ -122,7 +124,7 @@ def test_the_picture_holds_the_samples_of_the_run() -> None:
 
 
 def test_only_the_files_of_a_folder_say_how_many_classes_to_draw(tmp_path: Path) -> None:
-    config = Config.parse({"dataset": "folder", "data-dir": str(tmp_path), "cache-dir": str(tmp_path / "cache")})
+    config = Config.parse({"dataset": "folder", "data-dir": str(tmp_path)})
     with pytest.raises(MissingDataError, match=f"^{tmp_path}/train: "):
         DrawnStream.of(config)
     for split in ("train", "val"):
@@ -166,7 +168,7 @@ def test_a_run_is_not_resumed_with_another_stream(tmp_path: Path) -> None:
     run_inline(Config.parse(small))
     (tmp_path / "run" / "summary.json").unlink()  # as if the run had been interrupted
     before = rounds_of(tmp_path / "run")
-    for change in ({"stream": "windows"}, {"stream-blur": 0.3}, {"shared-samples": False}):
+    for change in ({"stream": "windows"}, {"stream": "blurred:0.3"}, {"shared-samples": False}):
         (name,) = change
         with pytest.raises(ConfigError, match=rf"^{name} = .* was begun with .*; resume it with that"):
             run_inline(Config.parse({**small, **change, "resume": True}))

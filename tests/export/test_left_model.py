@@ -129,7 +129,7 @@ def test_the_card_says_what_the_run_was(run: Path) -> None:
 @pytest.mark.parametrize("name", HOSTILE)
 def test_texts_of_others_stay_texts_in_the_card(name: str) -> None:
     agreed = " ".join(printable(name).split())
-    config = Config.parse({"data-source": "inbox", "image-size": 8, "class-names": f"{agreed.replace(',', ';')}, b"})
+    config = Config.parse({"dataset": "inbox", "image-size": 8, "class-names": f"{agreed.replace(',', ';')}, b"})
     text = card(constant(2, 1, class_names=(name, *map(str, range(9)))), Training(config, []))
     plain = card(constant(2, 1, class_names=tuple(map(str, range(10)))), Training(config, []))
     assert len(text.splitlines()) == len(plain.splitlines())
@@ -145,7 +145,7 @@ def test_texts_of_others_stay_texts_in_the_card(name: str) -> None:
     [
         ({"dataset": "cifar100"}, ["uoft-cs/cifar100"], "none stated by its author"),
         (
-            {"dataset": "hub", "hub-name": "owner/pictures@v1"},
+            {"dataset": "hub:owner/pictures@v1"},
             ["owner/pictures"],
             "owner/pictures on the Hugging Face Hub",
         ),
@@ -169,10 +169,10 @@ def test_a_card_of_somebody_else_is_kept_and_says_whether_there_is_onnx(tmp_path
 
 
 def test_a_card_says_which_classes_nobody_has_met_and_how_clients_used_the_model() -> None:
-    config = Config.parse({"method": "er", "recalibrate": True, "inference": "mean"})
+    config = Config.parse({"method": "er", "recalibrate-batchnorm": True, "predict-with": "mean"})
     text = card(constant(2, 1, seen=(1, 2)), Training(config, []))
     assert "never predicted: class 0, class 3" in text
-    assert "`recalibrate = true`, `inference = mean`" in text
+    assert "`recalibrate-batchnorm = true`, `predict-with = mean`" in text
 
 
 def test_a_card_says_what_the_defence_did() -> None:
@@ -187,12 +187,14 @@ def test_what_would_not_be_encrypted_or_could_not_predict_is_not_left(
     small: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    run_inline(small(statistics="local", rounds=1, run_name="local"))
-    assert "no model is left: with statistics = 'local' the server has no batch-norm statistics" in caplog.text
+    run_inline(small(batchnorm_statistics="local", rounds=1, run_name="local"))
+    assert (
+        "no model is left: with batchnorm-statistics = 'local' the server has no batch-norm statistics" in caplog.text
+    )
     monkeypatch.setenv(encryption.VARIABLE, base64.b64encode(bytes(range(32))).decode())
     run_inline(small(rounds=1, run_name="sealed"))
     assert "no model is left: FEDKACE_STATE_KEY is set, and the model would not be encrypted" in caplog.text
     for name in ("local", "sealed"):
         folder = Path(small().run.results_dir) / name
         assert (folder / "summary.json").exists() and not (folder / "model").exists()
-    run_inline(small(statistics="local", network="cnn", rounds=1, run_name="plain", resume=True))
+    run_inline(small(batchnorm_statistics="local", network="cnn", rounds=1, run_name="plain", resume=True))

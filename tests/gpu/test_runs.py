@@ -40,14 +40,14 @@ def run(small: Make, tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
 
 @pytest.mark.parametrize("method", ["fedkace", "fedframe", "derpp", "flwf", "fedprox", "refed"])
 def test_a_recorded_run_is_the_plain_run(run: Callable[..., list[dict[str, Any]]], method: str) -> None:
-    assert run("plain", method=method, step="eager") == run("recorded", method=method, step="captured")
+    assert run("plain", method=method, cuda_graphs="off") == run("recorded", method=method, cuda_graphs="on")
 
 
 @pytest.mark.parametrize("network", sorted(set(NETWORKS) - {"resnet18"}))
 def test_a_recorded_run_of_another_network_is_the_plain_run(
     run: Callable[..., list[dict[str, Any]]], network: str
 ) -> None:
-    plain, recorded = (run(step, network=network, rounds=2, step=step) for step in ("eager", "captured"))
+    plain, recorded = (run(wanted, network=network, rounds=2, cuda_graphs=wanted) for wanted in ("off", "on"))
     assert plain == recorded and [record["failures"] for record in plain] == [[], []]
 
 

@@ -50,7 +50,7 @@ CASES = [
         pytest.param({"method": name}, id=name, marks=[] if name == "fedkace" else [pytest.mark.slow])
         for name in SERVED
     ),
-    pytest.param({"method": "er", "inference": "local", "evaluate": "both"}, id="er-local", marks=pytest.mark.slow),
+    pytest.param({"method": "er", "predict-with": "local", "evaluate": "both"}, id="er-local", marks=pytest.mark.slow),
     pytest.param({"method": "fedkace", "precision": "bf16"}, id="bf16", marks=pytest.mark.slow),
 ]
 

@@ -14,6 +14,7 @@ from fedkace_flwr.clients.centralized import CentralizedKeys
 from fedkace_flwr.config import Config
 from fedkace_flwr.configured import configured
 from fedkace_flwr.data import pixels
+from fedkace_flwr.data.datasets import CACHE
 from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.results.reference_cache import cached_accuracy, fingerprint, reference_keys
 
@@ -26,7 +27,7 @@ def test_anchors_enclose_the_round_and_are_trained_rounds(
 ) -> None:
     number = data.draw(st.integers(1, rounds))
     trained = {*range(1, rounds + 1, every), *range(1, min(first, rounds) + 1), rounds}
-    below, above = CentralizedKeys(every, first).anchors(number, rounds)
+    below, above = CentralizedKeys(f"every:{every}:{first}").anchors(number, rounds)
     assert {below, above} <= trained and below <= number <= above
     assert (below == above) == (number in trained)
     assert not [other for other in trained if below < other < above]
@@ -115,8 +116,11 @@ def test_the_fingerprint_covers_every_key_that_the_reference_depends_on() -> Non
     assert not {"batching", "capacity", "method", "data-dir", "threads"} & set(reference_keys())
 
 
-def test_an_accuracy_is_computed_once_and_again_if_its_file_is_damaged(tmp_path: Path) -> None:
-    config = Config.parse({"cache-dir": str(tmp_path)})
+def test_an_accuracy_is_computed_once_and_again_if_its_file_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CACHE, str(tmp_path))
+    config = Config()
     computed: list[int] = []
 
     def compute() -> float:
@@ -129,8 +133,11 @@ def test_an_accuracy_is_computed_once_and_again_if_its_file_is_damaged(tmp_path:
     assert cached_accuracy(config, 2, 5, compute) == 0.625 and len(computed) == 2
 
 
-def test_an_accuracy_on_other_data_in_the_same_place_is_computed_again(tmp_path: Path) -> None:
-    config = Config.parse({"cache-dir": str(tmp_path)})
+def test_an_accuracy_on_other_data_in_the_same_place_is_computed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CACHE, str(tmp_path))
+    config = Config()
     assert [cached_accuracy(config, 0, 1, lambda: 0.5, data) for data in ("one", "one")] == [0.5, 0.5]
     assert [cached_accuracy(config, 0, 1, lambda: 0.25, data) for data in ("one", "two", "two")] == [0.5, 0.25, 0.25]
     (path,) = tmp_path.rglob("*.json")
@@ -138,10 +145,12 @@ def test_an_accuracy_on_other_data_in_the_same_place_is_computed_again(tmp_path:
     assert cached_accuracy(config, 0, 1, lambda: 0.25, "one") == 0.75
 
 
-def test_a_round_does_not_depend_on_the_rounds_before_it(small: Make, tmp_path: Path) -> None:
-    for name, every in (("each", 1), ("third", 3)):
-        changes = {"cache_dir": str(tmp_path / "caches" / name), "centralized_every": every, "clients": 2, "rounds": 4}
-        run_inline(small(method="centralized", run_name=name, **changes))
+def test_a_round_does_not_depend_on_the_rounds_before_it(
+    small: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, rounds in (("each", "all"), ("third", "every:3")):
+        monkeypatch.setenv(CACHE, str(tmp_path / "caches" / name))
+        run_inline(small(method="centralized", run_name=name, centralized_rounds=rounds, clients=2, rounds=4))
     each, third = rounds_of(tmp_path / "each"), rounds_of(tmp_path / "third")
     assert [record["interpolated"] for record in each] == [False] * 4
     assert [record["interpolated"] for record in third] == [False, True, True, False]

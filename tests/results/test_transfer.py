@@ -108,7 +108,7 @@ def run(config: Config) -> list[dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("inference", ["local", "global", "mean"])
 def test_classes_average_to_the_accuracy_of_the_model_that_answers(small: Make, inference: str) -> None:
-    config = small(rounds=3, inference=inference, **{"test-per-class": 5})
+    config = small(rounds=3, predict_with=inference, **{"test-per-class": 5})
     federation = Federation(config)
     streams = [federation.experiment.stream(client) for client in range(config.stream.clients)]
     for number, record in enumerate(run(config), start=1):

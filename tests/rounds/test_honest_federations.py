@@ -9,7 +9,7 @@ from support.common import SMALL, rounds_of
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiments.running.inline import run_inline
 
-FEW_CLASSES = {"stream": "dirichlet", "stream-concentration": 0.05, "stream-drift": 0.2}
+FEW_CLASSES = {"stream": "dirichlet:0.05:0.2"}
 STREAMS: dict[str, dict[str, Any]] = {
     "few classes, often one": FEW_CLASSES,
     "few classes, and clients that join late": {**FEW_CLASSES, "fraction-train": 0.6},
@@ -17,7 +17,7 @@ STREAMS: dict[str, dict[str, Any]] = {
     "new classes in every round": {"overlap": 0},
     "always the same classes": {"overlap": 2},
     "blurred": {"stream": "blurred"},
-    "unequal numbers of samples": {"stream": "quantity-skew", "stream-concentration": 0.3},
+    "unequal numbers of samples": {"stream": "quantity-skew:0.3"},
 }
 METHODS = (
     *("fedkace", "fedframe", "fedavg", "fedcbdr", "ofcl", "refed", "tfcl", "dcfcl"),

@@ -19,7 +19,7 @@ from fedkace_flwr.messaging import wire
 from fedkace_flwr.privacy.accounting import epsilon
 from fedkace_flwr.results.reference_cache import fingerprint
 from fedkace_flwr.samples import Samples
-from fedkace_flwr.sections import StreamConfig
+from fedkace_flwr.sections import DELTA, StreamConfig
 from fedkace_flwr.sources import StreamSource
 
 Make = Callable[..., Config]
@@ -141,12 +141,12 @@ def test_epsilon_counts_the_rounds_of_the_busiest_client(made: Make) -> None:
     run(config)
     for number, record in enumerate(records(config), 1):
         times = [sum(client in drawn(config, each) for each in range(1, number + 1)) for client in range(4)]
-        assert record["epsilon"] == epsilon(config.privacy.dp_noise, max(times), config.privacy.dp_delta)
+        assert record["epsilon"] == epsilon(config.privacy.dp_noise, max(times), DELTA)
     assert max(times) < 4, "otherwise this seed shows nothing"
 
 
 def test_centralized_learns_what_its_client_would_have_trained_on(made: Make) -> None:
-    config = made(method="centralized", rounds=4, fraction_train=0.34, seed=1, centralized_every=3)
+    config = made(method="centralized", rounds=4, fraction_train=0.34, seed=1, centralized_rounds="every:3")
     run(config)
     experiment = Experiment(config)
     for client in range(3):
@@ -195,9 +195,9 @@ def test_a_plan_counts_those_drawn(made: Make) -> None:
             "clients = 10 and fraction-train = 0.2, 2 a round: with secagg = true, must be between 3",
         ),
         (
-            {"clients": 10, "fraction_train": 0.4, "byzantine_clients": 2},
-            "byzantine-clients = 2 with clients = 10 and fraction-train = 0.4, 4 a round: must be less than half of the "
-            "clients, at most 1",
+            {"clients": 10, "fraction_train": 0.4, "aggregation": "multi-krum:2"},
+            "aggregation = 'multi-krum:2' with clients = 10 and fraction-train = 0.4, 4 a round: hostile must be less than "
+            "half of the clients, at most 1",
         ),
     ],
 )

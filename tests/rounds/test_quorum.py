@@ -89,7 +89,7 @@ def test_repeat_of_an_evaluation_asks_for_the_evaluation_alone(made: Make) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize(("rule", "done"), [("stop", 1), ("skip", 4), ("repeat", 1)])
 def test_after_so_many_in_a_row_the_run_ends_in_one_line_and_can_go_on(made: Make, rule: str, done: int) -> None:
-    changes = {"below_quorum": rule, "below_quorum_limit": 3, "rounds": 6}
+    changes = {"below_quorum": rule if rule == "stop" else f"{rule}:3", "rounds": 6}
     config = made(**changes)
     places = [(TRAIN, number, client) for number in range(2, 7) for client in (0, 1)]
     with pytest.raises(RunError) as caught:
@@ -97,7 +97,7 @@ def test_after_so_many_in_a_row_the_run_ends_in_one_line_and_can_go_on(made: Mak
     text = str(caught.value)
     assert len(text.splitlines()) == 1 and "1 of 3 clients gave a valid reply" in text and "disk on fire" in text
     if rule != "stop":
-        assert f"below-quorum = {rule}" in text and "below-quorum-limit = 3" in text and "resume = true" in text
+        assert f"below-quorum = {rule}:3" in text and "resume = true" in text
     assert [record["round"] for record in records(config)] == list(range(1, done + 1))
     assert not (folder_of(config) / "summary.json").exists()
     run(made(**changes, resume=True), honest)
@@ -107,20 +107,20 @@ def test_after_so_many_in_a_row_the_run_ends_in_one_line_and_can_go_on(made: Mak
 
 @pytest.mark.slow
 def test_askings_with_a_good_one_between_are_not_in_a_row(made: Make) -> None:
-    config = made(below_quorum="repeat", below_quorum_limit=3, rounds=4)
+    config = made(below_quorum="repeat:3", rounds=4)
     run(config, failing(*((TRAIN, number, client) for number in (1, 2, 3, 4) for client in (0, 1)), times=2))
     assert [record["repeated"] for record in records(config)] == [{"training": 2}] * 4
 
 
 @pytest.mark.slow
 def test_skipped_rounds_with_a_good_one_between_are_not_in_a_row(made: Make) -> None:
-    config = made(below_quorum="skip", below_quorum_limit=2, rounds=4)
+    config = made(below_quorum="skip:2", rounds=4)
     run(config, failing(*((TRAIN, number, client) for number in (1, 3) for client in (0, 1))))
     assert [record.get("below_quorum") for record in records(config)] == [["training"], None, ["training"], None]
 
 
 def test_a_run_whose_last_round_was_skipped_is_finished(made: Make) -> None:
-    config = made(below_quorum="skip", below_quorum_limit=1, rounds=2)
+    config = made(below_quorum="skip:1", rounds=2)
     run(config, failing((TRAIN, 2, 0), (TRAIN, 2, 1)))
     assert records(config)[1]["below_quorum"] == ["training"] and (folder_of(config) / "summary.json").exists()
 
@@ -130,7 +130,7 @@ def test_another_rule_may_go_on_with_a_run(made: Make) -> None:
     config = made()
     with pytest.raises(RunError):
         run(config, failing(*TWO_FAIL))
-    run(made(resume=True, below_quorum="skip", below_quorum_limit=1_000), failing(*TWO_FAIL))
+    run(made(resume=True, below_quorum="skip:1000"), failing(*TWO_FAIL))
     assert records(config)[1]["below_quorum"] == ["training"]
 
 

@@ -18,6 +18,7 @@ from fedkace_flwr.configured import configured
 from fedkace_flwr.errors import ConfigError, MessageError, RunError
 from fedkace_flwr.experiments.running.inline import InlineGrid, run_inline
 from fedkace_flwr.messaging import wire
+from fedkace_flwr.privacy import client_mods
 from fedkace_flwr.privacy.client_mods import guarded
 from fedkace_flwr.registry import METHODS
 from fedkace_flwr.rounds.exchange import exchange
@@ -163,17 +164,20 @@ def test_a_masked_update_of_a_wrong_form_is_left_out() -> None:
     assert bench.failures == [(1, "training", "the reply holds no masked update of the model")]
 
 
-def test_a_move_beyond_the_range_is_an_error_of_the_client_and_not_cut_silently() -> None:
-    privacy: dict[str, Any] = {"secagg-range": 0.1}
-    bench = Bench(**privacy)
+def test_a_move_beyond_the_range_is_an_error_of_the_client_and_not_cut_silently(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_mods, "SECAGG_RANGE", 0.1)
+    bench = Bench()
     with pytest.raises(MaskedSumError):
         bench.mean()
     assert len(bench.failures) == NODES
-    assert all("secagg-range = 0.1 allows less" in reason for _, _, reason in bench.failures)
+    assert all("secagg = true allows at most 0.1" in reason for _, _, reason in bench.failures)
 
 
 def test_statistics_that_stay_at_home_are_not_in_the_sum() -> None:
-    bench = Bench(statistics="local")
+    privacy: dict[str, Any] = {"batchnorm-statistics": "local"}
+    bench = Bench(**privacy)
     names = ("conv", "bias")
     assert [array.shape for array in bench.mean(names)] == [SHAPES[name] for name in names]
 
@@ -198,7 +202,7 @@ def test_methods_and_sizes_that_secure_aggregation_cannot_serve_are_refused(smal
     assert {name for name, method in METHODS.items() if method.is_mean} >= {"fedkace", "fedavg"}
     with pytest.raises(ConfigError, match=r"^secagg = true with method = 'tfcl': its server needs more than the mean"):
         configured(small(method="tfcl", secagg=True))
-    with pytest.raises(ConfigError, match=r"^aggregation = 'none': the server keeps each client's model"):
+    with pytest.raises(ConfigError, match=r"^secagg = true with method = 'lkc': its server needs more than the mean"):
         configured(small(method="lkc", secagg=True))
     with pytest.raises(ConfigError, match=r"^clients = 2: with secagg = true, must be between 3"):
         small(clients=2, secagg=True)

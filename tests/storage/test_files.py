@@ -12,7 +12,7 @@ from support.made.results import made_round
 from support.made.stored import assert_same, empty, heard, learned, names, train
 
 from fedkace_flwr.config import Config
-from fedkace_flwr.data.datasets import load_dataset
+from fedkace_flwr.data.datasets import CACHE, load_dataset
 from fedkace_flwr.errors import ConfigError, FedkaceError, RunError, StateError, UnreadableStateError
 from fedkace_flwr.experiments.feed import feed
 from fedkace_flwr.experiments.results.loading import load_results
@@ -29,6 +29,13 @@ from fedkace_flwr.storage.client_store import ClientStore
 from fedkace_flwr.storage.targets import claim
 
 Make = Callable[..., Config]
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
+
+
 pytestmark = pytest.mark.timeout(120)
 
 
@@ -51,7 +58,7 @@ def _of_a_run(folder: Path, make: Make) -> Path:
 
 
 def _of_a_reference(folder: Path, make: Make) -> Path:
-    config = make(cache_dir=str(folder / "cache"))
+    config = make()
     cached_accuracy(config, 0, 1, lambda: 0.5)
     (path,) = (folder / "cache").rglob("*.json")
     path.unlink()
@@ -85,6 +92,7 @@ def _of_a_state(folder: Path, make: Make) -> Path:
 WRITERS = [_of_a_run, _of_a_reference, _of_a_study, _of_a_fed_inbox, _of_a_state]
 
 
+@pytest.mark.usefixtures("cache")
 @pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__.strip("_").replace("_", " "))
 def test_a_link_in_the_place_of_a_half_written_file_is_not_followed(
     write: Callable[[Path, Make], Path], tmp_path: Path, small: Make
@@ -112,9 +120,9 @@ def test_a_link_in_the_place_of_a_runs_file_is_not_written_through(
     assert (tmp_path / "theirs").read_text() == "theirs"
 
 
-@pytest.mark.usefixtures("pictures")
+@pytest.mark.usefixtures("pictures", "cache")
 def test_a_link_in_the_place_of_a_prepared_data_set_is_removed_and_not_followed(tmp_path: Path) -> None:
-    config = DataConfig(dataset="digits", cache_dir=str(tmp_path / "cache"))
+    config = DataConfig(dataset="digits")
     load_dataset(config)
     (prepared,) = (path for path in (tmp_path / "cache").iterdir() if path.is_dir())
     theirs = tmp_path / "theirs"
@@ -297,8 +305,9 @@ def test_a_file_of_a_run_that_is_huge_or_none_is_refused_unread(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.usefixtures("cache")
 def test_a_cached_reference_that_is_a_pipe_is_computed_again(tmp_path: Path, small: Make) -> None:
-    config = small(cache_dir=str(tmp_path / "cache"))
+    config = small()
     cached_accuracy(config, 0, 1, lambda: 0.5)
     (path,) = (tmp_path / "cache").rglob("*.json")
     path.unlink()

@@ -33,7 +33,7 @@ def aggregated(
     rule: str, rows: list[dict[str, list[float]]], weights: list[float], byzantine: int = 0
 ) -> dict[str, list[float]]:
     """Aggregate models given as lists; ``w`` is a parameter and ``mean`` a statistic."""
-    settings = AggregationConfig(aggregation_rule=rule, byzantine_clients=byzantine)  # type: ignore[arg-type]
+    settings = AggregationConfig(aggregation=f"{rule}:{byzantine}" if byzantine else rule)
     models = [{name: np.array(row, dtype=np.float32) for name, row in model.items()} for model in rows]
     merged = Aggregator(settings, frozenset({"w"}))(models, weights)
     assert list(merged) == list(rows[0]) and all(array.dtype == np.float32 for array in merged.values())
@@ -76,11 +76,13 @@ def test_a_single_model_and_the_plain_mean_are_as_ever() -> None:
 @pytest.mark.parametrize(("models", "hostile"), [(1, 0), (2, 0), (3, 0), (4, 1), (7, 1), (8, 2), (10, 2), (100, 25)])
 def test_by_default_a_quarter_of_the_models_may_be_hostile(models: int, hostile: int) -> None:
     assert Aggregator(AggregationConfig(), frozenset()).hostile(models) == hostile
-    assert Aggregator(AggregationConfig(byzantine_clients=3), frozenset()).hostile(models) <= max(0, (models - 1) // 2)
+    assert Aggregator(AggregationConfig(aggregation="multi-krum:3"), frozenset()).hostile(models) <= max(
+        0, (models - 1) // 2
+    )
 
 
 def test_counters_are_aggregated_and_keep_their_type() -> None:
     models = [{"w": np.array([float(n)]), "n": np.array(n)} for n in (1, 2, 3, 60)]
     for rule in ("median", "trimmed-mean", "multi-krum", "geometric-median"):
-        merged = Aggregator(AggregationConfig(aggregation_rule=rule), frozenset({"w"}))(models, [1] * 4)
+        merged = Aggregator(AggregationConfig(aggregation=rule), frozenset({"w"}))(models, [1] * 4)
         assert merged["n"].dtype == models[0]["n"].dtype

@@ -11,6 +11,7 @@ from flwr.app import Message, MessageType
 from support.doubles.faults import failed, on_training, only, with_array
 from support.systems.runs import records, run
 
+import fedkace_flwr.clients.dcfcl
 import fedkace_flwr.strategies.dcfcl
 from fedkace_flwr.algorithms.dcfcl_coalitions import Formation, form_coalitions
 from fedkace_flwr.clients.base import ClientRound
@@ -110,7 +111,8 @@ def test_the_grand_coalition_without_distillation_is_federated_averaging(
     small: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     always(monkeypatch, (0, 1, 2))
-    ours = small(method="dcfcl", dcfcl_lambda=0.0, run_name="dcfcl")
+    monkeypatch.setattr(fedkace_flwr.clients.dcfcl, "LAMBDA", 0.0)
+    ours = small(method="dcfcl", run_name="dcfcl")
     fedavg = small(method="fedavg", run_name="fedavg")
     grids = run(ours), run(fedavg)
     found = records(ours)

@@ -223,14 +223,14 @@ def test_a_query_out_of_turn_is_refused(cbdr_config: Make) -> None:
 
 
 def test_the_local_model_answers_when_asked_for(cbdr_config: Make) -> None:
-    reports, _ = start(cbdr_config(rounds=2, inference="local"))
+    reports, _ = start(cbdr_config(rounds=2, predict_with="local"))
     metrics = reports[1].evaluated[0]
     assert metrics[wire.ACCURACY] == metrics[wire.LOCAL_ACCURACY] and metrics[fedcbdr_names.SELECTED] == 1
 
 
 def test_features_are_the_same_when_they_are_asked_for_again_after_the_evaluation(small: Make) -> None:
     """A resumed run repeats the round; its clients may hold the server's choice by then."""
-    config = small(method="fedcbdr", recalibrate=True, overlap=2, capacity=20)
+    config = small(method="fedcbdr", recalibrate_batchnorm=True, overlap=2, capacity=20)
     _, grid = start(config)
     for client, asked in grid.of(fedcbdr_names.FEATURES_QUERY, 3).items():
         again = Message(asked.down, dst_node_id=client + 2, message_type=fedcbdr_names.FEATURES_QUERY)

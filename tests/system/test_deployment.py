@@ -29,7 +29,7 @@ from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.experiments.running.ports import free_ports
 from fedkace_flwr.experiments.running.processes import finish
 from fedkace_flwr.inference.predict import main as predict
-from fedkace_flwr.sections import PrivacyConfig
+from fedkace_flwr.sections import SECAGG_RANGE
 from fedkace_flwr.storage import encryption as sealing
 from fedkace_flwr.storage.checkpoint import Checkpoints
 
@@ -143,7 +143,7 @@ def test_masked_updates_of_real_supernodes_add_up_to_the_model_of_a_plain_run(
     plain = Checkpoints(tmp_path / "plain" / "server").newest()
     masked = Checkpoints(running.results / "masked" / "server").newest()
     assert plain is not None and masked is not None
-    step = 2 * PrivacyConfig().secagg_range / 2**22
+    step = 2 * SECAGG_RANGE / 2**22
     for name, array in plain.weights.items():
         if not name.endswith("num_batches_tracked"):
             np.testing.assert_allclose(masked.weights[name], array, atol=step + 1e-6, err_msg=name)

@@ -22,14 +22,14 @@ ROUNDS = 3
 STREAM = {**SMALL, "clients": 2, "rounds": ROUNDS, "epochs": 80, "samples-per-class": 6, "normalise": False}
 EDGE = {
     **STREAM,
-    "data-source": "inbox",
+    "dataset": "inbox",
     "class-names": ",".join("0123456789"),
     "image-size": 8,
     "inbox-bound": 12,  # a chunk, which is one file
 }
 # Nobody continues without a machine that is away: the round is repeated until it is back. The probe finds messages
 # that were lost with the machine.
-PATIENT = {"quorum": 1.0, "below-quorum": "repeat", "below-quorum-limit": 100, "probe": 30}
+PATIENT = {"quorum": 1.0, "below-quorum": "repeat:100", "probe": 30}
 
 pytestmark = [pytest.mark.slow, pytest.mark.federation, pytest.mark.timeout(1800)]
 

@@ -26,9 +26,9 @@ def test_a_recorded_run_is_the_plain_run(
 ) -> None:
     """Three clients train three times; if nothing were kept, there would be nine times one or two recordings."""
     changes = {"method": method, "batch_size": 8, "capacity": 12}
-    run_inline(small(run_name="plain", step="eager", **changes))
+    run_inline(small(run_name="plain", cuda_graphs="off", **changes))
     assert not recordings
-    run_inline(small(run_name="recorded", step="captured", **changes))
+    run_inline(small(run_name="recorded", cuda_graphs="on", **changes))
     assert rounds_of(tmp_path / "recorded") == rounds_of(tmp_path / "plain")
     assert 1 <= len(recordings) <= 3
     assert all(recording.played for recording in recordings)

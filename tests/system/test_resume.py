@@ -93,8 +93,8 @@ def test_a_key_that_does_not_affect_the_numbers_may_differ(key: str) -> None:
 
 
 def test_a_key_of_another_method_may_differ_and_one_of_its_own_may_not() -> None:
-    for method, expected in (("fedavg", []), ("centralized", ["centralized-every"])):
-        config = Config.parse({"method": method, "centralized-every": 5})
+    for method, expected in (("fedavg", []), ("centralized", ["centralized-rounds"])):
+        config = Config.parse({"method": method, "centralized-rounds": "every:5"})
         assert differences(Config.parse({"method": method}).flat(), config) == expected
 
 
@@ -179,12 +179,12 @@ def test_a_full_disk_ends_the_run_in_one_line_and_room_lets_it_go_on(small: Make
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (small_enough, before[1]))
         with pytest.raises(RunError) as caught:
-            run_inline(small(inference="global"))
+            run_inline(small(predict_with="global"))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
     assert "\n" not in str(caught.value)
-    run_inline(small(inference="global", resume=True))
+    run_inline(small(predict_with="global", resume=True))
     assert [record["round"] for record in rounds_of(folder_of(small()))] == [1, 2, 3]
 
 

@@ -161,7 +161,7 @@ def _configuration(results: Results, study: StudyInfo) -> dict[str, Any]:
     """Return the keys with the same value in all runs of a study, and the values of the other keys."""
     frame = results.runs[results.runs["study"] == study.name]
     hidden = folder_keys() | {"run-name"}
-    if (frame["data-source"] == "inbox").all():
+    if (frame["dataset"] == "inbox").all():
         hidden |= frozenset.intersection(*(config_of(row).ignored for row in rows_of(frame)))
     values = {key: list(dict.fromkeys(frame[key])) for key in Config().flat() if key not in hidden}
     return {

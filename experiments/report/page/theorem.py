@@ -64,10 +64,10 @@ def schedules_of(config: Config, classes: int | None = None) -> list[Schedule] |
     classes : int, optional
         Number of classes, for data sets whose files determine it.
     """
-    if config.data.data_source == "inbox":
+    if config.data.arrives:
         return None
     try:
-        count = config.data.num_classes or known_classes(config.data.dataset) or classes
+        count = config.data.num_classes or known_classes(config.data.source) or classes
         if not count or count * config.stream.clients * config.stream.rounds > _MOST:
             return None
         clients = range(config.stream.clients)
@@ -81,7 +81,7 @@ def distances(config: Config, classes: int | None = None) -> Distances | None:
     schedules = schedules_of(config, classes)
     if schedules is None or len(schedules) < 2:
         return None
-    count = config.data.num_classes or known_classes(config.data.dataset) or classes or 0
+    count = config.data.num_classes or known_classes(config.data.source) or classes or 0
     largest, average = pair_distances([proportions(each.table(count)) for each in schedules])
     clients = config.stream.clients
     return Distances(largest.tolist(), average.tolist(), 4 * (clients - 1) / clients)

@@ -6,7 +6,7 @@ from fedkace_flwr.data.readers.cifar import CIFAR10, CIFAR100
 from fedkace_flwr.data.readers.digits import find_digits
 from fedkace_flwr.data.readers.hub import find_hub
 from fedkace_flwr.data.readers.image_folders import find_folder, find_imagenet100, imagenet_framing
-from fedkace_flwr.data.readers.mnist import find_emnist, find_mnist
+from fedkace_flwr.data.readers.mnist import EMNIST, find_emnist, find_mnist
 from fedkace_flwr.data.readers.source import Source
 from fedkace_flwr.errors import ConfigError, closest
 from fedkace_flwr.sections import DataConfig
@@ -16,7 +16,7 @@ DATASETS: dict[str, Source] = {
     "cifar10": Source(classes=10, image_size=32, find=CIFAR10.find, mirrors=True, downloaded=CIFAR10.folder),
     "cifar100": Source(classes=100, image_size=32, find=CIFAR100.find, mirrors=True, downloaded=CIFAR100.folder),
     "mnist": Source(classes=10, image_size=28, find=find_mnist),
-    "emnist": Source(classes=None, image_size=28, find=find_emnist),
+    **{f"emnist-{split}": Source(classes=None, image_size=28, find=find_emnist) for split in EMNIST},
     "imagenet100": Source(classes=100, image_size=224, find=find_imagenet100, framing=imagenet_framing, mirrors=True),
     "folder": Source(classes=None, image_size=64, find=find_folder, framing=Framing.of_files),
     "hub": Source(classes=None, image_size=32, find=find_hub, framing=Framing.of_files),
@@ -36,7 +36,7 @@ def source_of(name: str) -> Source:
         return DATASETS[name]
     source = plugins.loaded("dataset", name)
     if source is None:
-        known = [*DATASETS, *plugins.found("dataset")]
+        known = [*DATASETS, "inbox", *plugins.found("dataset")]
         near = closest(name, [each for each in known if each != "folder"])
         raise ConfigError(
             f"dataset = {name!r}: must be one of {', '.join(known)}; for images of your own, sort them into folders "
@@ -66,7 +66,7 @@ def framing_of(config: DataConfig, size: int) -> Framing:
     ConfigError
         There is no data set of that name.
     """
-    return Framing.of_files(size) if config.data_source == "inbox" else source_of(config.dataset).framing(size)
+    return Framing.of_files(size) if config.arrives else source_of(config.source).framing(size)
 
 
 def image_size_of(config: DataConfig) -> int:
@@ -77,7 +77,7 @@ def image_size_of(config: DataConfig) -> int:
     ConfigError
         There is no data set of that name.
     """
-    return config.image_size or source_of(config.dataset).image_size
+    return config.image_size or source_of(config.source).image_size
 
 
 def may_be_mirrored(config: DataConfig) -> bool:
@@ -89,5 +89,5 @@ def may_be_mirrored(config: DataConfig) -> bool:
         There is no data set of that name.
     """
     if config.mirroring == "auto":
-        return config.data_source == "stream" and source_of(config.dataset).mirrors
+        return not config.arrives and source_of(config.source).mirrors
     return config.mirroring == "allowed"

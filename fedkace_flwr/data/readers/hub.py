@@ -9,10 +9,12 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 from unicodedata import normalize
+from urllib.parse import parse_qsl
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,77 +28,112 @@ from fedkace_flwr.sections import DataConfig
 _NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?(@[\w-][\w./-]*)?", re.ASCII)
 _TRAIN, _HELD_OUT = "train", ("test", "validation", "valid", "val")
 _MARK = "dataset_dict.json"
+_OPTIONS = {"subset", "image", "label", "test"}
 
 _Row = Mapping[str, Any]
 
 
-def find_hub(config: DataConfig, size: int) -> Origin:
-    """Find a data set that ``save_to_disk`` wrote to ``data-dir``, or name one on the Hub (``hub-name``).
+@dataclass(frozen=True)
+class _Asked:
+    """What the key ``dataset`` asks for: ``hub[:OWNER/NAME[@REVISION]][?subset=...&image=...&label=...&test=...]``.
 
-    What is on the Hub is not looked up: the prepared copy of a name stays valid. A name may end in ``@REVISION``.
+    Attributes
+    ----------
+    text : str
+        The key's value.
+    name : str
+        The name on the Hub, perhaps with a revision; empty for a folder on disk.
+    subset, image, label, test : str
+        Subset of the data set, columns of images and labels, and split for testing; if empty, whatever is unmistakable.
+    """
+
+    text: str
+    name: str = ""
+    subset: str = ""
+    image: str = ""
+    label: str = ""
+    test: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> "_Asked":
+        place, mark, query = text.partition("?")
+        _, colon, name = place.partition(":")
+        try:
+            options = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(mark), max_num_fields=len(_OPTIONS))
+        except ValueError:
+            options = [("", "")]
+        if (colon and _NAME.fullmatch(name) is None) or not {option for option, _ in options} <= _OPTIONS:
+            raise ConfigError(
+                f"dataset = {text!r:.200}: must be hub:OWNER/NAME or hub:OWNER/NAME@REVISION (a name on the Hugging Face "
+                f"Hub), or hub (a folder on disk, see data-dir); after it, as in ?label=COLUMN, may stand "
+                f"{', '.join(sorted(_OPTIONS))}"
+            )
+        return cls(text, name, **dict(options))
+
+
+def find_hub(config: DataConfig, size: int) -> Origin:
+    """Find a data set that ``save_to_disk`` wrote to ``data-dir``, or name one on the Hub.
+
+    What is on the Hub is not looked up: the prepared copy of a name stays valid. See :class:`_Asked`.
 
     Raises
     ------
     ConfigError
-        ``hub-name`` is no name.
+        The key ``dataset`` is not of its form.
     DataError
         The folder holds no data set (MissingDataError), or cannot be read.
     """
-    choice = [config.hub_subset, config.hub_test, config.hub_image, config.hub_label]
-    if config.hub_name:
-        if _NAME.fullmatch(config.hub_name) is None:
-            raise ConfigError(
-                f"hub-name = {config.hub_name!r:.200}: must be a name on the Hugging Face Hub, as OWNER/NAME or "
-                "OWNER/NAME@REVISION; for a folder on disk, must be empty (see data-dir)"
-            )
-        read = partial(_read, config, size, None)
-        return Origin(digest(pixels.READING, config.hub_name, *choice), read, remote=f"hub-name = {config.hub_name!r}")
+    asked = _Asked.parse(config.dataset)
+    choice = [asked.subset, asked.test, asked.image, asked.label]
+    if asked.name:
+        read = partial(_read, asked, size, None)
+        return Origin(digest(pixels.READING, asked.name, *choice), read, remote=f"dataset = {config.dataset!r:.200}")
     folder = data_dir(config)
     try:
         if not (folder / _MARK).is_file():
             raise MissingDataError(
                 f"{folder}: holds no {_MARK}; data-dir should be a folder to which save_to_disk of the package datasets "
                 "wrote the splits of a data set (of a single Dataset, write what its train_test_split returns), or "
-                "hub-name a name on the Hugging Face Hub"
+                "dataset one on the Hugging Face Hub, as hub:OWNER/NAME"
             )
         files = sorted(Path(place, name) for place, _, names in os.walk(folder) for name in names)
         facts = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     except OSError as fault:
         raise DataError(f"{folder}: cannot be read ({fault.strerror})") from fault
-    return Origin(digest(pixels.READING, facts, *choice), partial(_read, config, size, folder))
+    return Origin(digest(pixels.READING, facts, *choice), partial(_read, asked, size, folder))
 
 
-def _read(config: DataConfig, size: int, folder: Path | None) -> Content:
+def _read(asked: _Asked, size: int, folder: Path | None) -> Content:
     try:
         package = importlib.import_module("datasets")
     except ImportError as fault:
         raise ConfigError(
-            f"dataset = {config.dataset!r}: needs the extra `hub`: pip install 'fedkace-flwr[hub]'"
+            f"dataset = {asked.text!r:.200}: needs the extra `hub`: pip install 'fedkace-flwr[hub]'"
         ) from fault
-    where = str(folder) if folder is not None else f"hub-name = {config.hub_name!r}"
+    where = str(folder) if folder is not None else f"dataset = {asked.text!r:.200}"
     try:
         if folder is not None:
             found = package.load_from_disk(str(folder))
         else:
-            name, _, revision = config.hub_name.partition("@")
-            found = package.load_dataset(name, config.hub_subset or None, revision=revision or None)
+            name, _, revision = asked.name.partition("@")
+            found = package.load_dataset(name, asked.subset or None, revision=revision or None)
     except Exception as fault:  # its errors, and those of what it builds on, have no common class
         reason = (str(fault).splitlines() or [type(fault).__name__])[0]
         raise DataError(f"{where}: cannot be opened with the package datasets ({reason:.300})") from fault
-    train, test = (_Split(where, found, name, config, package) for name in _splits(where, found, config))
+    train, test = (_Split(where, found, name, asked, package) for name in _splits(where, found, asked))
     names = train.class_names
     labels = np.concatenate([train.labels(names), test.labels(names)])
     framing = Framing.of_files(size)
     return Content(names, labels, len(train), (block for split in (train, test) for block in split.blocks(framing)))
 
 
-def _splits(where: str, found: Mapping[str, Any], config: DataConfig) -> tuple[str, str]:
-    wanted = (config.hub_test,) if config.hub_test else _HELD_OUT
+def _splits(where: str, found: Mapping[str, Any], asked: _Asked) -> tuple[str, str]:
+    wanted = (asked.test,) if asked.test else _HELD_OUT
     test = next((name for name in wanted if name in found), None)
     if _TRAIN not in found or test is None:
         raise DataError(
             f"{where}: has the splits {', '.join(map(str, found))}; must have {_TRAIN}, and for testing "
-            f"{' or '.join(wanted)} (hub-test names another); of a set with one split alone, write what its "
+            f"{' or '.join(wanted)} (?test= names another); of a set with one split alone, write what its "
             "train_test_split returns with save_to_disk, and name the folder as data-dir"
         )
     return _TRAIN, test
@@ -105,15 +142,15 @@ def _splits(where: str, found: Mapping[str, Any], config: DataConfig) -> tuple[s
 class _Split:
     """One split, with its columns."""
 
-    def __init__(self, where: str, found: Mapping[str, Any], name: str, config: DataConfig, package: Any) -> None:
+    def __init__(self, where: str, found: Mapping[str, Any], name: str, asked: _Asked, package: Any) -> None:
         self._where = f"{where}, split {name}"
-        self._image = self._column(found[name], "image", config.hub_image, package.Image)
-        self._label = self._column(found[name], "label", config.hub_label, package.ClassLabel)
+        self._image = self._column(found[name], "image", asked.image, package.Image)
+        self._label = self._column(found[name], "label", asked.label, package.ClassLabel)
         self._rows = found[name].select_columns([self._image, self._label])
         self._rows = self._rows.cast_column(self._image, package.Image(decode=False))
 
     def _column(self, rows: Any, what: str, chosen: str, kind: type) -> str:
-        """The column named by the key ``hub-image`` or ``hub-label``, or else the only one of its kind."""
+        """The column that is asked for, or else the only one of its kind."""
         fitting: list[str] = [name for name, feature in rows.features.items() if isinstance(feature, kind)]
         if chosen in (rows.features if what == "label" else fitting):
             return chosen
@@ -123,7 +160,7 @@ class _Split:
         made = "of the kind Image, which cast_column of the package datasets makes of files or bytes"
         wanted = made if what == "image" else "that holds the labels"
         raise ConfigError(
-            f"hub-{what} = {chosen!r:.200}: {self._where} has the columns {listed}; must name one {wanted}"
+            f"dataset, ?{what}={chosen:.200}: {self._where} has the columns {listed}; must name one {wanted}"
         )
 
     def __len__(self) -> int:
@@ -154,7 +191,7 @@ class _Split:
             if value not in positions:
                 raise DataError(
                     f"{self._where}, row {row}: label {value!r:.100} is none of the {len(names)} classes of the training "
-                    "split; hub-test may name another split"
+                    "split; ?test= may name another split"
                 )
         return np.array([positions[value] for value in values], dtype=np.int64)
 

@@ -15,7 +15,7 @@ from fedkace_flwr.errors import DataError, MissingDataError
 from fedkace_flwr.sections import DataConfig
 
 _MERGED = "".join(letter for letter in string.ascii_lowercase if letter not in "cijklmopsuvwxyz")
-_CLASSES: Mapping[str, str] = {
+EMNIST: Mapping[str, str] = {
     "balanced": string.digits + string.ascii_uppercase + _MERGED,
     "byclass": string.digits + string.ascii_uppercase + string.ascii_lowercase,
     "bymerge": string.digits + string.ascii_uppercase + _MERGED,
@@ -114,16 +114,16 @@ def find_mnist(config: DataConfig, size: int) -> Origin:
 
 
 def find_emnist(config: DataConfig, size: int) -> Origin:
-    """Find the four files of one of EMNIST's splits (``emnist-split``).
+    """Find the four files of one of EMNIST's splits (``emnist-SPLIT``).
 
     They are looked for in ``data-dir``, in ``gzip/`` as NIST's archive has them, and where torchvision puts them.
     """
-    split = config.emnist_split
+    split = config.dataset.removeprefix("emnist-")
     files = _Files(
         f"EMNIST {split}",
         _named(f"emnist-{split}-", "test"),
         ("EMNIST/raw", "gzip"),
-        _CLASSES[split],
+        EMNIST[split],
         first=1 if split == "letters" else 0,
         transposed=True,
     )

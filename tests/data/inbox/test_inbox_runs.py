@@ -47,7 +47,7 @@ def at(folder: Path) -> Callable[[int], dict[str, str]]:
 
 def over_inbox(make: Make, **changes: Any) -> Config:
     bound = 2 * 8
-    return make(data_source="inbox", class_names=DIGITS, image_size=8, inbox_bound=bound, normalise=False, **changes)
+    return make(dataset="inbox", class_names=DIGITS, image_size=8, inbox_bound=bound, normalise=False, **changes)
 
 
 OTHERS = ["er", "ofcl", "refed", "fedcbdr", "tfcl", "dcfcl"]
@@ -208,7 +208,7 @@ def test_titles_and_summaries_name_what_was_learned(small: Make, tmp_path: Path)
     ],
 )
 def test_what_an_inbox_needs_is_asked_for_before_any_round(changes: dict[str, Any], words: str) -> None:
-    base = {"data-source": "inbox", "class-names": DIGITS, "image-size": 8}
+    base = {"dataset": "inbox", "class-names": DIGITS, "image-size": 8}
     configured(Config.parse(base))
     with pytest.raises(ConfigError, match=words):
         configured(Config.parse({**base, **changes}))
@@ -263,5 +263,5 @@ def test_pictures_are_scaled_for_predictions_as_in_an_inbox(small: Make) -> None
 
 
 def test_the_stream_of_an_inbox_is_not_drawn(small: Make) -> None:
-    with pytest.raises(ConfigError, match="data-source = 'inbox': has no stream to draw"):
+    with pytest.raises(ConfigError, match="dataset = 'inbox': has no stream to draw"):
         DrawnStream.of(over_inbox(small))

@@ -25,8 +25,8 @@ from fedkace_flwr.sections import DataConfig
 
 
 @pytest.fixture(scope="module")
-def cifar_config(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
-    return DataConfig("cifar100", str(DATA_DIR), str(tmp_path_factory.mktemp("cifar-cache")))
+def cifar_config() -> DataConfig:
+    return DataConfig("cifar100", str(DATA_DIR))
 
 
 @pytest.mark.slow
@@ -61,7 +61,7 @@ def test_damaged_cifar_files_are_reported(damage: str, tmp_path: Path) -> None:
         (folder / "train").write_bytes(content if damage == "train garbled" else content[:400_000])
     before = sorted((tmp_path / "data").iterdir())
     with pytest.raises(DataError, match=f"^{folder}: .*train, test and meta"):
-        load_dataset(DataConfig("cifar100", str(tmp_path / "data"), str(tmp_path / "cache")))
+        load_dataset(DataConfig("cifar100", str(tmp_path / "data")))
     assert sorted((tmp_path / "data").iterdir()) == before
 
 
@@ -114,7 +114,7 @@ def offered(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
 
 
 def test_absent_cifar_files_are_downloaded(offered: str, tmp_path: Path) -> None:
-    config = DataConfig(offered, str(tmp_path / "data"), str(tmp_path / "cache"))
+    config = DataConfig(offered, str(tmp_path / "data"))
     dataset = load_dataset(config)
     assert_consistent(dataset)
     rows, classes = {"cifar10": (60, 10), "cifar100": (300, 100)}[offered]
@@ -126,7 +126,7 @@ def test_absent_cifar_files_are_downloaded(offered: str, tmp_path: Path) -> None
 
 def test_cifar10_takes_its_five_batches_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inside = imitate("cifar10", tmp_path / "data", monkeypatch)
-    dataset = load_dataset(DataConfig("cifar10", str(tmp_path / "data"), str(tmp_path / "cache")))
+    dataset = load_dataset(DataConfig("cifar10", str(tmp_path / "data")))
     assert_consistent(dataset)
     raw = [pickle.loads((inside / batch).read_bytes()) for batch in BATCHES["cifar10"]]
     assert dataset.train_size == 50 and dataset.num_classes == 10
@@ -151,7 +151,7 @@ def test_other_cifar10_files_than_the_official_ones_are_not_unpickled(
     inside = imitate("cifar10", tmp_path / "data", monkeypatch)
     (inside / name).write_bytes(pickle.dumps(Trap(tmp_path / "sprung")))
     with pytest.raises(DataError, match=rf"^{inside}: .*data_batch_5, test_batch and batches\.meta, but one"):
-        load_dataset(DataConfig("cifar10", str(tmp_path / "data"), str(tmp_path / "cache")))
+        load_dataset(DataConfig("cifar10", str(tmp_path / "data")))
     assert not (tmp_path / "sprung").exists()
 
 
@@ -159,14 +159,14 @@ def test_a_missing_cifar10_file_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     inside = imitate("cifar10", tmp_path / "data", monkeypatch)
     (inside / "data_batch_4").unlink()
     with pytest.raises(DataError, match=rf"^{inside}: should hold the official CIFAR-10 files.*{inside}/data_batch_4"):
-        load_dataset(DataConfig("cifar10", str(tmp_path / "data"), str(tmp_path / "cache")))
+        load_dataset(DataConfig("cifar10", str(tmp_path / "data")))
 
 
 @pytest.mark.parametrize("name", sorted(FOLDERS))
 def test_failed_download_names_the_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = getattr(import_torchvision().datasets, name.upper())
     monkeypatch.setattr(theirs, "url", (tmp_path / "not-there.tar.gz").as_uri())
-    config = DataConfig(name, str(tmp_path / "data"), str(tmp_path / "cache"))
+    config = DataConfig(name, str(tmp_path / "data"))
     with pytest.raises(DataError, match=f"^{tmp_path}/data/{FOLDERS[name]}: .*could not be downloaded"):
         load_dataset(config)
     assert not (tmp_path / "data" / FOLDERS[name]).exists()
@@ -175,4 +175,4 @@ def test_failed_download_names_the_folder(name: str, tmp_path: Path, monkeypatch
 def test_download_needs_a_folder_that_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match="could not be downloaded"):
-        load_dataset(DataConfig("cifar100", str(tmp_path / "file" / "data"), str(tmp_path / "cache")))
+        load_dataset(DataConfig("cifar100", str(tmp_path / "file" / "data")))

@@ -56,7 +56,7 @@ def save(hf: Any, tmp_path: Path) -> Save:
     def write(**splits: Any) -> DataConfig:
         made = splits or {"train": split(hf, 9), "test": split(hf, 6, seed=1)}
         hf.DatasetDict(made).save_to_disk(tmp_path / "saved")
-        return DataConfig("hub", str(tmp_path / "saved"), str(tmp_path / "cache"), image_size=8)
+        return DataConfig("hub", str(tmp_path / "saved"), image_size=8)
 
     return write
 
@@ -98,21 +98,21 @@ def test_columns_are_chosen_by_name_where_several_fit(hf: Any, save: Save) -> No
     label, coarse = hf.ClassLabel(names=NAMES), hf.ClassLabel(names=["small", "large"])
     columns: dict[str, Any] = {"fine": ([0, 1, 2, 0, 1, 2], label), "coarse": ([0, 0, 1, 0, 0, 1], coarse)}
     config = save(train=split(hf, 6, **columns), test=split(hf, 6, **columns))
-    with pytest.raises(ConfigError, match=r"^hub-label = '': .*split train has the columns .*fine \(ClassLabel\)"):
+    with pytest.raises(ConfigError, match=r"^dataset, \?label=: .*split train has the columns .*fine \(ClassLabel\)"):
         load_dataset(config)
-    assert load_dataset(replace(config, hub_label="coarse")).class_names == ("small", "large")
-    assert load_dataset(replace(config, hub_label="fine", hub_image="picture")).class_names == tuple(NAMES)
+    assert load_dataset(replace(config, dataset="hub?label=coarse")).class_names == ("small", "large")
+    assert load_dataset(replace(config, dataset="hub?label=fine&image=picture")).class_names == tuple(NAMES)
     with pytest.raises(
-        ConfigError, match=r"^hub-label = 'coarze': .* has the columns note \(Value\), picture \(Image\)"
+        ConfigError, match=r"^dataset, \?label=coarze: .* has the columns note \(Value\), picture \(Image\)"
     ):
-        load_dataset(replace(config, hub_label="coarze"))
-    with pytest.raises(ConfigError, match=r"^hub-image = 'note': .*must name one of the kind Image"):
-        load_dataset(replace(config, hub_label="fine", hub_image="note"))
+        load_dataset(replace(config, dataset="hub?label=coarze"))
+    with pytest.raises(ConfigError, match=r"^dataset, \?image=note: .*must name one of the kind Image"):
+        load_dataset(replace(config, dataset="hub?label=fine&image=note"))
 
 
 def test_a_column_of_images_is_named_unless_there_is_one(hf: Any, save: Save) -> None:
     two = split(hf, 3, second=(pictures(3), hf.Image()), kind=([0, 1, 2], hf.ClassLabel(names=NAMES)))
-    with pytest.raises(ConfigError, match=r"^hub-image = '': .*second \(Image\).*; must name one of the kind Image"):
+    with pytest.raises(ConfigError, match=r"^dataset, \?image=: .*second \(Image\).*; must name one of the kind Image"):
         load_dataset(save(train=two, test=two))
     none = split(hf, 3).remove_columns("picture")
     with pytest.raises(ConfigError, match=r"^hub-image = '': .*of the kind Image, which cast_column .* makes of files"):
@@ -126,7 +126,7 @@ def test_values_of_a_plain_column_are_the_classes(
     kind: str, labels: list[Any], names: tuple[str, ...], hf: Any, save: Save
 ) -> None:
     rows = split(hf, 4, word=(labels, hf.Value(kind)))
-    config = replace(save(train=rows, test=rows), hub_label="word")
+    config = replace(save(train=rows, test=rows), dataset="hub?label=word")
     dataset = load_dataset(config)
     assert dataset.class_names == names
     assert [dataset.class_names[label] for label in dataset.labels[:4]] == [str(label) for label in labels]
@@ -142,14 +142,16 @@ def test_num_classes_is_held_against_the_classes_found(save: Save) -> None:
 def test_the_split_for_testing_is_the_usual_one_or_that_of_the_key(hf: Any, save: Save) -> None:
     config = save(train=split(hf, 3), extra=split(hf, 9), validation=split(hf, 6))
     assert len(load_dataset(config).labels) == 3 + 6
-    assert len(load_dataset(replace(config, hub_test="extra")).labels) == 3 + 9
-    with pytest.raises(DataError, match=r"has the splits train, extra, validation; must have train, and .* test \(hub"):
-        load_dataset(replace(config, hub_test="test"))
+    assert len(load_dataset(replace(config, dataset="hub?test=extra")).labels) == 3 + 9
+    with pytest.raises(
+        DataError, match=r"has the splits train, extra, validation; must have train, and .* test \(\?test="
+    ):
+        load_dataset(replace(config, dataset="hub?test=test"))
 
 
 def test_hidden_labels_are_refused_by_row(hf: Any, save: Save) -> None:
     hidden = split(hf, 3, kind=([0, -1, 1], hf.ClassLabel(names=NAMES)))
-    with pytest.raises(DataError, match=r"split test, row 1: label -1 is none of the 3 classes .* hub-test may name"):
+    with pytest.raises(DataError, match=r"split test, row 1: label -1 is none of the 3 classes .* \?test= may name"):
         load_dataset(save(train=split(hf, 3), test=hidden))
 
 
@@ -158,7 +160,7 @@ def test_other_classes_for_testing_are_refused(hf: Any, save: Save) -> None:
         train=split(hf, 3, word=([1, 2, 3], hf.Value("int64"))), test=split(hf, 1, word=([4], hf.Value("int64")))
     )
     with pytest.raises(DataError, match="split test, row 0: label '4' is none of the 3 classes"):
-        load_dataset(replace(config, hub_label="word"))
+        load_dataset(replace(config, dataset="hub?label=word"))
 
 
 @pytest.mark.parametrize(
@@ -182,9 +184,9 @@ def test_a_bad_picture_is_named_by_split_and_row(content: bytes | None, reason: 
 
 def test_folders_without_a_data_set_are_named(tmp_path: Path) -> None:
     with pytest.raises(
-        MissingDataError, match=rf"^{tmp_path}: holds no dataset_dict\.json; data-dir should .*hub-name"
+        MissingDataError, match=rf"^{tmp_path}: holds no dataset_dict\.json; data-dir should .*hub:OWNER/NAME"
     ):
-        load_dataset(DataConfig("hub", str(tmp_path), str(tmp_path / "cache")))
+        load_dataset(DataConfig("hub", str(tmp_path)))
 
 
 @pytest.mark.parametrize(
@@ -217,8 +219,8 @@ def test_a_data_set_is_loaded_by_its_name(hf: Any, save: Save, tmp_path: Path, m
     for name, count in (("train", 9), ("test", 6)):
         (tmp_path / "made" / "pictures" / "data").mkdir(parents=True, exist_ok=True)
         split(hf, count).to_parquet(tmp_path / "made" / "pictures" / "data" / f"{name}-0.parquet")
-    config = DataConfig("hub", "", str(tmp_path / "cache"), hub_name="made/pictures")
-    with pytest.raises(MissingDataError, match=r"^hub-name = 'made/pictures': is not on this machine; a run would"):
+    config = DataConfig("hub:made/pictures")
+    with pytest.raises(MissingDataError, match=r"^dataset = 'hub:made/pictures': is not on this machine; a run would"):
         load_dataset(config, download=False)
     dataset = load_dataset(config)
     assert_consistent(dataset)
@@ -236,12 +238,12 @@ def test_a_name_that_cannot_be_reached_is_refused_in_one_line(
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(hf.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(hf.config, "HF_DATASETS_CACHE", tmp_path / "theirs")
-    with pytest.raises(DataError, match=r"^hub-name = 'nobody/nothing@v1': cannot be opened .*Couldn't reach"):
-        load_dataset(DataConfig("hub", "", str(tmp_path), hub_name="nobody/nothing@v1"))
+    with pytest.raises(DataError, match=r"^dataset = 'hub:nobody/nothing@v1': cannot be opened .*Couldn't reach"):
+        load_dataset(DataConfig("hub:nobody/nothing@v1"))
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("name", ["../up", "/etc", "a/b/c", "a b", "https://x.org/a", ".hidden", "a@", "./a"])
 def test_what_is_no_name_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^hub-name = .*must be a name on the Hugging Face Hub"):
-        load_dataset(DataConfig("hub", "", str(tmp_path), hub_name=name))
+    with pytest.raises(ConfigError, match=r"^dataset = 'hub:.*must be hub:OWNER/NAME"):
+        load_dataset(DataConfig(f"hub:{name}"))

@@ -107,7 +107,7 @@ def test_real_imagenet_files(tmp_path: Path) -> None:
         (tmp_path / "train" / synset).mkdir(parents=True)
         for i in range(3):
             shutil.copy(path, tmp_path / "train" / synset / f"{i}.JPEG")
-    config = DataConfig("imagenet100", str(tmp_path), str(tmp_path / "cache"), num_classes=len(chosen))
+    config = DataConfig("imagenet100", str(tmp_path), num_classes=len(chosen))
     dataset = load_dataset(config)
     assert_consistent(dataset)
     assert dataset.image_size == 224 and dataset.class_names == tuple(synset for synset, _ in chosen)
@@ -264,9 +264,8 @@ def test_pixels_of_unknown_range_are_refused(folder: DataConfig) -> None:
 
 
 def test_a_copy_that_was_prepared_from_other_pixels_is_not_used(
-    folder: DataConfig, monkeypatch: pytest.MonkeyPatch
+    folder: DataConfig, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache = Path(folder.cache_dir)
     load_dataset(folder)
     with monkeypatch.context() as patch:
         patch.setattr(pixels, "READING", pixels.READING + 1)
@@ -284,7 +283,7 @@ def test_real_image_folder(tmp_path: Path) -> None:
         classes = sorted(set(class_of.values()) - {""})[:10]
         archive.extractall(tmp_path, [member for member in members if class_of[member] in classes])
     root = tmp_path / "tiny-imagenet-100"
-    dataset = load_dataset(DataConfig("folder", str(root), str(tmp_path / "cache")))
+    dataset = load_dataset(DataConfig("folder", str(root)))
     assert_consistent(dataset)
     assert dataset.images.shape == (1500, 3, 64, 64) and dataset.train_size == 1000
     assert {len(dataset.test_ids(label)) for label in range(10)} == {50}

@@ -54,12 +54,12 @@ def write(folder: Path, names: list[str], arrays: list[np.ndarray], suffix: str 
 @pytest.fixture
 def mnist(tmp_path: Path) -> DataConfig:
     write(tmp_path / "data", list(MNIST), scribbles(10))
-    return DataConfig("mnist", str(tmp_path / "data"), str(tmp_path / "cache"))
+    return DataConfig("mnist", str(tmp_path / "data"))
 
 
 def test_mnist_is_read_as_torchvision_reads_it(tmp_path: Path) -> None:
     write(tmp_path / "data" / "MNIST" / "raw", list(MNIST), scribbles(10))
-    dataset = load_dataset(DataConfig("mnist", str(tmp_path / "data"), str(tmp_path / "cache")))
+    dataset = load_dataset(DataConfig("mnist", str(tmp_path / "data")))
     assert_consistent(dataset)
     assert dataset.class_names == tuple(string.digits) and dataset.image_size == 28
     theirs = [import_torchvision().datasets.MNIST(tmp_path / "data", train=train) for train in (True, False)]
@@ -75,7 +75,7 @@ def test_mnist_is_read_as_torchvision_reads_it(tmp_path: Path) -> None:
 def test_mnist_is_found_plain_or_packed_in_both_places(place: str, suffix: str, tmp_path: Path) -> None:
     arrays = scribbles(10)
     write(tmp_path / "data" / place, list(MNIST), arrays, suffix)
-    dataset = load_dataset(DataConfig("mnist", str(tmp_path / "data"), str(tmp_path / "cache")))
+    dataset = load_dataset(DataConfig("mnist", str(tmp_path / "data")))
     np.testing.assert_array_equal(dataset.images[:30, 1], arrays[0])
     np.testing.assert_array_equal(dataset.images[30:, 2], arrays[2])
 
@@ -102,14 +102,14 @@ def test_emnist_splits_have_their_own_classes_and_stand_upright(
 ) -> None:
     arrays = scribbles(len(classes), first=first)
     write(tmp_path / "data" / place, emnist(split), arrays, ".gz")
-    places = {"data-dir": str(tmp_path / "data"), "cache-dir": str(tmp_path / "cache")}
-    config = Config.parse({"dataset": "emnist", "emnist-split": split, **places}).data
+    places = {"data-dir": str(tmp_path / "data")}
+    config = Config.parse({"dataset": f"emnist-{split}", **places}).data
     dataset = load_dataset(config)
     assert_consistent(dataset)
     assert "".join(dataset.class_names) == classes
     np.testing.assert_array_equal(dataset.labels, np.concatenate([arrays[1], arrays[3]]).astype(int) - first)
     np.testing.assert_array_equal(dataset.images[5, 0], arrays[0][5].T)  # the files hold columns before rows
-    with pytest.raises(ConfigError, match=f"^num-classes = 63: data set emnist has {len(classes)} classes$"):
+    with pytest.raises(ConfigError, match=f"^num-classes = 63: data set emnist-{split} has {len(classes)} classes$"):
         load_dataset(replace(config, num_classes=63))
 
 
@@ -132,7 +132,7 @@ def test_missing_files_are_named_with_the_folder_that_was_searched(mnist: DataCo
     with pytest.raises(MissingDataError, match=rf"^{mnist.data_dir}: lacks t10k-labels-idx1-ubyte of MNIST's files"):
         load_dataset(mnist)
     with pytest.raises(MissingDataError, match=r"emnist-letters-train-images-idx3-ubyte.*EMNIST/raw or gzip"):
-        load_dataset(replace(mnist, dataset="emnist", emnist_split="letters"))
+        load_dataset(replace(mnist, dataset="emnist-letters"))
 
 
 HEADER = bytes([0, 0, 8, 3])
@@ -177,7 +177,7 @@ def test_damaged_packed_files_are_named(damage: str, tmp_path: Path) -> None:
     changed = {"no gzip": b"abc" + content, "cut": content[:-200], "crc": content[:-8] + bytes(4) + content[-4:]}
     path.write_bytes(changed[damage])
     with pytest.raises(DataError, match=f"^{path}: cannot be read"):
-        load_dataset(DataConfig("mnist", str(tmp_path), str(tmp_path / "cache")))
+        load_dataset(DataConfig("mnist", str(tmp_path)))
 
 
 def test_what_unpacks_to_more_than_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

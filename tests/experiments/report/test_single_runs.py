@@ -30,7 +30,7 @@ def with_both_models(folder: Path, local: list[float], together: list[float]) ->
 
 def test_a_run_over_inboxes_is_named_by_them(tmp_path: Path) -> None:
     """And not by a data set and an overlap that have no effect there."""
-    arriving: dict[str, Any] = {"data_source": "inbox", "class_names": "a,b", "image_size": 8}
+    arriving: dict[str, Any] = {"dataset": "inbox", "class_names": "a,b", "image_size": 8}
     write_run(tmp_path, "er_0", [0.4, 0.3], method="er", **arriving)
     assert list(load_results(tmp_path / "er_0").runs["dataset"]) == ["inbox"]
     assert tables_of(tmp_path / "er_0")["aa"].columns == ["inbox"]
@@ -59,7 +59,7 @@ def test_a_run_that_tested_both_models_has_the_averages_of_each(tmp_path: Path) 
 def test_averages_with_every_class_as_an_answer_follow_each_clients_switch(tmp_path: Path) -> None:
     """Of two clients the first one switches in round 3 of 4."""
     folders = [
-        write_run(tmp_path, name, [0.9] * 4, method=name, evaluate="both", inference=inference)
+        write_run(tmp_path, name, [0.9] * 4, method=name, evaluate="both", predict_with=inference)
         for name, inference in (("fedkace", "auto"), ("er", "mean"))
     ]
     for folder in folders:

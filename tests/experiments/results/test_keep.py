@@ -115,9 +115,9 @@ def test_a_resumable_copy_goes_on_elsewhere_as_the_run_would_have(
 @pytest.mark.parametrize(
     "changes",
     [
-        {"method": "fedkace", "statistics": "local"},
+        {"method": "fedkace", "batchnorm-statistics": "local"},
         {"method": "fedframe", "fraction_train": 0.34},
-        {"method": "fedkace", "fraction_train": 0.34, "inference": "local"},
+        {"method": "fedkace", "fraction_train": 0.34, "predict-with": "local"},
     ],
 )
 def test_a_resumable_copy_holds_local_models_where_the_next_round_needs_them(

@@ -126,7 +126,6 @@ def test_no_path_that_a_record_names_is_opened(tmp_path: Path) -> None:
         else:
             command(study, tmp_path / "out")
         assert opened_in(private) == [], name
-    assert not (private / "cache-dir").exists()
     own, named = (payload(load_results(study), folder) for folder in (None, images))
     assert any("--data-dir names the folder" in note for note in own["notes"])
     assert [pictures(each) > 0 for each in (own, named)] == [False, True]

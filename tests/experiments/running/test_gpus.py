@@ -38,7 +38,7 @@ def study(tmp_path: Path) -> Callable[..., Study]:
 
     def make(config: str = "", **options: object) -> Study:
         path = tmp_path / "study.yaml"
-        path.write_text(f"config: {{clients: 10, cache-dir: {tmp_path}{config}}}\ngrid: {{seed: {list(range(12))}}}\n")
+        path.write_text(f"config: {{clients: 10{config}}}\ngrid: {{seed: {list(range(12))}}}\n")
         return load_study(path, {}, tmp_path / "results", **options)  # type: ignore[arg-type]
 
     return make
@@ -216,7 +216,7 @@ def test_gpus_that_cannot_be_measured_are_an_error_of_one_line(monkeypatch: pyte
 
 def test_a_recorded_step_takes_a_steps_memory_more() -> None:
     """By hand: 1.5 times the activations of a batch of 32; the rest of the need is the same."""
-    eager, recorded, auto = (Need.of(Config.parse({"step": step})) for step in ("eager", "captured", "auto"))
+    eager, recorded, auto = (Need.of(Config.parse({"cuda-graphs": wanted})) for wanted in ("off", "on", "auto"))
     step = int(1.5 * need.activations(Experiment(Config()).network_on_cpu(), 8) * 32)
     assert recorded.gpu - eager.gpu == step and auto == recorded
     assert recorded.memory == eager.memory

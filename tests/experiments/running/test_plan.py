@@ -117,7 +117,12 @@ def test_a_plan_counts_every_model_and_view_that_a_client_tests(
 ) -> None:
     options = ["--results", str(tmp_path), "--only", "er", "--set", "method=er", "rounds=1", "epochs=1", "width=2"]
     tested = []
-    for keys in ([], ["evaluate=both"], ["inference=mean"], ["inference=mean", "views=mirrored"]):
+    for keys in (
+        [],
+        ["evaluate=both"],
+        ["predict-with=mean"],
+        ["predict-with=mean", "test-time-augmentation=mirrored"],
+    ):
         assert main(["run", "quickstart", "--dry-run", *options, *keys]) == 0
         (row,) = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("er_")]
         tested.append(int(row[6].replace(",", "")))

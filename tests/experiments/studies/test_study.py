@@ -95,15 +95,14 @@ def test_paths_are_the_users_and_absolute(tmp_path: Path, monkeypatch: pytest.Mo
     """Clients may run in another working directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/someone")
-    text = "config: {data-dir: here, state-dir: ~/state, cache-dir: /cache}"
+    text = "config: {data-dir: here, state-dir: ~/state}"
     (config,) = load_study(study_file(tmp_path, text), {}, Path("out")).runs.values()
     assert config.run.results_dir == str(tmp_path / "out" / "trial")
     assert config.data.data_dir == str(tmp_path / "here")
     assert config.run.state_dir == "/home/someone/state"
-    assert config.data.cache_dir == "/cache"
     (config,) = load_study(study_file(tmp_path, "config: {}"), {}, Path("out")).runs.values()
     assert config.data.data_dir == str(tmp_path / "data")
-    assert (config.run.state_dir, config.data.cache_dir) == ("", "")  # empty still means what it means
+    assert config.run.state_dir == ""  # empty still means what it means
 
 
 def test_a_value_is_read_by_the_type_of_its_key(tmp_path: Path) -> None:

@@ -61,16 +61,16 @@ def test_a_run_is_named_by_method_labels_and_seed() -> None:
 @pytest.mark.parametrize(
     ("grid", "overrides"),
     [
-        ("{method: [er-balanced, fedframe], recalibrate: [false, true]}", {}),
-        ("{method: [er-balanced, fedframe]}", {"recalibrate": False}),
-        ("{variant: {plain: {method: fedframe, recalibrate: false}}}", {}),
+        ("{method: [er-balanced, fedframe], recalibrate-batchnorm: [false, true]}", {}),
+        ("{method: [er-balanced, fedframe]}", {"recalibrate-batchnorm": False}),
+        ("{variant: {plain: {method: fedframe, recalibrate-batchnorm: false}}}", {}),
     ],
 )
 def test_a_choice_that_a_method_would_replace_is_refused(tmp_path: Path, grid: str, overrides: dict[str, Any]) -> None:
     """Even that of a default: its runs would be shown under a value that they do not have."""
     path = tmp_path / "trial.yaml"
     path.write_text(f"grid: {grid}\n")
-    message = "recalibrate = False: method = 'fedframe' sets it to True, so it would have no effect"
+    message = "recalibrate-batchnorm = False: method = 'fedframe' sets it to True, so it would have no effect"
     with pytest.raises(ConfigError, match=message):
         load_study(path, overrides, tmp_path / "results")
 

@@ -25,7 +25,7 @@ from support.common import rounds_of
 from support.doubles.faults import Crossing, FaultyGrid
 
 Make = Callable[..., Config]
-SHAPE = {"rounds": 3, "epochs": 2, "capacity": 12, "centralized_every": 2, "tfcl_server_epochs": 2}
+SHAPE = {"rounds": 3, "epochs": 2, "capacity": 12, "centralized_rounds": "every:2", "tfcl_server_epochs": 2}
 
 
 def _parameters(names: Iterable[str]) -> list[Any]:

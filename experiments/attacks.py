@@ -1,7 +1,8 @@
-"""What hostile clients do, for tests and studies of robustness in simulations.
+"""The attacks of the study ``poisoning``: what hostile clients do in a simulation.
 
 A hostile client trains honestly, except under ``label-flip``, and then alters its reply. It is not bound by the
-clipping of its own modifiers, but its messages have the right form: the checks of form are tested elsewhere.
+clipping of its own modifiers, but its messages have the right form: the checks of form are tested elsewhere. Each
+attack is an entry point in ``pyproject.toml``.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,11 +12,15 @@ import torch
 from flwr.app import Context, Message
 from torch import Tensor
 
-from fedkace_flwr.config import Config
+from fedkace_flwr.data.readers.catalogue import image_size_of
 from fedkace_flwr.errors import ConfigError
-from fedkace_flwr.flower.internals import ClientAppCallable
+from fedkace_flwr.experiment import Experiment, as_arrays
+from fedkace_flwr.flower.internals import ClientAppCallable, Mod
 from fedkace_flwr.messaging import wire
 from fedkace_flwr.messaging.wire import NumpyArray, Weights
+from fedkace_flwr.networks.catalogue import facts_of
+from fedkace_flwr.networks.network import Blueprint
+from fedkace_flwr.privacy.hostile import Attack
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.seeding import seed_for
 from fedkace_flwr.sources import Source
@@ -24,81 +29,78 @@ _MEAN, _VARIANCE = ".running_mean", ".running_var"
 _OUTPUT = ("output.weight", "output.bias")
 
 
-def is_hostile(config: Config, client: int) -> bool:
-    """Whether a client is one of the ``hostile-clients``."""
-    settings, clients = config.attack, config.stream.clients
-    return settings.attack != "none" and clients - settings.hostile_clients <= client < clients
+class StudyAttack(Attack):
+    """One of the attacks, by the name in the key ``attack``."""
+
+    def check(self, *, sends_models: bool, trains_on_chunks: bool) -> None:
+        """Check that the attack changes anything."""
+        config, kind, scale = self.config, self.config.attack.name, self.config.attack.scale
+        told, flips = f"attack = {config.attack.attack!r} with", kind == "label-flip"
+        if not (sends_models or trains_on_chunks):
+            raise ConfigError(f"{told} method = {config.method!r}, whose clients send no models: must be 'none'")
+        if not sends_models and not flips:
+            raise ConfigError(
+                f"{told} method = {config.method!r}, whose clients send no models: must be 'label-flip' or 'none'"
+            )
+        if not sends_models and scale != 1:
+            raise ConfigError(
+                f"{told} method = {config.method!r}, whose clients send no models: must be 'label-flip', without a scale"
+            )
+        if not trains_on_chunks and flips:
+            raise ConfigError(
+                f"{told} method = {config.method!r}, whose clients keep all data: must be an attack on models, or 'none'"
+            )
+        if kind == "rolled-outputs" and config.model.output_layer != "learned":
+            raise ConfigError(
+                f"{told} output-layer = {config.model.output_layer!r} (method = {config.method!r}), which never changes: "
+                "must be another attack, or output-layer = 'learned'"
+            )
+        if kind in ("flipped-means", "inflated-variances"):
+            self._check_statistics(told)
+        if flips and config.stream.window == 1 and config.stream.kind in ("windows", "quantity-skew"):
+            raise ConfigError(
+                f"{told} window = 1, one class in each chunk: must be another attack, or window at least 2"
+            )
+        if kind == "false-count" and scale == 1:
+            raise ConfigError(f"{told} a scale of 1, the true count: must have another, as false-count:10")
+
+    def _check_statistics(self, told: str) -> None:
+        model = self.config.model
+        if self.config.privacy.batchnorm_statistics == "local":
+            raise ConfigError(
+                f"{told} batchnorm-statistics = 'local', which are not sent: must be another attack, or "
+                "batchnorm-statistics = 'shared'"
+            )
+        blueprint = Blueprint(1, image_size_of(self.config.data), model.width, model.stem)
+        if not facts_of(model.network, blueprint).has_running_means:
+            raise ConfigError(f"{told} network = {model.network!r}, which has no running means: must be another attack")
+
+    def source(self, source: Source, client: int) -> Source:
+        """The source of samples, with flipped labels if the attack is ``label-flip`` and the client hostile."""
+        return FlippedLabels(source) if self.config.attack.name == "label-flip" and self.is_hostile(client) else source
+
+    def modifier(self, experiment: Experiment) -> Mod:
+        """What alters the replies of hostile clients."""
+        return Altered(self, experiment.parameter_names, lambda: as_arrays(experiment.initial_weights()))
 
 
-def check_attack(config: Config, *, sends_models: bool, trains_on_chunks: bool) -> None:
-    """Check that the simulated attack of a configuration, if there is one, changes anything.
-
-    A method would seem perfectly robust against an attack that does nothing.
-
-    Parameters
-    ----------
-    config : Config
-        The configuration, with the preset of its method.
-    sends_models : bool
-        Whether the method's clients answer training messages with models, which :class:`Attack` alters.
-    trains_on_chunks : bool
-        Whether they train on the chunks of their source, which :class:`FlippedLabels` alters.
-
-    Raises
-    ------
-    ConfigError
-        It would do nothing.
-    """
-    if config.attack.attack == "none":
-        return
-    told, scale = f"attack = {config.attack.attack!r} with", config.attack.attack_scale
-    flips = config.attack.attack == "label-flip"
-    if not (sends_models or trains_on_chunks):
-        raise ConfigError(f"{told} method = {config.method!r}, whose clients send no models: must be 'none'")
-    if not sends_models and not flips:
-        raise ConfigError(
-            f"{told} method = {config.method!r}, whose clients send no models: must be 'label-flip' or 'none'"
-        )
-    if not sends_models and scale != 1:
-        raise ConfigError(
-            f"attack-scale = {scale:g} with method = {config.method!r}, whose clients send no models: must be 1"
-        )
-    if not trains_on_chunks and flips:
-        raise ConfigError(
-            f"{told} method = {config.method!r}, whose clients keep all data: must be an attack on models, or 'none'"
-        )
-    if config.attack.attack == "rolled-outputs" and config.model.output_layer != "learned":
-        raise ConfigError(
-            f"{told} output-layer = {config.model.output_layer!r} (method = {config.method!r}), which never changes: "
-            "must be another attack, or output-layer = 'learned'"
-        )
-    if config.attack.attack in ("flipped-means", "inflated-variances") and config.privacy.statistics == "local":
-        raise ConfigError(
-            f"{told} statistics = 'local', which are not sent: must be another attack, or statistics = 'shared'"
-        )
-    if flips and config.stream.window == 1 and config.stream.stream in ("windows", "quantity-skew"):
-        raise ConfigError(f"{told} window = 1, one class in each chunk: must be another attack, or window at least 2")
-    if config.attack.attack == "false-count" and scale == 1:
-        raise ConfigError(f"{told} attack-scale = 1, the true count: attack-scale must be another number")
-
-
-class Attack:
+class Altered:
     """Alters the reply of a hostile client (a modifier of training messages).
 
     Parameters
     ----------
-    config : Config
-        The configuration.
+    attack : Attack
+        The attack.
     parameters : frozenset of str
         Names of the arrays that are trained by gradient.
     initial : callable
         Returns the global model with which the run begins.
     """
 
-    def __init__(self, config: Config, parameters: frozenset[str], initial: Callable[[], Weights]) -> None:
-        self._config = config
-        self._kind = config.attack.attack
-        self._scale = config.attack.attack_scale
+    def __init__(self, attack: Attack, parameters: frozenset[str], initial: Callable[[], Weights]) -> None:
+        self._attack = attack
+        self._kind = attack.config.attack.name
+        self._scale = attack.config.attack.scale
         self._parameters = parameters
         self._initial = initial
 
@@ -108,7 +110,7 @@ class Attack:
         told = message.content.config_records[wire.CONFIG]
         client, number = told[wire.CLIENT], told[wire.ROUND]
         assert isinstance(client, int) and isinstance(number, int)
-        if reply.has_error() or not is_hostile(self._config, client) or wire.ARRAYS not in reply.content.array_records:
+        if reply.has_error() or not self._attack.is_hostile(client) or wire.ARRAYS not in reply.content.array_records:
             return reply
         if self._kind == "false-count":
             metrics = reply.content.metric_records[wire.METRICS]
@@ -173,7 +175,7 @@ class Attack:
         return found
 
     def _draws(self, *labels: str | int) -> np.random.Generator:
-        return np.random.default_rng(seed_for(self._config.run.seed, "attack", *labels))
+        return np.random.default_rng(seed_for(self._attack.config.run.seed, "attack", *labels))
 
 
 class FlippedLabels:

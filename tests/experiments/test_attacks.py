@@ -12,8 +12,9 @@ from support.common import SMALL, rounds_of
 from fedkace_flwr.config import Config
 from fedkace_flwr.configured import configured
 from fedkace_flwr.errors import ConfigError
+from fedkace_flwr.experiments.attacks import Altered, FlippedLabels, StudyAttack
 from fedkace_flwr.experiments.running.inline import run_inline
-from fedkace_flwr.privacy.attacks import Attack, FlippedLabels, is_hostile
+from fedkace_flwr.privacy.hostile import attack_of
 from fedkace_flwr.registry import METHODS
 from fedkace_flwr.samples import Samples
 
@@ -38,15 +39,21 @@ def learned() -> Model:
 
 
 def altered(attack: str, scale: float = 1.0, client: int = 3, number: int = 2) -> Model:
-    config = Config.parse({"clients": 4, "attack": attack, "attack-scale": scale})
+    hostile = StudyAttack(Config.parse({"clients": 4, "attack": f"{attack}:{scale}"}))
     start = {name: array - 7 for name, array in sent().items()}
-    return Attack(config, TRAINED, lambda: start).altered(sent(), learned(), client, number)
+    return Altered(hostile, TRAINED, lambda: start).altered(sent(), learned(), client, number)
 
 
 def test_the_clients_with_the_highest_numbers_are_hostile() -> None:
-    config = Config.parse({"clients": 10, "attack": "noise", "hostile-clients": 2})
-    assert [client for client in range(10) if is_hostile(config, client)] == [8, 9]
-    assert not any(is_hostile(Config.parse({"clients": 10}), client) for client in range(10))
+    attack = attack_of(Config.parse({"clients": 10, "attack": "noise", "hostile-clients": 2}))
+    assert isinstance(attack, StudyAttack)
+    assert [client for client in range(10) if attack.is_hostile(client)] == [8, 9]
+    assert attack_of(Config()) is None
+
+
+def test_an_attack_whose_code_is_not_installed_is_refused_in_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"^attack = 'sign-flop': is not installed here; .* did you mean sign-flip"):
+        configured(Config.parse({"attack": "sign-flop"}))
 
 
 def test_a_flipped_sign_mirrors_parameters_and_means_and_leaves_variances() -> None:
@@ -120,16 +127,15 @@ def test_flipped_labels_exchange_the_classes_of_a_chunk_in_a_ring() -> None:
     [
         ({"attack": "noise", "clients": 3, "hostile-clients": 4}, "hostile-clients = 4: must be at most clients = 3"),
         (
-            {"attack": "noise", "data-source": "inbox", "class-names": "a, b", "image-size": 8},
+            {"attack": "noise", "dataset": "inbox", "class-names": "a, b", "image-size": 8},
             "attack = 'noise': for simulations alone",
         ),
-        ({"aggregation-rule": "median", "secagg": True}, "the server learns only a sum; must be 'mean'"),
-        ({"aggregation-rule": "median", "dp": "central"}, "calibrated for a mean; must be 'mean'"),
-        ({"byzantine-clients": 5, "clients": 10}, "must be less than half of the clients, at most 4"),
-        ({"aggregation-rule": "median", "method": "lkc"}, "with aggregation = 'none': the server aggregates nothing"),
-        ({"aggregation-rule": "median", "aggregation": "none"}, "aggregates nothing; must be 'mean'"),
-        ({"aggregation-rule": "median", "method": "tfcl"}, "with method = 'tfcl', whose server aggregates no models"),
-        ({"aggregation-rule": "median", "method": "centralized"}, "whose server aggregates no models; must be 'mean'"),
+        ({"aggregation": "median", "secagg": True}, "the server learns only a sum; must be 'mean'"),
+        ({"aggregation": "median", "dp": "central"}, "calibrated for a mean; must be 'mean'"),
+        ({"aggregation": "trimmed-mean:5", "clients": 10}, "hostile must be less than half of the clients, at most 4"),
+        ({"aggregation": "median", "method": "lkc"}, "with method = 'lkc', whose server aggregates no models"),
+        ({"aggregation": "median", "method": "tfcl"}, "with method = 'tfcl', whose server aggregates no models"),
+        ({"aggregation": "median", "method": "centralized"}, "whose server aggregates no models; must be 'mean'"),
     ],
 )
 def test_what_cannot_be_combined_is_refused(values: dict[str, Any], words: str) -> None:
@@ -145,19 +151,20 @@ MODELS_ALONE = ("sign-flip", "noise", "collusion", "replacement", "stale-model",
     [
         *[
             (
-                {"method": "tfcl", "attack": attack, "attack-scale": 9.0},
-                f"attack = '{attack}' with method = 'tfcl', whose clients send no models: must be 'label-flip' or 'none'",
+                {"method": "tfcl", "attack": f"{attack}:9"},
+                f"attack = '{attack}:9' with method = 'tfcl', whose clients send no models: must be 'label-flip' or 'none'",
             )
             for attack in MODELS_ALONE
         ],
         (
-            {"method": "tfcl", "attack": "label-flip", "attack-scale": 9.0},
-            "attack-scale = 9 with method = 'tfcl', whose clients send no models: must be 1",
+            {"method": "tfcl", "attack": "label-flip:9"},
+            "attack = 'label-flip:9' with method = 'tfcl', whose clients send no models: must be 'label-flip', without a "
+            "scale",
         ),
         *[
             (
-                {"method": "centralized", "attack": attack, "attack-scale": 9.0},
-                f"attack = '{attack}' with method = 'centralized', whose clients send no models: must be 'none'",
+                {"method": "centralized", "attack": f"{attack}:9"},
+                f"attack = '{attack}:9' with method = 'centralized', whose clients send no models: must be 'none'",
             )
             for attack in (*MODELS_ALONE, "label-flip")
         ],
@@ -171,9 +178,9 @@ MODELS_ALONE = ("sign-flip", "noise", "collusion", "replacement", "stale-model",
         ],
         *[
             (
-                {"method": "er-balanced", "statistics": "local", "attack": attack},
-                f"attack = '{attack}' with statistics = 'local', which are not sent: must be another attack, or "
-                "statistics = 'shared'",
+                {"method": "er-balanced", "batchnorm-statistics": "local", "attack": attack},
+                f"attack = '{attack}' with batchnorm-statistics = 'local', which are not sent: must be another attack, or "
+                "batchnorm-statistics = 'shared'",
             )
             for attack in ("flipped-means", "inflated-variances")
         ],
@@ -187,7 +194,7 @@ MODELS_ALONE = ("sign-flip", "noise", "collusion", "replacement", "stale-model",
         ],
         (
             {"attack": "false-count"},
-            "attack = 'false-count' with attack-scale = 1, the true count: attack-scale must be another number",
+            "attack = 'false-count' with a scale of 1, the true count: must have another, as false-count:10",
         ),
     ],
 )
@@ -202,16 +209,15 @@ def test_an_attack_that_would_do_nothing_is_refused(values: dict[str, Any], word
     "values",
     [
         {"method": "tfcl", "attack": "label-flip"},
-        {"method": "tfcl", "attack-scale": 9.0},
-        {"method": "centralized", "attack-scale": 9.0},
+        {"method": "tfcl"},
         {"method": "fedframe", "attack": "sign-flip"},
         {"method": "er-balanced", "attack": "rolled-outputs"},
-        {"method": "er-balanced", "statistics": "local", "attack": "sign-flip"},
+        {"method": "er-balanced", "batchnorm-statistics": "local", "attack": "sign-flip"},
         {"method": "er-balanced", "attack": "flipped-means"},
         {"method": "er-balanced", "attack": "inflated-variances"},
         {"attack": "label-flip", "window": 1, "overlap": 0, "stream": "blurred"},
         {"attack": "sign-flip", "window": 1, "overlap": 0},
-        {"attack": "false-count", "attack-scale": 10.0},
+        {"attack": "false-count:10"},
     ],
 )
 def test_an_attack_that_does_something_is_accepted(values: dict[str, Any]) -> None:
@@ -226,6 +232,11 @@ def test_every_method_whose_clients_send_models_can_be_attacked() -> None:
         except ConfigError:
             spared.add(name)
     assert spared == {"tfcl", "centralized"}
+
+
+def test_an_attack_on_running_means_needs_a_network_with_some() -> None:
+    with pytest.raises(ConfigError, match="attack = 'flipped-means' with network = 'cnn', which has no running means"):
+        configured(Config.parse({"network": "cnn", "attack": "flipped-means"}))
 
 
 def test_a_run_does_not_begin_with_an_attack_that_would_do_nothing(
@@ -249,7 +260,7 @@ def test_a_defence_without_effect_is_refused(hiding: dict[str, Any]) -> None:
     assert Config.parse({**hiding, "defence": "off"})
     with pytest.raises(ConfigError, match="defence = 'on' with"):
         Config.parse({**hiding, "defence": "on"})
-    assert Config.parse({"dp": "local", "defence": "on", "aggregation-rule": "median"})
+    assert Config.parse({"dp": "local", "defence": "on", "aggregation": "median"})
 
 
 def outcome(folder: Path, **changes: Any) -> list[dict[str, Any]]:
@@ -276,7 +287,7 @@ def outcome(folder: Path, **changes: Any) -> list[dict[str, Any]]:
 def test_a_hostile_client_is_found_in_a_real_run_and_nobody_else_is(
     tmp_path: Path, attack: str, scale: float, kinds: set[str]
 ) -> None:
-    records = outcome(tmp_path, attack=attack, attack_scale=scale)
+    records = outcome(tmp_path, attack=f"{attack}:{scale}")
     failures = [failure for record in records for failure in record["failures"]]
     assert {failure["client"] for failure in failures} == {3}
     assert {failure["kind"] for failure in failures} <= kinds
@@ -307,7 +318,7 @@ def test_an_honest_run_is_that_without_the_defence(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_inflated_variances_are_kept_near_in_a_real_run(tmp_path: Path) -> None:
     """By their updates' length alone they passed, and grew from round to round: the others shrink them in training."""
-    records = outcome(tmp_path, attack="inflated-variances", attack_scale=10.0)
+    records = outcome(tmp_path, attack="inflated-variances:10")
     assert all(set(record["clipped_layers"]) and record["clipped_layers"][3] > 0 for record in records[1:])
     assert all(not any(record["clipped_layers"][:3]) for record in records[1:])
     assert records[-1]["failures"] == []
@@ -318,6 +329,6 @@ def test_inflated_variances_are_kept_near_in_a_real_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rule", ["median", "trimmed-mean", "multi-krum", "geometric-median"])
 @pytest.mark.parametrize("method", ["fedkace", "ofcl", "dcfcl", "fedavg"])
 def test_every_rule_learns_with_every_kind_of_mean(tmp_path: Path, rule: str, method: str) -> None:
-    records = outcome(tmp_path, aggregation_rule=rule, method=method, rounds=2, epochs=4)
+    records = outcome(tmp_path, aggregation=rule, method=method, rounds=2, epochs=4)
     assert records[-1]["failures"] == []
     assert records[0]["accuracy"] > records[0]["chance"]
