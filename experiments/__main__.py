@@ -78,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
         elif options.command == "keep":
             from fedkace_flwr.experiments.results.keep import keep
 
-            keep(options.run, options.target, resumable=options.resumable)
+            keep(options.run, options.target)
             console.print(f"written: {options.target}", highlight=False, soft_wrap=True)
         elif options.command == "export":
             from fedkace_flwr.experiments.export import export
