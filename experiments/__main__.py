@@ -232,7 +232,7 @@ def _keys(options: argparse.Namespace, console: Console) -> None:
 def _keep(options: argparse.Namespace, console: Console) -> None:
     from fedkace_flwr.experiments.results.keep import keep
 
-    keep(options.run, options.target, resumable=options.resumable)
+    keep(options.run, options.target)
     _say(console, f"written: {options.target}")
 
 

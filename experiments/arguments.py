@@ -131,16 +131,13 @@ def make_parser(program: str) -> Parser:
     )
 
     keep = commands.add_parser(
-        "keep", help="copy the records of a run or a study for publication, without the paths of this machine"
+        "keep", help="write the records of a run or a study for publication, without the paths of this machine"
     )
-    keep.add_argument("run", type=Path, help="folder of a finished run or of a study")
+    keep.add_argument("run", type=Path, help="folder of a run or of a study")
     keep.add_argument(
-        "target", type=Path, help="folder to copy to: new, empty, or that of an earlier copy, which is replaced"
-    )
-    keep.add_argument(
-        "--resumable",
-        action="store_true",
-        help="also copy what `run` needs to continue unfinished runs on another machine, see docs/running.md",
+        "target",
+        type=Path,
+        help="folder to write: new, empty, or that of the same study, kept earlier, which is extended",
     )
 
     export = commands.add_parser(

@@ -8,7 +8,8 @@ from fedkace_flwr.configured import configured
 from fedkace_flwr.errors import ConfigError, MissingDataError, ModelError
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.experiments.results.folders import all_within, runs_of_study, within
-from fedkace_flwr.experiments.results.reading import read_config, read_rounds, with_data_dir
+from fedkace_flwr.experiments.results.reading import with_data_dir
+from fedkace_flwr.experiments.results.recorded import Run
 from fedkace_flwr.export.card import Training
 from fedkace_flwr.export.folder import CARD, HOLDS, ONNX, write_folder
 from fedkace_flwr.export.global_model import global_model, lacks_statistics
@@ -96,7 +97,7 @@ def _find(source: Path, data_dir: Path | None) -> _Source:
 
 def _of_run(source: Path, data_dir: Path | None) -> _Source:
     try:
-        method, config = configured(read_config(source))
+        method, config = configured(Run(source).config())
     except ConfigError as error:
         raise ModelError(f"{source / 'config.json'}: {error}") from error
     if reason := method.strategy(config).lacks_global_model():
@@ -108,7 +109,7 @@ def _of_run(source: Path, data_dir: Path | None) -> _Source:
         kept = read_model(all_within(source, source / MODEL))
     else:
         kept = _of_checkpoint(source, config, data_dir)
-    return _Source(kept, Training(config, read_rounds(source, config.stream.clients)[: kept.round]))
+    return _Source(kept, Training(config, Run(source).rounds(config.stream.clients)[: kept.round]))
 
 
 def _of_checkpoint(source: Path, config: Config, data_dir: Path | None) -> KeptModels:

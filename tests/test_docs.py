@@ -14,7 +14,7 @@ from fedkace_flwr.configured import configured
 from fedkace_flwr.experiments.__main__ import main
 from fedkace_flwr.experiments.bench.measure import kept
 from fedkace_flwr.experiments.report.quoted import with_tables
-from fedkace_flwr.experiments.running.cells import Cell
+from fedkace_flwr.experiments.results.recorded import Recorded, Run
 from fedkace_flwr.experiments.studies.study import load_study
 from fedkace_flwr.results.run_folder import differences
 
@@ -22,6 +22,11 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.exhaustive
+def kept_runs(study: str) -> dict[str, Run]:
+    """The kept runs of a study by name."""
+    return {run.name: run for run in Recorded(ROOT / "docs" / "results" / study).runs}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_method_can_be_added_as_the_page_says(tmp_path: Path) -> None:
@@ -79,7 +84,7 @@ def test_quoted_summary_tables_are_those_of_the_kept_runs(
     page: str, run: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = ROOT / "docs" / "results" / run
-    runs = json.loads((folder / "study.json").read_text())["runs"] if (folder / "study.json").exists() else [""]
+    runs = json.loads((folder / "study.json").read_text())["runs"]
     assert main(["table", *(str(folder / each) for each in runs)]) == 0
     assert capsys.readouterr().out.rstrip() in (ROOT / page).read_text()
 
@@ -94,9 +99,8 @@ def test_the_tables_of_the_studies_are_those_of_their_kept_runs(name: str, table
 
 @pytest.mark.parametrize(("name", "method"), [("FedKACE", "fedkace"), ("AS8", "as8")])
 def test_the_runs_in_both_precisions_are_the_kept_ones(name: str, method: str) -> None:
-    run = f"{method}_overlap-4_seed-0"
-    paths = [ROOT / "docs" / "results" / study / run / "summary.json" for study in ("reduced", "reduced_fp32")]
-    shares = [f"{100 * json.loads(path.read_text())['average_accuracy']:.2f}" for path in paths]
+    runs = [kept_runs(study)[f"{method}_overlap-4_seed-0"] for study in ("reduced", "reduced_repeated")]
+    shares = [f"{100 * run.summary()['average_accuracy']:.2f}" for run in runs]
     assert f"| {name} | {' | '.join(shares)} |" in (ROOT / "REPRODUCIBILITY.md").read_text()
 
 
@@ -104,46 +108,35 @@ def test_the_runs_in_both_precisions_are_the_kept_ones(name: str, method: str) -
     ("row", "study", "method"),
     [
         ("OFCL, 6 epochs", "reduced", "ofcl"),
-        ("OFCL, 15 epochs", "reduced_ofcl15", "ofcl"),
+        ("OFCL, 15 epochs", "reduced_repeated", "ofcl"),
         ("Re-Fed, 6 epochs", "reduced", "refed"),
     ],
 )
 def test_the_runs_of_equal_steps_are_the_kept_ones(row: str, study: str, method: str) -> None:
-    shares = []
-    for seed in (0, 1):
-        path = ROOT / "docs" / "results" / study / f"{method}_overlap-4_seed-{seed}"
-        assert json.loads((path / "config.json").read_text())["epochs"] == int(row.split()[-2])
-        shares.append(f"{100 * json.loads((path / 'summary.json').read_text())['average_accuracy']:.2f}")
+    runs = [kept_runs(study)[f"{method}_overlap-4_seed-{seed}"] for seed in (0, 1)]
+    assert {run.config().training.epochs for run in runs} == {int(row.split()[-2])}
+    shares = [f"{100 * run.summary()['average_accuracy']:.2f}" for run in runs]
     assert f"| {row} | {' | '.join(shares)} |" in (ROOT / "REPRODUCIBILITY.md").read_text()
 
 
-def test_the_kept_comparison_is_that_of_todays_study() -> None:
-    """A runner would skip the kept runs, so the next start runs only what is missing."""
-    study = load_study(ROOT / "experiments" / "studies" / "reduced.yaml", {}, ROOT / "docs" / "results")
-    kept = {path.parent.name for path in study.folder.glob("*/summary.json")}
-    assert kept and kept <= set(study.runs)
-    assert all(Cell(name, study.runs[name]).finished for name in kept)
-
-
-@pytest.mark.parametrize("name", ["quickstart", "cifar100_small"])
+@pytest.mark.parametrize("name", ["quickstart", "cifar100_small", "reduced"])
 def test_kept_runs_are_those_of_todays_studies(name: str) -> None:
     study = load_study(ROOT / "experiments" / "studies" / f"{name}.yaml", {}, ROOT)
-    for run, config in study.runs.items():
-        folder = ROOT / "docs" / "results" / name
-        kept = json.loads((folder / (run if len(study.runs) > 1 else "") / "config.json").read_text())
+    for run, record in kept_runs(name).items():
+        config = study.runs[run] if len(study.runs) > 1 else next(iter(study.runs.values()))
         # Some were made when updates were compared in every run.
-        assert set(differences(kept, configured(config)[1])) <= {"defence"}
+        assert set(differences(record.part("config")[1], configured(config)[1])) <= {"defence"}
 
 
 def test_the_table_of_what_privacy_costs_is_that_of_its_kept_runs() -> None:
     page = (ROOT / "docs" / "privacy.md").read_text()
-    runs = sorted((ROOT / "docs" / "results" / "privacy").glob("*/summary.json"))
+    runs = kept_runs("privacy")
     assert len(runs) >= 9
-    for path in runs:
-        last = json.loads((path.parent / "rounds.jsonl").read_text().splitlines()[-1])
+    for name, run in runs.items():
+        last = run.rounds()[-1]
         models = [accuracy for accuracy in last["global_accuracy"] if accuracy is not None]
-        shown = (json.loads(path.read_text())["average_accuracy"], last["accuracy"], sum(models) / len(models))
-        method, protection, _ = path.parent.name.split("_")
+        shown = (run.summary()["average_accuracy"], last["accuracy"], sum(models) / len(models))
+        method, protection, _ = name.split("_")
         row = " | ".join([f"| `{method}`", protection, *(f"{100 * value:.1f}" for value in shown)])
         assert row in page, row
 

@@ -2,17 +2,14 @@
 
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from fedkace_flwr.experiments.results.loading import Results, rows_of
-from fedkace_flwr.experiments.results.reading import Record
 from fedkace_flwr.storage.files import write_bytes, write_text
 
 MOST_ROWS = 1_000_000
 """A CSV file of more rows would have tens of megabytes; the Parquet file is written for any number."""
 
-_PLACE = ("round", "client", "class")
 _DIGITS = 6
 
 
@@ -21,13 +18,21 @@ def class_accuracies(results: Results) -> pd.DataFrame:
 
     Runs of earlier versions recorded none and have no rows.
     """
-    parts = []
+    columns = ["study", "run", "round", "client", "class", "accuracy"]
+    parts = [pd.DataFrame(columns=columns)]
     for row in rows_of(results.runs):
-        part = _of_run(results.records(row["folder"]))
-        if len(part):
-            parts.append(part.assign(study=row["study"], run=row["run"]))
-    columns = ["study", "run", *_PLACE, "accuracy"]
-    return pd.concat(parts, ignore_index=True)[columns] if parts else pd.DataFrame(columns=columns)
+        clients = [
+            (record["round"], client, values)
+            for record in results.records(row["folder"])
+            for client, values in enumerate(record["class_accuracy"])
+            if values
+        ]
+        if clients:
+            part = pd.DataFrame(clients, columns=["round", "client", "accuracy"]).explode("accuracy")
+            part["class"] = part.groupby(["round", "client"]).cumcount()
+            part = part.dropna().assign(study=row["study"], run=row["run"])
+            parts.append(part.astype({"round": "int32", "client": "int32", "class": "int32", "accuracy": "float64"}))
+    return pd.concat(parts[1:] or parts, ignore_index=True)[columns].round({"accuracy": _DIGITS})
 
 
 def write_classes(results: Results, target: Path) -> list[Path]:
@@ -42,16 +47,3 @@ def write_classes(results: Results, target: Path) -> list[Path]:
         paths.append(target / "classes.parquet")
         write_bytes(paths[-1], words.to_parquet(None, index=False))
     return paths
-
-
-def _of_run(records: list[Record]) -> pd.DataFrame:
-    places: list[tuple[int, int, int]] = []
-    values: list[float] = []
-    for record in records:
-        for client, accuracies in enumerate(record.get("class_accuracy") or ()):
-            for label, value in enumerate(accuracies or ()):
-                if value is not None:
-                    places.append((int(record["round"]), client, label))
-                    values.append(round(float(value), _DIGITS))
-    frame = pd.DataFrame(np.asarray(places, dtype=np.int32).reshape(-1, len(_PLACE)), columns=list(_PLACE))
-    return frame.assign(accuracy=np.asarray(values, dtype=np.float64))

@@ -1,4 +1,4 @@
-"""Folders of results: which are runs, and which were set aside by a later run of the same name."""
+"""Folders of results: which are runs or kept studies, and which were set aside by a later run of the same name."""
 
 import re
 from collections.abc import Iterable
@@ -7,12 +7,20 @@ from pathlib import Path
 from fedkace_flwr.errors import ResultsError
 from fedkace_flwr.storage.names import closest_path
 
+KEPT_FILES = STUDY, ROUNDS, CLASSES = "study.json", "rounds.parquet", "classes.parquet"
+"""The files of a kept study. The first is also that of a study with folders of runs."""
+
 _SET_ASIDE = re.compile(r"\.\d{8}-\d{6}(-\d+)?$")
 
 
 def is_set_aside(folder: Path) -> bool:
     """Return whether the folder is that of an earlier run, renamed when another one took its name."""
     return _SET_ASIDE.search(folder.name) is not None
+
+
+def is_kept(folder: Path) -> bool:
+    """Return whether the folder is that of a kept study."""
+    return all((folder / name).exists() for name in (STUDY, ROUNDS))
 
 
 def check_folders(folders: Iterable[Path]) -> None:
@@ -55,7 +63,7 @@ def all_within(folder: Path, path: Path) -> Path:
 
 
 def studies_in(folder: Path) -> list[Path]:
-    """Return the folders of studies in a folder of results by name.
+    """Return the folders of studies, kept or not, in a folder of results by name.
 
     Raises
     ------
@@ -63,7 +71,7 @@ def studies_in(folder: Path) -> list[Path]:
         One of them, or a run in one, is a link out of the folder.
     """
     others = [path for path in sorted(folder.glob("*/")) if not (path / "config.json").exists()]  # than runs
-    return [path for path in others if runs_of_study(path) and within(folder, path)]
+    return [path for path in others if (is_kept(path) or runs_of_study(path)) and within(folder, path)]
 
 
 def runs_of_study(folder: Path) -> list[Path]:

@@ -1,136 +1,108 @@
-"""Archive the record of a run or of a study for the documentation, without the folder names of the original machine."""
+"""Keep the records of a run or of a study for publication, without the folder names of the original machine."""
 
+import io
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
-from fedkace_flwr.errors import RunError
-from fedkace_flwr.experiments.results.folders import all_within, within
-from fedkace_flwr.experiments.results.reading import Record, published, read_config, read_lines, read_object
-from fedkace_flwr.storage import atomic
-from fedkace_flwr.storage.checkpoint import LARGEST_CHECKPOINT, Checkpoints
-from fedkace_flwr.storage.files import LARGEST_LOG, read_bytes, write_bytes, write_text
-from fedkace_flwr.storage.folders import make_folder
-from fedkace_flwr.storage.names import closest_path
-from fedkace_flwr.storage.targets import check, renewed
-
-_REQUIRED = ("config.json", "environment.json", "rounds.jsonl")
-_SUMMARY, _PICTURE = "summary.json", "accuracy.png"
-_SERVER, _CLIENTS = "server", "clients"
-_RUN, _STUDY = "a kept run", "a kept study"
+from fedkace_flwr.errors import ResultsError, RunError
+from fedkace_flwr.experiments.results.folders import CLASSES, KEPT_FILES, ROUNDS, STUDY, check_folders, is_kept
+from fedkace_flwr.experiments.results.reading import KEPT_SCHEMA, Record, merged, published
+from fedkace_flwr.experiments.results.recorded import Recorded, Run, need_arrow
+from fedkace_flwr.messaging.metrics import known_metrics
+from fedkace_flwr.storage.files import write_bytes, write_text
+from fedkace_flwr.storage.targets import renewed
 
 
-def keep(source: Path, target: Path, *, resumable: bool = False) -> None:
-    """Copy the record of a run, or of every run of a study that has a round, to ``target``.
+def keep(source: Path, target: Path) -> None:
+    """Write the records of a run, or of every run of a study that has a round, to the three files of a kept study.
 
-    Of an unfinished run the completed rounds are copied. A single run's plot is copied too. The copy of a study is
-    itself a results folder: the report can read it, and the runner skips the finished runs in it.
+    Of an unfinished run, the completed rounds are kept.
 
     Parameters
     ----------
     source : Path
-        A run's folder or a study's.
+        The folder of a run or of a study, which may be a kept one.
     target : Path
-        The folder to copy to: new, empty, or that of an earlier copy. Each run in it is replaced as a whole.
-    resumable : bool
-        Also copy the last checkpoint and the clients' states of unfinished runs, so that the runner can resume them
-        in a copy of ``target``.
+        The folder to write to: new, empty, or that of the same study, kept earlier. Runs that were kept there and are
+        not in ``source`` stay.
 
     Raises
     ------
     ConfigError
         The target holds something else, or cannot be written.
     RunError
-        No run has completed a round, a file cannot be read, or a run that should be resumable is running or has no
-        checkpoint.
+        No run has completed a round.
     ResultsError
-        A file is damaged, or is a link out of the folder.
+        A file is damaged, or is a link out of the folder; the target keeps another study; or pyarrow is not installed.
     """
-    try:
-        _keep(source, target, resumable)
-    except (OSError, RecursionError, ValueError) as error:
-        raise RunError(f"{source}: cannot be copied to {target} ({error})") from error
-
-
-def _keep(source: Path, target: Path, resumable: bool) -> None:
-    if not source.is_dir():
-        raise RunError(f"{source}: is not a folder; must be that of a run or of a study{closest_path(source)}")
-    if not (source / "study.json").exists():
-        _keep_run(source, target, resumable, picture=True)
-        return
-    runs = sorted(path.parent for path in source.glob("*/rounds.jsonl") if path.stat().st_size)
-    if not runs:
+    need_arrow()
+    check_folders([source])
+    found, earlier = Recorded(source), Recorded(target) if is_kept(target) else None
+    runs, told = {run.name: run for run in found.runs}, found.told
+    if earlier is not None:
+        name, other = (None if each is None else each["study"] for each in (told, earlier.told))
+        if name != other:
+            raise ResultsError(f"{target}: keeps the study {other!r}, not {name!r}; choose another folder")
+        runs = {run.name: run for run in earlier.runs} | runs
+        told = merged(earlier.told, told) if told and earlier.told else None
+    rounds = {name: lines for name, run in sorted(runs.items()) if (lines := _lines(run))}
+    if not rounds:
         raise RunError(f"{source}: no run has completed a round; keep it later")
-    check(target, _STUDY)
-    for run in runs:
-        within(source, run)
-        check(target / run.name, _RUN)
-    with renewed(target, _STUDY, private=False) as new:
-        for run in runs:
-            _keep_run(run, target / run.name, resumable, picture=False)
-        _write(new / "study.json", read_object(source / "study.json"), indent=1)
+    about: Record = {"schema": KEPT_SCHEMA, **(told or {}), "runs": {}}
+    for name, labels in told["runs"].items() if told else ():
+        about["runs"][name] = {"axes": labels}
+    for name in rounds:
+        about["runs"].setdefault(name, {}).update(_parts(runs[name]))
+    with renewed(target, "a kept study", private=False, known=KEPT_FILES if earlier else ()) as new:
+        _write_tables(new, rounds)
+        write_text(new / STUDY, json.dumps(about, indent=1) + "\n")
 
 
-def _keep_run(run: Path, target: Path, resumable: bool, *, picture: bool) -> None:
-    missing = [name for name in _REQUIRED if not (run / name).exists()]
-    if missing:
-        raise RunError(f"{run}: has no {missing[0]}; must be the folder of a run that has completed a round")
-    is_finished = (run / _SUMMARY).exists()
-    with (
-        _state_to_resume(run, wanted=resumable and not is_finished) as state,
-        renewed(target, _RUN, private=False) as new,
-    ):
-        _write(new / "config.json", published(read_object(run / "config.json")))
-        _write(new / "environment.json", read_object(run / "environment.json"))
-        rounds = [json.dumps(record) + "\n" for record in read_lines(run / "rounds.jsonl")]
-        write_text(new / "rounds.jsonl", "".join(rounds))
-        if is_finished:
-            _write(new / _SUMMARY, read_object(run / _SUMMARY))
-        if picture and (run / _PICTURE).exists():
-            write_bytes(new / _PICTURE, read_bytes(within(run, run / _PICTURE), LARGEST_LOG))
-        for path in state:
-            make_folder((new / path).parent)
-            write_bytes(new / path, read_bytes(run / path, LARGEST_CHECKPOINT), mode=0o600)
+def _lines(run: Run) -> list[Record]:
+    """Return the rounds of a run as they were recorded, once all that is recorded of it has been checked."""
+    clients = run.config().stream.clients
+    run.environment()
+    if run.finished:
+        run.summary()
+    run.rounds(clients)
+    return run.lines()
 
 
-@contextmanager
-def _state_to_resume(run: Path, *, wanted: bool) -> Iterator[list[Path]]:
-    """Keep a run from going on, and name the files in its folder that it would go on from; none if not wanted."""
-    if not wanted:
-        yield []
-        return
-    lock = FileLock(run / ".lock")
+def _parts(run: Run) -> dict[str, Record]:
+    parts = {name: run.part(name)[1] for name in ("config", "environment", "summary")}
+    parts["config"] = published(parts["config"])
+    return {name: part for name, part in parts.items() if part}
+
+
+def _write_tables(folder: Path, runs: Mapping[str, Sequence[Record]]) -> None:
+    """Write the tables of a kept study to a folder, given the rounds of each run as they were recorded."""
+    by_class = {metric.column for metric in known_metrics().values() if metric.length == "classes" and metric.column}
+    rounds = [
+        {"run": run, **{name: value for name, value in record.items() if name not in by_class}}
+        for run, records in runs.items()
+        for record in records
+    ]
+    classes = [
+        {"run": run, "round": record["round"], "client": client, **dict(zip(own, values, strict=True))}
+        for run, records in runs.items()
+        for record in records
+        if (own := [name for name in record if name in by_class])
+        for client, values in enumerate(zip(*(record[name] for name in own), strict=True))
+    ]
+    _write(folder / ROUNDS, rounds)
+    if classes:
+        _write(folder / CLASSES, classes)
+
+
+def _write(path: Path, rows: Sequence[Record]) -> None:
+    import pyarrow.parquet
+
+    content = io.BytesIO()
+    names = dict.fromkeys(name for row in rows for name in row)
     try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise RunError(f"{run}: is running; interrupt it first, or leave out --resumable") from None
-    try:
-        newest = Checkpoints(all_within(run, run / _SERVER)).newest()
-        if newest is None:
-            raise RunError(f"{run}: has no checkpoint, so it cannot be resumed; leave out --resumable")
-        checkpoint = atomic.path_of(Path(_SERVER), "checkpoint", newest.round)
-        patterns = ["state-*.npz"] + (["answer-*.npz"] if _reads_answers(run) else [])
-        folders = all_within(run, run / _CLIENTS).glob("client-*")
-        files = (path for folder in folders for path in all_within(run, folder).glob("*"))
-        states = [path for path in files if path.is_file() and any(path.match(pattern) for pattern in patterns)]
-        yield [checkpoint, *(path.relative_to(run) for path in states)]
-    finally:
-        lock.release()
-
-
-def _reads_answers(run: Path) -> bool:
-    """Whether clients need their last answers, which hold their local models, in the next round.
-
-    They do if they may sit it out and then predict with the local model, or if each keeps its own batch-norm
-    statistics. Otherwise answers only serve repeated messages. Each has the size of the model.
-    """
-    config = read_config(run)
-    everyone = config.stream.participants_per_round == config.stream.clients
-    return not everyone or config.data.arrives or config.privacy.batchnorm_statistics == "local"
-
-
-def _write(path: Path, content: Record, indent: int = 2) -> None:
-    write_text(path, json.dumps(content, indent=indent) + "\n")
+        table = pyarrow.table({name: [row.get(name) for row in rows] for name in names})
+        pyarrow.parquet.write_table(table, content, compression="zstd", store_schema=False)
+    except (pyarrow.ArrowException, OverflowError) as error:
+        raise ResultsError(f"{path}: cannot be written; a field has values of different kinds ({error})") from error
+    write_bytes(path, content.getvalue())

@@ -1,15 +1,14 @@
 """Finished and unfinished runs as tables: one row per run, and one row per run and round.
 
-A results folder is either that of a study (``results/<study>/``, with a subfolder for each run) or that of a single
-run. A study is described by its ``study.json``; without that file, its axes are the configuration keys in which its
-runs differ.
+A study is described by its ``study.json``; without a description, its axes are the configuration keys in which its runs
+differ.
 """
 
 import math
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, count
 from pathlib import Path
@@ -21,22 +20,18 @@ from fedkace_flwr.errors import ResultsError
 from fedkace_flwr.experiments.results.averages import (
     average_over_clients,
     condition_numbers,
+    is_reference,
     mean,
     of_both_models,
+    regret,
+    regrets,
+    stream_of,
     switched,
 )
 from fedkace_flwr.experiments.results.axes import axes_of, variant_axes
-from fedkace_flwr.experiments.results.folders import check_folders, runs_of_study, studies_in
-from fedkace_flwr.experiments.results.reading import (
-    SCHEMA,
-    Record,
-    read_config,
-    read_environment,
-    read_rounds,
-    read_study,
-    read_summary,
-)
-from fedkace_flwr.experiments.results.regret import is_reference, regret, regrets, stream_of
+from fedkace_flwr.experiments.results.folders import check_folders, studies_in
+from fedkace_flwr.experiments.results.reading import SCHEMA, Record
+from fedkace_flwr.experiments.results.recorded import Recorded, Run
 from fedkace_flwr.messaging.metrics import COMMON, known_metrics
 from fedkace_flwr.registry import METHODS
 from fedkace_flwr.results.record import defence_note, defended, totals
@@ -117,12 +112,15 @@ class Results:
         ``axis.*``, every configuration key, ``env.*``. For an unfinished run, the numbers cover the rounds so far, and
         ``ar`` is missing.
     rounds : DataFrame
-        One row per run and round: means over clients of the values in ``rounds.jsonl``, and ``regret``.
+        One row per run and round: means over clients of the recorded values, and ``regret``.
+    sources : mapping
+        The run of each row, by its ``folder``.
     """
 
     studies: tuple[StudyInfo, ...]
     runs: pd.DataFrame
     rounds: pd.DataFrame
+    sources: Mapping[str, Run] = field(repr=False)
 
     def counted(self, study: StudyInfo) -> pd.DataFrame:
         """Return the runs of a study, those with the same configuration and seed once."""
@@ -130,7 +128,7 @@ class Results:
 
     def records(self, folder: str) -> list[Record]:
         """Return the full records of a run, given the ``folder`` of its row."""
-        return read_rounds(Path(folder))
+        return self.sources[folder].rounds()
 
     def write(self, target: Path, seen_from: Path | None = None) -> list[Path]:
         """Write ``runs`` and ``rounds`` as CSV and Parquet, and return the paths.
@@ -153,7 +151,7 @@ def load_results(*folders: Path) -> Results:
     Parameters
     ----------
     *folders : Path
-        Folders of studies or of single runs.
+        Folders of studies, kept or not, or of single runs.
 
     Raises
     ------
@@ -165,16 +163,18 @@ def load_results(*folders: Path) -> Results:
     check_folders(folders)
     loaded = [_load_study(folder) for folder in dict.fromkeys(path.resolve() for path in folders)]
     studies = _told_apart([study for study, _ in loaded])
+    sources = {}
     for study, (_, runs) in zip(studies, loaded, strict=True):
-        for path, config, labels in runs:
-            row, lines = _load_run(study, path, config, labels)
+        for run, config in runs:
+            row, lines = _load_run(study, run, config)
             rows.append(row)
             rounds += lines
+            sources[row["folder"]] = run
     studies = tuple(_with_defence(study, rows) for study in studies)
     _add_regret(rows, rounds)
     averaged = [metric.average for metric in known_metrics().values() if metric.average]
     numbers = ("accuracy", "regret", "chance", "client_drift", "switched", *averaged)
-    return Results(studies, _frame(rows, _RUN_NUMBERS), _frame(rounds, numbers))
+    return Results(studies, _frame(rows, _RUN_NUMBERS), _frame(rounds, numbers), sources)
 
 
 def rows_of(frame: pd.DataFrame) -> list[Record]:
@@ -182,22 +182,19 @@ def rows_of(frame: pd.DataFrame) -> list[Record]:
     return [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
 
 
-def _load_study(folder: Path) -> tuple[StudyInfo, list[tuple[Path, Record, Mapping[str, Any]]]]:
-    single = (folder / "config.json").exists()
-    paths = [folder] if single else runs_of_study(folder)
-    told = None if single else read_study(folder / "study.json")
-    if told is not None:
-        paths = [path for path in paths if path.name in told["runs"]]
-    for path in paths:
-        if not path.name.isprintable():
-            raise ResultsError(f"{folder}: has a run named {path.name!r}; give the folder a name of printable letters")
-    if not paths:
+def _load_study(folder: Path) -> tuple[StudyInfo, list[tuple[Run, Record]]]:
+    recorded = Recorded(folder)
+    told = recorded.told
+    runs = [run for run in recorded.runs if told is None or run.name in told["runs"]]
+    for run in runs:
+        if not run.name.isprintable():
+            raise ResultsError(f"{folder}: has a run named {run.name!r}; give the folder a name of printable letters")
+    if not runs:
         studies = [path.name for path in studies_in(folder)]
         hint = f"; name the studies in it, such as {folder / studies[0]}" if studies else "; must be a results folder"
         raise ResultsError(f"{folder}: has no run (a folder with config.json){hint}")
-    configs = {path.name: read_config(path).flat() for path in paths}
-    finished = [path.name for path in paths if (path / "summary.json").exists()]
-    axes = axes_of(configs, told, finished)
+    configs = {run.name: run.config().flat() for run in runs}
+    axes = axes_of(configs, told, [run.name for run in runs if run.finished])
     about = told or {}
     study = StudyInfo(
         about.get("study") or folder.name,
@@ -211,7 +208,7 @@ def _load_study(folder: Path) -> tuple[StudyInfo, list[tuple[Path, Record, Mappi
         axes.notes,
         axes.repeats,
     )
-    return study, [(path, configs[path.name], study.labels[path.name]) for path in paths]
+    return study, [(run, configs[run.name]) for run in runs]
 
 
 def _with_defence(study: StudyInfo, rows: Sequence[Record]) -> StudyInfo:
@@ -236,33 +233,30 @@ def _told_apart(studies: Sequence[StudyInfo]) -> tuple[StudyInfo, ...]:
     return tuple(told.values())
 
 
-def _load_run(study: StudyInfo, path: Path, config: Record, labels: Mapping[str, Any]) -> tuple[Record, list[Record]]:
-    records = read_rounds(path, config["clients"])
-    summary = read_summary(path) if (path / "summary.json").exists() else None
-    if summary is not None and summary["rounds"] != len(records):
-        raise ResultsError(
-            f"{path / 'rounds.jsonl'}: is damaged; it has {len(records)} rounds, summary.json says {summary['rounds']}"
-        )
-    lines = [_round_row(study, path, config, labels, record) for record in records]
-    row = _run_row(study, path, config, labels, records)
-    row["finished"] = summary is not None
-    row.update({f"axis.{axis}": labels[axis] for axis in study.axes})
-    row.update(config)
-    row.update({f"env.{name}": value for name, value in read_environment(path).items()})
+def _load_run(study: StudyInfo, run: Run, config: Record) -> tuple[Record, list[Record]]:
+    records = run.rounds(config["clients"])
+    labels = study.labels[run.name]
+    if run.finished and (told := run.summary()["rounds"]) != len(records):
+        raise ResultsError(f"{run.folder}: is damaged; it has {len(records)} rounds, its summary says {told}")
+    place = {"schema": SCHEMA, "study": study.name, "run": run.name}
+    axes = {f"axis.{axis}": labels[axis] for axis in study.axes}
+    lines = [{**place, **axes, **_round_row(config, record)} for record in records]
+    row = {
+        **place,
+        "folder": str(run.folder),
+        "finished": run.finished,
+        **_run_row(config, records),
+        **axes,
+        **config,
+        **{f"env.{name}": value for name, value in run.environment().items()},
+    }
     return row, lines
 
 
-def _run_row(
-    study: StudyInfo, path: Path, config: Record, labels: Mapping[str, Any], records: Sequence[Record]
-) -> Record:
+def _run_row(config: Record, records: Sequence[Record]) -> Record:
     total = totals(records)
     rejected, clipped = defended(records)
     return {
-        "schema": SCHEMA,
-        "study": study.name,
-        "run": path.name,
-        "folder": str(path),
-        "finished": False,
         "rounds_done": len(records),
         "aa": total["average_accuracy"],
         "early": mean(record["accuracy"] for record in records[: len(records) // 4]),
@@ -283,14 +277,10 @@ def _run_row(
     }
 
 
-def _round_row(study: StudyInfo, path: Path, config: Record, labels: Mapping[str, Any], record: Record) -> Record:
+def _round_row(config: Record, record: Record) -> Record:
     method = config["method"]
     own = METHODS[method].metrics if method in METHODS else ()
     return {
-        "schema": SCHEMA,
-        "study": study.name,
-        "run": path.name,
-        **{f"axis.{axis}": labels[axis] for axis in study.axes},
         "method": method,
         "round": int(record["round"]),
         "accuracy": record["accuracy"],
@@ -298,12 +288,7 @@ def _round_row(study: StudyInfo, path: Path, config: Record, labels: Mapping[str
         "chance": record["chance"],
         **{
             metric.average: average_over_clients(metric, record.get(metric.column, ()))
-            for metric in COMMON
-            if metric.average
-        },
-        **{
-            metric.average: average_over_clients(metric, record.get(metric.column, ()))
-            for metric in own
+            for metric in (*COMMON, *own)
             if metric.average
         },
         "client_drift": record["client_drift"],

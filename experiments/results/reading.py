@@ -1,14 +1,16 @@
-"""Reading the files of results folders, which may be anyone's: what is returned has the types that it should have.
+"""Checks of records, which may be anyone's: what is returned has the types that it should have.
 
 A file is read in its folder alone, no link leads out of it, and its size is bounded. No path of the machine that wrote
-it is returned: the keys that name folders have their defaults, and a path in a text is cut to its last name.
+it is returned: the keys that name folders have their defaults, and a path in a text is cut to its last name. Each check
+is told ``where`` its content comes from, such as the path of a file. What cannot be read, is damaged, has a newer schema
+or is a link out of its folder is refused with a :class:`ResultsError` that names the place and what is wrong.
 """
 
 import json
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fedkace_flwr import registry as registry  # declares the methods' keys and metrics
@@ -22,7 +24,10 @@ from fedkace_flwr.storage.files import LARGEST_LOG, LARGEST_TEXT, read_text
 from fedkace_flwr.storage.names import printable, without_paths
 
 SCHEMA = 1
-"""Version of ``runs.csv``, ``rounds.csv`` and their Parquet versions, and of the ``study.json`` files that are read."""
+"""Version of ``runs.csv``, ``rounds.csv`` and their Parquet versions, and of the files of runs and studies."""
+
+KEPT_SCHEMA = 2
+"""Version of a kept study's ``study.json``, which holds its runs as well."""
 
 Record = dict[str, Any]
 
@@ -82,6 +87,8 @@ _STUDY = {
     "runs": _by_name(_by_name(_SCALAR)),
     "keys": _optional(_by_name(_list(_TEXT))),
 }
+_OBJECT = _Kind("an object", lambda value: isinstance(value, dict))
+_KEPT_RUN = dict.fromkeys(("axes", "config", "environment", "summary"), _optional(_OBJECT))
 _SUMMARY = {
     "method": _TEXT,
     "clients": _number(1, whole=True),
@@ -96,7 +103,7 @@ _ROUND = {
     "accuracy": _SHARE,
     "chance": _SHARE,
     "client_drift": _or_null(_number(0)),
-    "failures": _list(_Kind("an object", lambda value: isinstance(value, dict))),
+    "failures": _list(_OBJECT),
     **_TOTALS,
     **{f"seconds.{part}": _number() for part in ("training", "selection")},
     **{name: _optional(_or_null(_number())) for name in ("epsilon", "delta")},
@@ -104,24 +111,16 @@ _ROUND = {
 _FAILURE = {"client": _COUNT, "phase": _TEXT, "reason": _TEXT, "kind": _optional(_TEXT)}
 
 
-def read_config(run: Path) -> Config:
-    """Read a run's ``config.json``; folders that it names are forgotten, and of files the name is kept.
-
-    Raises
-    ------
-    ResultsError
-        It cannot be read, has a newer schema, or is no configuration.
-    """
-    path = run / "config.json"
-    told = read_object(path)
-    _check_schema(path, told)
-    told.pop("schema", None)
+def check_config(where: str, told: Record) -> Config:
+    """Return a run's configuration; folders that it names are forgotten, and of files the name is kept."""
+    check_schema(where, told)
+    told = {key: value for key, value in told.items() if key != "schema"}
     try:
         config = Config.parse(published(renewed(told)))
     except ConfigError as error:
-        raise ResultsError(f"{path}: {error}") from error
+        raise ResultsError(f"{where}: {error}") from error
     values = config.flat()
-    _check(path, "", values, dict.fromkeys(values, _SCALAR))
+    _check(where, values, dict.fromkeys(values, _SCALAR))
     return config
 
 
@@ -147,48 +146,22 @@ def with_data_dir(config: Config, data_dir: Path | None) -> Config:
     return replace(config, data=replace(data, data_dir=str(data_dir or data.data_dir), dataset=here))
 
 
-def read_environment(run: Path) -> Record:
-    """Read the single values of a run's ``environment.json``; none if there is no file.
-
-    Raises
-    ------
-    ResultsError
-        It cannot be read, or is damaged.
-    """
-    path = run / "environment.json"
-    told = read_object(path) if path.exists() else {}
+def check_environment(where: str, told: Record) -> Record:
+    """Return the single values of a run's environment."""
     single = {name: value for name, value in told.items() if not isinstance(value, dict | list)}
-    _check(path, "", single, dict.fromkeys(single, _SCALAR))
+    _check(where, single, dict.fromkeys(single, _SCALAR))
     return single
 
 
-def read_summary(run: Path) -> Record:
-    """Read a finished run's ``summary.json``.
-
-    Raises
-    ------
-    ResultsError
-        It cannot be read, or is damaged.
-    """
-    path = run / "summary.json"
-    told = read_object(path)
-    _check(path, "", told, _SUMMARY)
+def check_summary(where: str, told: Record) -> Record:
+    """Return a finished run's summary."""
+    _check(where, told, _SUMMARY)
     return told
 
 
-def read_study(path: Path) -> Record | None:
-    """Read a ``study.json``; None if there is none.
-
-    Raises
-    ------
-    ResultsError
-        It cannot be read, is damaged, or has a newer schema.
-    """
-    if not path.exists():
-        return None
-    told = read_object(path)
-    _check_schema(path, told)
-    _check(path, "", told, _STUDY)
+def check_study(where: str, told: Record) -> Record:
+    """Return the description of a study, with texts as they can be shown."""
+    _check(where, told, _STUDY)
     return {
         **{name: _shown(told.get(name)) for name in ("study", "title", "note", "paper", "scale")},
         "axes": [_name(axis) for axis in told["axes"]],
@@ -199,43 +172,80 @@ def read_study(path: Path) -> Record | None:
     }
 
 
-def read_rounds(run: Path, clients: int | None = None) -> list[Record]:
-    """Read the complete rounds of a run's ``rounds.jsonl``; while it is in progress, the last line may be incomplete.
+def read_study(path: Path) -> Record | None:
+    """Read the ``study.json`` of a study with folders of runs; None if there is none."""
+    if not path.exists():
+        return None
+    told = read_object(path)
+    check_schema(str(path), told)
+    return check_study(str(path), told)
 
-    All rounds have the same clients, and the same classes where they have values by class. Columns of clients that an
-    earlier version did not record are null for each client.
+
+def merged(before: Record, told: Record) -> Record:
+    """Return the description of a study that has runs of an earlier description too."""
+    keys = {axis: sorted({*before["keys"].get(axis, ()), *own}) for axis, own in told["keys"].items()}
+    return {
+        **told,
+        "axes": list(dict.fromkeys([*before["axes"], *told["axes"]])),
+        "keys": {**before["keys"], **keys},
+        "runs": {**before["runs"], **told["runs"]},
+    }
+
+
+def check_kept(where: str, told: Record) -> tuple[Record | None, dict[str, Record]]:
+    """Return the description of a kept study, if it has one, and what it says of each run by the run's name."""
+    check_schema(where, told, KEPT_SCHEMA)
+    _check(where, told, {"runs": _by_name(_OBJECT)})
+    runs: dict[str, Record] = told["runs"]
+    for name, run in runs.items():
+        if PurePosixPath(name).parts != (name,) or name in ("..", "/") or not name.isprintable():
+            raise ResultsError(f"{where}: has a run named {name!r}; must be the name of a folder, of printable letters")
+        _check(f"{where}, {name}", run, _KEPT_RUN)
+    labels = {name: run["axes"] for name, run in runs.items() if "axes" in run}
+    return check_study(where, {**told, "runs": labels}) if "axes" in told else None, runs
+
+
+def check_rounds(where: Callable[[int], str], records: list[Record], clients: int | None = None) -> list[Record]:
+    """Return the rounds of a run; columns of clients that an earlier version did not record are null for each client.
+
+    All rounds have the same clients, and the same classes where they have values by class.
 
     Parameters
     ----------
-    run : Path
-        The run's folder.
+    where : callable
+        Says where the record of a round is, by the round's number.
+    records : list of dict
+        The rounds, to which the missing columns are added.
     clients : int, optional
         The number of clients; by default that of the first round.
 
     Raises
     ------
     ResultsError
-        The file cannot be read, is damaged, or has a newer schema.
+        A record is damaged.
     """
-    path = run / "rounds.jsonl"
-    records = read_lines(path) if path.exists() else []
     columns = [metric for metric in known_metrics().values() if metric.column and not metric.is_timed]
     classes = None
     for number, record in enumerate(records, start=1):
-        where = f", line {number}"
-        _check(path, where, record, {"round": _number(number, number, whole=True)} | _ROUND)
+        _check(where(number), record, {"round": _number(number, number, whole=True)} | _ROUND)
         for failure in record["failures"]:
-            _check(path, f"{where}, failures", failure, _FAILURE)
+            _check(f"{where(number)}, failures", failure, _FAILURE)
         first = record.get("client_accuracy")
         if clients is None and isinstance(first, list):
             clients = len(first)
         for metric in columns:
             value = record.setdefault(metric.column, False if metric.any_client else [None] * (clients or 0))
-            classes = _check_column(path, where, metric, value, clients or 0, classes)
+            classes = _check_column(where(number), metric, value, clients or 0, classes)
     return records
 
 
-def _check_column(path: Path, where: str, metric: Metric, value: Any, clients: int, classes: int | None) -> int | None:
+def read_rounds(run: Path, clients: int | None = None) -> list[Record]:
+    """Read the complete rounds of a run in a folder, and return them as :func:`check_rounds` does."""
+    path = run / "rounds.jsonl"
+    return check_rounds(lambda number: f"{path}, line {number}", read_lines(path), clients)
+
+
+def _check_column(where: str, metric: Metric, value: Any, clients: int, classes: int | None) -> int | None:
     """Check what a round has recorded of a metric, and return the number of classes, once it is known."""
     low = metric.low if isinstance(metric.low, int | float) else 0
     high = metric.high if isinstance(metric.high, int | float) else _MOST
@@ -268,60 +278,56 @@ def _check_column(path: Path, where: str, metric: Metric, value: Any, clients: i
             lambda found: isinstance(found, list) and len(found) == clients and all(map(fits, found)),
         )
     if not kind.fits(value):
-        raise _wrong(path, where, metric.column, value, kind)
+        raise _wrong(where, metric.column, value, kind)
     return classes
 
 
 def read_lines(path: Path) -> list[Record]:
-    """Read a file of JSON objects, one a line; the last is left out while it is incomplete.
-
-    Raises
-    ------
-    ResultsError
-        The file cannot be read, is damaged, or has a newer schema.
-    """
-    records = []
+    """Read a file of JSON objects, one a line; the last is left out while it is incomplete.."""
+    records: list[Record] = []
+    if not path.exists():
+        return records
     for number, line in enumerate(_text(path, LARGEST_LOG).splitlines(keepends=True), start=1):
         if not line.endswith("\n"):
             break
-        records.append(_parse(path, line, f", line {number}"))
-        _check_schema(path, records[-1])
+        records.append(parse_record(f"{path}, line {number}", line))
     return records
 
 
+def parse_record(where: str, text: str) -> Record:
+    """Return the record of a round from a line of JSON."""
+    record = _parse(where, text)
+    check_schema(where, record)
+    return record
+
+
 def read_object(path: Path) -> Record:
-    """Read a JSON object.
-
-    Raises
-    ------
-    ResultsError
-        The file cannot be read, is a link out of its folder, or is damaged.
-    """
-    return _parse(path, _text(path, LARGEST_TEXT), "")
+    """Read a JSON object."""
+    return _parse(str(path), _text(path, LARGEST_TEXT))
 
 
-def _check_schema(path: Path, content: Record) -> None:
-    """Raise :class:`ResultsError` if a file has a schema that this program does not know."""
-    schema = content.get("schema", SCHEMA)
-    if type(schema) is not int or not 1 <= schema <= SCHEMA:
+def check_schema(where: str, content: Record, known: int = SCHEMA) -> None:
+    """Raise :class:`ResultsError` if a content has a schema that this program does not know."""
+    schema = content.get("schema", known)
+    if type(schema) is not int or not 1 <= schema <= known:
         raise ResultsError(
-            f"{path}: schema = {schema!r:.40}: this program reads up to {SCHEMA}; use the program that wrote it, or a newer one"
+            f"{where}: schema = {schema!r:.40}: this program reads up to {known}; use the program that wrote it, or a newer one"
         )
 
 
-def _check(path: Path, where: str, content: Record, kinds: Mapping[str, _Kind]) -> None:
+def _check(where: str, content: Record, kinds: Mapping[str, _Kind]) -> None:
     """Check the fields of an object; a dot in a name leads into an object in it."""
     for name, kind in kinds.items():
         value: Any = content
         for part in [name] if name in content else name.split("."):
             value = value.get(part, _MISSING) if isinstance(value, dict) else _MISSING
         if not kind.fits(value):
-            raise _wrong(path, where, name, value, kind)
+            raise _wrong(where, name, value, kind)
 
 
-def _wrong(path: Path, where: str, name: str, value: object, kind: _Kind) -> ResultsError:
+def _wrong(where: str, name: str, value: object, kind: _Kind) -> ResultsError:
     found = "is missing" if value is _MISSING else f"= {reprlib.repr(value)}"
-    return ResultsError(f"{path}{where}: is damaged; {printable(name)} {found}; must be {kind.wanted}")
+    return ResultsError(f"{where}: is damaged; {printable(name)} {found}; must be {kind.wanted}")
 
 
 def _text(path: Path, most: int) -> str:
@@ -331,7 +337,7 @@ def _text(path: Path, most: int) -> str:
         raise ResultsError(f"{path}: cannot be read ({error})") from error
 
 
-def _parse(path: Path, text: str, where: str) -> Record:
+def _parse(where: str, text: str) -> Record:
     try:
         content = json.loads(text, parse_constant=_refuse)
         if r"\ud" in text.casefold():  # perhaps half a character, which no file can hold
@@ -339,9 +345,9 @@ def _parse(path: Path, text: str, where: str) -> Record:
         if "/" in text or r"\u" in text.casefold():
             content = _without_paths(content)
     except (RecursionError, ValueError) as error:
-        raise ResultsError(f"{path}{where}: is damaged; not valid JSON ({error})") from error
+        raise ResultsError(f"{where}: is damaged; not valid JSON ({error})") from error
     if not isinstance(content, dict):
-        raise ResultsError(f"{path}{where}: is damaged; must be a JSON object")
+        raise ResultsError(f"{where}: is damaged; must be a JSON object")
     return content
 
 

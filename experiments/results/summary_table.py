@@ -9,16 +9,16 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError, ResultsError, RunError, closest
-from fedkace_flwr.experiments.results.averages import switched
-from fedkace_flwr.experiments.results.folders import is_set_aside, runs_of_study, studies_in
-from fedkace_flwr.experiments.results.reading import read_config, read_rounds, read_summary
-from fedkace_flwr.experiments.results.regret import is_reference, regret, stream_of
+from fedkace_flwr.experiments.results.averages import is_reference, regret, stream_of, switched
+from fedkace_flwr.experiments.results.folders import is_kept, is_set_aside, studies_in
+from fedkace_flwr.experiments.results.recorded import Recorded, Run
 from fedkace_flwr.results.record import defence_note, defended
 from fedkace_flwr.storage.names import closest_path, printable
 
 _GAP = 2  # spaces between columns
+
+_WithConfig = tuple[Run, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -29,16 +29,16 @@ class FinishedRun:
     ----------
     name : str
         Its name in the table.
-    folder : Path
-        Its folder.
+    source : Run
+        Where it is recorded.
     config, summary : mapping
-        The contents of ``config.json``, with today's defaults for missing keys, and of ``summary.json``.
+        Its configuration, with today's defaults for missing keys, and its summary.
     regret : float or None
         AR against the Centralized run of the same stream among the listed runs or in the run's own study.
     """
 
     name: str
-    folder: Path
+    source: Run
     config: Mapping[str, Any]
     summary: Mapping[str, Any]
     regret: float | None
@@ -112,7 +112,7 @@ def find_runs(folders: Sequence[Path]) -> tuple[list[FinishedRun], list[str]]:
     Parameters
     ----------
     folders : sequence of Path
-        Folders of runs, of studies with a subfolder for each run, or of several studies.
+        Folders of runs, of studies, kept or not, or of several studies; or a run's name in the folder of a kept study.
 
     Returns
     -------
@@ -128,23 +128,23 @@ def find_runs(folders: Sequence[Path]) -> tuple[list[FinishedRun], list[str]]:
     ResultsError
         A file is damaged.
     """
-    found: dict[Path, None] = {}
+    found: dict[Path, Run] = {}
     notes: list[str] = []
     for folder in folders:
         runs = _runs_in(folder)
         if not runs:
             notes.append(f"{folder} is left out: it holds no run")
-        for path in runs:
-            if (path / "summary.json").exists():
-                found[path.resolve()] = None
+        for run in runs:
+            if run.finished:
+                found[run.folder.resolve()] = run
             else:
-                notes.append(f"{path} is left out: the run is not finished")
+                notes.append(f"{run.folder} is left out: the run is not finished")
     if not found:
         raise RunError(
             f"{', '.join(str(folder) for folder in folders)}: no finished run; name folders of studies or of runs, "
             f"such as results/quickstart{closest_path(folders[0])}"
         )
-    return _finished(list(found)), notes
+    return _finished(found), notes
 
 
 def summary_table(runs: Sequence[FinishedRun], width: int, columns: Sequence[str] = tuple(COLUMNS)) -> Table:
@@ -205,7 +205,7 @@ def legend(columns: Sequence[str]) -> list[str]:
 
 def defence_notes(runs: Sequence[FinishedRun]) -> list[str]:
     """Return a line for each run in which the defence rejected or clipped an update."""
-    counted = {run.name: defence_note(*defended(read_rounds(run.folder))) for run in runs}
+    counted = {run.name: defence_note(*defended(run.source.rounds())) for run in runs}
     return [f"{name}: {note}" for name, note in counted.items() if note]
 
 
@@ -214,20 +214,22 @@ def percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.2f}"
 
 
-def _runs_in(folder: Path) -> list[Path]:
-    """Return the folder itself if it is a run's, or else the runs of a study, or those of all studies in it."""
+def _runs_in(folder: Path) -> Sequence[Run]:
+    """Return the run whose folder it is, or else the runs of a study, or those of all studies in it."""
     if any((folder / name).exists() for name in ("config.json", "summary.json")):
-        return [folder]
-    return [run for each in (folder, *studies_in(folder)) for run in runs_of_study(each)]
+        return [Run(folder)]
+    if is_kept(folder.parent) and not folder.exists():
+        return [run for run in Recorded(folder.parent).runs if run.name == folder.name]
+    return [run for each in (folder, *studies_in(folder)) for run in Recorded(each).runs]
 
 
-def _finished(folders: Sequence[Path]) -> list[FinishedRun]:
-    configs = {folder: _config(folder) for folder in folders}
-    beside = {parent: _beside(parent, configs) for parent in {folder.parent for folder in folders}}
-    regrets = {folder: _regret(folder, beside[folder.parent], configs) for folder in folders}
+def _finished(runs: Mapping[Path, Run]) -> list[FinishedRun]:
+    named = {path: (run, run.config().flat()) for path, run in runs.items()}
+    beside = {study: _beside(study, named) for study in {path.parent for path in named}}
+    names = _names(list(named))
     return [
-        FinishedRun(name, folder, configs[folder], read_summary(folder), regrets[folder])
-        for folder, name in _names(folders).items()
+        FinishedRun(names[path], run, config, run.summary(), _regret(path, {**beside[path.parent], **named}))
+        for path, (run, config) in named.items()
     ]
 
 
@@ -242,29 +244,24 @@ def _names(folders: Sequence[Path]) -> dict[Path, str]:
     return names
 
 
-def _regret(
-    folder: Path, beside: Mapping[Path, Mapping[str, Any]], configs: Mapping[Path, Mapping[str, Any]]
-) -> float | None:
-    """Return AR against the first Centralized run of the same stream: in the same study, or else among ``configs``."""
-    stream = stream_of(configs[folder])
-    for path, config in {**beside, **configs}.items():
-        if is_reference(config["method"]) and stream_of(config) == stream and not is_set_aside(path):
-            return regret(_accuracies(path), _accuracies(folder))
+def _regret(path: Path, runs: Mapping[Path, _WithConfig]) -> float | None:
+    """Return AR against the first Centralized run of the same stream: in the same study, or else among the others."""
+    own, config = runs[path]
+    stream = stream_of(config)
+    for other, (run, config) in runs.items():
+        if is_reference(config["method"]) and stream_of(config) == stream and not is_set_aside(other):
+            return regret(_accuracies(run), _accuracies(own))
     return None
 
 
-def _beside(study: Path, configs: Mapping[Path, Mapping[str, Any]]) -> dict[Path, Mapping[str, Any]]:
-    """Return the configurations of a study's finished runs; none if one that nobody has named is damaged."""
+def _beside(study: Path, named: Mapping[Path, _WithConfig]) -> dict[Path, _WithConfig]:
+    """Return a study's finished runs; none if one that nobody has named is damaged."""
     try:
-        runs = [path for path in runs_of_study(study) if (path / "summary.json").exists()]
-        return {path: configs.get(path) or _config(path) for path in runs}
+        found = {run.folder: run for run in Recorded(study).runs if run.finished}
+        return {path: named.get(path) or (run, run.config().flat()) for path, run in found.items()}
     except ResultsError:
         return {}
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    return (read_config(folder) if (folder / "config.json").exists() else Config()).flat()
-
-
-def _accuracies(folder: Path) -> list[float | None]:
-    return [record["accuracy"] for record in read_rounds(folder)]
+def _accuracies(run: Run) -> list[float | None]:
+    return [record["accuracy"] for record in run.rounds()]

@@ -13,7 +13,7 @@ from fedkace_flwr.config import Config
 from fedkace_flwr.configured import configured
 from fedkace_flwr.data.datasets import load_dataset
 from fedkace_flwr.errors import ConfigError, DataError, FedkaceError, RunError
-from fedkace_flwr.experiments.results.reading import read_summary
+from fedkace_flwr.experiments.results.recorded import Run
 from fedkace_flwr.results.run_folder import HOLDS, changes, compare
 from fedkace_flwr.storage.files import LARGEST_LOG, read_bytes
 from fedkace_flwr.storage.targets import check, claim
@@ -123,7 +123,7 @@ class Cell:
         ResultsError
             The file cannot be read.
         """
-        return read_summary(self.folder)
+        return Run(self.folder).summary()
 
     def drop_answers(self) -> None:
         """Delete stored replies, which serve repeated messages; a finished run receives no more messages."""

@@ -9,6 +9,7 @@ import os
 import time
 from collections import Counter, deque
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from fedkace_flwr.configured import check_network, configured
 from fedkace_flwr.errors import ConfigError, FedkaceError, MissingDataError, ResultsError, RunError
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.experiments.results.folders import is_set_aside
-from fedkace_flwr.experiments.results.reading import read_study
+from fedkace_flwr.experiments.results.reading import merged, read_study
 from fedkace_flwr.experiments.running.cells import Cell, naming
 from fedkace_flwr.experiments.running.display import Display, display
 from fedkace_flwr.experiments.running.engines import Engine, FlowerEngine, InlineEngine, check_ray
@@ -205,12 +206,6 @@ def show_workers(study: Study, workers: Workers, console: Console) -> None:
 def describe(study: Study) -> None:
     """Add the study's runs and axes to ``study.json`` in its folder."""
     path = study.folder / "study.json"
-    try:
-        before = read_study(path) or {}
-    except ResultsError:
-        before = {}
-    runs = {name: labels for name, labels in before.get("runs", {}).items() if not is_set_aside(Path(name))}
-    keys: dict[str, list[str]] = before.get("keys", {})
     content = {
         "schema": SCHEMA,
         "study": study.name,
@@ -218,10 +213,14 @@ def describe(study: Study) -> None:
         "title": study.title,
         "note": study.note,
         "paper": study.paper,
-        "axes": list(dict.fromkeys([*before.get("axes", ()), *study.axes])),
-        "keys": {**keys, **{axis: sorted({*keys.get(axis, ()), *own}) for axis, own in study.keys.items()}},
-        "runs": {**runs, **study.cells},
+        "axes": study.axes,
+        "keys": {axis: sorted(own) for axis, own in study.keys.items()},
+        "runs": study.cells,
     }
+    with suppress(ResultsError):
+        if before := read_study(path):
+            runs = {name: labels for name, labels in before["runs"].items() if not is_set_aside(Path(name))}
+            content = merged({**before, "runs": runs}, content)
     write_text(path, json.dumps(content, indent=1) + "\n")
 
 

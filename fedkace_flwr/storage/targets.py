@@ -53,11 +53,11 @@ def claim(folder: Path, holds: str, *, private: bool = True, known: bool = False
     ConfigError
         The folder holds something else, files of it were changed by others, or it cannot be written.
     """
-    _claimed(folder, holds, private=private, known=known)
+    _claimed(folder, holds, private=private, known=() if known else None)
 
 
 @contextlib.contextmanager
-def renewed(folder: Path, holds: str, *, private: bool = True) -> Iterator[Path]:
+def renewed(folder: Path, holds: str, *, private: bool = True, known: Collection[str] = ()) -> Iterator[Path]:
     """Claim a folder, and yield an empty one in it; what that holds in the end replaces what was listed before.
 
     The files are moved once all of them are written. If that fails or is interrupted earlier, the folder is as before.
@@ -66,6 +66,8 @@ def renewed(folder: Path, holds: str, *, private: bool = True) -> Iterator[Path]
     ----------
     folder, holds, private
         As of :func:`claim`.
+    known : collection of str
+        The names of files that the caller knows as its own although the folder may bear no mark, as in a checkout.
 
     Raises
     ------
@@ -73,7 +75,7 @@ def renewed(folder: Path, holds: str, *, private: bool = True) -> Iterator[Path]
         As of :func:`claim`; or somebody else's file is in the way of a new one.
     """
     is_new = not os.path.lexists(folder)
-    before = _claimed(folder, holds, private=private)
+    before = _claimed(folder, holds, private=private, known=known or None)
     try:
         with _writing(folder):
             for left in folder.glob(f"{MARK}-*"):  # by a process that was killed
@@ -94,19 +96,20 @@ def renewed(folder: Path, holds: str, *, private: bool = True) -> Iterator[Path]
         raise
 
 
-def _claimed(folder: Path, holds: str, *, private: bool, known: bool = False) -> _Files:
-    files = _listed(folder, holds, known=known)
+def _claimed(folder: Path, holds: str, *, private: bool, known: Collection[str] | None) -> _Files:
+    files = _listed(folder, holds, known=known is not None)
     with _writing(folder):
         if private:
             make_folder(folder)
         else:
             folder.mkdir(parents=True, exist_ok=True)
         if files is None:
-            _mark(folder, holds, {})
+            files = {name: [digest] for name in known or () if (digest := _digest(folder / name))}
+            _mark(folder, holds, files)
         else:
             with tempfile.TemporaryFile(dir=folder):  # a folder in which nothing is to do is left as it is
                 pass
-    return files or {}
+    return files
 
 
 def _listed(folder: Path, holds: str, *, known: bool) -> _Files | None:

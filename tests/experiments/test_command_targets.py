@@ -17,11 +17,11 @@ from fedkace_flwr.storage.targets import MARK
 
 THEIRS = [
     *("config.json", "environment.json", "summary.json", "accuracy.png", "study.json", "notes.partial"),
-    *("index.html", "tables.md", "runs.csv", "classes.csv"),
+    *("rounds.parquet.partial", "classes.parquet", "index.html", "tables.md", "runs.csv", "classes.csv"),
     *("README.md", "model.safetensors", "model.onnx", "pyproject.toml", "clients/base.py", "server/main.py"),
     *("client-0/new/chunk-000001.npz", "client-0/test/test.npz", "one/clients/client-000/state-000001.npz"),
 ]
-COMMANDS = ["keep run", "keep study", "report", "export", "app", "feed"]
+COMMANDS = ["keep", "report", "export", "app", "feed"]
 
 
 @pytest.fixture
@@ -32,8 +32,7 @@ def command(tmp_path: Path) -> Callable[[str, Path], list[str]]:
     write_study(study, {"one": {"seed": "0"}}, axes=["seed"], paper=None)
     write_folder(model, constant(1, 2))
     given = {
-        "keep run": ["keep", str(study / "one")],
-        "keep study": ["keep", str(study)],
+        "keep": ["keep", str(study)],
         "report": ["report", str(study), "--output"],
         "export": ["export", str(model)],
         "app": ["app"],

@@ -142,7 +142,7 @@ def test_every_command_works(installed: Installed, results: Path) -> None:
     installed.fedkace("report", results)
     assert (results / "report" / "index.html").stat().st_size > 10_000
     installed.fedkace("keep", run, installed.folder / "kept")
-    assert (installed.folder / "kept" / "rounds.jsonl").exists()
+    assert (installed.folder / "kept" / "rounds.parquet").exists()
     installed.fedkace("feed", installed.folder / "inboxes", *TINY)
     (picture, *_) = sorted((results.parent.parent / "inboxes").rglob("*.np*"))
     assert picture.stat().st_size

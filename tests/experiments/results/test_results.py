@@ -258,13 +258,11 @@ def test_a_record_of_fewer_rounds_than_its_summary_tells_is_refused(tmp_path: Pa
     folder = write_run(tmp_path, "a", [0.5, 0.7])
     lines = (folder / "rounds.jsonl").read_text().splitlines(keepends=True)
     (folder / "rounds.jsonl").write_text(lines[0])
-    assert refusal(tmp_path).startswith(f"{folder / 'rounds.jsonl'}: is damaged; it has 1 rounds, summary.json says 2")
+    assert refusal(tmp_path) == f"{folder}: is damaged; it has 1 rounds, its summary says 2"
 
 
-@pytest.mark.parametrize("kept", ["privacy", "cifar100_full", "reduced"])
-def test_records_kept_by_earlier_versions_are_read(kept: str) -> None:
+@pytest.mark.parametrize(("kept", "runs"), [("privacy", 14), ("reduced", 48)])
+def test_records_of_earlier_versions_are_read(kept: str, runs: int) -> None:
     """Since then one of their keys was removed, and another has a narrower range."""
     results = load_results(KEPT / kept)
-    assert (
-        len(results.runs) == len(list((KEPT / kept).glob("*/rounds.jsonl"))) and (results.rounds["accuracy"] > 0).all()
-    )
+    assert len(results.runs) == runs and (results.rounds["accuracy"] > 0).all()

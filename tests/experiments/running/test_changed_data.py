@@ -2,10 +2,12 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 from support.common import SMALL, rounds_of
 from support.made.datasets import write_picture, write_tree
@@ -15,7 +17,7 @@ from support.systems.engines import InProcessEngine
 from fedkace_flwr.config import Config
 from fedkace_flwr.data.datasets import load_dataset
 from fedkace_flwr.errors import ConfigError, DataError
-from fedkace_flwr.experiment import shared_experiment
+from fedkace_flwr.experiment import Experiment, shared_experiment
 from fedkace_flwr.experiments.running import runner
 from fedkace_flwr.experiments.running.cells import Cell
 from fedkace_flwr.experiments.running.inline import run_inline
@@ -123,3 +125,75 @@ def test_a_finished_run_is_compared_with_the_data_that_are_there_now(
                     folder.go_on(config)
         finally:
             folder.close()
+
+
+# Weights to start from
+
+
+def weights(config: Config, path: Path) -> str:
+    """A file with the initial weights of a configuration."""
+    path.parent.mkdir(exist_ok=True)
+    torch.save(Experiment(config).initial_weights(), path)
+    return str(path)
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_copied_run_is_recognised_by_the_content_of_its_weights_file(
+    finished: bool, small: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On another machine the file lies at another path, under another name."""
+    one = small(rounds=2, weights_file=weights(small(), tmp_path / "here" / "one.pth"))
+    if finished:
+        run_inline(one)
+    else:
+        cut_after_round(one, 1, monkeypatch)
+    shutil.copytree(tmp_path / "run", tmp_path / "moved" / "run")
+    (tmp_path / "there").mkdir()
+    shutil.move(tmp_path / "here" / "one.pth", tmp_path / "there" / "same.pth")
+    there = {"rounds": 2, "results_dir": str(tmp_path / "moved")}
+    other = Cell("run", small(**there, weights_file=weights(small(seed=1), tmp_path / "there" / "other.pth")))
+    assert not other.finished and not Cell("run", small(**there)).finished
+    cell = Cell("run", small(**there, weights_file=str(tmp_path / "there" / "same.pth")))
+    assert cell.finished == finished
+    config = cell.prepare()
+    assert config.run.resume and cell.set_aside == ""
+    run_inline(config)
+    assert len(rounds_of(tmp_path / "moved" / "run")) == 2
+    with pytest.raises(ConfigError, match=r"weights-file = .*other.pth': the run in .* was begun with '.*one.pth'"):
+        RunFolder(tmp_path / "moved" / "run", resume=True).go_on(other.config)
+
+
+def test_a_run_whose_weights_file_has_another_content_now_is_another_run(
+    small: Callable[..., Config], tmp_path: Path
+) -> None:
+    config = small(rounds=1, weights_file=weights(small(), tmp_path / "one.pth"))
+    run_inline(config)
+    assert Cell("run", config).finished
+    weights(small(seed=1), tmp_path / "one.pth")
+    folder = RunFolder(tmp_path / "run", resume=True)
+    with pytest.raises(
+        ConfigError, match=r"one.pth': the run in .* was begun with another content of that file; resume"
+    ):
+        folder.go_on(config)
+    folder.close()
+    cell = Cell("run", config)
+    assert not cell.finished
+    cell.prepare()
+    assert f"weights-file {tmp_path / 'one.pth'}, now with another content" in cell.set_aside
+
+
+def test_a_run_is_recognised_by_the_path_where_the_content_is_not_known(
+    small: Callable[..., Config], tmp_path: Path
+) -> None:
+    """Earlier versions stored no digest; and a file may be gone once its run is finished."""
+    config = small(rounds=1, weights_file=weights(small(), tmp_path / "one.pth"))
+    moved = small(rounds=1, weights_file=str(shutil.copy(tmp_path / "one.pth", tmp_path / "two.pth")))
+    run_inline(config)
+    assert Cell("run", moved).finished
+    (tmp_path / "one.pth").unlink()
+    assert Cell("run", config).finished
+    path = tmp_path / "run" / "environment.json"
+    stored = json.loads(path.read_text())
+    del stored["files"]
+    path.write_text(json.dumps(stored))
+    assert Cell("run", config).finished and not Cell("run", moved).finished
