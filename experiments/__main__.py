@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from fedkace_flwr.errors import ConfigError, FedkaceError, ResultsError, closest
+from fedkace_flwr.errors import ConfigError, FedkaceError, ResultsError
 from fedkace_flwr.experiments.arguments import RESULTS, commands_of, make_parser
 from fedkace_flwr.experiments.outputs import check_output
 from fedkace_flwr.experiments.overview import check_command, overview, study_first
@@ -55,22 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
     console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
     try:
         if options.command == "bench":
-            from fedkace_flwr.experiments.bench.measure import kept
-            from fedkace_flwr.experiments.bench.suite import PARTS, bench
-
-            for part in set(options.parts) - set(PARTS):
-                raise ConfigError(f"bench {part}: must be one of {', '.join(PARTS)}{closest(part, PARTS)}")
-
-            for path in options.show:
-                print(kept(path), end="\n\n")
-            if options.show:
-                return 0
-            bench(console, parts=options.parts, repeats=options.repeats, output=options.output)
-        elif options.command == "gradient-cost":
-            from fedkace_flwr.experiments.bench.gradient_cost import gradient_cost
-
-            sizes = {"chunk": options.chunk, "buffer": options.buffer}
-            gradient_cost(console, repeats=options.repeats, output=options.output, **sizes)
+            _bench(options, console)
         elif options.command == "table":
             _table(options, console)
         elif options.command == "robustness":
@@ -278,6 +263,23 @@ def _stream(options: argparse.Namespace, console: Console) -> None:
     console.print(f"written: {options.output}", highlight=False, soft_wrap=True)
 
 
+def _bench(options: argparse.Namespace, console: Console) -> None:
+    try:
+        from fedkace_flwr.experiments.bench.measure import kept
+        from fedkace_flwr.experiments.bench.suite import bench
+    except ModuleNotFoundError as error:
+        if not str(error.name).startswith("fedkace_flwr.experiments.bench"):
+            raise
+        raise ConfigError(
+            "bench: the installed package has no benchmarks; run it in a checkout of the project"
+        ) from error
+    for path in options.show:
+        print(kept(path), end="\n\n")
+    if not options.show:
+        told = {"repeats": options.repeats, "processes": options.processes, "output": options.output}
+        bench(console, parts=options.parts, **told)
+
+
 def _report(options: argparse.Namespace, console: Console) -> None:
     from fedkace_flwr.experiments.results.folders import check_folders
 
@@ -288,7 +290,7 @@ def _report(options: argparse.Namespace, console: Console) -> None:
         raise ResultsError(
             f"report needs {str(error.name).partition('.')[0]}: pip install 'fedkace-flwr[report]'"
         ) from error
-    for path in write_report(options.folders, options.output, options.data_dir):
+    for path in write_report(options.folders, options.output):
         console.print(f"written: {path}", highlight=False, soft_wrap=True)
 
 

@@ -26,7 +26,7 @@ def overview(program: str) -> str:
             *lines,
             "",
             f"Studies: {', '.join(study_names())}; or a YAML file of your own.",
-            "Further commands: table, keep, stream, feed, serve, app, robustness, bench, gradient-cost. "
+            "Further commands: table, keep, stream, feed, serve, app, robustness, bench. "
             "COMMAND --help explains a command, docs/running.md all of them.",
         ]
     )

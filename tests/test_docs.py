@@ -11,15 +11,11 @@ from pathlib import Path
 import pytest
 
 from fedkace_flwr.configured import configured
-from fedkace_flwr.data import pixels
-from fedkace_flwr.data.decoding import Limits
 from fedkace_flwr.experiments.__main__ import main
 from fedkace_flwr.experiments.bench.measure import kept
 from fedkace_flwr.experiments.report.quoted import with_tables
 from fedkace_flwr.experiments.running.cells import Cell
 from fedkace_flwr.experiments.studies.study import load_study
-from fedkace_flwr.inference.server import CONNECTIONS
-from fedkace_flwr.inference.service import MAX_BYTES
 from fedkace_flwr.results.run_folder import differences
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -148,23 +144,6 @@ def test_the_table_of_what_privacy_costs_is_that_of_its_kept_runs() -> None:
         method, protection, _ = path.parent.name.split("_")
         row = " | ".join([f"| `{method}`", protection, *(f"{100 * value:.1f}" for value in shown)])
         assert row in page, row
-
-
-def test_the_limits_of_pictures_and_of_the_prediction_service_are_those_of_the_code() -> None:
-    page, edge, threats = (
-        (ROOT / "docs" / f"{name}.md").read_text() for name in ("inference", "edge-data", "threat-model")
-    )
-    limits = Limits()
-    memory, seconds = f"{limits.memory // 2**20} MiB", f"{limits.seconds:g} second"
-    assert (
-        f"a body of more than {MAX_BYTES // 10**6} MB" in page and f"The service has {CONNECTIONS} connections" in page
-    )
-    assert f"Decoding a picture may take {pixels.PICTURE_MEMORY // 2**20} MiB" in page
-    assert f"limits it to {memory}" in page and f"to {seconds} of processor time and 200 ns for each pixel" in page
-    assert f"limits to {memory} and, for each picture, to {seconds} of processor time" in edge
-    assert "and 200 ns for each pixel" in edge and f"limits to {memory} and at most 3.5 seconds" in threats
-    assert f"At most {pixels.MAX_FILE // 2**20} MiB, and {pixels.max_pixels():,} pixels" in edge
-    assert round(limits.most_seconds, 1) == round(limits.seconds + pixels.max_pixels() * 200e-9, 1) == 3.5
 
 
 def test_the_figures_of_the_benchmark_are_the_kept_ones() -> None:
