@@ -206,13 +206,30 @@ def _stream(options: argparse.Namespace, console: Console) -> None:
     _say(console, f"written: {options.output}")
 
 
+def _bench(options: argparse.Namespace, console: Console) -> None:
+    try:
+        from fedkace_flwr.experiments.bench.measure import kept
+        from fedkace_flwr.experiments.bench.suite import bench
+    except ModuleNotFoundError as error:
+        if not str(error.name).startswith("fedkace_flwr.experiments.bench"):
+            raise
+        raise ConfigError(
+            "bench: the installed package has no benchmarks; run it in a checkout of the project"
+        ) from error
+    for path in options.show:
+        print(kept(path), end="\n\n")
+    if not options.show:
+        told = {"repeats": options.repeats, "processes": options.processes, "output": options.output}
+        bench(console, parts=options.parts, **told)
+
+
 def _report(options: argparse.Namespace, console: Console) -> None:
     from fedkace_flwr.experiments.results.folders import check_folders
 
     check_folders(options.folders)
     with needing_report("report"):
         from fedkace_flwr.experiments.report.write import write_report
-    for path in write_report(options.folders, options.output, options.data_dir):
+    for path in write_report(options.folders, options.output):
         _say(console, f"written: {path}")
 
 
@@ -259,25 +276,6 @@ def _app(options: argparse.Namespace, console: Console) -> None:
     print(staged_app(options.folder))
 
 
-def _bench(options: argparse.Namespace, console: Console) -> None:
-    from fedkace_flwr.experiments.bench.measure import kept
-    from fedkace_flwr.experiments.bench.suite import PARTS, bench
-
-    for part in set(options.parts) - set(PARTS):
-        raise ConfigError(f"bench {part}: must be one of {', '.join(PARTS)}{closest(part, PARTS)}")
-    for path in options.show:
-        print(kept(path), end="\n\n")
-    if not options.show:
-        bench(console, parts=options.parts, repeats=options.repeats, output=options.output)
-
-
-def _gradient_cost(options: argparse.Namespace, console: Console) -> None:
-    from fedkace_flwr.experiments.bench.gradient_cost import gradient_cost
-
-    sizes = {"chunk": options.chunk, "buffer": options.buffer}
-    gradient_cost(console, repeats=options.repeats, output=options.output, **sizes)
-
-
 _COMMANDS: dict[str, Callable[[argparse.Namespace, Console], int | None]] = {
     "run": _run,
     "keys": _keys,
@@ -290,7 +288,6 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace, Console], int | None]] = {
     "app": _app,
     "robustness": _robustness,
     "bench": _bench,
-    "gradient-cost": _gradient_cost,
 }
 
 

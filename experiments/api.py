@@ -94,13 +94,8 @@ class StudyResult:
         draw_curves(figure, curves, methods, title=self.folder.name)
         return figure
 
-    def report(self, data_dir: str | Path | None = None) -> Path:
+    def report(self) -> Path:
         """Write tables, figures and a page with charts of the whole study, and return the page's path.
-
-        Parameters
-        ----------
-        data_dir : path-like, optional
-            Folder of the data set's files, to show the images in the clients' buffers.
 
         Raises
         ------
@@ -110,7 +105,7 @@ class StudyResult:
         with needing_report("report()"):
             from fedkace_flwr.experiments.report.write import write_report
 
-            written = write_report([self.folder], data_dir=Path(data_dir) if data_dir else None)
+            written = write_report([self.folder])
         return next(path for path in written if path.name == "index.html")
 
     @cached_property

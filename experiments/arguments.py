@@ -126,9 +126,6 @@ def make_parser(program: str) -> Parser:
         type=Path,
         help="output folder: new, empty, or that of an earlier report, which is replaced (default: report/ in the first folder)",
     )
-    report.add_argument(
-        "--data-dir", type=Path, help="folder of the data set's files, to show the images in the clients' buffers"
-    )
 
     keep = commands.add_parser(
         "keep", help="write the records of a run or a study for publication, without the paths of this machine"
@@ -189,14 +186,21 @@ def make_parser(program: str) -> Parser:
     )
     robustness.add_argument("--output", type=Path, help="also write the accuracies of all runs to this CSV file")
 
-    bench = commands.add_parser("bench", help="measure training, selection, rounds and starts")
+    bench = commands.add_parser("bench", help="in a checkout: measure training, selection, rounds and starts")
     bench.add_argument(
         "parts",
         nargs="*",
         metavar="PART",
-        help="training, parts, selection, rounds, plain, start, gpu, gpu-tests or gpu-run (default: all)",
+        help="training, parts, selection, gradient-cost, rounds, plain, start or gpu (default: all)",
     )
     bench.add_argument("--repeats", type=int, default=5, help="number of measurements per figure (default: 5)")
+    bench.add_argument(
+        "--processes",
+        type=int,
+        default=1,
+        metavar="N",
+        help="with gpu: only the samples per second in all of N processes that train side by side",
+    )
     bench.add_argument("--output", type=Path, help="also write the figures to this JSON file")
     bench.add_argument(
         "--show",
@@ -206,15 +210,6 @@ def make_parser(program: str) -> Parser:
         metavar="FILE",
         help="measure nothing; print files written by --output as Markdown",
     )
-
-    cost = commands.add_parser(
-        "gradient-cost",
-        help="compare the cost of the replay weight computed from the output layer's gradient and from the full model's",
-    )
-    cost.add_argument("--repeats", type=int, default=5, help="number of measurements per figure (default: 5)")
-    cost.add_argument("--chunk", type=int, default=500, help="new samples in the timed epoch (default: 500)")
-    cost.add_argument("--buffer", type=int, default=1000, help="buffered samples in the timed epoch (default: 1000)")
-    cost.add_argument("--output", type=Path, help="also write counts and figures to this JSON file")
     return parser
 
 

@@ -19,7 +19,7 @@ from fedkace_flwr.storage.files import read_text, write_text
 _HEADINGS = ("figure", "median", "low", "high", "aim")
 
 Figures = dict[str, dict[str, Any]]
-"""By name: ``median``, or None if it was not measured; optionally ``low``, ``high``, ``aim`` and ``reason``."""
+"""By name: ``median``, or None if it was not measured; optionally ``low``, ``high`` and ``aim``."""
 
 
 def interleaved(
@@ -50,9 +50,9 @@ def ratio(above: list[float], below: list[float], aim: str = "") -> dict[str, An
     return {"median": median, "low": min(pairs), "high": max(pairs)} | ({"aim": aim} if aim else {})
 
 
-def unmeasured(aim: str = "", *, reason: str = "") -> dict[str, Any]:
-    """Return the entry of a figure that this machine cannot measure, for example because something is missing."""
-    return {"median": None} | ({"aim": aim} if aim else {}) | ({"reason": reason} if reason else {})
+def unmeasured(aim: str = "") -> dict[str, Any]:
+    """Return the entry of a figure that this machine cannot measure."""
+    return {"median": None} | ({"aim": aim} if aim else {})
 
 
 def peak_memory(task: Callable[..., object], *arguments: Any) -> float:
@@ -93,21 +93,8 @@ def verdict(figure: dict[str, Any]) -> str:
     return "met" if met else "missed"
 
 
-def report(console: Console, figures: Figures, *, repeats: int, output: Path | None, **more: Any) -> None:
-    """Print the figures and the machine, and write them to ``output`` if given.
-
-    Parameters
-    ----------
-    console : Console
-        Where to print the table.
-    figures : dict
-        See :data:`Figures`.
-    repeats : int
-        Number of measurements per figure.
-    output : Path, optional
-        JSON file.
-    **more
-        Further content of the file.
+def report(console: Console, figures: Figures, *, repeats: int, output: Path | None) -> None:
+    """Print the figures and the machine, and write them to the JSON file ``output`` if given.
 
     Raises
     ------
@@ -119,7 +106,7 @@ def report(console: Console, figures: Figures, *, repeats: int, output: Path | N
     console.print(_table(figures))
     console.print(_machine(header, figures), highlight=False)
     if output is not None:
-        content = {"environment": header, **more, "figures": figures}
+        content = {"environment": header, "figures": figures}
         try:
             write_text(output, json.dumps(content, indent=2) + "\n")
         except OSError as fault:
@@ -174,8 +161,7 @@ def _table(figures: Figures) -> Table:
 
 def _cells(name: str, figure: dict[str, Any]) -> tuple[str, ...]:
     low, high = (_digits(figure[key]) if key in figure else "" for key in ("low", "high"))
-    reason = f" ({figure['reason']})" if "reason" in figure else ""
-    median = f"not measured{reason}" if figure["median"] is None else _digits(figure["median"])
+    median = "not measured" if figure["median"] is None else _digits(figure["median"])
     return name, median, low, high, figure.get("aim", "")
 
 

@@ -1,13 +1,15 @@
 """The parts of the benchmark, and the function that runs them."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
-from fedkace_flwr.errors import ConfigError
-from fedkace_flwr.experiments.bench.gpu import gpu, gpu_run, gpu_tests
+from fedkace_flwr.errors import ConfigError, closest
+from fedkace_flwr.experiments.bench.gpu import gpu
+from fedkace_flwr.experiments.bench.gradient_cost import gradient_cost
 from fedkace_flwr.experiments.bench.measure import Figures, report
 from fedkace_flwr.experiments.bench.parts import parts as costs_of_parts
 from fedkace_flwr.experiments.bench.plain import plain, start
@@ -20,16 +22,15 @@ PARTS: dict[str, Callable[[int], Figures]] = {
     "training": training,
     "parts": costs_of_parts,
     "selection": selection,
+    "gradient-cost": gradient_cost,
     "rounds": rounds,
     "plain": plain,
     "start": start,
     "gpu": gpu,
-    "gpu-tests": gpu_tests,
-    "gpu-run": gpu_run,
 }
 
 
-def bench(console: Console, *, parts: Sequence[str], repeats: int, output: Path | None) -> None:
+def bench(console: Console, *, parts: Sequence[str], repeats: int, processes: int, output: Path | None) -> None:
     """Measure, print a table, and write the figures to ``output`` if given.
 
     Parameters
@@ -40,20 +41,26 @@ def bench(console: Console, *, parts: Sequence[str], repeats: int, output: Path 
         Names in :data:`PARTS`; empty for all.
     repeats : int
         Number of measurements per figure.
+    processes : int
+        Number of processes that train side by side in the part ``gpu``.
     output : Path, optional
         JSON file.
 
     Raises
     ------
     ConfigError
-        ``repeats`` is out of range, or the file cannot be written.
+        An argument is out of range, or the file cannot be written.
     """
-    if repeats < 1:
-        raise ConfigError(f"--repeats {repeats}: must be >= 1")
+    for name, value in (("repeats", repeats), ("processes", processes)):
+        if value < 1:
+            raise ConfigError(f"--{name} {value}: must be >= 1")
+    for part in set(parts) - set(PARTS):
+        raise ConfigError(f"bench {part}: must be one of {', '.join(PARTS)}{closest(part, PARTS)}")
     check_output(output)
     torch.set_num_threads(1)
+    chosen: dict[str, Callable[[int], Figures]] = {**PARTS, "gpu": partial(gpu, processes=processes)}
     figures: Figures = {}
     for part in parts or PARTS:
         with console.status(f"measuring {part}"):
-            figures |= PARTS[part](repeats)
+            figures |= chosen[part](repeats)
     report(console, figures, repeats=repeats, output=output)

@@ -73,17 +73,15 @@ class Setting:
 
     def train(self, objective: Objective, precision: torch.dtype = torch.float32) -> None:
         """Train one epoch over chunk and buffer."""
-        new, held = slice(0, self.chunk), slice(self.chunk, None)
         self.net.precision = precision
-        train(
-            self.net,
-            (self.images[new], self.labels[new]),
-            (self.images[held], self.labels[held]),
-            objective,
-            TrainingConfig(epochs=1, batch_size=BATCH),
-            self.preprocess,
-            generator_for(0, "epoch"),
-        )
+        settings = TrainingConfig(epochs=1, batch_size=BATCH)
+        train(self.net, *self.samples, objective, settings, self.preprocess, generator_for(0, "epoch"))
+
+    @property
+    def samples(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """Images and labels of the chunk, and those of the buffer."""
+        new, held = slice(0, self.chunk), slice(self.chunk, None)
+        return (self.images[new], self.labels[new]), (self.images[held], self.labels[held])
 
     def balanced(self) -> Objective:
         """Return FedKACE's loss."""
@@ -155,26 +153,6 @@ def _losses(setting: Setting, repeats: int) -> list[list[float]]:
     return interleaved([lambda: epoch(setting.balanced()), lambda: epoch(plain)], 4 * repeats)
 
 
-def bare_steps(net: nn.Module, forward: Callable[[Tensor], Tensor], inputs: Tensor, labels: Tensor) -> None:
-    """Run forward, backward and optimiser step on prepared tensors, batch by batch.
-
-    Parameters
-    ----------
-    net : Module
-        The module to train.
-    forward : callable
-        The network, or a function that computes the same outputs.
-    inputs, labels : Tensor
-        Float (n, 3, H, W) and int64 (n,).
-    """
-    optimiser = torch.optim.AdamW(net.parameters(), lr=0.01, weight_decay=0.001, fused=True)
-    for images, truth in zip(torch.split(inputs, BATCH), torch.split(labels, BATCH), strict=True):
-        loss = functional.cross_entropy(forward(images), truth)
-        optimiser.zero_grad(set_to_none=True)
-        torch.autograd.backward(loss)
-        optimiser.step()
-
-
 class Pictures(Dataset[tuple[Tensor, int]]):
     """PIL images with torchvision's transforms, as tutorials load them.
 
@@ -219,9 +197,15 @@ def step_operations(setting: Setting) -> int:
 
 def _bare_epoch(setting: Setting) -> None:
     """Train one epoch at minimal cost: on the same images, normalised in advance."""
-    setting.net.precision = torch.float32
-    setting.net.train()
-    bare_steps(setting.net, setting.net, setting.preprocess(setting.images), setting.labels)
+    net, inputs = setting.net, setting.preprocess(setting.images)
+    net.precision = torch.float32
+    net.train()
+    optimiser = torch.optim.AdamW(net.parameters(), lr=0.01, weight_decay=0.001, fused=True)
+    for images, truth in zip(torch.split(inputs, BATCH), torch.split(setting.labels, BATCH), strict=True):
+        loss = functional.cross_entropy(net(images), truth)
+        optimiser.zero_grad(set_to_none=True)
+        torch.autograd.backward(loss)
+        optimiser.step()
 
 
 def _rate(seconds: list[float], samples: int) -> dict[str, Any]:

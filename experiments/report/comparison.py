@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedkace_flwr.errors import ResultsError
-from fedkace_flwr.experiments.report.names import role, variant_name
-from fedkace_flwr.experiments.report.palette import MUTED, colours, ranked
+from fedkace_flwr.experiments.report.names import MUTED, colours, ranked, role, variant_name
 from fedkace_flwr.experiments.results.axes import variant_axes
 from fedkace_flwr.experiments.results.reading import read_rounds
 from fedkace_flwr.experiments.studies.study import Study
@@ -23,17 +22,23 @@ def draw_comparisons(study: Study) -> list[Path]:
 
     A line is a method or, if an axis names variants of methods, a variant.
     """
+    from matplotlib.figure import Figure
+
     variants = variant_axes(study.cells.values())
     cells: dict[str, dict[str, str]] = {}
-    for name in study.runs:
-        cells.setdefault(_cell(study, name, variants), {})[_line(study, name, variants)] = name
+    for name, config in study.runs.items():
+        line = variant_name(config.method, [study.cells[name][axis] for axis in variants])
+        cells.setdefault(_cell(study, name, variants), {})[line] = name
     pictures = []
     for cell, lines in cells.items():
-        curves = {line: rounds for line, name in lines.items() if (rounds := _rounds(study, name))}
+        curves = {line: rounds for line, name in lines.items() if (rounds := _rounds(study.folder / name))}
         if len(curves) > 1:
-            path = study.folder / f"accuracy{cell}.png"
-            _draw(curves, {line: study.runs[lines[line]].method for line in curves}, path, title=study.name + cell)
-            pictures.append(path)
+            figure, picture = Figure(figsize=(9, 5), layout="constrained"), io.BytesIO()
+            methods = {line: study.runs[lines[line]].method for line in curves}
+            draw_curves(figure, curves, methods, title=study.name + cell)
+            figure.savefig(picture, format="png", dpi=130)
+            pictures.append(study.folder / f"accuracy{cell}.png")
+            write_bytes(pictures[-1], picture.getvalue())
     return pictures
 
 
@@ -45,25 +50,11 @@ def _cell(study: Study, name: str, variants: Sequence[str]) -> str:
     return "".join(f"_{word}" for word in [*words, f"seed-{values['seed']}"]).replace("/", "-")
 
 
-def _line(study: Study, name: str, variants: Sequence[str]) -> str:
-    return variant_name(study.runs[name].method, [study.cells[name][axis] for axis in variants])
-
-
-def _rounds(study: Study, name: str) -> list[dict[str, Any]]:
+def _rounds(run: Path) -> list[dict[str, Any]]:
     try:
-        return read_rounds(study.folder / name)
+        return read_rounds(run)
     except ResultsError:  # a damaged record, which the run has named; the others are drawn
         return []
-
-
-def _draw(curves: Mapping[str, list[dict[str, Any]]], methods: Mapping[str, str], path: Path, *, title: str) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 5), layout="constrained")
-    draw_curves(figure, curves, methods, title=title)
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=130)
-    write_bytes(path, picture.getvalue())
 
 
 def draw_curves(

@@ -11,8 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from fedkace_flwr.experiments.report.names import method_rank, role
-from fedkace_flwr.experiments.report.palette import LIGHT, MUTED, colours, ranked
+from fedkace_flwr.experiments.report.names import COLOURS, MUTED, colours, ranked, role
 from fedkace_flwr.experiments.report.tables import place
 from fedkace_flwr.experiments.results.loading import Results, StudyInfo, rows_of
 from fedkace_flwr.results.plot import in_plot
@@ -42,24 +41,27 @@ def draw_figures(results: Results, study: StudyInfo, folder: Path) -> list[Path]
     Except in ``figure2``, a panel with a single line also shows how accurate the local models and the global model were
     throughout, if the run tested both.
     """
-    curves, methods = _curves(results, study)
-    have = {role(method) for method in methods.values()}
+    curves, methods = curves_of(results, study)
+    roles = {line: role(method) for line, method in methods.items()}
+    have = set(roles.values())
     written = []
     if {"method", "rival"} <= have:
-        written += _save(_figure2(curves, methods), folder / "figure2")
+        own = next(line for line in methods if roles[line] == "method")
+        chosen = [line for line in methods if roles[line] != "ablation"]
+        written += _save(_figure(curves, methods, chosen, own), folder / "figure2")
     if {"method", "ablation"} <= have:
-        chosen = [line for line, method in methods.items() if role(method) != "rival"]
+        chosen = [line for line in methods if roles[line] != "rival"]
         written += _save(_figure(curves, methods, chosen), folder / "figure3")
     if have and not written:
         written += _save(_figure(curves, methods, list(methods)), folder / "curves")
-    curves, methods = _curves(results, study, unfinished=True)
+    curves, methods = curves_of(results, study, unfinished=True)
     if curves:
         written += _save(_figure(curves, methods, list(methods)), folder / "unfinished")
     return written
 
 
-def _curves(results: Results, study: StudyInfo, *, unfinished: bool = False) -> tuple[Curves, dict[str, str]]:
-    """Return the rounds of the finished runs by column and line, and the method of each line.
+def curves_of(results: Results, study: StudyInfo, *, unfinished: bool = False) -> tuple[Curves, dict[str, str]]:
+    """Return the rounds of the finished runs by column and line, and the method of each line, in order.
 
     With ``unfinished``, only the columns that have an unfinished run, up to the last round of any of them, with
     unfinished runs as lines of their own.
@@ -85,56 +87,34 @@ def _curves(results: Results, study: StudyInfo, *, unfinished: bool = False) -> 
         known = curves.setdefault(column, {}).get(line)
         curves[column][line] = own if known is None else pd.concat([known, own])
         methods[line] = run["method"]
-    ordered = sorted(methods, key=lambda line: (method_rank(methods[line]), line))
-    return curves, {line: methods[line] for line in ordered}
+    return curves, {line: methods[line] for line in ranked(methods)}
 
 
-def _figure2(curves: Curves, methods: Mapping[str, str]) -> Figure:
-    chosen = [line for line, method in methods.items() if role(method) != "ablation"]
-    curves = _shown(curves, chosen)
-    figure, grid = _panels(len(curves), 2)
-    own = next(line for line in chosen if role(methods[line]) == "method")
+def _figure(curves: Curves, methods: Mapping[str, str], chosen: Sequence[str], own: str = "") -> Figure:
+    """Draw the accuracy of the chosen lines and, if ``own`` is given, below it the measurements on that line's buffers."""
+    kept = {column: {line: lines[line] for line in chosen if line in lines} for column, lines in curves.items()}
+    curves = {column: lines for column, lines in kept.items() if lines}
+    down = 2 if own else 1
+    figure, grid = _panels(len(curves), down)
     for index, (column, lines) in enumerate(curves.items()):
-        upper, lower = grid(index, 0), grid(index, 1)
+        upper, lowest = grid(index, 0), grid(index, down - 1)
+        if len(lines) == 1 and not own:
+            _both_models(upper, next(iter(lines.values())))
         _accuracy(upper, lines, chosen, methods)
         upper.set_title(in_plot(column), fontsize=10, fontweight="bold")
-        if own in lines:
-            for key, label, colour in _BUFFER:
-                _line(lower, lines[own], key, label=label, color=colour, linewidth=1.8)
-        _finish(upper, lines)
-        _finish(lower, lines)
-        lower.set_xlabel("round")
+        for key, label, colour in _BUFFER if own in lines else ():
+            _line(lowest, lines[own], key, label=label, color=colour, linewidth=1.8)
+        for row in range(down):
+            _finish(grid(index, row), lines)
+        lowest.set_xlabel("round")
         if index == 0:
+            lowest.set_ylabel("FedKACE's buffers")
             upper.set_ylabel("accuracy")
-            lower.set_ylabel("FedKACE's buffers")
-    explained = (grid(index, 1) for index in range(len(curves)) if grid(index, 1).get_lines())
+    explained = (grid(index, 1) for index in range(len(curves)) if own and grid(index, 1).get_lines())
     if (first := next(explained, None)) is not None:
         first.legend(fontsize=7, frameon=False)
     _legend(figure, [grid(index, 0) for index in range(len(curves))], chosen)
     return figure
-
-
-def _figure(curves: Curves, methods: Mapping[str, str], chosen: Sequence[str]) -> Figure:
-    curves = _shown(curves, chosen)
-    figure, grid = _panels(len(curves), 1)
-    for index, (column, lines) in enumerate(curves.items()):
-        axes = grid(index, 0)
-        if len(lines) == 1:
-            _both_models(axes, next(iter(lines.values())))
-        _accuracy(axes, lines, chosen, methods)
-        axes.set_title(in_plot(column), fontsize=10, fontweight="bold")
-        _finish(axes, lines)
-        axes.set_xlabel("round")
-        if index == 0:
-            axes.set_ylabel("accuracy")
-    _legend(figure, [grid(index, 0) for index in range(len(curves))], chosen)
-    return figure
-
-
-def _shown(curves: Curves, chosen: Sequence[str]) -> Curves:
-    """Return the chosen lines of the columns that have any."""
-    kept = {column: {line: lines[line] for line in chosen if line in lines} for column, lines in curves.items()}
-    return {column: lines for column, lines in kept.items() if lines}
 
 
 def _panels(count: int, rows: int) -> tuple[Figure, Callable[[int, int], Axes]]:
@@ -159,19 +139,11 @@ def _accuracy(axes: Axes, lines: Mapping[str, pd.DataFrame], chosen: Sequence[st
         elif role(methods[line]) == "reference":
             style = {"linewidth": 1.4, "linestyle": "--"}
         else:
-            dash = _DASHES[ranked(methods).index(line) // len(LIGHT) % len(_DASHES)]
+            dash = _DASHES[ranked(methods).index(line) // len(COLOURS) % len(_DASHES)]
             style = {"linewidth": 1.5, "linestyle": dash}
         _line(axes, lines[line], "accuracy", label=in_plot(line), color=shades[line], **style)
-    _line(
-        axes,
-        pd.concat(list(lines.values())),
-        "chance",
-        label="chance",
-        color=MUTED,
-        linewidth=1.2,
-        linestyle=":",
-        band=False,
-    )
+    chance: dict[str, Any] = {"label": "chance", "color": MUTED, "linewidth": 1.2, "linestyle": ":"}
+    _line(axes, pd.concat(list(lines.values())), "chance", band=False, **chance)
 
 
 def _both_models(axes: Axes, rounds: pd.DataFrame) -> None:
@@ -183,7 +155,7 @@ def _both_models(axes: Axes, rounds: pd.DataFrame) -> None:
 
 def _line(axes: Axes, rounds: pd.DataFrame, key: str, *, band: bool = True, **style: Any) -> None:
     """Draw the mean over runs by round, and a band from the lowest to the highest value; nothing without a value."""
-    known = rounds.dropna(subset=[key])
+    known = rounds.dropna(subset=[key]) if key in rounds else rounds.iloc[:0]
     if known.empty:
         return
     groups = known.groupby("round")[key]
@@ -211,14 +183,9 @@ def _legend(figure: Figure, panels: Sequence[Axes], order: Sequence[str]) -> Non
             entries.setdefault(label, handle)
     first = [label for label in map(in_plot, order) if label in entries]
     entries = {label: entries[label] for label in [*first, *(each for each in entries if each not in first)]}
-    figure.legend(
-        list(entries.values()),
-        list(entries),
-        loc="outside lower center",
-        ncols=min(len(entries), int(figure.get_figwidth() / 1.9)),
-        fontsize=8,
-        frameon=False,
-    )
+    columns = min(len(entries), int(figure.get_figwidth() / 1.9))
+    where: dict[str, Any] = {"loc": "outside lower center", "ncols": columns}
+    figure.legend(list(entries.values()), list(entries), fontsize=8, frameon=False, **where)
 
 
 def _save(figure: Figure, stem: Path) -> list[Path]:

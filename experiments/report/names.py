@@ -1,4 +1,4 @@
-"""The names of methods, cells and configuration keys in a report."""
+"""The names of methods, cells and configuration keys in a report, and the order and colours of its lines."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -7,14 +7,21 @@ from fedkace_flwr.data.readers.mnist import EMNIST
 from fedkace_flwr.registry import METHODS, Role
 from fedkace_flwr.sections import DataConfig
 
+COLOURS = (
+    *("#c2410c", "#0b63a5", "#00755a", "#a83c78", "#806000"),
+    *("#5a4fc0", "#0e7f8a", "#9c4a2a", "#5c6470", "#3d7a1f"),
+)
+"""Colours of lines; the first belongs to FedKACE where it takes part."""
+
+INK, MUTED = "#16202b", "#8a8f98"
+"""Colours of the reference (Centralized) and of chance."""
+
 _ROLES: tuple[Role, ...] = ("method", "rival", "ablation", "reference")
 _SYMBOLS = {"overlap": "O", "epochs": "J", "clients": "K", "capacity": "M", "rounds": "T", "window": "W"}
-_MEANINGS = {symbol: axis for axis, symbol in _SYMBOLS.items()}
 _DATA = {
     "cifar10": "CIFAR-10",
     "cifar100": "CIFAR-100",
     "imagenet100": "ImageNet100",
-    "digits": "digits",
     "mnist": "MNIST",
     **{f"emnist-{split}": f"EMNIST {split}" for split in EMNIST},
     "folder": "folder of images",
@@ -51,6 +58,19 @@ def method_rank(method: str) -> tuple[int, int, str]:
     return _ROLES.index(role(method)), order.index(method) if method in METHODS else len(order), method
 
 
+def ranked(lines: Mapping[str, str]) -> list[str]:
+    """Return the names of lines, of which the mapping gives the methods, in the order of their methods."""
+    return sorted(lines, key=lambda name: (method_rank(lines[name]), name))
+
+
+def colours(lines: Mapping[str, str]) -> dict[str, str]:
+    """Return each line's colour, given its method; colours repeat from the eleventh line on."""
+    return {
+        name: INK if role(lines[name]) == "reference" else COLOURS[index % len(COLOURS)]
+        for index, name in enumerate(ranked(lines))
+    }
+
+
 def data_of(run: Mapping[str, Any]) -> str:
     """Return the name of the data that a run learned, given its configuration keys."""
     return DataConfig(dataset=run["dataset"]).name
@@ -70,13 +90,13 @@ def axis_label(axis: str, value: Any) -> str:
     return f"{_SYMBOLS.get(axis, axis)}={value}"
 
 
-def symbols_note(texts: Iterable[str]) -> str:
-    """Return what the letters in labels stand for, such as ``O: overlap, J: epochs``; empty if there are none."""
-    words = {word.partition("=")[0] for text in texts for word in text.split(", ") if "=" in word}
-    known = ", ".join(f"{symbol}: {meaning}" for symbol, meaning in _MEANINGS.items() if symbol in words)
-    return f"{known}." if known else ""
-
-
 def labelled(values: Mapping[str, Any]) -> str:
     """Return the values on several axes: ``CIFAR-100, O=4``."""
     return ", ".join(axis_label(axis, value) for axis, value in values.items())
+
+
+def symbols_note(texts: Iterable[str]) -> str:
+    """Return what the letters in labels stand for, such as ``O: overlap, J: epochs.``; empty if there are none."""
+    words = {word.partition("=")[0] for text in texts for word in text.split(", ") if "=" in word}
+    known = ", ".join(f"{symbol}: {axis}" for axis, symbol in _SYMBOLS.items() if symbol in words)
+    return f"{known}." if known else ""

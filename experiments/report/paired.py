@@ -1,65 +1,27 @@
 """Paired comparison of methods over seeds: runs with the same seed see the same stream."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 from scipy.stats import sem, wilcoxon
 from scipy.stats import t as student
 
-from fedkace_flwr.experiments.report.names import role
-from fedkace_flwr.experiments.report.palette import ranked
-from fedkace_flwr.experiments.report.tables import place
+from fedkace_flwr.experiments.report.markup import Table
+from fedkace_flwr.experiments.report.names import ranked, role
+from fedkace_flwr.experiments.report.tables import DASH, place, signed
 from fedkace_flwr.experiments.results.loading import Results, StudyInfo, rows_of
 
-CONFIDENCE = 0.95
-
-
-@dataclass(frozen=True)
-class Difference:
-    """The difference of AA between two lines in one column of a study, over the seeds that both have run.
-
-    Attributes
-    ----------
-    study, column : str
-        Where the lines stand.
-    line, baseline : str
-        What is compared with what.
-    differences : sequence of float
-        AA of the line minus that of the baseline in percentage points, by seed; at least two.
-    low, high : float
-        Bounds of the confidence interval of the mean.
-    p : float
-        P-value of Wilcoxon's signed-rank test, two-sided and exact; NaN if all differences are zero.
-    """
-
-    study: str
-    column: str
-    line: str
-    baseline: str
-    differences: Sequence[float]
-    low: float
-    high: float
-    p: float
-
-    @property
-    def mean(self) -> float:
-        """Mean of the differences."""
-        return float(np.mean(self.differences))
-
-    @property
-    def smallest_p(self) -> float:
-        """The smallest p-value that the test can give with this many seeds."""
-        return 0.5 ** (len(self.differences) - 1)
+_CONFIDENCE = 0.95
+_COLUMNS = ["study", "column", "line", "baseline", "mean", "low", "high", "p", "n"]
 
 
 def compare(differences: Sequence[float]) -> tuple[float, float, float]:
     """Return the confidence interval of a mean of paired differences, and the p-value of no difference.
 
     The 95 % interval is Student's t. Unlike a bootstrap, it keeps its coverage with two or three seeds, provided that
-    the differences are roughly normal. The test is Wilcoxon's, which assumes only symmetry.
+    the differences are roughly normal. The test is Wilcoxon's signed-rank test, two-sided and exact, which assumes only
+    symmetry; its p is NaN if all differences are zero.
 
     Parameters
     ----------
@@ -69,11 +31,11 @@ def compare(differences: Sequence[float]) -> tuple[float, float, float]:
     values = np.asarray(differences, dtype=np.float64)
     p = float(wilcoxon(values, zero_method="zsplit", method="exact").pvalue) if values.any() else float("nan")
     middle, error = float(values.mean()), float(sem(values))
-    reach = error * float(student.ppf((1 + CONFIDENCE) / 2, len(values) - 1))
+    reach = error * float(student.ppf((1 + _CONFIDENCE) / 2, len(values) - 1))
     return middle - reach, middle + reach, p
 
 
-def paired_differences(results: Results, study: StudyInfo, baseline: str = "") -> list[Difference]:
+def paired_differences(results: Results, study: StudyInfo, baseline: str = "") -> pd.DataFrame:
     """Compare each line of a study with one of them, in each column, over the seeds that both have finished.
 
     Lines with fewer than two common seeds are left out, and so is Centralized, which AR compares with.
@@ -85,79 +47,57 @@ def paired_differences(results: Results, study: StudyInfo, baseline: str = "") -
     baseline : str
         The line to compare with, such as ``FedFrame``; empty for the first one, which is FedKACE's where it takes part.
         Columns without it are left out.
+
+    Returns
+    -------
+    DataFrame
+        A row per comparison: ``study``, ``column``, ``line``, ``baseline``, the ``mean`` of AA of the line minus that of
+        the baseline in percentage points, its interval (``low``, ``high``), ``p``, and the number ``n`` of seeds.
     """
     frame = results.counted(study)
-    known: dict[str, dict[str, dict[int, float]]] = {}
-    methods: dict[str, str] = {}
-    for run in rows_of(frame[frame["finished"]]):
-        line, column = place(study, run)
-        if role(run["method"]) != "reference" and not pd.isna(run["aa"]):
-            methods[line] = run["method"]
-            known.setdefault(column, {}).setdefault(line, {})[run["seed"]] = 100 * run["aa"]
-    order = ranked(methods)
+    runs = [
+        (*place(study, run), run["method"], run["seed"], 100 * run["aa"])
+        for run in rows_of(frame[frame["finished"]])
+        if role(run["method"]) != "reference" and not pd.isna(run["aa"])
+    ]
+    order = ranked({line: method for line, _, method, *_ in runs})
     found = []
-    for column, lines in known.items():
-        own = baseline or next(line for line in order if line in lines)
-        common = {line: len(lines[line].keys() & lines.get(own, {}).keys()) for line in order if line in lines}
-        found += [
-            _difference(study.name, column, line, own, lines)
-            for line, seeds in common.items()
-            if line != own and seeds > 1
-        ]
-    return found
+    for column, part in pd.DataFrame(runs, columns=["line", "column", "method", "seed", "aa"]).groupby(
+        "column", sort=False
+    ):
+        accuracies = part.drop_duplicates(["line", "seed"], keep="last").pivot(
+            index="seed", columns="line", values="aa"
+        )
+        lines = [line for line in order if line in accuracies]
+        own = baseline or lines[0]
+        for line in lines if own in lines else ():
+            values = (accuracies[line] - accuracies[own]).dropna().tolist()
+            if line != own and len(values) > 1:
+                found.append([study.name, column, line, own, float(np.mean(values)), *compare(values), len(values)])
+    return pd.DataFrame(found, columns=_COLUMNS)
 
 
-def difference_table(differences: Sequence[Difference]) -> tuple[str, list[str], list[list[str]], list[str], int]:
-    """Return title, headings, rows and notes of a table of differences, as text, and how many columns hold words.
-
-    The notes tell how to read it, and what so few seeds cannot show.
-    """
+def difference_table(differences: pd.DataFrame) -> Table:
+    """Return paired differences, at least one, as text, with notes on how to read them."""
     head = ["method", "setting", "compared with", "difference in AA", "95 % interval", "p", "seeds"]
     rows = [
         [
-            each.line,
-            each.column,
-            each.baseline,
-            f"{each.mean:+.2f}",
-            f"{each.low:+.2f} to {each.high:+.2f}",
-            "-" if np.isnan(each.p) else f"{each.p:.3f}",
-            str(len(each.differences)),
+            *(row["line"], row["column"], row["baseline"], signed(row["mean"])),
+            f"{row['low']:+.2f} to {row['high']:+.2f}",
+            DASH if pd.isna(row["p"]) else f"{row['p']:.3f}",
+            str(row["n"]),
         ]
-        for each in differences
+        for row in rows_of(differences)
     ]
-    if len({each.column for each in differences}) == 1:  # then there is no need to name it
+    if differences["column"].nunique() == 1:  # then there is no need to name it
         head, rows = [head[0], *head[2:]], [[row[0], *row[2:]] for row in rows]
-    words = head.index("difference in AA")
-    return "Differences in AA over the same seeds, % points", head, rows, _notes(differences), words
-
-
-def _notes(differences: Sequence[Difference]) -> list[str]:
-    told = [
+    notes = [
         "Differences are paired by seed: runs with the same seed have the same stream. The interval is Student's t "
         "interval of the mean; p is that of Wilcoxon's signed-rank test (two-sided, exact)."
     ]
-    fewest = min(len(each.differences) for each in differences)
-    if (least := max(each.smallest_p for each in differences)) > 1 - CONFIDENCE:
-        told.append(f"With {fewest} seeds, p is at least {least:.2g}; for p below 0.05 at least six seeds are needed.")
-    return told
-
-
-def difference_frame(differences: Sequence[Difference]) -> pd.DataFrame:
-    """Return one row per difference."""
-    columns = ["study", "column", "line", "baseline", "mean", "low", "high", "p", "n"]
-    rows: list[Mapping[str, Any]] = [
-        {
-            **{name: getattr(each, name) for name in columns[:-1]},
-            "n": len(each.differences),
-        }
-        for each in differences
-    ]
-    return pd.DataFrame(rows, columns=columns)
-
-
-def _difference(
-    study: str, column: str, line: str, baseline: str, lines: Mapping[str, Mapping[int, float]]
-) -> Difference:
-    seeds = sorted(lines[line].keys() & lines[baseline].keys())
-    values = [lines[line][seed] - lines[baseline][seed] for seed in seeds]
-    return Difference(study, column, line, baseline, values, *compare(values))
+    fewest = differences["n"].min()
+    if (least := 0.5 ** (fewest - 1)) > 1 - _CONFIDENCE:
+        notes.append(f"With {fewest} seeds, p is at least {least:.2g}; for p below 0.05 at least six seeds are needed.")
+    return Table(
+        "Differences in AA over the same seeds, % points", head, rows, notes, words=head.index("difference in AA")
+    )

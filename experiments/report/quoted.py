@@ -22,10 +22,10 @@ from functools import cache
 from pathlib import Path
 
 from fedkace_flwr.errors import ResultsError, closest
-from fedkace_flwr.experiments.report.markup import markdown_table
+from fedkace_flwr.experiments.report.markup import Table
 from fedkace_flwr.experiments.report.paired import difference_table, paired_differences
 from fedkace_flwr.experiments.report.single_runs import only_run_table, unfinished_table
-from fedkace_flwr.experiments.report.tables import CHANCE, ResultTable, markdown, spread, study_tables
+from fedkace_flwr.experiments.report.tables import CHANCE, DASH, ResultTable, spread, study_tables
 from fedkace_flwr.experiments.results.loading import load_results
 from fedkace_flwr.storage.files import write_text
 
@@ -79,33 +79,30 @@ def tables_of(folder: Path) -> dict[str, str]:
         raise ResultsError(f"{folder}: holds {len(results.studies)} studies; name the folder of one of them")
     (study,) = results.studies
     every = study_tables(results, study)
-    tables = {table.key: markdown(table) for table in every}
+    tables: dict[str, Table | None] = {table.key: table.text() for table in every}
     tables["stages"] = _stages({table.key: table for table in every})
-    if (only := only_run_table(results, study, every)) is not None:
-        tables["only-run"] = markdown_table(*only)
+    tables["only-run"] = only_run_table(results, study, every)
+    tables["unfinished"] = unfinished_table(results, study)
     baselines = {"differences": "", **{f"differences:{line}": line for line in every[0].rows}}
     for key, baseline in baselines.items():
-        if differences := paired_differences(results, study, baseline):
-            tables[key] = markdown_table(*difference_table(differences))
-    if (unfinished := unfinished_table(results, study)) is not None:
-        tables["unfinished"] = markdown_table(*unfinished)
-    return tables
+        differences = paired_differences(results, study, baseline)
+        tables[key] = None if differences.empty else difference_table(differences)
+    return {key: table.markdown() for key, table in tables.items() if table is not None}
 
 
-def _stages(tables: Mapping[str, ResultTable]) -> str:
+def _stages(tables: Mapping[str, ResultTable]) -> Table:
     """Put average accuracy and the means over the first and the later rounds side by side, without a title."""
     average = tables["aa"]
     stages = {key: stage for key, stage in _STAGES.items() if key in tables}
-    rows = [row for row in average.rows if row != CHANCE]
-    body = []
-    for row in rows:
+    rows = []
+    for row in average.rows:
         cells = [tables[key].cells.get((row, column)) for column in average.columns for key in stages]
         seeds = dict.fromkeys(str(cell.n) for cell in cells if cell)
-        body.append([row, ", ".join(seeds), *(spread(cell) for cell in cells)])
+        rows.append([row, ", ".join(seeds), *(spread(cell) if cell else DASH for cell in cells)])
     over = [
         f"{column}: {stage}" if key == "aa" else stage for column in average.columns for key, stage in stages.items()
     ]
-    return markdown_table("", [average.head, "seeds", *over], body, average.notes)
+    return Table("", [average.head, "seeds", *over], [row for row in rows if row[0] != CHANCE], average.notes)
 
 
 def main(arguments: Sequence[str]) -> str | None:

@@ -5,7 +5,6 @@ import math
 from pathlib import Path
 from statistics import fmean
 
-import numpy as np
 import pandas as pd
 
 from fedkace_flwr.errors import ResultsError
@@ -40,13 +39,21 @@ def honest_accuracies(*sources: Path) -> pd.DataFrame:
     ResultsError
         A source is neither, no run is finished, or two sources disagree on a run.
     """
-    found = pd.DataFrame(columns=COLUMNS)
+    found: list[pd.DataFrame] = []
     for source in sources:
-        frame = _read(source) if source.is_file() else _computed(source)
-        if frame.empty:
+        found.append(_read(source) if source.is_file() else _computed(source))
+        if found[-1].empty:
             raise ResultsError(f"{source}: no run of the study is finished")
-        found = _joined(found, frame, source)
-    return found.sort_values(_RUN, ignore_index=True)
+        spans = pd.concat(found).groupby(_RUN)[["aa", "final"]].agg(["min", "max"])
+        for name in ("aa", "final"):
+            odd = spans[spans[name]["max"] - spans[name]["min"] > _ROUNDING]
+            if not odd.empty:
+                low, high = odd[name].iloc[0]
+                raise ResultsError(
+                    f"{source}: {' '.join(map(str, odd.index[0]))}: {name} = {high:g} and {low:g} in this and an earlier "
+                    "source; give only one of them"
+                )
+    return pd.concat(found).drop_duplicates(_RUN).sort_values(_RUN, ignore_index=True)
 
 
 def robustness_tables(runs: pd.DataFrame) -> str:
@@ -61,28 +68,6 @@ def robustness_tables(runs: pd.DataFrame) -> str:
         From :func:`honest_accuracies`.
     """
     return "\n\n".join(_table(str(name), part) for name, part in runs.groupby("federation"))
-
-
-def _joined(known: pd.DataFrame, more: pd.DataFrame, source: Path) -> pd.DataFrame:
-    """All runs of both tables.
-
-    Raises
-    ------
-    ResultsError
-        They disagree on a run.
-    """
-    if known.empty:
-        return more
-    both = known.merge(more, on=_RUN, suffixes=("", "_more"))
-    for name in ("aa", "final"):
-        odd = both[(both[name] - both[f"{name}_more"]).abs() > _ROUNDING]
-        if not odd.empty:
-            first = odd.iloc[0]
-            raise ResultsError(
-                f"{source}: {' '.join(str(first[axis]) for axis in _RUN)}: {name} = {first[f'{name}_more']:g}, but "
-                f"{first[name]:g} in an earlier source; give only one of them"
-            )
-    return pd.concat([known, more]).drop_duplicates(_RUN)
 
 
 def _computed(folder: Path) -> pd.DataFrame:
@@ -118,18 +103,20 @@ def _read(path: Path) -> pd.DataFrame:
 
 
 def _table(federation: str, runs: pd.DataFrame) -> str:
-    free = runs[runs["attack"] == NO_ATTACK].set_index(["aggregation", "seed"])["aa"]
-    places = pd.MultiIndex.from_frame(runs[["aggregation", "seed"]])
-    runs = runs.assign(change=runs["aa"].to_numpy() - free.reindex(places).to_numpy())
+    free = runs[runs["attack"] == NO_ATTACK].rename(columns={"aa": "free"})
+    runs = runs.merge(free[["aggregation", "seed", "free"]], how="left", on=["aggregation", "seed"])
+    runs["change"] = runs["aa"] - runs["free"]
     cells = runs.groupby(["attack", "aggregation"]).agg(
         aa=("aa", "mean"), change=("change", "mean"), spread=("change", "std")
     )
-    columns = sorted(set(runs["aggregation"]), key=_place)
-    attacks = sorted(set(runs["attack"]), key=lambda name: (name != NO_ATTACK, name))
-    lines = [[attack, *(_cell(cells, attack, column) for column in columns)] for attack in attacks]
-    attacked = runs[runs["attack"] != NO_ATTACK]
-    worst = attacked.groupby(["aggregation", "attack"])["change"].mean().groupby("aggregation").min()
-    lines.append([_LARGEST, *(f"{worst[name]:+.1f}" if worst.get(name) is not None else "" for name in columns)])
+    texts = {where: _cell(str(where[0]), *values) for where, values in zip(cells.index, cells.to_numpy(), strict=True)}
+    columns, attacks = (
+        sorted(set(runs["aggregation"]), key=_place),
+        sorted(set(runs["attack"]), key=lambda name: (name != NO_ATTACK, name)),
+    )
+    lines = [[attack, *(texts.get((attack, column), "") for column in columns)] for attack in attacks]
+    worst = cells["change"].drop(NO_ATTACK, errors="ignore").groupby("aggregation").min()
+    lines.append([_LARGEST, *(f"{worst[name]:+.1f}" if name in worst else "" for name in columns)])
     rows = [f"| {' | '.join(line)} |" for line in [[federation, *columns], *lines]]
     rows.insert(1, "|---" + "|---:" * len(columns) + "|")
     return "\n".join(rows)
@@ -140,10 +127,7 @@ def _place(aggregation: str) -> tuple[bool, bool, str]:
     return aggregation not in ("defence", "default"), aggregation not in ("undefended", "unchecked"), aggregation
 
 
-def _cell(cells: pd.DataFrame, attack: str, column: str) -> str:
-    if (attack, column) not in cells.index:
-        return ""
-    aa, change, spread = cells[cells.index == (attack, column)].to_numpy(dtype=np.float64)[0]
+def _cell(attack: str, aa: float, change: float, spread: float) -> str:
     if attack == NO_ATTACK or math.isnan(change):
         return f"{aa:.1f}"
     return f"{aa:.1f} ({change:+.1f}{'' if math.isnan(spread) else f' ± {spread:.1f}'})"

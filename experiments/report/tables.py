@@ -6,14 +6,15 @@ even if the paper has a number for it.
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
 from numbers import Real
 from typing import Any
 
 import pandas as pd
 
-from fedkace_flwr.experiments.report.markup import latex_table, markdown_table
+from fedkace_flwr.experiments.report.markup import Table
 from fedkace_flwr.experiments.report.names import (
     axis_label,
     data_name,
@@ -25,12 +26,12 @@ from fedkace_flwr.experiments.report.names import (
     symbols_note,
     variant_name,
 )
-from fedkace_flwr.experiments.report.paper import CONDITION, load_paper, paper_row
+from fedkace_flwr.experiments.report.paper import CONDITION, paper, paper_row, printed
 from fedkace_flwr.experiments.results.loading import Results, StudyInfo, rows_of
 from fedkace_flwr.experiments.studies.names import TABLES
 
 CHANCE = "chance"
-_DASH = "-"
+DASH = "-"
 _MEDIAN = "median over clients and the final three quarters of the rounds"
 _UNMASKED = "if every class counts as a possible answer, %"
 _METRICS = {
@@ -50,10 +51,11 @@ _METRICS = {
     "condition": (CONDITION, f"Condition number of the whole buffer's kernel matrix, {_MEDIAN}"),
     "class_condition": (CONDITION, f"Condition number of each class's kernel matrix, averaged over classes, {_MEDIAN}"),
 }
+"""Columns of ``runs.csv`` with the metric's name in the paper, and the title of its table."""
+
+_OF_ALL = ("aa", "ar", "early", "late", "final")  # other metrics are recorded by some runs, which alone have rows
 _CONDITIONS = ("condition", "class_condition")
-_TRANSFER = ("forgetting", "backward_transfer", "forward_transfer")
 _ALWAYS = {"AA, local": "AS3", "AA, global": "AS2"}  # FedKACE that always predicts so; their rows in table2
-_RECORDED_BY_SOME = (*_CONDITIONS, *_TRANSFER, *(key for key in _METRICS if key.startswith("aa_")))
 _MEANINGS = {
     "aa_local": "As if all clients always predicted with their local models. FedKACE's ablation AS3 does, and trains alike.",
     "aa_global": "As if all clients always predicted with the global model. FedKACE's ablation AS2 does, and trains alike.",
@@ -71,6 +73,12 @@ class Cell:
     sd: float | None
     n: int
     paper: float | None = None
+
+    @classmethod
+    def of(cls, values: Sequence[float], paper: float | None = None) -> "Cell":
+        """Return the cell of the values of several seeds; the deviation is None for one seed, or an infinite value."""
+        sd = statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else None
+        return cls(statistics.fmean(values), sd, len(values), paper)
 
     @property
     def difference(self) -> float | None:
@@ -105,12 +113,25 @@ class ResultTable:
     rows: Sequence[str]
     columns: Sequence[str]
     cells: Mapping[tuple[str, str], Cell]
-    notes: Sequence[str] = field(default=())
+    notes: Sequence[str] = ()
 
     @property
     def with_paper(self) -> bool:
         """Whether any cell has a number from the paper."""
         return any(cell.paper is not None for cell in self.cells.values())
+
+    def text(self) -> Table:
+        """Return the table as text: ``26.10 ± 0.40 (n=3)`` and, where there are any, the paper's numbers beside."""
+        forms: list[Callable[[Cell], str]] = [lambda cell: f"{spread(cell)} (n={cell.n})"]
+        if self.with_paper:
+            forms += [lambda cell: number(cell.paper), lambda cell: signed(cell.difference)]
+        names = ("paper", "difference")[: len(forms) - 1]
+        head = [self.head, *(name for column in self.columns for name in (column, *names))]
+        body = []
+        for row in self.rows:
+            cells = [self.cells.get((row, column)) for column in self.columns]
+            body.append([row, *(form(cell) if cell else DASH for cell in cells for form in forms)])
+        return Table(self.title, head, body, self.notes)
 
 
 def study_tables(results: Results, study: StudyInfo) -> list[ResultTable]:
@@ -122,20 +143,26 @@ def study_tables(results: Results, study: StudyInfo) -> list[ResultTable]:
     runs = rows_of(results.counted(study))
     for run in runs:
         run["_row"], run["_column"] = place(study, run)
-    rows = [row for row, _ in _ordered((run["_row"], _rank(study, run)) for run in runs)]
-    columns = [column for column, _ in _ordered((run["_column"], _column_rank(study, run)) for run in runs)]
+    rows = _ordered((run["_row"], _rank(study, run)) for run in runs)
+    columns = _ordered((run["_column"], _column_rank(study, run)) for run in runs)
+    finished = [run for run in runs if run["finished"]]
+    down = _down(study)
+    head = "method" if study.paper != "table4" and ("method" in down or not down) else "setting"
     tables = []
     for key, (metric, title) in _METRICS.items():
         scale = 1.0 if key in _CONDITIONS else 100.0
-        cells = _cells(study, runs, key, metric, scale)
+        cells = {}
+        for where, part in _by_place(finished, key).items():
+            cells[where] = Cell.of([scale * run[key] for run in part], _printed(study, part[-1], metric))
         if not cells and key != "aa":
             continue
-        every = [row for row in rows if key not in _RECORDED_BY_SOME or any(row == own for own, _ in cells)]
+        own = {row for row, _ in cells}
+        shown = [row for row in rows if key in _OF_ALL or row in own]
         if key == "aa":
-            cells |= _chances(runs, columns)
-            every.append(CHANCE)
-        table = ResultTable(study.name, key, title, _head(study), every, columns, cells)
-        tables.append(_noted(table, study, runs, _interpolated(results, runs)))
+            cells |= _chances(finished)
+            shown.append(CHANCE)
+        table = ResultTable(study.name, key, title, head, shown, columns, cells)
+        tables.append(replace(table, notes=_notes(table, results, study, runs)))
     return tables
 
 
@@ -153,7 +180,7 @@ def place(study: StudyInfo, run: Mapping[str, Any]) -> tuple[str, str]:
 
     Rows are methods and their variants or, if all runs are of one method, axes other than data and overlap.
     """
-    cell = {axis: axis_value(study, run, axis) for axis in ("data", "overlap")}
+    cell = {axis: _axis_value(study, run, axis) for axis in ("data", "overlap")}
     streams = run["dataset"] != "inbox"
     kind = run["stream"].partition(":")[0]
     if (kind == "dirichlet" or not streams) and "overlap" not in study.axes:
@@ -169,78 +196,38 @@ def place(study: StudyInfo, run: Mapping[str, Any]) -> tuple[str, str]:
     return labelled(others), labelled(cell)
 
 
-def axis_value(study: StudyInfo, run: Mapping[str, Any], axis: str) -> Any:
-    """Return a run's value on ``data`` or ``overlap``: the study's name for it, or the configuration's value."""
-    return run[f"axis.{axis}"] if axis in study.axes else data_of(run) if axis == "data" else run[axis]
-
-
-def markdown(table: ResultTable) -> str:
-    """Return the table in GitHub's Markdown, with its notes below."""
-    return markdown_table(table.title, *_grid(table), table.notes)
-
-
-def latex(table: ResultTable) -> str:
-    """Return the table in LaTeX; needs no package."""
-    return latex_table(table.title, *_grid(table), table.notes)
-
-
 def long_frame(tables: Sequence[ResultTable]) -> pd.DataFrame:
     """Return one row per cell of every table; cells without a run have ``n`` 0."""
+    blank = {"mean": None, "sd": None, "n": 0, "paper": None, "difference": None}
     lines = []
     for table in tables:
-        for row in table.rows:
-            for column in table.columns:
-                cell = table.cells.get((row, column))
-                lines.append(
-                    {
-                        "study": table.study,
-                        "metric": table.key,
-                        "row": row,
-                        "column": column,
-                        "mean": cell.mean if cell else None,
-                        "sd": cell.sd if cell else None,
-                        "n": cell.n if cell else 0,
-                        "paper": cell.paper if cell else None,
-                        "difference": cell.difference if cell else None,
-                    }
-                )
+        for where in product(table.rows, table.columns):
+            values = {**vars(cell), "difference": cell.difference} if (cell := table.cells.get(where)) else blank
+            row, column = where
+            lines.append({"study": table.study, "metric": table.key, "row": row, "column": column, **values})
     return pd.DataFrame(lines)
 
 
-def shown(cell: Cell | None) -> str:
-    """Return a cell's text, for example ``26.10 ± 0.40 (n=3)``, or a dash for None."""
-    return _DASH if cell is None else f"{spread(cell)} (n={cell.n})"
-
-
-def spread(cell: Cell | None) -> str:
-    """Return a cell's text without the number of seeds: ``26.10 ± 0.40``, or a dash for None."""
-    if cell is None:
-        return _DASH
+def spread(cell: Cell) -> str:
+    """Return a cell's mean and deviation: ``26.10 ± 0.40``, or ``26.10`` for one seed."""
     return number(cell.mean) + (f" ± {number(cell.sd)}" if cell.sd is not None else "")
 
 
-def _grid(table: ResultTable) -> tuple[list[str], list[list[str]]]:
-    head = [table.head]
-    for column in table.columns:
-        head += [column, "paper", "difference"] if table.with_paper else [column]
-    body = []
-    for row in table.rows:
-        line = [row]
-        for column in table.columns:
-            cell = table.cells.get((row, column))
-            line.append(shown(cell))
-            if table.with_paper:
-                line.append(number(cell.paper) if cell and cell.paper is not None else _DASH)
-                line.append(f"{cell.difference:+.2f}" if cell and cell.difference is not None else _DASH)
-        body.append(line)
-    return head, body
+def signed(value: float | None) -> str:
+    """Return a difference's text: ``+1.20``; a dash for None."""
+    return DASH if value is None else f"{value:+.2f}"
 
 
 def number(value: float | None) -> str:
     """Return a number's text: two decimals, or fewer if it is large; a dash for None."""
     if value is None:
-        return _DASH
+        return DASH
     return f"{value:.2f}" if abs(value) < 1000 else f"{value:,.1f}" if abs(value) < 1e5 else f"{value:.3g}"
+
+
+def _axis_value(study: StudyInfo, run: Mapping[str, Any], axis: str) -> Any:
+    """Return a run's value on ``data`` or ``overlap``: the study's name for it, or the configuration's value."""
+    return run[f"axis.{axis}"] if axis in study.axes else data_of(run) if axis == "data" else run[axis]
 
 
 def _down(study: StudyInfo) -> list[str]:
@@ -251,58 +238,71 @@ def _down(study: StudyInfo) -> list[str]:
     return down
 
 
-def _head(study: StudyInfo) -> str:
-    down = _down(study)
-    return "method" if study.paper != "table4" and ("method" in down or not down) else "setting"
-
-
-def _cells(
-    study: StudyInfo, runs: Sequence[Mapping[str, Any]], key: str, metric: str, scale: float
-) -> dict[tuple[str, str], Cell]:
-    values: dict[tuple[str, str], list[float]] = {}
-    papers: dict[tuple[str, str], float | None] = {}
+def _by_place(runs: Sequence[Mapping[str, Any]], key: str) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
+    """Return the runs that have a value of ``key`` by row and column."""
+    parts: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for run in runs:
-        if run["finished"] and not pd.isna(run[key]):
-            where = (run["_row"], run["_column"])
-            values.setdefault(where, []).append(scale * run[key])
-            papers[where] = _paper(study, run, metric)
-    return {where: _cell(numbers, papers[where]) for where, numbers in values.items()}
+        if not pd.isna(run[key]):
+            parts.setdefault((run["_row"], run["_column"]), []).append(run)
+    return parts
 
 
-def _cell(numbers: Sequence[float], paper: float | None = None) -> Cell:
-    sd = statistics.stdev(numbers) if len(numbers) > 1 and all(map(math.isfinite, numbers)) else None
-    return Cell(statistics.fmean(numbers), sd, len(numbers), paper)
-
-
-def _paper(study: StudyInfo, run: Mapping[str, Any], metric: str) -> float | None:
+def _printed(study: StudyInfo, run: Mapping[str, Any], metric: str) -> float | None:
     """Return the paper's number for a run's cell, if the study names a table that has one."""
-    if study.paper not in TABLES:
+    if study.paper not in TABLES or (metric == CONDITION and study.paper not in ("table2", "table3")):
         return None
-    table = {"condition": "table3"}.get(metric, "table2" if study.paper == "table3" else study.paper)
-    if metric == CONDITION and study.paper not in ("table2", "table3"):
-        return None
-    where = f"{axis_value(study, run, 'data')}_O{axis_value(study, run, 'overlap')}"
+    where = f"{_axis_value(study, run, 'data')}_O{_axis_value(study, run, 'overlap')}"
     if metric in _ALWAYS:
         comparable = study.paper in ("table1", "table2") and run["method"] == "fedkace"
-        return load_paper().value("table2", _ALWAYS[metric], where, "AA") if comparable else None
-    rows = load_paper().tables[table]
-    named = [str(run[f"axis.{axis}"]) for axis in study.axes if str(run[f"axis.{axis}"]) in rows]
-    row = named[0] if named else paper_row(table, run["method"], run["clients"], run["capacity"])
-    return load_paper().value(table, row, where, metric)
+        return printed("table2", _ALWAYS[metric], where, "AA") if comparable else None
+    table = "table3" if metric == CONDITION else "table2" if study.paper == "table3" else study.paper
+    values = [str(run[f"axis.{axis}"]) for axis in study.axes]
+    row = next((value for value in values if value in paper()[table]), paper_row(table, run))
+    return printed(table, row, where, metric)
 
 
-def _chances(runs: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> dict[tuple[str, str], Cell]:
+def _chances(runs: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], Cell]:
     """Return the accuracy of guessing among the classes met, by column; runs with the same seed agree on it."""
-    chances = {}
-    for column in columns:
-        seeds = {
-            run["seed"]: 100 * run["chance"]
-            for run in runs
-            if run["_column"] == column and run["finished"] and not pd.isna(run["chance"])
-        }
-        if seeds:
-            chances[(CHANCE, column)] = _cell(list(seeds.values()))
-    return chances
+    chances: dict[tuple[str, str], dict[int, float]] = {}
+    for (_, column), part in _by_place(runs, "chance").items():
+        chances.setdefault((CHANCE, column), {}).update({run["seed"]: 100 * run["chance"] for run in part})
+    return {where: Cell.of(list(seeds.values())) for where, seeds in chances.items()}
+
+
+def _notes(
+    table: ResultTable, results: Results, study: StudyInfo, runs: Sequence[Mapping[str, Any]]
+) -> tuple[str, ...]:
+    notes = []
+    listed, finished = len(study.labels) - len(study.repeats), sum(bool(run["finished"]) for run in runs)
+    if finished < listed:
+        notes.append(f"{finished} of {listed} runs are finished; means leave out the others.")
+    if table.key in ("aa", "ar") and _interpolated(results, runs):
+        notes.append("Centralized was trained only in some rounds; its accuracy in the others is interpolated.")
+    if table.key in _MEANINGS:
+        notes.append(_MEANINGS[table.key])
+    if table.key in _CONDITIONS:
+        parts = _by_place([run for run in runs if run["finished"]], f"{table.key}_singular")
+        shares = {where: [100 * run[f"{table.key}_singular"] for run in part] for where, part in parts.items()}
+        found = [f"{', '.join(where)}: {statistics.fmean(each):.1f} %" for where, each in shares.items() if any(each)]
+        notes += [f"Singular matrices, which count as infinite: {'; '.join(found)}."] if found else []
+    if table.with_paper and table.key in _CONDITIONS:
+        notes.append(
+            "The paper labels the rows of its Table 3 AS5, AS6 and FedKACE, but its text describes AS6, AS7 and "
+            "FedKACE, and its numbers fit these. They stand here by their printed labels."
+        )
+    if table.with_paper and (differs := _setting_differences(study, runs)):
+        notes.append(
+            f"These settings differ from the paper's: {differs}. The differences are due to them as well as to the program."
+        )
+    for slip in paper()["slips"] if table.with_paper else ():
+        data, _, overlap = slip["column"].partition("_O")
+        held = any(cell.paper == slip["printed"] for cell in table.cells.values())
+        if slip["table"] == study.paper and slip["metric"] == _METRICS[table.key][0] and held:
+            notes.append(
+                f"The paper prints {slip['printed']:.2f} for {slip['row']}, {data_name(data)}, "
+                f"{axis_label('overlap', overlap)}, but its own AA values give {slip['derived']:.2f}."
+            )
+    return tuple(notes)
 
 
 def _interpolated(results: Results, runs: Sequence[Mapping[str, Any]]) -> bool:
@@ -312,69 +312,14 @@ def _interpolated(results: Results, runs: Sequence[Mapping[str, Any]]) -> bool:
     return any((row["study"], row["run"]) in own for row in rows_of(marked))
 
 
-def _noted(table: ResultTable, study: StudyInfo, runs: Sequence[Mapping[str, Any]], interpolated: bool) -> ResultTable:
-    notes = []
-    listed = len(study.labels) - len(study.repeats)
-    finished = sum(bool(run["finished"]) for run in runs)
-    if finished < listed:
-        notes.append(f"{finished} of {listed} runs are finished; means leave out the others.")
-    if interpolated and table.key in ("aa", "ar"):
-        notes.append("Centralized was trained only in some rounds; its accuracy in the others is interpolated.")
-    if table.key in _MEANINGS:
-        notes.append(_MEANINGS[table.key])
-    if table.key in _CONDITIONS:
-        notes += _singular(table, runs)
-    if table.with_paper:
-        if table.key in _CONDITIONS:
-            notes.append(
-                "The paper labels the rows of its Table 3 AS5, AS6 and FedKACE, but its text describes AS6, AS7 and "
-                "FedKACE, and its numbers fit these. They stand here by their printed labels."
-            )
-        differs = setting_differences(study, runs)
-        if differs:
-            notes.append(
-                f"These settings differ from the paper's: {differs}. The differences are due to them as well as to the program."
-            )
-        notes += _slips(study, table)
-    return ResultTable(
-        table.study, table.key, table.title, table.head, table.rows, table.columns, table.cells, tuple(notes)
-    )
-
-
-def _singular(table: ResultTable, runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    shares: dict[tuple[str, str], list[float]] = {}
-    for run in runs:
-        share = run[f"{table.key}_singular"]
-        if run["finished"] and not pd.isna(share):
-            shares.setdefault((run["_row"], run["_column"]), []).append(100 * share)
-    found = [f"{row}, {column}: {statistics.fmean(each):.1f} %" for (row, column), each in shares.items() if any(each)]
-    return [f"Singular matrices, which count as infinite: {'; '.join(found)}."] if found else []
-
-
-def setting_differences(study: StudyInfo, runs: Sequence[Mapping[str, Any]]) -> str:
+def _setting_differences(study: StudyInfo, runs: Sequence[Mapping[str, Any]]) -> str:
     """List the runs' settings that differ from the paper's, for example ``clients 4 (paper 10)``."""
     words = []
-    for key, paper in load_paper().setting.items():
-        if key in study.axes:
-            continue
+    for key, value in paper()["setting"].items():
         own = {100 if key == "num-classes" and run[key] == 0 else run[key] for run in runs}
-        if own != {paper}:
-            words.append(f"{key} {', '.join(str(value) for value in sorted(own))} (paper {paper})")
+        if key not in study.axes and own != {value}:
+            words.append(f"{key} {', '.join(map(str, sorted(own)))} (paper {value})")
     return ", ".join(words)
-
-
-def _slips(study: StudyInfo, table: ResultTable) -> list[str]:
-    notes = []
-    for slip in load_paper().slips:
-        data, _, overlap = slip["column"].partition("_O")
-        column = f"{data_name(data)}, {axis_label('overlap', overlap)}"
-        held = any(cell.paper == slip["printed"] for cell in table.cells.values())
-        if slip["table"] == study.paper and slip["metric"] == _METRICS[table.key][0] and held:
-            notes.append(
-                f"The paper prints {slip['printed']:.2f} for {slip['row']}, {column}, but its own AA values give "
-                f"{slip['derived']:.2f}."
-            )
-    return notes
 
 
 def _rank(study: StudyInfo, run: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -382,7 +327,7 @@ def _rank(study: StudyInfo, run: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _column_rank(study: StudyInfo, run: Mapping[str, Any]) -> tuple[Any, ...]:
-    return str(axis_value(study, run, "data")), -int(run["overlap"]), _sizes(study, run)
+    return str(_axis_value(study, run, "data")), -int(run["overlap"]), _sizes(study, run)
 
 
 def _sizes(study: StudyInfo, run: Mapping[str, Any]) -> list[tuple[bool, float, str]]:
@@ -391,9 +336,9 @@ def _sizes(study: StudyInfo, run: Mapping[str, Any]) -> list[tuple[bool, float, 
     return [(False, float(value), "") if isinstance(value, Real) else (True, 0.0, str(value)) for value in values]
 
 
-def _ordered(pairs: Any) -> list[tuple[str, Any]]:
+def _ordered(pairs: Any) -> list[str]:
     """Return each name once, sorted by its lowest rank."""
     lowest: dict[str, Any] = {}
     for name, rank in pairs:
-        lowest[name] = min(rank, lowest[name]) if name in lowest else rank
-    return sorted(lowest.items(), key=lambda item: item[1])
+        lowest[name] = min(rank, lowest.get(name, rank))
+    return sorted(lowest, key=lowest.__getitem__)

@@ -1,7 +1,6 @@
 """The command line as somebody meets it: without arguments, with misspelt words, with options in any order."""
 
 import io
-import json
 from pathlib import Path
 
 import pytest
@@ -285,7 +284,7 @@ def test_where_nothing_can_be_written_is_told_before_any_work(
         f"error: --output {nowhere}: cannot be written (there is no folder {nowhere.parent}); must be in an existing"
     )
     (tmp_path / "link").symlink_to(taken)
-    for command in (["robustness", "missing"], ["bench", "gpu"], ["gradient-cost"], ["stream", "missing"]):
+    for command in (["robustness", "missing"], ["bench", "gpu"], ["stream", "missing"]):
         assert refused(capsys, *command, "--output", str(nowhere)).startswith(absent)
         for there in (str(tmp_path), str(tmp_path / "link"), "/dev/null"):
             line = refused(capsys, *command, "--output", there)
@@ -297,15 +296,8 @@ def test_where_nothing_can_be_written_is_told_before_any_work(
 
 
 def test_numbers_that_will_not_do_are_told_before_any_work(capsys: pytest.CaptureFixture[str]) -> None:
-    for repeats in ("0", "-1"):
-        assert refused(capsys, "bench", "--repeats", repeats) == f"error: --repeats {repeats}: must be >= 1"
-
-
-def test_an_existing_file_is_replaced_by_an_output(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    path = tmp_path / "figures.json"
-    path.write_text("old", encoding="utf-8")
-    assert main(["bench", "gpu-run", "--output", str(path)]) == 0
-    assert "figures" in json.loads(path.read_text())
+    for option in ("--repeats", "--processes"):
+        assert refused(capsys, "bench", option, "0") == f"error: {option} 0: must be >= 1"
 
 
 # Sweeps

@@ -65,6 +65,13 @@ def test_a_figure_leaves_out_the_columns_in_which_it_has_no_line(
     ]
 
 
+def test_a_study_without_a_method_that_measures_its_buffers_is_drawn(tmp_path: Path) -> None:
+    for method in ("fedframe", "er"):
+        write_run(tmp_path / "s", method, [0.5, 0.6], method=method)
+    assert main(["report", str(tmp_path / "s")]) == 0
+    assert (tmp_path / "s" / "report" / "figure2.png").exists()
+
+
 def test_a_line_without_a_value_is_not_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved: list[Figure] = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: saved.append(figure))

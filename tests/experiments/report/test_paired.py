@@ -9,9 +9,7 @@ from scipy.stats import binomtest
 from support.made.results import write_run, write_study
 
 from fedkace_flwr.experiments.__main__ import main
-from fedkace_flwr.experiments.report.page.document import write_page
-from fedkace_flwr.experiments.report.paired import Difference, compare, difference_table, paired_differences
-from fedkace_flwr.experiments.report.tables import study_tables
+from fedkace_flwr.experiments.report.paired import compare, difference_table, paired_differences
 from fedkace_flwr.experiments.results.loading import load_results
 from fedkace_flwr.seeding import seed_for
 
@@ -28,7 +26,7 @@ def study(folder: Path, **levels: list[float]) -> Path:
     return folder
 
 
-def found(folder: Path) -> list[Difference]:
+def found(folder: Path) -> pd.DataFrame:
     results = load_results(folder)
     return paired_differences(results, results.studies[0])
 
@@ -37,11 +35,10 @@ def test_runs_are_paired_by_seed_and_compared_with_fedkace(tmp_path: Path) -> No
     differences = found(
         study(tmp_path / "s", er=[0.5, 0.7, 0.6], fedkace=[0.6, 0.75], centralized=[0.9, 0.9], as4=[0.6])
     )
-    (only,) = differences  # AS4 has one seed, and Centralized is what regret compares with
-    assert (only.line, only.baseline, only.column) == ("ER", "FedKACE", "digits, O=1")
-    assert only.differences == pytest.approx([-10, -5])
-    assert only.mean == pytest.approx(-7.5)
-    assert only.p == only.smallest_p == 0.5
+    assert len(differences) == 1  # AS4 has one seed, and Centralized is what regret compares with
+    only = differences.iloc[0]
+    assert (only["line"], only["baseline"], only["column"]) == ("ER", "FedKACE", "digits, O=1")
+    assert (only["mean"], only["n"], only["p"]) == (pytest.approx(-7.5), 2, 0.5)
 
 
 def test_p_is_that_of_signs_where_all_have_the_same_sign() -> None:
@@ -71,9 +68,9 @@ def test_equal_runs_differ_by_nothing_and_have_no_p() -> None:
 
 def test_too_few_seeds_are_said_to_be_too_few(tmp_path: Path) -> None:
     few = found(study(tmp_path / "few", er=[0.5, 0.6, 0.7], fedkace=[0.6, 0.7, 0.9]))
-    assert "With 3 seeds, p is at least 0.25" in difference_table(few)[3][1]
+    assert "With 3 seeds, p is at least 0.25" in difference_table(few).notes[1]
     many = found(study(tmp_path / "many", er=[0.5] * 6, fedkace=[0.6, 0.7, 0.9, 0.8, 0.7, 0.6]))
-    assert len(difference_table(many)[3]) == 1
+    assert len(difference_table(many).notes) == 1
 
 
 def test_every_part_of_the_report_has_them(tmp_path: Path) -> None:
@@ -89,12 +86,9 @@ def test_every_part_of_the_report_has_them(tmp_path: Path) -> None:
     assert "Differences in AA over the same seeds" in page and ">-39.27 to +24.27" in page
 
 
-def test_one_seed_has_neither_differences_nor_a_best_method_nor_a_band(tmp_path: Path) -> None:
+def test_one_seed_has_no_differences(tmp_path: Path) -> None:
     folder = study(tmp_path / "s", er=[0.5], fedkace=[0.6])
-    assert found(folder) == []
-    results = load_results(folder)
-    tables = {each.name: study_tables(results, each) for each in results.studies}
-    write_page(results, tables, tmp_path / "page.html", None)
-    text = (tmp_path / "page.html").read_text()
-    assert "Differences in AA" not in text and "class=best" not in text
-    assert "bands run from" not in text and "Bold marks" not in text
+    assert found(folder).empty
+    assert main(["report", str(folder)]) == 0
+    assert "Differences in AA" not in (folder / "report" / "tables.md").read_text()
+    assert (folder / "report" / "paired.csv").read_text() == "study,column,line,baseline,mean,low,high,p,n\n"

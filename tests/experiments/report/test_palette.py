@@ -1,7 +1,5 @@
-"""One method has one colour in the plot of a run's comparison, in the figures and on the page."""
+"""One method has one colour in the plot of a run's comparison and in the figures."""
 
-import json
-import re
 from pathlib import Path
 
 import pytest
@@ -11,8 +9,7 @@ from support.made.results import write_run, write_study
 
 from fedkace_flwr.experiments.__main__ import main
 from fedkace_flwr.experiments.report.comparison import draw_comparisons
-from fedkace_flwr.experiments.report.names import method_name
-from fedkace_flwr.experiments.report.palette import INK, LIGHT, colours
+from fedkace_flwr.experiments.report.names import COLOURS, INK, colours, method_name
 from fedkace_flwr.experiments.studies.study import load_study
 
 METHODS = ("centralized", "er", "fedkace", "refed", "fedavg", "fedframe")
@@ -20,9 +17,9 @@ METHODS = ("centralized", "er", "fedkace", "refed", "fedavg", "fedframe")
 
 def test_methods_of_the_project_come_first_and_colours_repeat_late() -> None:
     given = colours({"ER": "er", "Centralized": "centralized", "FedKACE": "fedkace"})
-    assert (given["FedKACE"], given["ER"], given["Centralized"]) == (LIGHT[0], LIGHT[1], INK)
+    assert (given["FedKACE"], given["ER"], given["Centralized"]) == (COLOURS[0], COLOURS[1], INK)
     many = colours({f"M={number:02d}": "fedkace" for number in range(12)})
-    assert many["M=00"] == many["M=10"] == LIGHT[0] and len(set(many.values())) == len(LIGHT)
+    assert many["M=00"] == many["M=10"] == COLOURS[0] and len(set(many.values())) == len(COLOURS)
 
 
 def test_a_method_has_the_same_colour_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,12 +47,6 @@ def test_a_method_has_the_same_colour_everywhere(tmp_path: Path, monkeypatch: py
     assert figures
     for each in figures:
         assert each.items() <= comparison.items()
-    page = re.search(r'<script type="application/json" id="data">(.*?)</script>', _text(folder), re.DOTALL)
-    assert page is not None
-    data = json.loads(page[1])
-    on_page = {name: data["colours"]["light"][index] for index, name in enumerate(data["lines"])}
-    del on_page["Centralized"]  # drawn in the page's colour of text
-    assert on_page.items() <= comparison.items()
 
 
 def test_variants_of_methods_share_a_picture_of_the_running_study(tmp_path: Path) -> None:
@@ -68,7 +59,3 @@ def test_variants_of_methods_share_a_picture_of_the_running_study(tmp_path: Path
         write_run(study.folder, name, [0.5, 0.6], method=config.method, overlap=config.stream.overlap)
     pictures = draw_comparisons(study)
     assert [path.name for path in pictures] == ["accuracy_overlap-1_seed-0.png", "accuracy_overlap-0_seed-0.png"]
-
-
-def _text(folder: Path) -> str:
-    return (folder / "report" / "index.html").read_text()

@@ -1,6 +1,5 @@
-"""The report: tables worked out by hand, the paper's numbers, the page, the command."""
+"""The report: tables worked out by hand, the paper's numbers, the command."""
 
-import json
 import math
 import re
 import subprocess
@@ -13,18 +12,8 @@ import pytest
 from support.made.results import write_run, write_study
 
 from fedkace_flwr.experiments.__main__ import main
-from fedkace_flwr.experiments.report.page.document import write_page
-from fedkace_flwr.experiments.report.page.payload import POINTS, payload, thinned
-from fedkace_flwr.experiments.report.paper import load_paper, paper_row
-from fedkace_flwr.experiments.report.tables import (
-    Cell,
-    ResultTable,
-    latex,
-    long_frame,
-    markdown,
-    study_notes,
-    study_tables,
-)
+from fedkace_flwr.experiments.report.paper import paper, paper_row, printed
+from fedkace_flwr.experiments.report.tables import Cell, ResultTable, long_frame, study_notes, study_tables
 from fedkace_flwr.experiments.results.loading import load_results
 from fedkace_flwr.storage.targets import MARK
 
@@ -38,12 +27,11 @@ def tables_of(folder: Path) -> dict[str, ResultTable]:
 
 
 def test_the_papers_regrets_follow_from_its_accuracies_but_for_the_slips() -> None:
-    paper = load_paper()
-    slips = {(slip["table"], slip["row"], slip["column"]): slip for slip in paper.slips}
-    for table, reference in (("table1", "Centralized"), ("table2", "CTR"), ("table4", "Centralized")):
-        for row, columns in paper.tables[table].items():
+    slips = {(slip["table"], slip["row"], slip["column"]): slip for slip in paper()["slips"]}
+    for table in ("table1", "table2", "table4"):
+        for row, columns in paper()[table].items():
             for column, cell in columns.items():
-                derived = round(paper.tables[table][reference][column]["AA"] - cell["AA"], 2)
+                derived = round(paper()[table]["Centralized"][column]["AA"] - cell["AA"], 2)
                 slip = slips.get((table, row, column))
                 if slip is None:
                     assert cell["AR"] == pytest.approx(derived, abs=0.0101), (table, row, column)
@@ -52,21 +40,18 @@ def test_the_papers_regrets_follow_from_its_accuracies_but_for_the_slips() -> No
     assert len(slips) == 2
 
 
-def test_the_papers_tables_are_whole() -> None:
-    paper = load_paper()
-    sizes = {name: (len(rows), {len(columns) for columns in rows.values()}) for name, rows in paper.tables.items()}
-    assert sizes == {"table1": (8, {8}), "table2": (11, {4}), "table3": (3, {4}), "table4": (5, {8})}
-    assert paper.value("table1", "FedKACE", "cifar100_O4", "AA") == 26.74
-    assert paper.value("table3", "FedKACE_AS6", "imagenet100_O0", "condition") == 478.4
-    assert paper.value("table1", "FedKACE", "digits_O4", "AA") is None
-
-
 def test_a_run_finds_its_row_in_each_of_the_papers_tables() -> None:
-    assert paper_row("table1", "refed", 10, 1000) == "Re-Fed"
-    assert paper_row("table2", "fedkace", 10, 1000) == "FKC"
-    assert paper_row("table3", "as5", 10, 1000) == "FedKACE_AS5"
-    assert paper_row("table4", "fedkace", 20, 1000) == "K20_M1000"
-    assert paper_row("table1", "er", 10, 1000) is None
+    cells = {
+        ("table1", "refed", 10, "cifar100_O4", "AA"): 7.29,
+        ("table2", "fedkace", 10, "cifar100_O0", "AR"): 14.23,
+        ("table3", "as5", 10, "imagenet100_O0", "condition"): 396.8,
+        ("table4", "fedkace", 20, "cifar100_O5", "AA"): 27.07,
+        ("table1", "er", 10, "cifar100_O4", "AA"): None,
+        ("table1", "fedkace", 10, "digits_O4", "AA"): None,
+    }
+    for (table, method, clients, column, metric), number in cells.items():
+        row = paper_row(table, {"method": method, "clients": clients, "capacity": 1000})
+        assert printed(table, row, column, metric) == number
 
 
 # Tables
@@ -99,7 +84,7 @@ def test_mean_deviation_and_the_papers_difference_worked_by_hand(tmp_path: Path)
     assert ("OFCL", "CIFAR-100, O=4") not in accuracy.cells  # means leave out unfinished runs
     chance = accuracy.cells[("chance", "CIFAR-100, O=4")]
     assert chance.mean == pytest.approx(100 * (1 / 2 + 1 / 3) / 2) and chance.n == 3
-    text = markdown(accuracy)
+    text = accuracy.text().markdown()
     lines = [line for line in text.splitlines() if line.startswith("|")]
     assert lines[0] == "| method | CIFAR-100, O=4 | paper | difference | CIFAR-100, O=0 | paper | difference |"
     assert lines[2] == "| FedKACE | 27.00 ± 2.00 (n=3) | 26.74 | +0.26 | - | - | - |"
@@ -107,7 +92,7 @@ def test_mean_deviation_and_the_papers_difference_worked_by_hand(tmp_path: Path)
     assert lines[4] == "| ER | - | - | - | 20.00 (n=1) | - | - |"
     assert "5 of 6 runs are finished" in text
     assert "clients 2 (paper 10)" in text and "capacity 20 (paper 1000)" in text
-    assert r"FedKACE & 27.00 $\pm$ 2.00 (n=3) & 26.74 & +0.26 & - & - & - \\" in latex(accuracy)
+    assert r"FedKACE & 27.00 $\pm$ 2.00 (n=3) & 26.74 & +0.26 & - & - & - \\" in accuracy.text().latex()
     frame: Any = long_frame([accuracy]).set_index(["row", "column"])
     assert frame.loc[("FedKACE", "CIFAR-100, O=4"), "difference"] == pytest.approx(0.26)
     assert frame.loc[("FedKACE", "CIFAR-100, O=0"), "n"] == 0 and math.isnan(
@@ -208,7 +193,7 @@ def test_a_study_of_no_table_of_the_paper_has_no_papers_column(tmp_path: Path) -
     table = tables_of(tmp_path)["aa"]
     assert not table.with_paper
     assert table.rows == ["FedKACE", "chance"] and table.columns == ["digits, O=1", "digits, O=0"]
-    assert "paper" not in markdown(table)
+    assert "paper" not in table.text().markdown()
 
 
 def test_a_readings_study_has_its_readings_as_rows(tmp_path: Path) -> None:
@@ -241,54 +226,10 @@ def test_a_study_of_one_method_has_its_settings_as_rows(tmp_path: Path) -> None:
 
 def test_a_cell_of_one_seed_has_no_deviation() -> None:
     table = ResultTable("s", "aa", "AA", "method", ["m"], ["c"], {("m", "c"): Cell(12.0, None, 1)})
-    assert "| m | 12.00 (n=1) |" in markdown(table)
+    assert "| m | 12.00 (n=1) |" in table.text().markdown()
 
 
-# The page and the command
-
-
-def test_what_the_page_draws_is_thinned_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rounds = [{"round": number} for number in range(1, 1001)]
-    kept = thinned(rounds)
-    assert len(kept) <= POINTS + 1 and kept[0]["round"] == 1 and kept[-1]["round"] == 1000
-    assert thinned([]) == [] and thinned(rounds[:5]) == rounds[:5]
-    for seed in range(6):
-        write_run(tmp_path, f"run-{seed}", [0.5] * 10, seed=seed)
-    whole = payload(load_results(tmp_path))
-    assert (len(whole["runs"]), len(whole["details"]), whole["notes"]) == (6, 6, [])
-    monkeypatch.setattr(
-        "fedkace_flwr.experiments.report.page.payload.CLIENT_BYTES", len(json.dumps(whole["details"])) // 3
-    )
-    monkeypatch.setattr(
-        "fedkace_flwr.experiments.report.page.payload.CURVE_BYTES", len(json.dumps(whole["runs"])) // 2 + 100
-    )
-    part = payload(load_results(tmp_path))
-    assert len(part["runs"]) == 3 and 0 < len(part["details"]) < 3
-    assert part["notes"][0].startswith("3 of 6 runs are not drawn")
-    assert f"{len(part['details'])} of 3 runs," in part["notes"][1]
-
-
-def test_curves_of_a_run_worked_by_hand(tmp_path: Path) -> None:
-    write_run(tmp_path, "fedkace", [0.5, 0.6, 0.7])
-    (run,) = payload(load_results(tmp_path))["runs"]
-    assert run["rounds"] == [1, 2, 3] and run["accuracy"] == [0.5, 0.6, 0.7]
-    assert run["weight"] == {"mean": [4.0] * 3, "low": [2.0] * 3, "high": [8.0] * 3}  # geometric, of 2 and 8
-    assert run["gap"]["mean"] == [0.1, 0.2, 0.3]
-    assert run["condition"]["mean"] == [100.0, 200.0, 300.0]
-    assert run["lead"] is None  # the two models of a client were not both tested
-
-
-def test_text_of_a_run_cannot_leave_the_page_s_data(tmp_path: Path) -> None:
-    write_run(tmp_path, "a", [0.5])
-    runs = {"a": {"kind": "</script>", "seed": 0}}
-    write_study(tmp_path, runs, axes=["kind", "seed"], title="<i>x</i> & y")
-    results = load_results(tmp_path)
-    tables = {study.name: study_tables(results, study) for study in results.studies}
-    write_page(results, tables, tmp_path / "page.html", None)
-    text = (tmp_path / "page.html").read_text()
-    assert "<i>x</i>" not in text and "&lt;i&gt;x&lt;/i&gt; &amp; y" in text
-    data = text.split('id="data">')[1].split("</script>")[0]
-    assert json.loads(data)["runs"][0]["line"] == "kind=</script>"
+# The command
 
 
 @pytest.mark.slow

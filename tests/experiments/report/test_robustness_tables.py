@@ -70,7 +70,7 @@ def test_sources_that_disagree_are_refused_in_one_line(study: Path, tmp_path: Pa
     other = honest_accuracies(study)
     other.loc[other["attack"] == "noise", "final"] += 1
     other.to_csv(tmp_path / "other.csv", index=False)
-    message = r"other\.csv: 1-of-2 default noise 0: final = 90, but 89 in an earlier source; give only one of them"
+    message = r"other\.csv: 1-of-2 default noise 0: final = 90 and 89 in this and an earlier source"
     with pytest.raises(ResultsError, match=message):
         honest_accuracies(study, tmp_path / "other.csv")
 
