@@ -40,7 +40,7 @@ def _run(config: Config, end: str) -> Path:
     """Run a configuration, or copy an earlier run of it."""
     place = {"results-dir": config.run.results_dir, "run-name": config.run.run_name}
     folder = Path(config.run.results_dir, config.run.run_name)
-    if folder.exists():
+    if folder.exists() or config.flat()["tracker"] in ("mlflow", "wandb"):  # which write outside of the folder
         run_inline(config)
         return folder
     told = json.dumps({**config.flat(), "results-dir": "", "run-name": "", "end": end}, sort_keys=True)
