@@ -49,7 +49,8 @@ def _run(config: Config, end: str) -> Path:
         try:
             run_inline(config)
         finally:
-            shutil.copytree(folder, kept)
+            if folder.exists():
+                shutil.copytree(folder, kept)
         return folder
     shutil.copytree(kept, folder)
     (folder / "config.json").write_text(json.dumps({**json.loads((folder / "config.json").read_text()), **place}))
