@@ -55,7 +55,7 @@ def test_a_method_can_be_added_as_the_page_says(tmp_path: Path) -> None:
         return done.stdout
 
     run("-m", "fedkace_flwr.config_docs")
-    assert "| `recent-span` | `2` | rounds | >= 1 |" in (copy / "docs" / "configuration.md").read_text()
+    assert "| `recent-span` | `2` | >= 1 rounds |" in (copy / "docs" / "configuration.md").read_text()
     assert "| `turnover` | training | 0 to 1 |" in (copy / "docs" / "metrics.md").read_text()
     assert "`recent`" in (copy / "docs" / "methods.md").read_text()
     command = re.search(r"^python (-m pytest .*)$", page, re.MULTILINE)

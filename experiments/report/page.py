@@ -232,7 +232,7 @@ def _configuration(results: Results, study: StudyInfo) -> Table:
     """Return a study's configuration keys and environments with their values, those that differ between runs first."""
     frame = results.runs[results.runs["study"] == study.name]
     hidden = folder_keys() | {"run-name", "env.started"}
-    if (frame["data-source"] == "inbox").all():
+    if (frame["dataset"] == "inbox").all():
         configs = [Config.parse({key: run[key] for key in Config().flat()}) for run in rows_of(frame)]
         hidden |= frozenset.intersection(*(config.ignored for config in configs))
     keys = [*Config().flat(), *(name for name in frame if str(name).startswith("env."))]

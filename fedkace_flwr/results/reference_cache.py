@@ -87,7 +87,6 @@ def fingerprint(config: Config) -> str:
         del stream["rounds"]
     del data["mirroring"]
     data["data_dir"] = str(absolute(config.data.data_dir, "data-dir"))
-    data |= {"cache_dir": None, "data_source": "stream"}  # keys of earlier versions, whose references stay valid
     model = asdict(config.model)
     if config.model.weights_file:
         model["weights_file"] = _identity(absolute(config.model.weights_file, "weights-file"))

@@ -214,13 +214,13 @@ def test_a_local_model_that_is_refitted_without_a_chunk_is_tested_again(small: M
 
 PARTS: dict[str, dict[str, Any]] = {
     "usual": {},
-    "recalibrate": {"recalibrate": True},
-    "mean": {"inference": "mean"},
-    "mean, fading": {"inference": "fading"},
+    "recalibrate": {"recalibrate-batchnorm": True},
+    "mean": {"predict-with": "mean"},
+    "mean, fading": {"predict-with": "fading"},
     "discriminant": {"classifier": "discriminant"},
     "both": {"classifier": "both"},
     "fading": {"classifier": "fading"},
-    "views": {"views": "mirrored", "inference": "global"},
+    "views": {"test-time-augmentation": "mirrored", "predict-with": "global"},
     "simplex": {"output_layer": "simplex"},
     "augment": {"augment": "flip-shift"},
     "adjusted": {"logit_adjustment": 1.0},

@@ -156,7 +156,7 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     [
         {"batching": "paired"},
         {"gradient_norm": "mean"},
-        {"gradient_bias": True},
+        {"gradient_norm": "sum-with-bias"},
         {"replay_classes": "seen"},
         {"self_distance": "exclude"},
         {"quota": "all"},

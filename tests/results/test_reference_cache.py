@@ -84,11 +84,6 @@ def test_the_fingerprint_changes_with_the_file_of_weights(tmp_path: Path) -> Non
     assert len(found) == 4
 
 
-def test_references_of_earlier_versions_are_found() -> None:
-    """Keys that did not exist then, at their defaults, leave the fingerprint as it was."""
-    assert fingerprint(Config.parse({"data-dir": "/data"})) == "f91a532c0f9eaa4f"
-
-
 def test_a_reference_to_image_files_that_were_read_otherwise_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("digits", "cifar100", "folder", "hub", "imagenet100")
 

@@ -115,7 +115,9 @@ def test_a_column_of_images_is_named_unless_there_is_one(hf: Any, save: Save) ->
     with pytest.raises(ConfigError, match=r"^dataset, \?image=: .*second \(Image\).*; must name one of the kind Image"):
         load_dataset(save(train=two, test=two))
     none = split(hf, 3).remove_columns("picture")
-    with pytest.raises(ConfigError, match=r"^hub-image = '': .*of the kind Image, which cast_column .* makes of files"):
+    with pytest.raises(
+        ConfigError, match=r"^dataset, \?image=: .*of the kind Image, which cast_column .* makes of files"
+    ):
         load_dataset(save(train=none, test=none))
 
 

@@ -19,7 +19,7 @@ from fedkace_flwr.experiments.studies.study import load_study
 from fedkace_flwr.experiments.studies.yaml_file import parse_setting, read_yaml
 
 ROOT = Path(__file__).parents[3]
-STUDIES = ROOT / "experiments" / "studies"
+STUDIES = ROOT / "fedkace_flwr" / "experiments" / "studies"
 
 
 # Studies by name
@@ -80,7 +80,9 @@ def test_a_wheel_holds_the_studies_and_their_bases(tmp_path: Path) -> None:
     held = set(zipfile.ZipFile(wheel).namelist())
     files = [path for path in STUDIES.rglob("*") if path.suffix in (".yaml", ".toml", ".py")]
     assert {path.relative_to(ROOT).as_posix() for path in files} <= held
-    assert "experiments/report/paper.yaml" in held and not [name for name in held if "experiments/bench" in name]
+    assert "fedkace_flwr/experiments/report/paper.yaml" in held and not [
+        name for name in held if "experiments/bench" in name
+    ]
 
 
 # YAML
