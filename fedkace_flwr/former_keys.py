@@ -116,8 +116,9 @@ def told(name: str) -> str:
     """Return what became of a key, to end an error message with; empty if there never was such a key."""
     if name in CONSTANTS:
         return f"; it is no key any more, the value is always {CONSTANTS[name]!r}"
-    now = NAMES.get(name) or PLACES.get(name)
-    return f"; it is now part of or called {now}, see docs/configuration.md" if now else ""
+    if name in NAMES:
+        return f"; it is now called {NAMES[name]}"
+    return f"; it is now part of {PLACES[name]}, see docs/configuration.md" if name in PLACES else ""
 
 
 def renewed(recorded: Mapping[str, object]) -> dict[str, object]:

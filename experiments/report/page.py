@@ -74,7 +74,7 @@ def page(results: Results, sections: Sequence[Section]) -> str:
     ]
     for index, section in enumerate(sections):
         parts.append(section if isinstance(section, str) else _drawn(section, f"chart-{index}"))
-    footer = "Written by <code>python -m experiments report</code>, with plotly.js (MIT licence) in this file."
+    footer = "Written by <code>fedkace report</code>, with plotly.js (MIT licence) in this file."
     return "".join([*parts, f"<p>{footer}</p>\n</body>\n</html>\n"])
 
 

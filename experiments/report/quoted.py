@@ -1,6 +1,6 @@
 """Tables of results quoted in Markdown documents: each stands between markers that name its folder and key.
 
-Run as ``python -m experiments.report.quoted FILE...`` (``make docs``) to bring the tables of documents up to date::
+Run as ``python -m fedkace_flwr.experiments.report.quoted FILE...`` (``make docs``) to bring the tables of documents up to date::
 
     <!-- table docs/results/reduced aa -->
     <!-- end of table -->

@@ -1,4 +1,4 @@
-"""``python -m experiments report``: write tables, figures, data frames and the page to one folder."""
+"""``fedkace report``: write tables, figures, data frames and the page to one folder."""
 
 from collections.abc import Sequence
 from pathlib import Path

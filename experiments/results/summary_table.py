@@ -75,9 +75,7 @@ COLUMNS: dict[str, Column] = {
         "forgetting %", "by how much a class was answered better in an earlier round", _share("forgetting")
     ),
     "bwt": Column("BWT %", "what later rounds added to a class's first accuracy", _share("backward_transfer")),
-    "fwt": Column(
-        "FWT %", "how far a class is above guessing before a client trains on it", _share("forward_transfer")
-    ),
+    "fwt": Column("FWT %", "accuracy above chance on a class before training on it", _share("forward_transfer")),
     "chance": Column("chance %", "accuracy of guessing among the classes met", _share("average_chance")),
     "switched": Column("switched", "clients that went over to the global model", lambda run: run.switched),
     "failures": Column("failures", "replies that were missing or rejected", lambda run: str(run.summary["failures"])),

@@ -1,7 +1,7 @@
 """Adam and AdamW on PyTorch's fused kernel, without PyTorch's optimiser classes.
 
 The first of those classes that a process makes imports PyTorch's compiler (``torch._dynamo``), which takes more than a
-second of processor time and 73 MiB in every process that trains (``python -m experiments bench optimiser``). Flower
+second of processor time and 73 MiB in every process that trains. Flower
 starts a process for each message of a deployed client. State and results are those of ``torch.optim.AdamW`` and
 ``torch.optim.Adam`` with ``fused=True``, bit for bit.
 """
