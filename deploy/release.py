@@ -110,7 +110,8 @@ def check_lock(project: Mapping[str, Any], build: Sequence[str], lock: Sequence[
 
 def contents_of_package(root: Path, settings: Mapping[str, Any]) -> set[str]:
     """Return the files that a wheel must contain: all modules, and the data that pyproject.toml names."""
-    patterns = [name.rstrip("*") for name in settings["packages"]["find"]["include"]]
+    chosen = settings["packages"]["find"]
+    patterns = [name.rstrip("*") for name in chosen["include"]]
     walks = [os.walk(root / name, followlinks=True) for name in patterns]
     found = {
         Path(folder, name) for walk in walks for folder, _, names in walk for name in names if name.endswith(".py")
@@ -118,7 +119,9 @@ def contents_of_package(root: Path, settings: Mapping[str, Any]) -> set[str]:
     for package, globs in settings["package-data"].items():
         folder = root.joinpath(*package.split("."))
         found |= {path for pattern in globs for path in folder.glob(pattern)}
-    return {path.relative_to(root).as_posix() for path in found if "__pycache__" not in path.parts}
+    names = {path.relative_to(root).as_posix() for path in found if "__pycache__" not in path.parts}
+    left_out = [each.replace(".", "/") for each in chosen.get("exclude", [])]
+    return {name for name in names if not any(fnmatch.fnmatch(name, each) for each in left_out)}
 
 
 def check_wheel(wheel: Path, expected: set[str]) -> None:

@@ -21,7 +21,7 @@ from typing import Any, Literal, NoReturn
 import psutil
 
 from fedkace_flwr.errors import RunError
-from fedkace_flwr.experiments.running.processes import CHECKOUT, flower_environment
+from fedkace_flwr.experiments.running.processes import ROOT, flower_environment
 from fedkace_flwr.storage.files import LARGEST_LOG, read_text
 
 _STOP_SECONDS = 20
@@ -50,7 +50,7 @@ class Job:
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                cwd=CHECKOUT,
+                cwd=ROOT,
                 env=flower_environment(self._home, {**os.environ, **(environment or {})}),
             )
 

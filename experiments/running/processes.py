@@ -12,11 +12,15 @@ from pathlib import Path
 
 import psutil
 
+import fedkace_flwr
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.storage.targets import renewed
 
-CHECKOUT = Path(__file__).resolve().parents[2]
-"""The folder of the packages: the project's root folder in a checkout, otherwise where they are installed."""
+_PACKAGE = Path(fedkace_flwr.__file__).resolve().parent
+ROOT = _PACKAGE.parent
+"""Where Python finds the package: the project's folder in a checkout, otherwise where it is installed."""
+
+_BESIDE = ("clients", "strategies", "experiments")  # in the app as in a checkout; in a wheel they are in the package
 
 _END_SECONDS = 20
 _LOOPBACK = "localhost,127.0.0.1,::1"  # never reached through a proxy
@@ -41,9 +45,10 @@ def staged_app(folder: Path) -> Path:
     """
     copies = {"pyproject.toml": _APP / "description.toml", "LICENSE": _APP / "LICENSE"}
     description = copies["pyproject.toml"].read_text(encoding="utf-8")
-    for pattern in tomllib.loads(description)["tool"]["flwr"]["app"]["fab-include"]:
-        if pattern not in copies:
-            copies |= {path.relative_to(CHECKOUT).as_posix(): path for path in CHECKOUT.glob(pattern)}
+    for pattern in set(tomllib.loads(description)["tool"]["flwr"]["app"]["fab-include"]) - copies.keys():
+        root = _PACKAGE if pattern.startswith(_BESIDE) else ROOT
+        places = {path.relative_to(root): path for path in root.glob(pattern)}
+        copies |= {place.as_posix(): path for place, path in places.items() if place.parts[1] not in _BESIDE}
     try:
         with renewed(folder, "an app", private=False) as new:
             for name, path in copies.items():

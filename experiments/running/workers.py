@@ -17,7 +17,7 @@ from fedkace_flwr.config import Config
 from fedkace_flwr.configured import configured
 from fedkace_flwr.errors import ConfigError, RunError
 from fedkace_flwr.experiment import Experiment
-from fedkace_flwr.experiments.running.processes import CHECKOUT
+from fedkace_flwr.experiments.running.processes import ROOT
 from fedkace_flwr.experiments.studies.study import Study
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -104,7 +104,7 @@ def measured_gpus(environment: Mapping[str, str]) -> tuple[Gpu, ...]:
     try:
         done = subprocess.run(
             [sys.executable, "-c", _MEASURE],
-            cwd=CHECKOUT,
+            cwd=ROOT,
             env=dict(environment),
             capture_output=True,
             text=True,

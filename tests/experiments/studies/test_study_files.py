@@ -54,7 +54,7 @@ def test_an_unknown_name_lists_the_studies_in_one_line(text: str, hint: str) -> 
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_command_line_runs_a_study_by_its_name_anywhere(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "experiments", "run"]
+    command = [sys.executable, "-m", "fedkace_flwr.experiments", "run"]
     settings = ["--engine=inline", "--set=rounds=1", "--set=clients=2", "--set=epochs=1", "--set=width=4"]
     done = subprocess.run(
         [*command, "quickstart", *settings], cwd=tmp_path, capture_output=True, text=True, check=False
