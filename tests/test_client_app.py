@@ -13,6 +13,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from support.common import rounds_of
 from support.doubles.faults import FaultyGrid
+from support.made.stored import read_state
 from support.systems.contract import run_over
 
 from fedkace_flwr import client_app
@@ -25,7 +26,6 @@ from fedkace_flwr.experiments.running.inline import InlineGrid
 from fedkace_flwr.inference.model_files import load_newest
 from fedkace_flwr.messaging import folding, wire
 from fedkace_flwr.storage.__main__ import main as storage
-from fedkace_flwr.storage.client_state import read_state
 from fedkace_flwr.storage.earlier_runs import MOST_RUNS
 
 Make = Callable[..., Config]

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -11,7 +10,6 @@ from torch import Tensor
 
 from fedkace_flwr.errors import StateError
 from fedkace_flwr.samples import Samples
-from fedkace_flwr.storage import atomic
 from fedkace_flwr.storage.atomic import Array, Content
 
 VERSION = 3
@@ -169,22 +167,6 @@ class Answer:
         if type(answer.examples) is not int or not 0 <= answer.examples < _LARGEST or not _are_metrics(answer.metrics):
             raise StateError("holds examples or metrics that are not numbers")
         return run, answer
-
-
-def read_state(path: Path) -> ClientState:
-    """Read a stored state and leave the file alone, for inspection from outside.
-
-    Raises
-    ------
-    UnreadableStateError
-        The file has another version, is encrypted with another key, or the system refuses to read it.
-    StateError
-        There is no such file, or it is damaged.
-    """
-    state: ClientState | None = atomic.read(path, VERSION, ClientState.from_record)
-    if state is None:
-        raise StateError(f"{path}: there is no such file")
-    return state
 
 
 def _is_pixels(content: Tensor) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.common import rounds_of
+from support.made.stored import read_state
 from support.systems.in_process import Federation
 from support.systems.runs import ran
 
@@ -23,7 +24,6 @@ from fedkace_flwr.samples import Samples
 from fedkace_flwr.sources import StreamSource
 from fedkace_flwr.storage import atomic
 from fedkace_flwr.storage.checkpoint import Checkpoints
-from fedkace_flwr.storage.client_state import read_state
 
 Make = Callable[..., Config]
 SHAPE = {"rounds": 4, "epochs": 2, "capacity": 20, "samples_per_class": 12}

@@ -11,13 +11,14 @@ import pytest
 import torch
 from flwr.app import Message, MessageType
 from support.common import SMALL
+from support.made.stored import read_state
 from support.systems.in_process import Federation
 
 from fedkace_flwr.clients.fedkace import BUFFER_ACCURACY, BUFFER_PROBABILITY, GAP, GAPS, REPLAY_WEIGHTS
 from fedkace_flwr.config import Config
 from fedkace_flwr.messaging import wire
 from fedkace_flwr.samples import Samples
-from fedkace_flwr.storage.client_state import ClientState, read_state
+from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.storage.client_store import ClientStore
 
 Make = Callable[..., Config]

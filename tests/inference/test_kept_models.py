@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from support.common import rounds_of
 from support.made.models import CLASSES, blank, changed, constant, picture
+from support.made.stored import read_state
 from support.systems.in_process import Federation
 
 from fedkace_flwr.config import Config
@@ -32,7 +33,6 @@ from fedkace_flwr.messaging import wire
 from fedkace_flwr.registry import METHODS
 from fedkace_flwr.sections import DataConfig
 from fedkace_flwr.storage import atomic
-from fedkace_flwr.storage.client_state import read_state
 
 Make = Callable[..., Config]
 SHAPE = {"rounds": 3, "epochs": 2, "capacity": 12, "tfcl_server_epochs": 2, "keep_models": "always"}

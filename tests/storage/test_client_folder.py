@@ -9,13 +9,23 @@ from typing import Any
 
 import pytest
 from support.common import rounds_of
-from support.made.stored import assert_bit_identical, assert_same, empty, heard, learned, names, of_run, reply, trained
+from support.made.stored import (
+    assert_bit_identical,
+    assert_same,
+    empty,
+    heard,
+    learned,
+    names,
+    of_run,
+    read_state,
+    reply,
+    trained,
+)
 
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError, StateError, UnreadableStateError
 from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.storage import atomic as durable
-from fedkace_flwr.storage.client_state import read_state
 from fedkace_flwr.storage.client_store import ClientStore
 from fedkace_flwr.storage.paths import client_folder
 

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from support.made.stored import body_of, empty, put, train
+from support.made.stored import body_of, empty, put, read_state, train
 
 from fedkace_flwr.errors import UnreadableStateError
-from fedkace_flwr.storage.client_state import VERSION, read_state
+from fedkace_flwr.storage.client_state import VERSION
 from fedkace_flwr.storage.client_store import ClientStore
 
 

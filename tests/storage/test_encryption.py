@@ -22,6 +22,7 @@ from support.made.stored import (
     learned,
     new_key,
     of_run,
+    read_state,
     reply,
     train,
     trained,
@@ -35,7 +36,7 @@ from fedkace_flwr.results.run_folder import RunFolder
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.storage import atomic, encryption
 from fedkace_flwr.storage.checkpoint import Checkpoint, Checkpoints
-from fedkace_flwr.storage.client_state import ClientState, read_state
+from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.storage.client_store import ClientStore
 
 Make = Callable[..., Config]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.made.results import made_round
-from support.made.stored import assert_same, empty, heard, learned, names, train
+from support.made.stored import assert_same, empty, heard, learned, names, read_state, train
 
 from fedkace_flwr.config import Config
 from fedkace_flwr.data.datasets import CACHE, load_dataset
@@ -24,7 +24,6 @@ from fedkace_flwr.results.run_folder import HOLDS, RunFolder, read_json
 from fedkace_flwr.sections import DataConfig
 from fedkace_flwr.storage import atomic, encryption, files
 from fedkace_flwr.storage.checkpoint import Checkpoint, Checkpoints
-from fedkace_flwr.storage.client_state import read_state
 from fedkace_flwr.storage.client_store import ClientStore
 from fedkace_flwr.storage.targets import claim
 

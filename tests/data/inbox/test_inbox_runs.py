@@ -14,6 +14,7 @@ import torch
 from flwr.app import Message, MessageType
 from support.common import rounds_of
 from support.made.inboxes import RUN, names_in
+from support.made.stored import read_state
 
 from fedkace_flwr import client_app
 from fedkace_flwr.config import Config
@@ -29,7 +30,6 @@ from fedkace_flwr.experiments.running.inline import InlineGrid, run_inline
 from fedkace_flwr.messaging import wire
 from fedkace_flwr.results.record import title
 from fedkace_flwr.storage.checkpoint import Checkpoints
-from fedkace_flwr.storage.client_state import read_state
 from fedkace_flwr.storage.targets import MARK
 
 Make = Callable[..., Config]

@@ -28,7 +28,7 @@ from fedkace_flwr.privacy.site_policy import read_policy
 from fedkace_flwr.storage import atomic as durable
 from fedkace_flwr.storage import client_state
 from fedkace_flwr.storage.checkpoint import Checkpoints
-from fedkace_flwr.storage.client_state import Answer, ClientState, read_state
+from fedkace_flwr.storage.client_state import Answer, ClientState
 from fedkace_flwr.storage.client_store import ClientStore
 from fedkace_flwr.storage.folders import OpenFolder
 from support.made.pristine import (
@@ -44,7 +44,7 @@ from support.made.pristine import (
     with_key,
 )
 from support.made.replies import ask_with
-from support.made.stored import CLASSES, empty
+from support.made.stored import CLASSES, empty, read_state
 
 
 class Parsers:

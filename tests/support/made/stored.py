@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from fedkace_flwr.samples import Samples
-from fedkace_flwr.storage.client_state import Answer, ClientState
+from fedkace_flwr.storage import atomic
+from fedkace_flwr.storage.client_state import VERSION, Answer, ClientState
 from fedkace_flwr.storage.client_store import ClientStore
 
 CLASSES = 5
@@ -164,3 +165,10 @@ def heard() -> Iterator[list[str]]:
         yield lines
     finally:
         logger.removeHandler(ear)
+
+
+def read_state(path: Path) -> ClientState:
+    """Read a stored state and leave the file alone."""
+    state: ClientState | None = atomic.read(path, VERSION, ClientState.from_record)
+    assert state is not None, path
+    return state
