@@ -1,0 +1,252 @@
+"""The course of a simulated year: samples arrive, rounds pass, and what was planned happens."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedkace_flwr.config import Config
+from fedkace_flwr.errors import RunError
+from fedkace_flwr.experiment import Experiment
+from fedkace_flwr.experiments.running.processes import staged_app
+from fedkace_flwr.experiments.soak.federation import CLIENT, HUB, SERVERAPP, Federation
+from fedkace_flwr.experiments.soak.ledger import Ledger, Pixels
+from fedkace_flwr.experiments.soak.measures import Measures
+from fedkace_flwr.experiments.soak.plan import START_CLASSES, START_NODES, Event, draw
+from fedkace_flwr.seeding import seed_for
+
+_LOOK = 1.0  # seconds between two looks at the federation
+_STALL = 600.0  # seconds without a round, or with files that nobody learns, after which the year is given up
+_CHUNK = (6, 10)  # samples of a node in a round
+_CLASSES = 2  # of which they are
+_NOISE = 12  # of 255; makes each picture unique
+_PICTURES = 5  # each chunk of this number arrives as pictures instead of an archive
+_TESTS = 20  # of each class
+
+_CONFIG = {
+    "dataset": "inbox",
+    "image-size": 8,
+    "inbox-bound": 400,
+    "clients": START_NODES,
+    "network": "cnn",
+    "width": 8,
+    "epochs": 3,
+    "capacity": 40,
+    "quorum": 0.5,
+    "below-quorum": "repeat:100000",
+    "probe": 20.0,
+    "deadline": 300.0,
+}
+
+
+class Cameras:
+    """Unique labelled pictures, made from scanned digits.
+
+    Parameters
+    ----------
+    seed : int
+        The year's seed.
+    """
+
+    def __init__(self, seed: int) -> None:
+        dataset = Experiment(Config.parse({"dataset": "digits"})).dataset
+        self.names = dataset.class_names
+        self._images, self._labels = dataset.images[:, 0], dataset.labels
+        self._train = dataset.train_size
+        self._seed = seed
+
+    def chunk(self, node: int, number: int, classes: int) -> tuple[Pixels, list[str]]:
+        """Return what a node sees for a round: pictures, uint8 (n, 8, 8), of two of the first classes; and their names."""
+        chance = np.random.default_rng(seed_for(self._seed, "soak", "chunk", node, number))
+        chosen = chance.choice(classes, _CLASSES, replace=False)
+        return self._drawn(chance, chosen, int(chance.integers(*_CHUNK, endpoint=True)), number)
+
+    def of_class(self, node: int, label: int) -> tuple[Pixels, list[str]]:
+        """Return pictures of one class alone."""
+        chance = np.random.default_rng(seed_for(self._seed, "soak", "class", node, label))
+        return self._drawn(chance, np.array([label]), max(_CHUNK), label)
+
+    def _drawn(self, chance: np.random.Generator, classes: Any, count: int, number: int) -> tuple[Pixels, list[str]]:
+        ids = chance.choice(np.flatnonzero(np.isin(self._labels[: self._train], classes)), count, replace=False)
+        noise = chance.integers(-_NOISE, _NOISE, (count, *self._images.shape[1:]), endpoint=True)
+        images = np.clip(self._images[ids].astype(np.int64) + noise, 0, 255).astype(np.uint8)
+        return images, [self.names[label] for label in self._labels[ids]]
+
+    def write_tests(self, folder: Path, label: int) -> None:
+        """Write test pictures of a class, as one file."""
+        ids = self._train + np.flatnonzero(self._labels[self._train :] == label)[:_TESTS]
+        folder.mkdir(parents=True, exist_ok=True)
+        np.savez(folder / f"{label}.npz", images=self._images[ids], labels=np.array([self.names[label]] * len(ids)))
+
+
+class Year:
+    """A year.
+
+    Parameters
+    ----------
+    rounds : int
+        Its rounds.
+    seed : int
+        Its seed.
+    folder : Path
+        For the federation.
+    say : callable
+        Prints a line.
+
+    Attributes
+    ----------
+    happened : list of (Event, float)
+        What has happened, with its second.
+    online : list of int
+        Number of nodes that are meant to run, after each round.
+    """
+
+    def __init__(self, rounds: int, seed: int, folder: Path, say: Callable[[str], None]) -> None:
+        self.rounds, self._seed, self._say = rounds, seed, say
+        self.plan = draw(rounds, seed)
+        self._tests = folder / "test"
+        self.cameras = Cameras(seed)
+        self._classes = START_CLASSES
+        for label in range(self._classes):
+            self.cameras.write_tests(self._tests, label)
+        self.federation = Federation(folder, START_NODES, self._tests)
+        self.ledger = Ledger(self.federation.folder)
+        self.measures = Measures(self.federation)
+        self.happened: list[tuple[Event, float]] = []
+        self.online: list[int] = []
+        self.notes: list[str] = []
+        self._nodes = [f"node-{number}" for number in range(1, START_NODES + 1)]
+        self._fed = dict.fromkeys(self._nodes, 0)  # chunks that each node was given
+        self._begun = time.monotonic()
+
+    def live(self) -> None:
+        """Run the whole year; the federation still runs when this returns.
+
+        Raises
+        ------
+        RunError
+            No round ends any more, or some files are never learned.
+        """
+        federation = self.federation
+        federation.script("start")
+        self._feed(0)
+        federation.submit({**_CONFIG, "rounds": self.rounds + 50, "seed": self._seed, "class-names": self._names()})
+        planned, due = list(self.plan), list[tuple[float, Event]]()
+        done, since = 0, time.monotonic()
+        while done < self.rounds or due:
+            self._look()
+            now, recorded = time.monotonic(), len(self.records())
+            if recorded > done:
+                done, since = recorded, now
+                self._after(done)
+            while planned and planned[0].round <= done:
+                event = planned.pop(0)
+                due.append((now + event.delay, event))
+            due = [(when, event) for when, event in due if when > now or not self._happen(event)]
+            self._feed(done)
+            if now - since > _STALL:
+                raise RunError(f"no round has ended for {_STALL:g} seconds after round {done}")
+            time.sleep(_LOOK)
+        self._settle()
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the records of the rounds so far."""
+        path = self.federation.run / "rounds.jsonl"
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def _names(self) -> str:
+        return ", ".join(self.cameras.names[: self._classes])
+
+    def _look(self) -> None:
+        self.federation.tend()
+        self.measures.look()
+
+    def _after(self, number: int) -> None:
+        for node in self._nodes:
+            self.ledger.count(node)
+            self.ledger.recall(node)
+        self.measures.after(number)
+        nodes = sum(name.startswith("node-") for name in self.federation.meant)
+        self.online += [nodes] * (number - len(self.online))
+        record = self.records()[-1]
+        accuracy = record["accuracy"]
+        seen = "-" if accuracy is None else f"{100 * accuracy:.0f} %"
+        self._say(f"{self._clock():6.0f} s: round {number}, {nodes} nodes, accuracy {seen}")
+
+    def _feed(self, done: int) -> None:
+        """Give each node the samples of the next round as soon as it has taken those of the last."""
+        for node in self._nodes:
+            given = self._fed[node]
+            wants = given <= done or (given == done + 1 and not self.ledger.waiting(node))
+            if wants and given < self.rounds:
+                number = self._fed[node] = given + 1
+                images, names = self.cameras.chunk(int(node.removeprefix("node-")), number, self._classes)
+                self.ledger.drop(node, images, names, as_pictures=number % _PICTURES == 0)
+
+    def _settle(self) -> None:
+        """Let the nodes learn what is left, without further disturbance."""
+        since = time.monotonic()
+        while any(self.ledger.open(node) for node in self._nodes):
+            self._look()
+            for node in self._nodes:
+                self.ledger.count(node)
+            if time.monotonic() - since > _STALL:
+                left = {node: len(self.ledger.open(node)) for node in self._nodes}
+                raise RunError(f"files that are never learned, by node: {left}")
+            time.sleep(_LOOK)
+        for node in self._nodes:
+            self.ledger.recall(node)
+        self.ledger.compare()
+
+    def _clock(self) -> float:
+        return time.monotonic() - self._begun
+
+    def _happen(self, event: Event) -> bool:
+        """Let an event happen; False if it must wait for its moment."""
+        name = event.kind.replace("-", "_")
+        if getattr(self, f"_{name}")(f"node-{event.node}" if event.node else "") is False:
+            return False
+        self.happened.append((event, self._clock()))
+        self._say(f"{self._clock():6.0f} s: {event.kind}{f' node-{event.node}' if event.node else ''}")
+        return True
+
+    def _absence(self, node: str) -> None:
+        self.federation.stop(node)
+
+    def _back(self, node: str) -> None:
+        self.federation.meant.append(node)
+
+    def _kill_client(self, node: str) -> bool:
+        return self.federation.kill([node], CLIENT) > 0
+
+    def _kill_node(self, node: str) -> None:
+        self.federation.kill([node])
+
+    def _kill_superlink(self, _: str) -> None:
+        self.federation.kill(["superlink"])
+
+    def _kill_superexec(self, _: str) -> None:
+        self.federation.kill(["superexec"])
+
+    def _kill_serverapp(self, _: str) -> bool:
+        return self.federation.kill(["superexec"], SERVERAPP) > 0
+
+    def _kill_all(self, _: str) -> None:
+        self.federation.kill(self.federation.meant)
+
+    def _restart_hub(self, _: str) -> None:
+        self.federation.stop(*HUB)
+        self.federation.meant = [*HUB, *self.federation.meant]
+
+    def _upgrade(self, _: str) -> None:
+        """Submit a copy of the app that calls itself another version."""
+        new = staged_app(self.federation.root / "app-next")
+        for path in (new / "pyproject.toml", new / "fedkace_flwr" / "__init__.py"):
+            path.write_text(
+                path.read_text().replace('version = "', 'version = "9').replace('version__ = "', 'version__ = "9')
+            )
+        self.federation.replace(new)
