@@ -16,7 +16,7 @@ from support.doubles.faults import FaultyGrid
 from support.made.stored import read_state
 from support.systems.contract import run_over
 
-from fedkace_flwr import client_app
+from fedkace_flwr import client_app, queries
 from fedkace_flwr.clients import fedcbdr as cbdr
 from fedkace_flwr.clients import tfcl
 from fedkace_flwr.config import Config
@@ -92,11 +92,11 @@ def said() -> Iterator[list[str]]:
     """Collect what the client logs."""
     lines: list[str] = []
     handler = type("Ear", (logging.Handler,), {"emit": lambda self, record: lines.append(record.getMessage())})()
-    client_app.logger.addHandler(handler)
+    queries.logger.addHandler(handler)
     try:
         yield lines
     finally:
-        client_app.logger.removeHandler(handler)
+        queries.logger.removeHandler(handler)
 
 
 @pytest.fixture
