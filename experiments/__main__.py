@@ -284,6 +284,20 @@ def _feed(options: argparse.Namespace, console: Console) -> None:
     _say(console, f"written: {rounds} chunks for each of {clients} clients, in {options.folder}")
 
 
+def _members(options: argparse.Namespace, console: Console) -> None:
+    from fedkace_flwr.experiments.living import members_table, remove
+
+    if options.remove is not None:
+        _say(console, remove(options.run, options.remove))
+    console.print(members_table(options.run))
+
+
+def _stop(options: argparse.Namespace, console: Console) -> None:
+    from fedkace_flwr.experiments.living import stop
+
+    _say(console, stop(options.run, undo=options.undo))
+
+
 def _app(options: argparse.Namespace, console: Console) -> None:
     from fedkace_flwr.experiments.running.processes import staged_app
 
@@ -299,6 +313,8 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace, Console], int | None]] = {
     "export": _export,
     "stream": _stream,
     "feed": _feed,
+    "members": _members,
+    "stop": _stop,
     "app": _app,
     "robustness": _robustness,
     "bench": _bench,

@@ -204,6 +204,10 @@ class FlippedLabels:
         """Acknowledge a round."""
         self._source.learned(number)
 
+    def waiting(self) -> int | None:
+        """As many samples as the true source's."""
+        return self._source.waiting()
+
     def test_set(self, seen: Tensor) -> Samples:
         """The true test samples."""
         return self._source.test_set(seen)

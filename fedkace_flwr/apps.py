@@ -1,5 +1,7 @@
 """The two Flower apps as Flower loads them; what does their work is imported when they are first called.
 
+A device answers questions without PyTorch, whose import would take most of the time.
+
 In a simulation, Flower loads both apps in the process that then starts Ray. The client's app is only called in Ray's
 workers, so Ray starts while the server's app imports PyTorch. On devices Flower calls an app as soon as it has loaded
 it.
@@ -23,7 +25,7 @@ class _Client(ClientApp):
     """Passes messages on to the complete app, which its pickled copies need not contain."""
 
     def __call__(self, message: Message, context: Context) -> Message:
-        return _client()(message, context)
+        return _app_for(message.metadata.message_type)(message, context)
 
 
 client = _Client()
@@ -54,7 +56,11 @@ def _for_good() -> Iterator[None]:
 
 
 @cache
-def _client() -> ClientApp:
+def _app_for(kind: str) -> ClientApp:
+    from fedkace_flwr import queries
+
+    if kind in queries.QUESTIONS:
+        return queries.app
     with _for_good():
         from fedkace_flwr import client_app
 

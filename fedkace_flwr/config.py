@@ -25,6 +25,7 @@ from fedkace_flwr.sections import (
     StreamConfig,
     TrainingConfig,
 )
+from fedkace_flwr.sections.stream import absences
 
 LARGEST_SUM = 1000
 """Largest number of clients whose masked updates can be summed in 32 bits."""
@@ -303,6 +304,11 @@ class Config:
                 f"the other's update from the sum) and {LARGEST_SUM} (more would overflow 32 bits)"
             )
         stream = self.stream
+        if stream.rounds == 0 and not self.data.arrives:
+            raise ConfigError(
+                "rounds = 0: only with dataset = 'inbox'; the streams of data sets end, must be at least 1"
+            )
+        self._check_absences()
         if stream.overlap > stream.window:
             raise ConfigError(f"overlap = {stream.overlap}: must be between 0 and window = {stream.window}")
         if stream.window * stream.samples_per_class < 2:
@@ -316,6 +322,15 @@ class Config:
             raise ConfigError(
                 f"capacity = {self.buffer.capacity}: must be at least the number of classes, {self.data.num_classes}"
             )
+
+    def _check_absences(self) -> None:
+        away, clients = self.stream.away, self.stream.clients
+        try:
+            known = absences(away)
+        except ValueError as error:
+            raise ConfigError(f"away = {away!r:.100}: {error}") from error
+        if known and max(known) >= clients:
+            raise ConfigError(f"away = {away!r:.100}: client {max(known)}: the run has clients 0 to {clients - 1}")
 
     def _check_aggregation(self) -> None:
         rule, clients = self.aggregation.aggregation, self.stream.clients

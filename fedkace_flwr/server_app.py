@@ -19,6 +19,7 @@ from fedkace_flwr.inference.kept_models import MODEL
 from fedkace_flwr.messaging import wire
 from fedkace_flwr.privacy.accounting import spent
 from fedkace_flwr.registry import Method
+from fedkace_flwr.results.orders import Orders
 from fedkace_flwr.results.plot import import_ahead
 from fedkace_flwr.results.run_folder import RunFolder, compare
 from fedkace_flwr.results.trackers.catalogue import check_tracker
@@ -94,16 +95,19 @@ def _run(grid: Grid, config: Config, run_id: int, method: Method, experiment: Ex
 
     def keep(report: RoundReport, arrays: ArrayRecord) -> None:
         privacy = spent(config.privacy, config.stream.participations(report.number, config.run.seed))
-        record = report.record(config.stream.clients, method.metrics) | privacy
+        record = report.record(driver.members.count, method.metrics) | privacy
         folder.add_round(record)
+        if config.data.arrives or driver.members.keyed:
+            folder.write_members(driver.members.table())
         folder.save(Checkpoint(report.number, token, wire.unpack(arrays), *driver.checkpoint()))
-        logger.info("round %d of %d: accuracy %s", report.number, config.stream.rounds, _percent(record["accuracy"]))
+        logger.info("round %d%s: accuracy %s", report.number, of_all, _percent(record["accuracy"]))
 
-    rule = method.strategy(config)
-    driver = RoundDriver(rule, config, wire.shapes_of(initial), experiment.parameter_names, keep)
+    rule, orders = method.strategy(config), Orders(folder.path)
+    of_all = f" of {config.stream.rounds}" if config.stream.rounds else ""
+    driver = RoundDriver(rule, config, wire.shapes_of(initial), experiment.parameter_names, keep, orders)
     if found:
         driver.restore(found.round, found.arrays, found.record)
-        logger.info("going on after round %d of %d", found.round, config.stream.rounds)
+        logger.info("going on after round %d%s", found.round, of_all)
     import_ahead()
     told = ConfigRecord({wire.RUN: token})
     result = driver.start(

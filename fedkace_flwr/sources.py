@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedkace_flwr.data import inbox_files as arrivals
-from fedkace_flwr.data.inbox import Inbox
+from fedkace_flwr.data.inbox import Inbox, waiting
 from fedkace_flwr.data.picture_process import PictureProcess
 from fedkace_flwr.errors import DataError
 from fedkace_flwr.experiment import Experiment
@@ -32,6 +32,10 @@ class Source(Protocol):
 
     def learned(self, number: int) -> None:
         """Acknowledge that a round's outcome is on disk."""
+        ...
+
+    def waiting(self) -> int | None:
+        """Number of labelled samples that wait for the next round, or that suffice for it; None if nobody knows."""
         ...
 
     def test_set(self, seen: Tensor) -> Samples:
@@ -65,6 +69,9 @@ class StreamSource:
     def learned(self, number: int) -> None:
         """Do nothing: a stream has no files to put away."""
 
+    def waiting(self) -> None:
+        """Nothing is known of a stream."""
+
     def test_set(self, seen: Tensor) -> Samples:
         """The client's test images of the classes seen."""
         return self._experiment.test_set(self._client, seen)
@@ -96,6 +103,7 @@ class InboxSource:
         keep = settings.inbox_after == "keep"
         self._inbox = Inbox(folder, run, self._names, self._size, bound=settings.inbox_bound, keep=keep)
         self._test_folder = test_folder
+        self._wanted = experiment.config.run.round_samples
 
     def none(self) -> Samples:
         """No samples, by pixel."""
@@ -109,6 +117,10 @@ class InboxSource:
     def learned(self, number: int) -> None:
         """Mark the round's files as learned."""
         self._inbox.learned(number)
+
+    def waiting(self) -> int:
+        """Number of labelled samples that wait, counted up to ``round-samples``."""
+        return waiting(self._inbox.folder, self._wanted)
 
     def test_set(self, seen: Tensor) -> Samples:
         """The test folder's images of the classes seen; none, with a warning, if the folder cannot be read."""

@@ -318,6 +318,39 @@ class Inbox:
             logger.warning("%s cannot be removed (%s); it is left there", rooms.taken.path / name, fault)
 
 
+def waiting(folder: Path, most: int) -> int:
+    """Number of labelled samples in an inbox that no round has learned, counted up to ``most``; nothing is moved.
+
+    Files that cannot be used count as nothing; they are rejected by the next round.
+
+    Raises
+    ------
+    DataError
+        The folder cannot be read.
+    """
+    samples = 0
+    try:
+        with OpenFolder.at(folder) as root, ExitStack() as stack:
+            places = [stack.enter_context(root.within(room)) for room in ("new", "taken") if root.has_folder(room)]
+            claims = [
+                stack.enter_context(place.within(name))
+                for place in places[1:]
+                for name, is_folder in place.entries()
+                if is_folder and (parts := _CLAIM.fullmatch(name)) and parts["mark"] in ("", _PARTIAL)
+            ]
+            for place in (*claims, *places[:1]):
+                for arrival in arrivals.listing(place):
+                    if samples >= most:
+                        return samples
+                    with suppress(DataError, OSError):
+                        samples += arrivals.count(arrival)
+    except FileNotFoundError:  # the first round makes it
+        return 0
+    except OSError as fault:
+        raise DataError(f"inbox = {folder}: cannot be read ({fault})") from fault
+    return samples
+
+
 def _sync(*folders: OpenFolder) -> None:
     """Synchronise folders and the folders in them."""
     for folder in folders:

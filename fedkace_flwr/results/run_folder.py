@@ -161,6 +161,13 @@ class RunFolder:
         except OSError as error:
             raise self._full(error) from error
 
+    def write_members(self, members: Sequence[Mapping[str, Any]]) -> None:
+        """Write who takes part, for people."""
+        try:
+            self._write("members.json", {"members": list(members)})
+        except OSError as error:
+            raise self._full(error) from error
+
     def save(self, checkpoint: Checkpoint) -> None:
         """Store the state from which the next round starts.
 

@@ -293,3 +293,25 @@ class RunConfig:
     join_deadline: float = key(
         300.0, "Maximum wait for the SuperNodes at the start.", unit="seconds", above=0, affects="waiting"
     )
+    away_after: float = key(
+        900.0,
+        "On real machines: time without contact after which a client counts as away: it is warned of once and not waited for, until it is back.",
+        unit="seconds",
+        above=0,
+        affects="waiting",
+    )
+    round_interval: float = key(
+        0.0,
+        "With `dataset = inbox`: shortest time from the start of a round to the start of the next. While too few samples have arrived, devices are asked in this interval, at most every ten seconds.",
+        unit="seconds",
+        low=0,
+        high=1e7,
+        affects="waiting",
+    )
+    round_samples: int = key(
+        1,
+        "With `dataset = inbox`: number of new labelled samples that the devices together must have before a round starts. 0: rounds do not wait for samples.",
+        unit="samples",
+        low=0,
+        affects="waiting",
+    )

@@ -62,6 +62,8 @@ def test_a_run_over_inboxes_is_the_run_over_the_stream(method: str, small: Make,
     arriving = over_inbox(small, run_name="inbox", method=method)
     run_inline(arriving, node_config=at(tmp_path / "data"))
     lines, wanted = rounds_of(tmp_path / "inbox"), rounds_of(tmp_path / "stream")
+    for line in (*lines, *wanted):
+        del line["bytes"]  # a device also says how many samples wait
     assert lines == wanted and len(lines) == 3
     ours, theirs = (Checkpoints(tmp_path / name / "server").newest() for name in ("inbox", "stream"))
     assert ours is not None and theirs is not None

@@ -1,0 +1,71 @@
+"""Questions of the server that a device answers without importing PyTorch: an idle device spends little on them."""
+
+import logging
+from pathlib import Path
+
+from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedkace_flwr.data.inbox import waiting
+from fedkace_flwr.errors import FedkaceError, MessageError
+from fedkace_flwr.messaging import wire
+from fedkace_flwr.storage.names import printable
+
+logger = logging.getLogger(__name__)
+
+QUESTIONS = frozenset({str(MessageType.QUERY), f"{MessageType.QUERY}.{wire.WAITING}"})
+"""The types of their messages."""
+
+_CLIENT_FAILED = 2  # Flower's code for an error that an app has raised
+_LONGEST_LINE = 900
+
+
+class OneLineApp(ClientApp):
+    """A ClientApp that says in one line what it refuses: in the log, and as the reply."""
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer a message."""
+        try:
+            return super().__call__(message, context)
+        except FedkaceError as error:
+            line = printable(f"{type(error).__name__}: {error}")[:_LONGEST_LINE]
+            logger.error("%s", line)
+            return Message(Error(_CLIENT_FAILED, line), reply_to=message)
+
+
+def identity(message: Message, context: Context) -> Message:
+    """Name the partition of the data at this node, if it is told one."""
+    told = {
+        name: context.node_config[name] for name in (wire.PARTITION, wire.PARTITIONS) if name in context.node_config
+    }
+    return Message(RecordDict({wire.CONFIG: ConfigRecord(dict(told))}), reply_to=message)
+
+
+def waiting_samples(message: Message, context: Context) -> Message:
+    """Say how many labelled samples wait in this node's inbox; the count ends at the number that the server wants.
+
+    Raises
+    ------
+    MessageError
+        The node has no inbox, or the server does not say how many it wants.
+    DataError
+        The inbox cannot be read.
+    """
+    wanted = message.content.config_records.get(wire.CONFIG, ConfigRecord()).get(wire.WANTED)
+    if type(wanted) is not int:
+        raise MessageError(f"{wire.WANTED} = {wire.shown(wanted)}: must be a whole number")
+    folder = str(context.node_config.get(wire.INBOX, ""))
+    if not folder:
+        raise MessageError(f"--node-config: no {wire.INBOX}")
+    count = waiting(Path(folder), wanted)
+    return Message(RecordDict({wire.CONFIG: ConfigRecord({wire.WAITING: count})}), reply_to=message)
+
+
+def register(app: ClientApp) -> None:
+    """Let an app answer the questions."""
+    app.query()(identity)
+    app.query(wire.WAITING)(waiting_samples)
+
+
+app = OneLineApp()
+register(app)
