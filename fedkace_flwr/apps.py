@@ -57,11 +57,11 @@ def _for_good() -> Iterator[None]:
 
 @cache
 def _app_for(kind: str) -> ClientApp:
-    from fedkace_flwr import queries
-
-    if kind in queries.QUESTIONS:
-        return queries.app
     with _for_good():
+        from fedkace_flwr import queries
+
+        if kind in queries.QUESTIONS:
+            return queries.app
         from fedkace_flwr import client_app
 
     return client_app.app
