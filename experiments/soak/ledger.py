@@ -122,6 +122,11 @@ class Ledger:
         """Return the files of a node that are not known to be learned."""
         return [name for name, file in self.files.items() if file.node == node and not file.learned]
 
+    @property
+    def last_round(self) -> int:
+        """The last round in which a file was learned."""
+        return max((number for file in self.files.values() for number in file.learned), default=0)
+
     def count(self, node: str) -> None:
         """Note what the node has learned and refused; files in ``done/`` are removed, so that the disk does not grow."""
         inbox = self._folder / node / "inbox"

@@ -106,6 +106,10 @@ class Measures:
                 now.descriptors.append(descriptors)
                 now.peak = max(now.peak, peak)
 
+    def seconds(self, members: Iterable[str]) -> float:
+        """Return the processor time that members have spent so far."""
+        return sum(sum(self._spent[member].values()) for member in members)
+
     def after(self, number: int) -> None:
         """Note the figures after a round."""
         homes = {"hub": [*(self._federation.folder / name for name in HUB), self._federation.run]}
@@ -115,7 +119,7 @@ class Measures:
             if now is None:
                 continue
             files, disk, logs = _weighed(folders)
-            seconds = sum(self._spent[member].values())
+            seconds = self.seconds([member])
             self.members[member].append(
                 Figures(number, files, disk, logs, min(now.memory), min(now.descriptors), seconds, now.peak)
             )

@@ -38,11 +38,16 @@ class Kind:
 
 
 KINDS: tuple[Kind, ...] = (
+    Kind("join", 1, 0.15, 0.3, "a new node is set up and started"),
+    Kind("leave", 1, 0.6, 0.75, "a node is removed for good"),
+    Kind("new-class", 2, 0.15, 0.6, "samples of a class arrive that nobody has named"),
+    Kind("quiet", 1, 0.45, 0.9, "no sample arrives anywhere for a while: no model may travel"),
     Kind("absence", 3, 0.1, 0.8, "a node is stopped, and started again some rounds later"),
     Kind("kill-client", 5, 0.1, 0.9, "a client's process at work is killed"),
     Kind("kill-node", 3, 0.1, 0.85, "a node loses its power: SuperNode and all its processes"),
     Kind("kill-superlink", 1, 0.3, 0.7, "the SuperLink is killed, and starts again"),
     Kind("kill-superexec", 1, 0.3, 0.7, "the SuperExec and the ServerApp are killed"),
+    Kind("kill-run", 1, 0.3, 0.7, "the service that keeps the run going is killed"),
     Kind("kill-serverapp", 2, 0.3, 0.7, "the ServerApp is killed"),
     Kind("kill-all", 1, 0.4, 0.7, "every process of the federation is killed at once"),
     Kind("restart-hub", 1, 0.3, 0.7, "SuperLink and SuperExec are stopped and started again"),

@@ -70,6 +70,7 @@ def soak(console: Console, *, rounds: int, seed: int, output: Path, only_plan: b
     lines = [
         *ended,
         *verdict.course(rounds, records, year.plan, happened),
+        *(verdict.Line(*check) for check in year.checks),
         *verdict.learning(year.ledger),
         *verdict.growth(members),
         *verdict.costs(members, records, time.monotonic() - begun),

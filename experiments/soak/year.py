@@ -11,6 +11,7 @@ import numpy as np
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import RunError
 from fedkace_flwr.experiment import Experiment
+from fedkace_flwr.experiments.living import remove, stop
 from fedkace_flwr.experiments.running.processes import staged_app
 from fedkace_flwr.experiments.soak.federation import CLIENT, HUB, SERVERAPP, Federation
 from fedkace_flwr.experiments.soak.ledger import Ledger, Pixels
@@ -25,6 +26,8 @@ _CLASSES = 2  # of which they are
 _NOISE = 12  # of 255; makes each picture unique
 _PICTURES = 5  # each chunk of this number arrives as pictures instead of an archive
 _TESTS = 20  # of each class
+_QUIET = 45.0  # seconds
+_END = 120.0  # seconds in which a run must end that is told to
 
 _CONFIG = {
     "dataset": "inbox",
@@ -35,8 +38,8 @@ _CONFIG = {
     "width": 8,
     "epochs": 3,
     "capacity": 40,
-    "quorum": 0.5,
-    "below-quorum": "repeat:100000",
+    "rounds": 0,
+    "away-after": 30.0,
     "probe": 20.0,
     "deadline": 300.0,
 }
@@ -102,12 +105,14 @@ class Year:
         What has happened, with its second.
     online : list of int
         Number of nodes that are meant to run, after each round.
+    checks : list of (str, str, bool)
+        What was looked at on the way, what was found, and whether it is right.
     """
 
     def __init__(self, rounds: int, seed: int, folder: Path, say: Callable[[str], None]) -> None:
         self.rounds, self._seed, self._say = rounds, seed, say
         self.plan = draw(rounds, seed)
-        self._tests = folder / "test"
+        self._tests, self._config = folder / "test", folder / "run.toml"
         self.cameras = Cameras(seed)
         self._classes = START_CLASSES
         for label in range(self._classes):
@@ -117,9 +122,11 @@ class Year:
         self.measures = Measures(self.federation)
         self.happened: list[tuple[Event, float]] = []
         self.online: list[int] = []
-        self.notes: list[str] = []
+        self.checks: list[tuple[str, str, bool]] = []
         self._nodes = [f"node-{number}" for number in range(1, START_NODES + 1)]
+        self._gone: dict[str, int] = {}  # nodes that have left, each with the round
         self._fed = dict.fromkeys(self._nodes, 0)  # chunks that each node was given
+        self._quiet_since, self._quiet_round, self._quiet_spent = 0.0, 0, 0.0
         self._begun = time.monotonic()
 
     def live(self) -> None:
@@ -130,15 +137,15 @@ class Year:
         RunError
             No round ends any more, or some files are never learned.
         """
-        federation = self.federation
-        federation.script("start")
+        told = {**_CONFIG, "seed": self._seed, "class-names": ", ".join(self.cameras.names[:START_CLASSES])}
+        self._config.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in told.items()))
         self._feed(0)
-        federation.submit({**_CONFIG, "rounds": self.rounds + 50, "seed": self._seed, "class-names": self._names()})
+        self.federation.begin(self._config)
         planned, due = list(self.plan), list[tuple[float, Event]]()
         done, since = 0, time.monotonic()
         while done < self.rounds or due:
             self._look()
-            now, recorded = time.monotonic(), len(self.records())
+            now, recorded = time.monotonic(), self._recorded()
             if recorded > done:
                 done, since = recorded, now
                 self._after(done)
@@ -151,6 +158,7 @@ class Year:
                 raise RunError(f"no round has ended for {_STALL:g} seconds after round {done}")
             time.sleep(_LOOK)
         self._settle()
+        self._stop()
 
     def records(self) -> list[dict[str, Any]]:
         """Return the records of the rounds so far."""
@@ -158,8 +166,9 @@ class Year:
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
-    def _names(self) -> str:
-        return ", ".join(self.cameras.names[: self._classes])
+    def _recorded(self) -> int:
+        path = self.federation.run / "rounds.jsonl"
+        return path.read_bytes().count(b"\n") if path.exists() else 0
 
     def _look(self) -> None:
         self.federation.tend()
@@ -179,7 +188,7 @@ class Year:
 
     def _feed(self, done: int) -> None:
         """Give each node the samples of the next round as soon as it has taken those of the last."""
-        for node in self._nodes:
+        for node in self._nodes if not self._quiet_since else ():
             given = self._fed[node]
             wants = given <= done or (given == done + 1 and not self.ledger.waiting(node))
             if wants and given < self.rounds:
@@ -201,6 +210,18 @@ class Year:
         for node in self._nodes:
             self.ledger.recall(node)
         self.ledger.compare()
+        named = self.ledger.memories.items()
+        fewest = min(memory.classes for node, memory in named if node in self._nodes)
+        told = f"{self._classes} were given, each node has met {fewest} or more"
+        self.checks.append(("classes", told, fewest > START_CLASSES))
+
+    def _stop(self) -> None:
+        """Stop the run as an operator does."""
+        stop(self.federation.run)
+        since, summary = time.monotonic(), self.federation.run / "summary.json"
+        while not summary.exists() and time.monotonic() - since < _END:
+            time.sleep(_LOOK)
+        self.checks.append(("fedkace stop", "the run has ended" if summary.exists() else "no end", summary.exists()))
 
     def _clock(self) -> float:
         return time.monotonic() - self._begun
@@ -212,6 +233,49 @@ class Year:
             return False
         self.happened.append((event, self._clock()))
         self._say(f"{self._clock():6.0f} s: {event.kind}{f' node-{event.node}' if event.node else ''}")
+        return True
+
+    def _join(self, node: str) -> None:
+        added = self.federation.add()
+        self.checks.append(("a node joins", added, added == node))
+        self._nodes.append(node)
+        self._fed[node] = self._recorded()
+
+    def _leave(self, node: str) -> bool:
+        """Remove a node that has learned what it was given; nobody gives it more."""
+        if node in self._nodes:
+            self._nodes.remove(node)
+            self._gone[node] = self._recorded()
+        self.ledger.count(node)
+        if self.ledger.open(node):
+            return False
+        self.ledger.recall(node)
+        remove(self.federation.run, int(node.removeprefix("node-")) - 1)
+        self.federation.stop(node)
+        return True
+
+    def _new_class(self, _: str) -> None:
+        """Two nodes are given pictures of a class that has no number yet: one in a folder, the other in an archive."""
+        label, self._classes = self._classes, self._classes + 1
+        self.cameras.write_tests(self._tests, label)
+        for place, node in enumerate(self._nodes[:2]):
+            images, names = self.cameras.of_class(int(node.removeprefix("node-")), label)
+            self.ledger.drop(node, images, names, as_pictures=place == 0)
+
+    def _quiet(self, _: str) -> bool:
+        """Give nothing to anyone until all is learned, and then for a while, in which no round may take place."""
+        now, recorded = time.monotonic(), self._recorded()
+        busy = [node for node in self._nodes if node in self.federation.meant]
+        for node in busy:
+            self.ledger.count(node)
+        if any(self.ledger.open(node) for node in busy) or recorded < self.ledger.last_round or not self._quiet_since:
+            self._quiet_since, self._quiet_round, self._quiet_spent = now, recorded, self.measures.seconds(busy)
+        if now - self._quiet_since < _QUIET and recorded == self._quiet_round:
+            return False
+        spent = (self.measures.seconds(busy) - self._quiet_spent) / len(busy) / (now - self._quiet_since)
+        told = f"{recorded - self._quiet_round} rounds; a node spends {3600 * spent:.0f} CPU seconds an hour"
+        self.checks.append(("a day of nothing", told, recorded == self._quiet_round))
+        self._quiet_since = 0.0
         return True
 
     def _absence(self, node: str) -> None:
@@ -235,6 +299,9 @@ class Year:
     def _kill_serverapp(self, _: str) -> bool:
         return self.federation.kill(["superexec"], SERVERAPP) > 0
 
+    def _kill_run(self, _: str) -> None:
+        self.federation.kill(["run"])
+
     def _kill_all(self, _: str) -> None:
         self.federation.kill(self.federation.meant)
 
@@ -249,4 +316,4 @@ class Year:
             path.write_text(
                 path.read_text().replace('version = "', 'version = "9').replace('version__ = "', 'version__ = "9')
             )
-        self.federation.replace(new)
+        self.federation.renew(new, self._config)
