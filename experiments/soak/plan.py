@@ -92,30 +92,28 @@ class Event:
 def draw(rounds: int, seed: int, kinds: Sequence[Kind] = KINDS) -> list[Event]:
     """Draw the events of a year of so many rounds, in their order.
 
-    No two nodes are away at the same time, and no two events follow the same round, but for the return of a node.
+    No two nodes are away at the same time. In a long year no two events follow the same round, but for a node's return.
     """
     chance = random.Random(seed_for(seed, "soak", "plan"))
-    free = list(range(2, rounds - 1))
-    placed: dict[int, Kind] = {}
+    placed: dict[int, list[Kind]] = {number: [] for number in range(2, rounds - 1)}
     for kind in sorted(kinds, key=lambda kind: kind.last - kind.first):  # the least free first
         for _ in range(max(1, round(kind.per_year * rounds / 200))):
-            window = [number for number in free if kind.first * rounds <= number <= kind.last * rounds]
-            number = chance.choice(window or free)
-            free.remove(number)
-            placed[number] = kind
+            window = [number for number in placed if kind.first * rounds <= number <= kind.last * rounds]
+            fewest = min(len(placed[number]) for number in window)
+            placed[chance.choice([number for number in window if len(placed[number]) == fewest])].append(kind)
     return list(_with_nodes(placed, rounds, chance))
 
 
-def _with_nodes(placed: dict[int, Kind], rounds: int, chance: random.Random) -> Iterator[Event]:
+def _with_nodes(placed: dict[int, list[Kind]], rounds: int, chance: random.Random) -> Iterator[Event]:
     """Walk through the year and draw whom each event meets."""
     present, away, back = list(range(1, START_NODES + 1)), 0, 0
-    for number in sorted({*placed, *range(2, rounds)}):
+    for number, kind in [(number, kind) for number, kinds in placed.items() for kind in [None, *kinds]]:
         if away and number >= back:
             yield Event(number, BACK, away)
             away = 0
-        if number not in placed:
+        if kind is None:
             continue
-        name, delay = placed[number].name, round(chance.uniform(0, _LONGEST_DELAY), 1)
+        name, delay = kind.name, round(chance.uniform(0, _LONGEST_DELAY), 1)
         if name == "join":
             present.append(max(present) + 1)
             yield Event(number, name, present[-1], delay)
