@@ -126,15 +126,19 @@ class Federation:
                     found.setdefault(member.name, []).append((process, " ".join(process.cmdline())))
         return found
 
-    def kill(self, members: Iterable[str], words: str = "") -> int:
-        """Kill the processes of members whose command line contains the words; return how many there were."""
-        running, killed = self.processes(), 0
+    def kill(self, members: Iterable[str], words: str = "") -> bool:
+        """Kill the processes of members whose command line contains the words; return whether there were any."""
+        running, killed = self.processes(), False
         for process, line in [each for name in members for each in running.get(name, ())]:
             if words in line:
                 with suppress(psutil.Error):
                     process.send_signal(signal.SIGKILL)
-                    killed += 1
+                    killed = True
         return killed
+
+    def start(self, *members: str) -> None:
+        """Mean members to run; :meth:`tend` starts them."""
+        self.meant += members
 
     def stop(self, *members: str) -> None:
         """Stop members, which are then not meant to run."""

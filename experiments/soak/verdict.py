@@ -15,6 +15,7 @@ from fedkace_flwr.experiments.soak.plan import Event
 from fedkace_flwr.storage.files import write_bytes, write_text
 
 _SHOWN_FAULTS = 5
+_SETTLED = 50  # rounds; in fewer, buffers and caches are still being filled at a quarter
 _MEGA = 1e6
 _UNITS = {
     "files": (1.0, "{:.0f}"),
@@ -74,7 +75,7 @@ def learning(ledger: Ledger) -> list[Line]:
 
 
 def growth(members: Mapping[str, Sequence[Figures]]) -> list[Line]:
-    """Return lines that compare the end with a quarter of each member's time."""
+    """Return lines that compare the end with a quarter of each member's time; in less than 50 rounds nothing is asked."""
     lines = []
     for member, figures in members.items():
         for name in COMPARED:
@@ -82,7 +83,7 @@ def growth(members: Mapping[str, Sequence[Figures]]) -> list[Line]:
             quarter, end = quarter_and_end(figures, name)
             ratio = end / quarter if quarter else float("inf")
             value = f"{form.format(quarter / unit)} -> {form.format(end / unit)}, x {ratio:.2f}"
-            lines.append(Line(f"{member}: {name}", value, ratio <= MOST_GROWTH))
+            lines.append(Line(f"{member}: {name}", value, ratio <= MOST_GROWTH if len(figures) >= _SETTLED else None))
     return lines
 
 

@@ -16,7 +16,7 @@ from fedkace_flwr.experiments.running.processes import staged_app
 from fedkace_flwr.experiments.soak.federation import CLIENT, HUB, SERVERAPP, Federation
 from fedkace_flwr.experiments.soak.ledger import Ledger, Pixels
 from fedkace_flwr.experiments.soak.measures import Measures
-from fedkace_flwr.experiments.soak.plan import START_CLASSES, START_NODES, Event, draw
+from fedkace_flwr.experiments.soak.plan import BACK, START_CLASSES, START_NODES, Event, draw
 from fedkace_flwr.seeding import seed_for
 
 _LOOK = 1.0  # seconds between two looks at the federation
@@ -127,6 +127,24 @@ class Year:
         self._gone: dict[str, int] = {}  # nodes that have left, each with the round
         self._fed = dict.fromkeys(self._nodes, 0)  # chunks that each node was given
         self._quiet_since, self._quiet_round, self._quiet_spent = 0.0, 0, 0.0
+        federation = self.federation
+        self._deeds: dict[str, Callable[[str], object]] = {
+            "join": self._join,
+            "leave": self._leave,
+            "absence": federation.stop,
+            BACK: federation.start,
+            "new-class": self._new_class,
+            "quiet": self._quiet,
+            "kill-client": lambda node: federation.kill([node], CLIENT),
+            "kill-node": lambda node: federation.kill([node]),
+            "kill-superlink": lambda _: federation.kill(["superlink"]),
+            "kill-superexec": lambda _: federation.kill(["superexec"]),
+            "kill-run": lambda _: federation.kill(["run"]),
+            "kill-serverapp": lambda _: federation.kill(["superexec"], SERVERAPP),
+            "kill-all": lambda _: federation.kill(federation.meant),
+            "restart-hub": self._restart_hub,
+            "upgrade": self._upgrade,
+        }
         self._begun = time.monotonic()
 
     def live(self) -> None:
@@ -228,8 +246,7 @@ class Year:
 
     def _happen(self, event: Event) -> bool:
         """Let an event happen; False if it must wait for its moment."""
-        name = event.kind.replace("-", "_")
-        if getattr(self, f"_{name}")(f"node-{event.node}" if event.node else "") is False:
+        if self._deeds[event.kind](f"node-{event.node}" if event.node else "") is False:
             return False
         self.happened.append((event, self._clock()))
         self._say(f"{self._clock():6.0f} s: {event.kind}{f' node-{event.node}' if event.node else ''}")
@@ -278,36 +295,9 @@ class Year:
         self._quiet_since = 0.0
         return True
 
-    def _absence(self, node: str) -> None:
-        self.federation.stop(node)
-
-    def _back(self, node: str) -> None:
-        self.federation.meant.append(node)
-
-    def _kill_client(self, node: str) -> bool:
-        return self.federation.kill([node], CLIENT) > 0
-
-    def _kill_node(self, node: str) -> None:
-        self.federation.kill([node])
-
-    def _kill_superlink(self, _: str) -> None:
-        self.federation.kill(["superlink"])
-
-    def _kill_superexec(self, _: str) -> None:
-        self.federation.kill(["superexec"])
-
-    def _kill_serverapp(self, _: str) -> bool:
-        return self.federation.kill(["superexec"], SERVERAPP) > 0
-
-    def _kill_run(self, _: str) -> None:
-        self.federation.kill(["run"])
-
-    def _kill_all(self, _: str) -> None:
-        self.federation.kill(self.federation.meant)
-
     def _restart_hub(self, _: str) -> None:
         self.federation.stop(*HUB)
-        self.federation.meant = [*HUB, *self.federation.meant]
+        self.federation.start(*HUB)
 
     def _upgrade(self, _: str) -> None:
         """Submit a copy of the app that calls itself another version."""
