@@ -22,7 +22,7 @@ class _Client(ClientApp):
     """Passes messages on to the complete app, which its pickled copies need not contain."""
 
     def __call__(self, message: Message, context: Context) -> Message:
-        return _app_for(message.metadata.message_type)(message, context)
+        return _app_for(message.metadata.message_type, "policy" in context.node_config)(message, context)
 
 
 client = _Client()
@@ -39,10 +39,10 @@ def main(grid: Grid, context: Context) -> None:
 
 
 @cache
-def _app_for(kind: str) -> ClientApp:
+def _app_for(kind: str, has_policy: bool) -> ClientApp:
     from fedkace_flwr import queries
 
-    if kind in queries.QUESTIONS:
+    if kind in queries.QUESTIONS and not has_policy:  # a policy is about the whole configuration
         return queries.app
     from fedkace_flwr import client_app
 

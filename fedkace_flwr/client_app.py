@@ -23,7 +23,7 @@ from fedkace_flwr.messaging import folding, wire
 from fedkace_flwr.privacy.client_mods import guarded
 from fedkace_flwr.privacy.hostile import attack_of
 from fedkace_flwr.privacy.site_policy import policy_of_site
-from fedkace_flwr.queries import OneLineApp, register
+from fedkace_flwr.queries import OneLineApp, identity, waiting_samples
 from fedkace_flwr.registry import METHODS, OWN_METHODS, Method
 from fedkace_flwr.sources import InboxSource, Source, StreamSource
 from fedkace_flwr.storage.client_state import ClientState
@@ -80,8 +80,15 @@ class _App(OneLineApp):
 
 
 app = _App(mods=[_unfold])
-register(app)
+app.query()(identity)
 join_flower_log()
+
+
+@app.query(wire.WAITING)
+def waiting(message: Message, context: Context) -> Message:
+    """Say how many samples wait, if the site's policy accepts the run."""
+    _configured(context)
+    return waiting_samples(message, context)
 
 
 @app.query(wire.WORKING)
@@ -116,8 +123,8 @@ def evaluate(message: Message, context: Context) -> Message:
     """Take the new global model and test the model that answers."""
     with _client(message, context) as (client, number):
         examples, metrics = client.test(_weights(message, client), number)
-        waiting = client.rule.source.waiting()
-    told = metrics if waiting is None else {**metrics, wire.WAITING: waiting}
+        count = client.rule.source.waiting()
+    told = metrics if count is None else {**metrics, wire.WAITING: count}
     return Message(wire.reply_content(None, examples, told), reply_to=message)
 
 

@@ -42,30 +42,25 @@ def identity(message: Message, context: Context) -> Message:
 
 
 def waiting_samples(message: Message, context: Context) -> Message:
-    """Say how many labelled samples wait in this node's inbox; the count ends at the number that the server wants.
+    """Say how many labelled samples wait in this node's inbox; the count ends at the number that the server gives.
 
     Raises
     ------
     MessageError
-        The node has no inbox, or the server does not say how many it wants.
+        The node has no inbox, or the server gives no number.
     DataError
         The inbox cannot be read.
     """
-    wanted = message.content.config_records.get(wire.CONFIG, ConfigRecord()).get(wire.WANTED)
-    if type(wanted) is not int:
-        raise MessageError(f"{wire.WANTED} = {wire.shown(wanted)}: must be a whole number")
+    most = message.content.config_records.get(wire.CONFIG, ConfigRecord()).get(wire.MOST)
+    if type(most) is not int:
+        raise MessageError(f"{wire.MOST} = {wire.shown(most)}: must be a whole number")
     folder = str(context.node_config.get(wire.INBOX, ""))
     if not folder:
         raise MessageError(f"--node-config: no {wire.INBOX}")
-    count = waiting(Path(folder), wanted)
+    count = waiting(Path(folder), most)
     return Message(RecordDict({wire.CONFIG: ConfigRecord({wire.WAITING: count})}), reply_to=message)
 
 
-def register(app: ClientApp) -> None:
-    """Let an app answer the questions."""
-    app.query()(identity)
-    app.query(wire.WAITING)(waiting_samples)
-
-
 app = OneLineApp()
-register(app)
+app.query()(identity)
+app.query(wire.WAITING)(waiting_samples)

@@ -35,7 +35,7 @@ class Source(Protocol):
         ...
 
     def waiting(self) -> int | None:
-        """Number of labelled samples that wait for the next round, or that suffice for it; None if nobody knows."""
+        """Number of labelled samples that wait for the next round, as far as it could take them; None if nobody knows."""
         ...
 
     def test_set(self, seen: Tensor) -> Samples:
@@ -103,7 +103,7 @@ class InboxSource:
         keep = settings.inbox_after == "keep"
         self._inbox = Inbox(folder, run, self._names, self._size, bound=settings.inbox_bound, keep=keep)
         self._test_folder = test_folder
-        self._wanted = experiment.config.run.round_samples
+        self._bound = settings.inbox_bound
 
     def none(self) -> Samples:
         """No samples, by pixel."""
@@ -119,8 +119,8 @@ class InboxSource:
         self._inbox.learned(number)
 
     def waiting(self) -> int:
-        """Number of labelled samples that wait, counted up to ``round-samples``."""
-        return waiting(self._inbox.folder, self._wanted)
+        """Number of labelled samples that wait, counted up to ``inbox-bound``."""
+        return waiting(self._inbox.folder, self._bound)
 
     def test_set(self, seen: Tensor) -> Samples:
         """The test folder's images of the classes seen; none, with a warning, if the folder cannot be read."""

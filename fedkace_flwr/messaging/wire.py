@@ -21,7 +21,7 @@ ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
 ROUND, CLIENT, RUN = "round", "client", "run"
 INBOX, TEST = "inbox", "test"
 WORKING = "working"
-WAITING, WANTED = "waiting", "wanted"
+WAITING, MOST = "waiting", "most"
 PARTITION, PARTITIONS = "partition-id", "num-partitions"
 EXAMPLES = "num-examples"
 

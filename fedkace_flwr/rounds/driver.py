@@ -348,7 +348,8 @@ class RoundDriver(Strategy):
             Too few valid replies.
         """
         valid = self._with_quorum(EVALUATION, self._read(EVALUATION, replies))
-        self._pace.told({reply.client: int(reply.metrics.get(wire.WAITING, 0)) for reply in valid})
+        waiting = {reply.client: int(reply.metrics.get(wire.WAITING, 0)) for reply in valid}
+        self._pace.told(waiting, trained=bool(self._now.report.trained))
         met = [reply for reply in valid if wire.SEEN_CLASSES in reply.metrics]
         self._now.report.evaluated = {reply.client: reply.metrics for reply in met}
         accuracies = [float(reply.metrics[wire.ACCURACY]) for reply in met if wire.ACCURACY in reply.metrics]

@@ -1,7 +1,8 @@
 """When the next round begins, where data arrives in inboxes: keys ``round-interval`` and ``round-samples``.
 
 Devices are asked how many labelled samples wait, which costs a small message and no model, unless their replies of the
-last round say that there are enough.
+last round say that there are enough. Samples that no client could train on in that round, such as a single one, do not
+count until there are more.
 """
 
 import logging
@@ -40,13 +41,15 @@ class Pace:
     def __init__(self, config: Config, members: Members, orders: Orders | None = None) -> None:
         self._arrives = config.data.arrives
         self._interval, self._samples = config.run.round_interval, config.run.round_samples
+        self._most = config.data.inbox_bound
         self._members, self._orders = members, orders
         self._begun = float("-inf")
-        self._waiting: dict[int, int] = {}
+        self._waiting: Mapping[int, int] = {}
+        self._left: Mapping[int, int] = {}
 
-    def told(self, waiting: Mapping[int, int]) -> None:
-        """Take note of how many samples wait at clients, as their replies to an evaluation say."""
-        self._waiting = dict(waiting)
+    def told(self, waiting: Mapping[int, int], *, trained: bool) -> None:
+        """Take note of how many samples wait at clients after a round, and whether any client has trained in it."""
+        self._waiting, self._left = waiting, {} if trained else waiting
 
     def wait(self, grid: Grid) -> bool:
         """Wait until a round is due; False if the run was ordered to stop."""
@@ -62,15 +65,18 @@ class Pace:
         return not self._is_stopped()
 
     def _enough(self, grid: Grid) -> bool:
-        if sum(self._waiting.values()) >= self._samples:
+        if self._count() >= self._samples:
             return True
         nodes = self._members.welcome(grid)
         self._waiting = self._asked(grid, nodes) if nodes else {}
-        return sum(self._waiting.values()) >= self._samples
+        return self._count() >= self._samples
+
+    def _count(self) -> int:
+        return sum(max(0, count - self._left.get(client, 0)) for client, count in self._waiting.items())
 
     def _asked(self, grid: Grid, nodes: Mapping[int, int]) -> dict[int, int]:
         def question(client: int, node: int) -> Message:
-            content = RecordDict({wire.CONFIG: ConfigRecord({wire.CLIENT: client, wire.WANTED: self._samples})})
+            content = RecordDict({wire.CONFIG: ConfigRecord({wire.CLIENT: client, wire.MOST: self._most})})
             kind = f"{MessageType.QUERY}.{wire.WAITING}"
             return Message(content, dst_node_id=node, message_type=kind, ttl=_ANSWER)
 
