@@ -19,7 +19,13 @@ class StreamConfig:
     """Stream."""
 
     clients: int = key(10, "Number of clients K.", low=1, high=100_000)
-    rounds: int = key(15, "Number of rounds T.", low=1, high=100_000)
+    rounds: int = key(
+        15,
+        "Number of rounds T. A run that is resumed with more goes on, as if they had been planned from the start; with streams and methods that need T beforehand that is refused.",
+        low=1,
+        high=100_000,
+        living=True,
+    )
     fraction_train: float = key(
         1.0,
         "Fraction of the clients that train in a round, at least one, drawn anew for each round. The others miss the round's training and its chunk; images in an inbox wait. All clients receive the new global model and are evaluated.",
@@ -68,6 +74,15 @@ class StreamConfig:
     def numbers(self) -> Numbers:
         """The numbers of the kind of stream, by name."""
         return word_of(self, "stream")[1]
+
+    @property
+    def why_not_longer(self) -> str:
+        """Why a stream of more rounds would begin with other samples, in half a sentence; empty if it would not."""
+        if self.kind == "blurred":
+            return f"stream = {self.stream!r} exchanges samples between all rounds"
+        if not self.shared_samples:
+            return "shared-samples = false divides the samples by what all rounds need"
+        return ""
 
     @property
     def participants_per_round(self) -> int:
