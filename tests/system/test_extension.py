@@ -1,6 +1,7 @@
 """A run that goes on with more rounds, or with other values of keys that a living run may change."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ import fedkace_flwr
 from fedkace_flwr import server_app
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError
+from fedkace_flwr.experiments.feed import feed
 from fedkace_flwr.experiments.running.inline import run_inline
+from fedkace_flwr.messaging import wire
 from fedkace_flwr.results import run_folder
 from fedkace_flwr.results.run_folder import RunFolder
 
@@ -96,6 +99,23 @@ def test_what_a_round_keeps_for_the_next_outlives_the_end(small: Make, own: dict
     assert rounds_of(folder_of(small())) == rounds_of(folder_of(small(run_name="whole")))
 
 
+@pytest.mark.slow
+def test_a_run_over_inboxes_always_goes_on(small: Make, tmp_path: Path) -> None:
+    feed(small(), tmp_path / "data")
+    shutil.copytree(tmp_path / "data", tmp_path / "whole")
+    own = {"dataset": "inbox", "class_names": ",".join("0123456789"), "image_size": 8, "inbox_bound": 16}
+
+    def run(place: str, **changes: Any) -> None:
+        config = small(**own, stream="blurred", run_name=f"of-{place}", **changes)
+        run_inline(config, node_config=lambda client: {wire.INBOX: str(tmp_path / place / f"client-{client}")})
+
+    run("whole")
+    run("data", rounds=2)
+    run("data", resume=True)
+    assert rounds_of(tmp_path / "of-data") == rounds_of(tmp_path / "of-whole")
+    assert len([size for size in rounds_of(tmp_path / "of-data")[-1]["buffer_size"] if size]) == 3
+
+
 @pytest.mark.parametrize(
     ("own", "rounds", "reason"),
     [
@@ -170,6 +190,7 @@ def test_a_note_is_kept_for_each_round_and_only_for_the_latest(small: Make, monk
     assert notes(folder_of(small())) == [(3, {"epochs": [2, 3]}), (4, {"epochs": [3, 4]})]
 
 
+@pytest.mark.slow
 def test_a_crash_between_the_writes_of_a_resumption_loses_none_of_them(small: Make, tmp_path: Path) -> None:
     """Whatever is left, the run is not finished with keys that it never used, and the note tells the change once."""
     folder, longer = finished(small(rounds=2)), small(rounds=3, epochs=2, resume=True)
@@ -179,9 +200,9 @@ def test_a_crash_between_the_writes_of_a_resumption_loses_none_of_them(small: Ma
         opened.go_on(longer, CPU)
     opened.close()
     for step in range(disk.step + 1):
-        for number, (choice, tail) in enumerate((choice, tail) for choice in choices(step) for tail in TAILS):
-            left = tmp_path / f"crashed-{step}-{number}"
-            lay_out(disk.crashed(step, choices(step)[choice], TAILS[tail]), left)
+        for happened in ("all", "none", "some"):
+            left = tmp_path / f"crashed-{step}-{happened}"
+            lay_out(disk.crashed(step, choices(step)[happened], TAILS["half"]), left)
             was_finished, config = (left / "summary.json").exists(), told(left, "config.json")
             assert not was_finished or (config["rounds"], config["epochs"]) == (2, 1)
             for wanted, change in ((longer, {"rounds": [2, 3], "epochs": [1, 2]}), (small(rounds=2, resume=True), {})):
