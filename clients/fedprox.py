@@ -18,7 +18,10 @@ class FedProxKeys:
     """FedProx."""
 
     fedprox_mu: float = key(
-        0.01, "Weight mu of the proximal term: half the squared distance of the parameters from those received.", low=0
+        0.01,
+        "Weight mu of the proximal term: half the squared distance of the parameters from those received.",
+        low=0,
+        living=True,
     )
 
 

@@ -59,7 +59,7 @@ class TfclKeys:
     """TFCL."""
 
     tfcl_server_epochs: int = key(
-        20, "Number of epochs that the server's network trains per round.", unit="epochs", low=1
+        20, "Number of epochs that the server's network trains per round.", unit="epochs", low=1, living=True
     )
 
     def check(self, config: Config) -> None:

@@ -90,6 +90,11 @@ def keys_affecting(*what: Affects) -> frozenset[str]:
     return frozenset(name for _, name, declared in all_keys() if declared.affects in what)
 
 
+def living_keys() -> frozenset[str]:
+    """Return the names of the keys that affect numbers and may change when a run is resumed."""
+    return frozenset(name for _, name, declared in all_keys() if declared.living)
+
+
 def keys_of_other_methods(method: str) -> frozenset[str]:
     """Return the names of the keys that only other methods read."""
     foreign = (section for section, methods in _method_sections().items() if method not in methods)

@@ -146,7 +146,8 @@ class RoundDriver(Strategy):
             No SuperNode joins, or too few clients answer for the quorum.
         """
         self.summary()
-        self.members.wait(grid)
+        if not self._pace.is_stopped:
+            self.members.wait(grid)
         result = Result(arrays=initial_arrays)
         train_config, evaluate_config = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
         for number in range(self._done + 1, num_rounds + 1) if num_rounds else itertools.count(self._done + 1):

@@ -62,7 +62,7 @@ class Pace:
                     return False
                 pause = min(2 * pause, _LONGEST_PAUSE)
         self._begun = time.monotonic()
-        return not self._is_stopped()
+        return not self.is_stopped
 
     def _enough(self, grid: Grid) -> bool:
         if self._count() >= self._samples:
@@ -97,10 +97,12 @@ class Pace:
     def _sleep(self, end: float) -> bool:
         """Sleep until a time; False if the run was ordered to stop meanwhile."""
         while (left := end - time.monotonic()) > 0:
-            if self._is_stopped():
+            if self.is_stopped:
                 return False
             time.sleep(min(left, _LOOK))
-        return not self._is_stopped()
+        return not self.is_stopped
 
-    def _is_stopped(self) -> bool:
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the run was ordered to stop."""
         return self._orders is not None and self._orders.stopped
