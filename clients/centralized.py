@@ -133,6 +133,7 @@ METHOD = Method(
     role="reference",
     keys=(CentralizedKeys,),
     needs_stream=True,
+    replays=False,
     samples=samples,
     traffic=Traffic("c", "R"),
 )

@@ -10,6 +10,7 @@ from flwr.app import RecordDict
 from flwr.client import NumPyClient
 
 from fedkace_flwr.clients.base import Array, ClientRound, ClientRule, Evaluation, Metrics, Stopwatch
+from fedkace_flwr.clients.memory import joined
 from fedkace_flwr.errors import MessageError, ModelError
 from fedkace_flwr.experiment import as_arrays
 from fedkace_flwr.export.global_model import models_of
@@ -71,14 +72,14 @@ class StreamingClient(NumPyClient):
     def test(self, sent: Mapping[str, Array], round_number: int) -> tuple[int, Metrics]:
         """Take the new global model, decide which model answers, and report that model's test accuracy.
 
-        Returns the number of test images, and the metrics. A client that has met no class yet tests nothing; one
-        without test images reports no accuracy.
+        Returns the number of test images, and the metrics. A client that has met no class yet, or has no model,
+        tests nothing; one without test images reports no accuracy.
         """
         rule = self.rule
         state = rule.store.before(round_number + 1)
         if state.evaluated != round_number:
             state = self._caught_up(state, round_number)
-            if not bool(state.seen.any()):
+            if not bool(state.seen.any()) or not (sent or state.round):
                 return 0, {}
             state, received = self._evaluate_round(sent, state, round_number)
             if self._keeps_models:  # before the state is stored: if this fails, the evaluation is repeated
@@ -105,7 +106,7 @@ class StreamingClient(NumPyClient):
 
     def _train_round(self, sent: Mapping[str, Array], round_number: int) -> Answer:
         rule, watch = self.rule, Stopwatch()
-        state = self._caught_up(rule.store.before(round_number), round_number)
+        state = self._caught_up(rule.store.before(round_number), round_number, joins=True)
         chunk = rule.source.chunk(round_number, state.round)
         if not len(chunk) or len(chunk) + len(state.buffer) < _FEWEST:  # what has arrived waits for the next round
             return Answer({}, 0, {wire.SAT_OUT: 1})
@@ -166,8 +167,12 @@ class StreamingClient(NumPyClient):
         report |= watch.times(rule.evaluation_times)
         return replace(state, evaluation=report), received
 
-    def _caught_up(self, state: ClientState, round_number: int) -> ClientState:
-        finished = self.rule.catch_up(state, round_number)
+    def _caught_up(self, state: ClientState, round_number: int, *, joins: bool = False) -> ClientState:
+        """The state with earlier rounds finished and, before training, with the waiting classes that now have labels."""
+        rule = self.rule
+        finished = rule.catch_up(state, round_number)
+        if joins:
+            finished = joined(finished, rule.store.names, rule.config, rule.number)
         if finished is not state:
             self.rule.store.save(finished)
         return finished

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 
+from fedkace_flwr.clients.memory import memory_of
 from fedkace_flwr.clients.round import StreamingClient
 from fedkace_flwr.compute.devices import GPU_SHARE, limit_memory
 from fedkace_flwr.config import Config
@@ -161,8 +162,10 @@ def _client(message: Message, context: Context) -> Iterator[tuple[StreamingClien
     limit_memory(experiment.device, _share_of_gpu() or 0.0)
     source = _source(experiment, number, run, context.node_config)
     unmet = torch.zeros(experiment.num_classes, dtype=torch.bool)
-    empty = ClientState(unmet, source.none(), run=run, client=number)
-    store = ClientStore(client_folder(config, context.run_id, number, context.node_config), empty)
+    names, digest = experiment.dataset.class_names, experiment.dataset.digest
+    empty = ClientState(unmet, source.none(), run=run, client=number, names=names, dataset=digest)
+    folder = client_folder(config, context.run_id, number, context.node_config)
+    store = ClientStore(folder, empty, memory_of(config, number))
     models = models_folder(config, context.run_id, number, context.node_config)
     with store.locked():
         rule = method.client(number, experiment, source, store)

@@ -289,6 +289,11 @@ class Config:
         return {"always": True, "never": False}.get(self.run.keep_models, wanted)
 
     @property
+    def keeps_memory(self) -> bool:
+        """Whether a client begins with what it has in its buffer from an earlier run: ``memory``, with ``auto`` resolved."""
+        return {"keep": True, "fresh": False}.get(self.run.memory, self.data.arrives)
+
+    @property
     def _trained_in_words(self) -> str:
         """The number of clients that train in a round, by the keys that it follows from."""
         stream = self.stream

@@ -261,6 +261,10 @@ class RunConfig:
         "Folder for the clients' state. Empty: `clients/` in the run's folder. A client's `--node-config state-dir=...` overrides it.",
         affects="place",
     )
+    memory: Literal["auto", "keep", "fresh"] = key(
+        "auto",
+        "What a client of a new run begins with: `keep`, the samples in its buffer and the classes that it has met in the run before, in the same state folder (docs/client-state.md); `fresh`, nothing; `auto` keeps them if data arrives in an inbox.",
+    )
     keep_models: Literal["auto", "always", "never"] = key(
         "auto",
         "Whether a client keeps the models that it predicts with in its state folder (docs/inference.md): `auto` keeps them if data arrives in an inbox, and on nodes with a `state-dir` or `models-dir` of their own, as devices have.",
