@@ -180,6 +180,7 @@ class StreamingClient(NumPyClient):
         kept = models_of(
             experiment,
             experiment.device,
+            self.rule.source.class_names,
             run=state.run,
             round=state.evaluated,
             trained=state.round,

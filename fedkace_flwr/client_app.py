@@ -129,7 +129,8 @@ def train(message: Message, context: Context) -> Message:
     """Train one round and return the local model."""
     with _client(message, context) as (client, number):
         answer = client.train(_weights(message, client), number)
-    return Message(wire.reply_content(answer.arrays or None, answer.examples, answer.metrics), reply_to=message)
+        content = wire.reply_content(answer.arrays or None, answer.examples, answer.metrics)
+        return _reply(message, client, content, number)
 
 
 @app.evaluate()
@@ -137,7 +138,14 @@ def evaluate(message: Message, context: Context) -> Message:
     """Take the new global model and test the model that answers."""
     with _client(message, context) as (client, number):
         examples, metrics = client.test(_weights(message, client), number)
-    return Message(wire.reply_content(None, examples, metrics), reply_to=message)
+        return _reply(message, client, wire.reply_content(None, examples, metrics), number)
+
+
+def _reply(message: Message, client: StreamingClient, content: RecordDict, number: int) -> Message:
+    """The reply with this content, and with the names of classes that wait for a number."""
+    if names := client.rule.source.new_classes(number):
+        content[wire.CONFIG] = ConfigRecord({wire.NEW_CLASSES: names})
+    return Message(content, reply_to=message)
 
 
 _registered: set[str] = set()
@@ -153,7 +161,10 @@ def _register(action: str) -> None:
     @getattr(app, kind)(name)  # type: ignore[untyped-decorator]
     def handle(message: Message, context: Context) -> Message:
         with _client(message, context) as (client, number):
-            return Message(client.act(action, message.content, number), reply_to=message)
+            content = client.act(action, message.content, number)
+            if action == client.rule.training_action:
+                return _reply(message, client, content, number)
+            return Message(content, reply_to=message)
 
 
 for _action in sorted({action for name in OWN_METHODS for action in METHODS[name].actions}):
@@ -174,7 +185,9 @@ def _client(message: Message, context: Context) -> Iterator[tuple[StreamingClien
         raise MessageError(f"client {number} does not live at partition {partition} of {partitions}")
     experiment = _experiment(config)
     limit_memory(experiment.device, _share_of_gpu() or 0.0)
-    source = _source(experiment, number, run, context.node_config)
+    told = message.content.config_records[wire.CONFIG]
+    classes = wire.agreed_classes(told, experiment.num_classes) if config.data.grows else None
+    source = _source(experiment, number, run, context.node_config, classes)
     unmet = torch.zeros(experiment.num_classes, dtype=torch.bool)
     empty = ClientState(unmet, source.none(), run=run, client=number)
     store = ClientStore(client_folder(config, context.run_id, number, context.node_config), empty)
@@ -214,9 +227,17 @@ def _share_of_gpu() -> float | None:
     return float(told) if told else None
 
 
-def _source(experiment: Experiment, number: int, run: str, node_config: Mapping[str, Scalar]) -> Source:
+def _source(
+    experiment: Experiment,
+    number: int,
+    run: str,
+    node_config: Mapping[str, Scalar],
+    classes: wire.AgreedClasses | None,
+) -> Source:
+    policy = policy_of_site(node_config) if classes is not None else None
+    tells = policy is None or policy.new_classes
     if not experiment.config.data.arrives:
-        source: Source = StreamSource(experiment, number)
+        source: Source = StreamSource(experiment, number, classes, tells=tells)
         attack = attack_of(experiment.config)
         return attack.source(source, number) if attack else source
     inbox, test = (str(node_config.get(name, "")) for name in (wire.INBOX, wire.TEST))
@@ -230,7 +251,7 @@ def _source(experiment: Experiment, number: int, run: str, node_config: Mapping[
             f"--node-config: {wire.PARTITIONS} = {node_config[wire.PARTITIONS]}: an inbox belongs to one client; with "
             f"dataset = 'inbox', clients = {experiment.config.stream.clients} need as many SuperNodes"
         )
-    return InboxSource(experiment, Path(inbox), run, Path(test) if test else None)
+    return InboxSource(experiment, Path(inbox), run, Path(test) if test else None, classes, tells=tells)
 
 
 def _weights(message: Message, client: StreamingClient) -> wire.Weights:
