@@ -294,7 +294,7 @@ class Ensemble(Predictor):
         """All samples that the client holds in a round, once it has trained: its buffer, and the chunk if it had one."""
         if state.round != round_number:
             return state.buffer
-        return state.buffer.followed_by(self.tools.source.chunk(round_number, state.round))
+        return state.buffer.followed_by(self.tools.source.again(round_number, state.follows))
 
     def _label_probabilities(self, net: Network, samples: Samples, seen: Tensor, mirrored: bool) -> Tensor:
         """Probability of each sample's label among the classes seen, float64 (n,)."""

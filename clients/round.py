@@ -10,7 +10,7 @@ from flwr.app import RecordDict
 from flwr.client import NumPyClient
 
 from fedkace_flwr.clients.base import Array, ClientRound, ClientRule, Evaluation, Metrics, Stopwatch
-from fedkace_flwr.clients.memory import joined
+from fedkace_flwr.clients.memory import joined, unnamed
 from fedkace_flwr.errors import MessageError, ModelError
 from fedkace_flwr.experiment import as_arrays
 from fedkace_flwr.export.global_model import models_of
@@ -36,6 +36,11 @@ class StreamingClient(NumPyClient):
     models : tuple of Path and int, optional
         Folder for the models that the client predicts with, and the group that may read it; by default the state
         folder.
+
+    Attributes
+    ----------
+    unnamed : list of str
+        After training: names of the classes that the client remembers from an earlier run and that this one lacks.
     """
 
     def __init__(
@@ -49,6 +54,7 @@ class StreamingClient(NumPyClient):
         self.rule = rule
         self.content = content if content is not None else RecordDict()
         self._models = models or (rule.store.folder, None)
+        self.unnamed: list[str] = []
         self._keeps_models = rule.config.keeps_models(on_device=on_device)
 
     def fit(self, parameters: Parameters, config: dict[str, Any]) -> tuple[list[Any], int, Metrics]:
@@ -173,6 +179,7 @@ class StreamingClient(NumPyClient):
         finished = rule.catch_up(state, round_number)
         if joins:
             finished = joined(finished, rule.store.names, rule.config, rule.number)
+            self.unnamed = unnamed(finished, rule.store.names)
         if finished is not state:
             self.rule.store.save(finished)
         return finished
@@ -185,6 +192,7 @@ class StreamingClient(NumPyClient):
         kept = models_of(
             experiment,
             experiment.device,
+            self.rule.source.class_names,
             run=state.run,
             round=state.evaluated,
             trained=state.round,

@@ -206,7 +206,7 @@ class TfclClient(ClientRule):
             return state
         begun = time.perf_counter()
         task, steps = int(state.extra[submodels.TASK]), int(state.extra[_STEPS])
-        chunk = self.source.chunk(state.round, state.round)
+        chunk = self.source.again(state.round, state.follows)
         now = ClientRound(state.round, chunk, state, state.extra[submodels.classes_of(task)])
         teacher = self._teacher(content, len(chunk)) if content is not None else None
         claim = self._claim(self.network({}), state.extra)

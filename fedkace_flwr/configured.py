@@ -69,6 +69,11 @@ def configured(config: Config) -> tuple[Method, Config]:
         raise ConfigError(
             f"method = {config.method!r}: keeps all data; works with a stream only, not with dataset = 'inbox'"
         )
+    if method.needs_stream and config.data.grows:
+        raise ConfigError(
+            f"method = {config.method!r}: trains on the whole stream at once, where no class waits for a name; works "
+            "with classes = 'fixed' only"
+        )
     if config.privacy.hides:
         config = config.replaced({"report-classes": False})
     return method, config

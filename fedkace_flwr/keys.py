@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
+from unicodedata import normalize
 
 from fedkace_flwr.errors import ConfigError, closest
 
@@ -26,6 +27,9 @@ LONGEST_NAME = 200
 
 PLAIN_NAME = f"a plain name: at most {LONGEST_NAME} bytes, printable, without slashes, and not beginning with a dot"
 """What :func:`is_plain_name` accepts, in words."""
+
+CLASS_NAME = f"{PLAIN_NAME}, without commas or blanks around it"
+"""What :func:`is_class_name` accepts, in words."""
 
 
 ANY = "*"
@@ -150,6 +154,11 @@ def is_plain_name(name: str) -> bool:
         and not set(name) & set("/\\")
         and 0 < len(os.fsencode(name)) <= LONGEST_NAME
     )
+
+
+def is_class_name(name: str) -> bool:
+    """Return whether a name can be that of a class: a plain name in Unicode's composed form, without commas."""
+    return is_plain_name(name) and "," not in name and name == normalize("NFC", name).strip()
 
 
 def kebab(name: str) -> str:

@@ -2,7 +2,8 @@
 
 Devices are asked how many labelled samples wait, which costs a small message and no model, unless their replies of the
 last round say that there are enough. Samples that no client could train on in that round, such as a single one, do not
-count until there are more.
+count until there are more. Where classes are open, files of a class without a number do not count either, but its name
+starts a round, after which it has one.
 """
 
 import logging
@@ -15,6 +16,7 @@ from flwr.serverapp import Grid
 from fedkace_flwr.config import Config
 from fedkace_flwr.messaging import wire
 from fedkace_flwr.results.orders import Orders
+from fedkace_flwr.rounds.class_names import ClassNames
 from fedkace_flwr.rounds.exchange import exchange
 from fedkace_flwr.rounds.members import Members
 
@@ -34,15 +36,17 @@ class Pace:
         The configuration.
     members : Members
         Who is asked.
+    class_names : ClassNames
+        The classes so far; takes the names that devices bring.
     orders : Orders, optional
         Ends the wait.
     """
 
-    def __init__(self, config: Config, members: Members, orders: Orders | None = None) -> None:
+    def __init__(self, config: Config, members: Members, class_names: ClassNames, orders: Orders | None = None) -> None:
         self._arrives = config.data.arrives
         self._interval, self._samples = config.run.round_interval, config.run.round_samples
         self._most = config.data.inbox_bound
-        self._members, self._orders = members, orders
+        self._members, self._class_names, self._orders = members, class_names, orders
         self._begun = float("-inf")
         self._waiting: Mapping[int, int] = {}
         self._left: Mapping[int, int] = {}
@@ -69,14 +73,15 @@ class Pace:
             return True
         nodes = self._members.welcome(grid)
         self._waiting = self._asked(grid, nodes) if nodes else {}
-        return self._count() >= self._samples
+        return self._count() >= self._samples or self._class_names.are_due
 
     def _count(self) -> int:
         return sum(max(0, count - self._left.get(client, 0)) for client, count in self._waiting.items())
 
     def _asked(self, grid: Grid, nodes: Mapping[int, int]) -> dict[int, int]:
         def question(client: int, node: int) -> Message:
-            content = RecordDict({wire.CONFIG: ConfigRecord({wire.CLIENT: client, wire.MOST: self._most})})
+            told = ConfigRecord({wire.CLIENT: client, wire.MOST: self._most, **self._class_names.told()})
+            content = RecordDict({wire.CONFIG: told})
             kind = f"{MessageType.QUERY}.{wire.WAITING}"
             return Message(content, dst_node_id=node, message_type=kind, ttl=_ANSWER)
 
@@ -89,6 +94,7 @@ class Pace:
             count = told.get(wire.WAITING)
             if type(count) is int and count >= 0:
                 answers[client] = count
+                self._class_names.take(client, reply.content)
             else:
                 cause = wire.root_cause(reply.error.reason) if reply.has_error() else f"says {wire.shown(count)}"
                 logger.warning("client %d cannot say how many samples wait: %s", client, cause)

@@ -115,11 +115,11 @@ def test_who_stays_away_is_warned_of_once_and_waited_for_no_longer(registry: Pat
     grid.there = {2}
     with heard("fedkace_flwr.rounds.members") as lines:
         made.nodes(grid)
-        assert made.present == (0, 1) and made.away == ()
+        assert [made.present, made.away] == [(0, 1), ()]
         clock.now += 101
         made.nodes(grid)
         made.nodes(grid)
-        assert made.present == (0,) and made.away == (1,)
+        assert [made.present, made.away] == [(0,), (1,)]
         begun = clock.now
         assert made.gather(grid, 1.0) == {0: 2} and clock.now == begun
         restarted = Members(Config.parse({**INBOX, "clients": 2}))

@@ -68,7 +68,7 @@ def at(clock: FakeTime, seconds: float, act: Callable[[], None]) -> None:
             done.append(True)
             act()
 
-    clock.sleep = advance  # type: ignore[method-assign]
+    clock.sleep = advance  # type: ignore[method-assign,assignment]
 
 
 def test_rounds_follow_the_samples_and_no_model_travels_in_between(
