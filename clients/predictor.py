@@ -58,7 +58,9 @@ class Evaluation:
 
 
 class Predictor:
-    """Predicts with one model, as it was trained: the local one, or the global one once ``global_since`` is set.
+    """Predicts with one model, as it was trained: the local one if there is one, or the global one.
+
+    The latter does once ``global_since`` is set.
 
     Parameters
     ----------
@@ -74,7 +76,8 @@ class Predictor:
 
     def models(self, state: ClientState) -> tuple[str, ...]:
         """Names of the models that predict; the probabilities of several are averaged."""
-        return (serving.GLOBAL,) if state.global_since is not None else (serving.LOCAL,)
+        untrained = not state.round  # with the memory of an earlier run, and no chunk yet
+        return (serving.GLOBAL,) if untrained or state.global_since is not None else (serving.LOCAL,)
 
     def mirrored(self, state: ClientState) -> tuple[str, ...]:
         """Names of those that predict by the mirrored image as well."""
@@ -291,7 +294,7 @@ class Ensemble(Predictor):
         """All samples that the client holds in a round, once it has trained: its buffer, and the chunk if it had one."""
         if state.round != round_number:
             return state.buffer
-        return state.buffer.followed_by(self.tools.source.chunk(round_number, state.round))
+        return state.buffer.followed_by(self.tools.source.again(round_number, state.follows))
 
     def _label_probabilities(self, net: Network, samples: Samples, seen: Tensor, mirrored: bool) -> Tensor:
         """Probability of each sample's label among the classes seen, float64 (n,)."""

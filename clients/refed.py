@@ -56,7 +56,7 @@ class RefedClient(ClientRule):
             return state, report
         watch = Stopwatch()
         with watch(wire.SELECTION_SECONDS):
-            pool = state.buffer.followed_by(self.source.chunk(round_number, state.round))
+            pool = state.buffer.followed_by(self.source.again(round_number, state.follows))
             scores = self._scores(net, pool, state.seen)
             buffer = pool.take(most_informative(scores, self.config.buffer.capacity))
         report |= watch.seconds | {wire.BUFFER_SIZE: len(buffer)} | self.class_histogram(buffer)

@@ -194,9 +194,29 @@ class FlippedLabels:
         """No samples, held in the same way as the true source's."""
         return self._source.none()
 
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The true source's names."""
+        return self._source.class_names
+
+    @property
+    def tells(self) -> bool:
+        """As the true source."""
+        return self._source.tells
+
     def chunk(self, number: int, learned: int) -> Samples:
         """The chunk of a round, with the labels exchanged."""
-        chunk = self._source.chunk(number, learned)
+        return self._exchanged(self._source.chunk(number, learned))
+
+    def again(self, number: int, follows: int) -> Samples:
+        """The chunk of the last trained round, with the labels exchanged."""
+        return self._exchanged(self._source.again(number, follows))
+
+    def new_classes(self, number: int) -> list[str]:
+        """Names of classes that the true source has met."""
+        return self._source.new_classes(number)
+
+    def _exchanged(self, chunk: Samples) -> Samples:
         classes, places = torch.unique(chunk.labels, return_inverse=True)
         return Samples(chunk.content, classes.roll(-1)[places] if len(classes) else chunk.labels, chunk.rounds)
 

@@ -12,10 +12,11 @@ from fedkace_flwr.experiments.results.reading import with_data_dir
 from fedkace_flwr.experiments.results.recorded import Run
 from fedkace_flwr.export.card import Training
 from fedkace_flwr.export.folder import CARD, HOLDS, ONNX, write_folder
-from fedkace_flwr.export.global_model import global_model, lacks_statistics
+from fedkace_flwr.export.global_model import global_model, why_silent
 from fedkace_flwr.export.onnx_file import check_installed, to_onnx
 from fedkace_flwr.inference.kept_models import MODEL, TENSORS, KeptModels
 from fedkace_flwr.inference.model_files import load_newest, read_model
+from fedkace_flwr.rounds.class_names import CLASSES, ClassNames
 from fedkace_flwr.storage import targets
 from fedkace_flwr.storage.checkpoint import Checkpoints
 from fedkace_flwr.storage.files import read_text
@@ -120,9 +121,14 @@ def _of_checkpoint(source: Path, config: Config, data_dir: Path | None) -> KeptM
         experiment = Experiment(with_data_dir(config, data_dir), download=False)
     except MissingDataError as error:
         raise ModelError(f"{error}; its classes must be known: name its folder with --data-dir") from error
-    if reason := lacks_statistics(experiment):
+    agreed: tuple[str, ...] = ()
+    if config.data.grows:
+        classes = ClassNames(config.data)
+        classes.restore(checkpoint.record.get(CLASSES, {}))
+        agreed = classes.agreed.names_in(checkpoint.round)
+    if reason := why_silent(experiment, agreed):
         raise ModelError(f"{source}: {reason}; name a client's folder, which holds models if keep-models was always")
-    return global_model(experiment, checkpoint.weights, checkpoint.round)
+    return global_model(experiment, checkpoint.weights, checkpoint.round, agreed)
 
 
 def _text(path: Path) -> str:

@@ -43,7 +43,7 @@ def feed(config: Config, folder: Path, *, every: float = 0.0) -> None:
         raise ConfigError(f"--every {every:g}: must be a number of seconds from 0 to {_LONGEST}")
     experiment = Experiment(config)
     experiment.check_streams()
-    everything = torch.ones(experiment.num_classes, dtype=torch.bool)
+    everything = torch.ones(experiment.dataset.num_classes, dtype=torch.bool)
     homes = [folder / f"client-{client}" for client in range(config.stream.clients)]
     for place in [path for home in homes for path in (home, home / "test", home / "new") if path.is_symlink()]:
         raise ConfigError(f"{place}: is a link, which is not followed; remove it, or name another folder")

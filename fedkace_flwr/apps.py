@@ -25,7 +25,7 @@ class _Client(ClientApp):
     """Passes messages on to the complete app, which its pickled copies need not contain."""
 
     def __call__(self, message: Message, context: Context) -> Message:
-        return _app_for(message.metadata.message_type)(message, context)
+        return _app_for(message.metadata.message_type, "policy" in context.node_config)(message, context)
 
 
 client = _Client()
@@ -56,11 +56,11 @@ def _for_good() -> Iterator[None]:
 
 
 @cache
-def _app_for(kind: str) -> ClientApp:
+def _app_for(kind: str, has_policy: bool) -> ClientApp:
     with _for_good():
         from fedkace_flwr import queries
 
-        if kind in queries.QUESTIONS:
+        if kind in queries.QUESTIONS and not has_policy:  # a policy is about the whole configuration
             return queries.app
         from fedkace_flwr import client_app
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 
+from fedkace_flwr.clients.memory import memory_of
 from fedkace_flwr.clients.round import StreamingClient
 from fedkace_flwr.compute.devices import GPU_SHARE, limit_memory
 from fedkace_flwr.config import Config
@@ -23,7 +24,7 @@ from fedkace_flwr.messaging import folding, wire
 from fedkace_flwr.privacy.client_mods import guarded
 from fedkace_flwr.privacy.hostile import attack_of
 from fedkace_flwr.privacy.site_policy import policy_of_site
-from fedkace_flwr.queries import OneLineApp, register
+from fedkace_flwr.queries import OneLineApp, identity, waiting_samples
 from fedkace_flwr.registry import METHODS, OWN_METHODS, Method
 from fedkace_flwr.sources import InboxSource, Source, StreamSource
 from fedkace_flwr.storage.client_state import ClientState
@@ -80,8 +81,19 @@ class _App(OneLineApp):
 
 
 app = _App(mods=[_unfold])
-register(app)
+app.query()(identity)
 join_flower_log()
+
+
+@app.query(wire.WAITING)
+def waiting(message: Message, context: Context) -> Message:
+    """Say how many samples wait, if the site's policy accepts the run, and for which classes, if names may leave."""
+    _configured(context)
+    reply = waiting_samples(message, context)
+    policy = policy_of_site(context.node_config)
+    if policy is not None and not policy.new_classes:
+        reply.content.config_records[wire.CONFIG].pop(wire.NEW_CLASSES, None)
+    return reply
 
 
 @app.query(wire.WORKING)
@@ -108,7 +120,8 @@ def train(message: Message, context: Context) -> Message:
     """Train one round and return the local model."""
     with _client(message, context) as (client, number):
         answer = client.train(_weights(message, client), number)
-    return Message(wire.reply_content(answer.arrays or None, answer.examples, answer.metrics), reply_to=message)
+        content = wire.reply_content(answer.arrays or None, answer.examples, answer.metrics)
+        return _reply(message, client, content, number)
 
 
 @app.evaluate()
@@ -116,9 +129,18 @@ def evaluate(message: Message, context: Context) -> Message:
     """Take the new global model and test the model that answers."""
     with _client(message, context) as (client, number):
         examples, metrics = client.test(_weights(message, client), number)
-        waiting = client.rule.source.waiting()
-    told = metrics if waiting is None else {**metrics, wire.WAITING: waiting}
-    return Message(wire.reply_content(None, examples, told), reply_to=message)
+        count = client.rule.source.waiting()
+        told = metrics if count is None else {**metrics, wire.WAITING: count}
+        return _reply(message, client, wire.reply_content(None, examples, told), number)
+
+
+def _reply(message: Message, client: StreamingClient, content: RecordDict, number: int) -> Message:
+    """The reply with this content, and with the names of classes that wait for a number."""
+    source = client.rule.source
+    names = {*source.new_classes(number), *(client.unnamed if source.tells else ())}
+    if names:
+        content[wire.CONFIG] = ConfigRecord({wire.NEW_CLASSES: sorted(names)[: wire.MOST_NEW_CLASSES]})
+    return Message(content, reply_to=message)
 
 
 _registered: set[str] = set()
@@ -134,7 +156,10 @@ def _register(action: str) -> None:
     @getattr(app, kind)(name)  # type: ignore[untyped-decorator]
     def handle(message: Message, context: Context) -> Message:
         with _client(message, context) as (client, number):
-            return Message(client.act(action, message.content, number), reply_to=message)
+            content = client.act(action, message.content, number)
+            if action == client.rule.training_action:
+                return _reply(message, client, content, number)
+            return Message(content, reply_to=message)
 
 
 for _action in sorted({action for name in OWN_METHODS for action in METHODS[name].actions}):
@@ -152,10 +177,14 @@ def _client(message: Message, context: Context) -> Iterator[tuple[StreamingClien
         torch.set_num_threads(config.run.threads)
     experiment = _experiment(config)
     limit_memory(experiment.device, _share_of_gpu() or 0.0)
-    source = _source(experiment, number, run, context.node_config)
+    told = message.content.config_records[wire.CONFIG]
+    classes = wire.agreed_classes(told, experiment.num_classes) if config.data.grows else None
+    source = _source(experiment, number, run, context.node_config, classes)
     unmet = torch.zeros(experiment.num_classes, dtype=torch.bool)
-    empty = ClientState(unmet, source.none(), run=run, client=number)
-    store = ClientStore(client_folder(config, context.run_id, number, context.node_config), empty)
+    digest = experiment.dataset.digest
+    empty = ClientState(unmet, source.none(), run=run, client=number, names=source.class_names, dataset=digest)
+    folder = client_folder(config, context.run_id, number, context.node_config)
+    store = ClientStore(folder, empty, memory_of(config, number))
     models = models_folder(config, context.run_id, number, context.node_config)
     with store.locked():
         rule = method.client(number, experiment, source, store)
@@ -192,9 +221,17 @@ def _share_of_gpu() -> float | None:
     return float(told) if told else None
 
 
-def _source(experiment: Experiment, number: int, run: str, node_config: Mapping[str, Scalar]) -> Source:
+def _source(
+    experiment: Experiment,
+    number: int,
+    run: str,
+    node_config: Mapping[str, Scalar],
+    classes: wire.AgreedClasses | None,
+) -> Source:
+    policy = policy_of_site(node_config) if classes is not None else None
+    tells = policy is None or policy.new_classes
     if not experiment.config.data.arrives:
-        source: Source = StreamSource(experiment, number)
+        source: Source = StreamSource(experiment, number, classes, tells=tells)
         attack = attack_of(experiment.config)
         return attack.source(source, number) if attack else source
     inbox, test = (str(node_config.get(name, "")) for name in (wire.INBOX, wire.TEST))
@@ -203,7 +240,7 @@ def _source(experiment: Experiment, number: int, run: str, node_config: Mapping[
             f"--node-config: no {wire.INBOX}; with dataset = 'inbox', start the SuperNode with "
             f"--node-config '{wire.INBOX}=\"FOLDER\" ...'"
         )
-    return InboxSource(experiment, Path(inbox), run, Path(test) if test else None)
+    return InboxSource(experiment, Path(inbox), run, Path(test) if test else None, classes, tells=tells)
 
 
 def _weights(message: Message, client: StreamingClient) -> wire.Weights:

@@ -11,7 +11,18 @@ from typing import Any, Self, TypeVar
 
 from fedkace_flwr import former_keys, plugins
 from fedkace_flwr.errors import ConfigError, closest
-from fedkace_flwr.keys import Affects, Key, Scalar, checked, default_of, kebab, key, keys_of
+from fedkace_flwr.keys import (
+    CLASS_NAME,
+    Affects,
+    Key,
+    Scalar,
+    checked,
+    default_of,
+    is_class_name,
+    kebab,
+    key,
+    keys_of,
+)
 from fedkace_flwr.registry import METHODS, OWN_METHODS, of_another_package
 from fedkace_flwr.sections import (
     AggregationConfig,
@@ -88,6 +99,11 @@ def all_keys(*, added: bool = True) -> Iterator[tuple[type, str, Key]]:
 def keys_affecting(*what: Affects) -> frozenset[str]:
     """Return the names of the keys that affect any of these."""
     return frozenset(name for _, name, declared in all_keys() if declared.affects in what)
+
+
+def living_keys() -> frozenset[str]:
+    """Return the names of the keys that affect numbers and may change when a run is resumed."""
+    return frozenset(name for _, name, declared in all_keys() if declared.living)
 
 
 def keys_of_other_methods(method: str) -> frozenset[str]:
@@ -248,13 +264,15 @@ class Config:
     def ignored(self) -> frozenset[str]:
         """The names of the keys that nothing reads: those of other methods; with an inbox, those of data sets and streams."""
         of_streams = {kebab(name) for name in keys_of(StreamConfig)} - {"clients", "rounds", "fraction-train"}
-        foreign = keys_of_other_methods(self.method)
+        foreign = keys_of_other_methods(self.method) | (frozenset() if self.data.grows else {"max-classes"})
         return foreign | of_streams | _OF_DATA_SETS if self.data.arrives else foreign
 
     @property
     def largest_chunk(self) -> int:
-        """Largest number of samples in a client's chunk."""
-        return self.data.inbox_bound if self.data.arrives else self.stream.largest_chunk
+        """Largest number of samples in a client's chunk; of a stream with open classes, of all that can have waited."""
+        if self.data.arrives:
+            return self.data.inbox_bound
+        return self.stream.largest_chunk * (self.stream.rounds if self.data.grows else 1)
 
     @property
     def mean_chunk(self) -> int:
@@ -268,7 +286,7 @@ class Config:
         if self.data.arrives:
             return ""
         if stream.kind == "dirichlet":
-            return f"dirichlet stream, chunks of {self.largest_chunk}"
+            return f"dirichlet stream, chunks of {stream.largest_chunk}"
         kind = "" if stream.kind == "windows" else f"{stream.kind} stream, "
         return f"{kind}window {stream.window}, overlap {stream.overlap}"
 
@@ -284,6 +302,11 @@ class Config:
         return {"always": True, "never": False}.get(self.run.keep_models, wanted)
 
     @property
+    def keeps_memory(self) -> bool:
+        """Whether a client begins with what it has in its buffer from an earlier run: ``memory``, with ``auto`` resolved."""
+        return {"keep": True, "fresh": False}.get(self.run.memory, self.data.arrives)
+
+    @property
     def _trained_in_words(self) -> str:
         """The number of clients that train in a round, by the keys that it follows from."""
         stream = self.stream
@@ -297,6 +320,8 @@ class Config:
     def _check_together(self) -> None:
         if self.data.arrives:
             self._check_inbox()
+        if self.data.grows:
+            self._check_open_classes()
         self._check_aggregation()
         if self.privacy.secagg and not 3 <= self.stream.participants_per_round <= LARGEST_SUM:
             raise ConfigError(
@@ -367,8 +392,8 @@ class Config:
             raise ConfigError(f"defence = 'on' with {reason}; must be 'off'")
 
     def _check_inbox(self) -> None:
-        names = self.data.classes()
-        if len(names) < 2 or len(set(names)) < len(names) or not all(names):
+        names = self.data.named_classes()
+        if not self.data.grows and (len(names) < 2 or len(set(names)) < len(names) or not all(names)):
             raise ConfigError(
                 f"class-names = {self.data.class_names!r}: with dataset = 'inbox', must be at least two different "
                 "names, separated by commas"
@@ -381,6 +406,18 @@ class Config:
             )
         if self.privacy.dp_seeded:
             raise ConfigError("dp-seeded = true: for simulation alone; dataset = 'inbox' requires unseeded noise")
+
+    def _check_open_classes(self) -> None:
+        names, most = self.data.named_classes(), self.data.max_classes
+        if len(set(names)) < len(names) or not all(map(is_class_name, names)):
+            raise ConfigError(
+                f"class-names = {self.data.class_names!r:.200}: with classes = 'open', must be different names, "
+                f"separated by commas, each {CLASS_NAME}"
+            )
+        if len(names) > most:
+            raise ConfigError(f"max-classes = {most}: must be at least the number of class-names, {len(names)}")
+        if self.buffer.capacity < most:
+            raise ConfigError(f"capacity = {self.buffer.capacity}: must be at least max-classes = {most}")
 
 
 _SECTIONS: dict[str, type[Any]] = {

@@ -20,7 +20,8 @@ from fedkace_flwr.config import Config
 from fedkace_flwr.data.datasets import Dataset, load_dataset
 from fedkace_flwr.data.stream import ClientStream, client_stream
 from fedkace_flwr.data.weights_file import weights_for
-from fedkace_flwr.errors import ConfigError, DataError
+from fedkace_flwr.errors import ConfigError, DataError, closest
+from fedkace_flwr.keys import CLASS_NAME, is_class_name
 from fedkace_flwr.networks.catalogue import Facts, facts_of, seeded
 from fedkace_flwr.networks.network import Blueprint, Network, load_weights
 from fedkace_flwr.networks.output import simplex
@@ -57,7 +58,7 @@ class Experiment:
         self.config = config
         self._share = share
         self.dataset: Dataset = load_dataset(config.data, progress=progress, download=download)
-        self.num_classes = self.dataset.num_classes
+        self.num_classes = config.data.max_classes if config.data.grows else self.dataset.num_classes
         self._streams: dict[int, ClientStream] = {}
         self._tests: dict[int, list[npt.NDArray[np.int64]]] = {}
         self._check_sizes()
@@ -95,7 +96,7 @@ class Experiment:
         return self._streams[client]
 
     def chunk(self, client: int, round_number: int) -> Samples:
-        """The chunk D_t of a client's round (1-based), by sample id."""
+        """The chunk D_t of a client's round (1-based), by sample id, with the labels of the data set."""
         ids = self.stream(client).chunks[round_number - 1]
         return Samples.arrived(torch.from_numpy(ids), self.labels_of(ids), round_number)
 
@@ -112,7 +113,7 @@ class Experiment:
         return samples
 
     def test_set(self, client: int, seen: Tensor) -> Samples:
-        """The client's test images of the classes it has seen, bool (C,); none before it has seen any."""
+        """The client's test images of some classes of the data set, by a mask of these; none of none."""
         if not seen.any():
             return Samples.none()
         sets = self._test_sets(client)
@@ -242,11 +243,11 @@ class Experiment:
 
     @cached_property
     def _train_ids(self) -> list[npt.NDArray[np.int64]]:
-        return [self.dataset.train_ids(label) for label in range(self.num_classes)]
+        return [self.dataset.train_ids(label) for label in range(self.dataset.num_classes)]
 
     def _test_sets(self, client: int) -> list[npt.NDArray[np.int64]]:
         if client not in self._tests:
-            self._tests[client] = [self._test_ids(client, label) for label in range(self.num_classes)]
+            self._tests[client] = [self._test_ids(client, label) for label in range(self.dataset.num_classes)]
         return self._tests[client]
 
     def _test_ids(self, client: int, label: int) -> npt.NDArray[np.int64]:
@@ -263,11 +264,27 @@ class Experiment:
 
     def _check_sizes(self) -> None:
         window, capacity, classes = self.config.stream.window, self.config.buffer.capacity, self.num_classes
-        if not self.config.data.arrives and window > classes:
-            raise ConfigError(f"window = {window}: must be at most the number of classes, {classes}")
+        if not self.config.data.arrives and window > (drawn := self.dataset.num_classes):
+            raise ConfigError(f"window = {window}: must be at most the number of classes, {drawn}")
+        self._check_names()
         if capacity < classes:
             raise ConfigError(f"capacity = {capacity}: must be at least the number of classes, {classes}")
         self._check_network()
+
+    def _check_names(self) -> None:
+        data, names = self.config.data, self.dataset.class_names
+        if data.arrives or not data.grows:
+            return
+        if odd := [name for name in names if not is_class_name(name)]:
+            raise ConfigError(
+                f"classes = 'open': class {odd[0]!r:.100} of {self.dataset.name} cannot be sent to the server; "
+                f"must be {CLASS_NAME}"
+            )
+        for name in data.named_classes():
+            if name not in names:
+                raise ConfigError(
+                    f"class-names: {name!r:.100} is no class of {self.dataset.name}{closest(name, names)}"
+                )
 
     def _check_network(self) -> None:
         model, classes = self.config.model, self.num_classes
@@ -278,9 +295,8 @@ class Experiment:
             least = (
                 f"at least {-(-classes // 8)}" if model.network == "resnet18" else f"more; it gives {features} features"
             )
-            raise ConfigError(
-                f"width = {model.width}: with output-layer = 'simplex' and {classes} classes, must be {least}"
-            )
+            told = f"max-classes = {classes}" if self.config.data.grows else f"{classes} classes"
+            raise ConfigError(f"width = {model.width}: with output-layer = 'simplex' and {told}, must be {least}")
 
 
 @lru_cache(maxsize=1)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
+from unicodedata import normalize
 
 from fedkace_flwr.errors import ConfigError, closest
 
@@ -26,6 +27,9 @@ LONGEST_NAME = 200
 
 PLAIN_NAME = f"a plain name: at most {LONGEST_NAME} bytes, printable, without slashes, and not beginning with a dot"
 """What :func:`is_plain_name` accepts, in words."""
+
+CLASS_NAME = f"{PLAIN_NAME}, without commas or blanks around it"
+"""What :func:`is_class_name` accepts, in words."""
 
 
 ANY = "*"
@@ -56,6 +60,7 @@ class Key:
     above: float | None = None
     high: float | None = None
     affects: Affects = "numbers"
+    living: bool = False
     choices: tuple[str, ...] = ()
     is_name: bool = False
     words: Mapping[str, tuple[Number, ...]] = field(default_factory=dict)
@@ -102,6 +107,7 @@ def key(
     above: float | None = None,
     high: float | None = None,
     affects: Affects = "numbers",
+    living: bool = False,
     is_name: bool = False,
     words: Mapping[str, tuple[Number, ...]] | None = None,
 ) -> Any:
@@ -119,13 +125,16 @@ def key(
         Inclusive lower bound, exclusive lower bound, inclusive upper bound.
     affects : {"numbers", "waiting", "place"}
         What the key changes. A run can be resumed with a different value unless the key affects numbers.
+    living : bool
+        Whether a run can be resumed with a different value although the key affects numbers: what clients and server have
+        stored stays valid.
     is_name : bool
         Whether the value becomes a part of a path, and must not lead out of its folder; it may be empty.
     words : mapping, optional
         The allowed words of a key of text, with the numbers that each takes; :data:`ANY` stands for any word.
         :func:`word_of` reads them.
     """
-    declared = Key(meaning, unit, low, above, high, affects, is_name=is_name, words=words or {})
+    declared = Key(meaning, unit, low, above, high, affects, living, is_name=is_name, words=words or {})
     return field(default=default, metadata={"key": declared})
 
 
@@ -145,6 +154,11 @@ def is_plain_name(name: str) -> bool:
         and not set(name) & set("/\\")
         and 0 < len(os.fsencode(name)) <= LONGEST_NAME
     )
+
+
+def is_class_name(name: str) -> bool:
+    """Return whether a name can be that of a class: a plain name in Unicode's composed form, without commas."""
+    return is_plain_name(name) and "," not in name and name == normalize("NFC", name).strip()
 
 
 def kebab(name: str) -> str:

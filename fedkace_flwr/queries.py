@@ -42,30 +42,31 @@ def identity(message: Message, context: Context) -> Message:
 
 
 def waiting_samples(message: Message, context: Context) -> Message:
-    """Say how many labelled samples wait in this node's inbox; the count ends at the number that the server wants.
+    """Say how many labelled samples wait in this node's inbox, up to the number that the server gives.
+
+    With open classes, it gives those agreed so far as well; the answer then names the classes for which files wait.
 
     Raises
     ------
     MessageError
-        The node has no inbox, or the server does not say how many it wants.
+        The node has no inbox, or the server gives no number or no names.
     DataError
         The inbox cannot be read.
     """
-    wanted = message.content.config_records.get(wire.CONFIG, ConfigRecord()).get(wire.WANTED)
-    if type(wanted) is not int:
-        raise MessageError(f"{wire.WANTED} = {wire.shown(wanted)}: must be a whole number")
-    folder = str(context.node_config.get(wire.INBOX, ""))
+    told = message.content.config_records.get(wire.CONFIG, ConfigRecord())
+    most, folder = told.get(wire.MOST), str(context.node_config.get(wire.INBOX, ""))
+    if type(most) is not int:
+        raise MessageError(f"{wire.MOST} = {wire.shown(most)}: must be a whole number")
     if not folder:
         raise MessageError(f"--node-config: no {wire.INBOX}")
-    count = waiting(Path(folder), wanted)
-    return Message(RecordDict({wire.CONFIG: ConfigRecord({wire.WAITING: count})}), reply_to=message)
-
-
-def register(app: ClientApp) -> None:
-    """Let an app answer the questions."""
-    app.query()(identity)
-    app.query(wire.WAITING)(waiting_samples)
+    agreed = wire.agreed_classes(told, wire.MOST_CLASSES).names if wire.CLASS_NAMES in told else None
+    count, names = waiting(Path(folder), most, agreed)
+    answer = ConfigRecord(
+        {wire.WAITING: count, **({wire.NEW_CLASSES: names[: wire.MOST_NEW_CLASSES]} if names else {})}
+    )
+    return Message(RecordDict({wire.CONFIG: answer}), reply_to=message)
 
 
 app = OneLineApp()
-register(app)
+app.query()(identity)
+app.query(wire.WAITING)(waiting_samples)

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from fedkace_flwr.data import inbox_files as arrivals
-from fedkace_flwr.data.inbox import Inbox, waiting
+from fedkace_flwr.data.inbox import Inbox, Strangers, waiting
 from fedkace_flwr.data.picture_process import PictureProcess
 from fedkace_flwr.errors import DataError
 from fedkace_flwr.experiment import Experiment
+from fedkace_flwr.messaging.wire import MOST_NEW_CLASSES, AgreedClasses
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.storage.folders import OpenFolder
 
@@ -20,7 +21,23 @@ logger = logging.getLogger(__name__)
 
 
 class Source(Protocol):
-    """Training and test samples of one client."""
+    """Training and test samples of one client.
+
+    Attributes
+    ----------
+    class_names : tuple of str
+        Names of the classes, in the order of their labels; with open classes, of those that are agreed so far.
+    tells : bool
+        Whether classes are open, and names of further ones may leave this machine.
+    """
+
+    @property
+    def class_names(self) -> tuple[str, ...]:  # noqa: D102
+        ...
+
+    @property
+    def tells(self) -> bool:  # noqa: D102
+        ...
 
     def none(self) -> Samples:
         """No samples, held in the same way as this source's."""
@@ -30,12 +47,20 @@ class Source(Protocol):
         """The chunk D_t of a round, from 1; ``learned`` is the last round in the client's state."""
         ...
 
+    def again(self, number: int, follows: int) -> Samples:
+        """The chunk of the last trained round, as it was; ``follows`` is the round trained before it."""
+        ...
+
     def learned(self, number: int) -> None:
         """Acknowledge that a round's outcome is on disk."""
         ...
 
     def waiting(self) -> int | None:
-        """Number of labelled samples that wait for the next round, or that suffice for it; None if nobody knows."""
+        """Number of labelled samples that wait for the next round, as far as it could take them; None if nobody knows."""
+        ...
+
+    def new_classes(self, number: int) -> list[str]:
+        """Names for the server, of classes that have no number yet and whose samples wait; not too many at once."""
         ...
 
     def test_set(self, seen: Tensor) -> Samples:
@@ -52,19 +77,48 @@ class StreamSource:
         Data set and streams.
     client : int
         The client's number k.
+    classes : AgreedClasses, optional
+        With open classes, those agreed so far. Samples of another class wait until it is.
+    tells : bool
+        Whether names of further classes may leave this machine.
     """
 
-    def __init__(self, experiment: Experiment, client: int) -> None:
+    def __init__(
+        self, experiment: Experiment, client: int, classes: AgreedClasses | None = None, *, tells: bool = True
+    ) -> None:
         self._experiment = experiment
+        self.tells = classes is not None and tells
         self._client = client
+        known = experiment.dataset.class_names
+        classes = classes or AgreedClasses(known, (0,) * len(known))
+        self.class_names = classes.names
+        # By the data set's label: the agreed one, or -1, and the round from which it counts.
+        place = {name: label for label, name in enumerate(classes.names)}
+        self._labels = torch.tensor([place.get(name, -1) for name in known])
+        self._rounds = torch.tensor([classes.rounds[label] if label >= 0 else 0 for label in self._labels.tolist()])
 
     def none(self) -> Samples:
         """No samples, by id."""
         return Samples.none()
 
     def chunk(self, number: int, learned: int) -> Samples:
+        """The chunk of a round, and samples of earlier ones whose class is agreed since the client last trained."""
+        chunk = self._drawn(number)
+        parts = [chunk.take(self._is_agreed(chunk, number).nonzero().squeeze(1))]
+        if bool((self._rounds > learned).any()):
+            for earlier in range(1, number):
+                if self._experiment.trains(self._client, earlier):
+                    chunk = self._drawn(earlier)
+                    waited = self._is_agreed(chunk, number) & (self._rounds[chunk.labels] > learned)
+                    parts.append(chunk.take(waited.nonzero().squeeze(1)))
+        whole = parts[0]
+        for part in parts[1:]:
+            whole = whole.followed_by(part)
+        return Samples.arrived(whole.content, self._labels[whole.labels], number)
+
+    def again(self, number: int, follows: int) -> Samples:
         """The chunk of a round; a stream can give every chunk again."""
-        return self._experiment.chunk(self._client, number)
+        return self.chunk(number, follows)
 
     def learned(self, number: int) -> None:
         """Do nothing: a stream has no files to put away."""
@@ -72,9 +126,28 @@ class StreamSource:
     def waiting(self) -> None:
         """Nothing is known of a stream."""
 
+    def new_classes(self, number: int) -> list[str]:
+        """Names of classes that the stream has brought up to a round."""
+        if not self.tells or bool((self._labels >= 0).all()):
+            return []
+        rounds = (each for each in range(1, number + 1) if self._experiment.trains(self._client, each))
+        met = {label for each in rounds for label in torch.unique(self._drawn(each).labels).tolist()}
+        names = self._experiment.dataset.class_names
+        return sorted(names[label] for label in met if self._labels[label] < 0)[:MOST_NEW_CLASSES]
+
     def test_set(self, seen: Tensor) -> Samples:
         """The client's test images of the classes seen."""
-        return self._experiment.test_set(self._client, seen)
+        wanted = (self._labels >= 0) & seen[self._labels]
+        samples = self._experiment.test_set(self._client, wanted)
+        return Samples.arrived(samples.content, self._labels[samples.labels], 0)
+
+    def _drawn(self, number: int) -> Samples:
+        """What the stream brings in a round, with the labels of the data set."""
+        return self._experiment.chunk(self._client, number)
+
+    def _is_agreed(self, chunk: Samples, number: int) -> Tensor:
+        """Which samples have a class that counts in a round, bool (n,)."""
+        return (self._labels[chunk.labels] >= 0) & (self._rounds[chunk.labels] <= number)
 
 
 class InboxSource:
@@ -90,6 +163,10 @@ class InboxSource:
         The run that learns.
     test_folder : Path, optional
         Labelled test images, in files like those of the inbox; without it no accuracy is reported.
+    classes : AgreedClasses, optional
+        With open classes, those agreed so far.
+    tells : bool
+        Whether names of further classes may leave this machine. If so, their files wait; else they are rejected.
 
     Raises
     ------
@@ -97,13 +174,31 @@ class InboxSource:
         The inbox cannot be used.
     """
 
-    def __init__(self, experiment: Experiment, folder: Path, run: str, test_folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        folder: Path,
+        run: str,
+        test_folder: Path | None = None,
+        classes: AgreedClasses | None = None,
+        *,
+        tells: bool = True,
+    ) -> None:
         settings, dataset = experiment.config.data, experiment.dataset
-        self._names, self._size = dataset.class_names, dataset.image_size
-        keep = settings.inbox_after == "keep"
-        self._inbox = Inbox(folder, run, self._names, self._size, bound=settings.inbox_bound, keep=keep)
+        self.class_names, self._size = classes.names if classes else dataset.class_names, dataset.image_size
+        self.tells = classes is not None and tells
+        strangers: Strangers = "reject" if classes is None else "wait" if tells else "keep secret"
+        self._inbox = Inbox(
+            folder,
+            run,
+            self.class_names,
+            self._size,
+            bound=settings.inbox_bound,
+            keep=settings.inbox_after == "keep",
+            strangers=strangers,
+        )
         self._test_folder = test_folder
-        self._wanted = experiment.config.run.round_samples
+        self._bound, self._grows = settings.inbox_bound, classes is not None
 
     def none(self) -> Samples:
         """No samples, by pixel."""
@@ -114,20 +209,28 @@ class InboxSource:
         images, labels = self._inbox.take(number, learned)
         return Samples.arrived(torch.from_numpy(images), torch.from_numpy(labels), number)
 
+    def again(self, number: int, follows: int) -> Samples:
+        """The round's samples once more, whether its files are marked by now or not."""
+        return self.chunk(number, number)
+
     def learned(self, number: int) -> None:
         """Mark the round's files as learned."""
         self._inbox.learned(number)
 
     def waiting(self) -> int:
-        """Number of labelled samples that wait, counted up to ``round-samples``."""
-        return waiting(self._inbox.folder, self._wanted)
+        """Number of labelled samples that wait, counted up to ``inbox-bound``."""
+        return waiting(self._inbox.folder, self._bound, self.class_names if self._grows else None)[0]
+
+    def new_classes(self, number: int) -> list[str]:
+        """Names of classes whose files wait."""
+        return self._inbox.new_classes(MOST_NEW_CLASSES)
 
     def test_set(self, seen: Tensor) -> Samples:
         """The test folder's images of the classes seen; none, with a warning, if the folder cannot be read."""
         if self._test_folder is None:
             return self.none()
         try:
-            images, labels = read_folder(self._test_folder, self._names, self._size)
+            images, labels = read_folder(self._test_folder, self.class_names, self._size)
         except DataError as fault:  # what cannot be measured can be learned nevertheless
             logger.warning("%s; nothing is tested", fault)
             return self.none()

@@ -95,7 +95,9 @@ def training_samples(config: Config) -> int:
 
 
 def _chunk_and_buffer(config: Config, round_number: int) -> int:
-    """Count the samples of an epoch over chunk and buffer, which fills up to ``capacity``."""
+    """Count the samples of an epoch over the chunk and, with methods that replay, a buffer that fills up to ``capacity``."""
+    if not METHODS[config.method].replays:
+        return config.mean_chunk
     held = min(config.buffer.capacity, (round_number - 1) * config.mean_chunk)
     return samples_in_epoch(config.training.batching, config.mean_chunk, held)
 
@@ -110,12 +112,12 @@ def test_images(config: Config) -> int:
     of_chunks = configured(config)[1].answers.predict_with == "prequential"
     total = 0
     for client in range(config.stream.clients):
-        seen = torch.zeros(experiment.num_classes, dtype=torch.bool)
+        seen = torch.zeros(experiment.dataset.num_classes, dtype=torch.bool)
         for number in range(1, config.stream.rounds + 1):
             if experiment.trains(client, number):
                 chunk = experiment.chunk(client, number)
                 total += models * len(chunk) if of_chunks and bool(seen.any()) else 0
-                seen |= chunk.class_counts(experiment.num_classes) > 0
+                seen |= chunk.class_counts(len(seen)) > 0
             total += models * len(experiment.test_set(client, seen))
     return total
 
@@ -138,7 +140,7 @@ def _calibrate(config: Config, share: float | None) -> tuple[float, float]:
     net = experiment.network(experiment.initial_weights())
     chunk = experiment.chunk(0, 1)
     rows = torch.arange(_BATCHES * config.training.batch_size) % len(chunk)
-    images, labels = chunk.take(rows).images(experiment.dataset.fetch), chunk.labels[rows]
+    images, labels = chunk.take(rows).images(experiment.dataset.fetch), chunk.labels[rows] % experiment.num_classes
     seen = torch.ones(experiment.num_classes, dtype=torch.bool, device=experiment.device)
     once = range(1)
     alone = experiment.device.type == "cpu" and config.run.threads == 1

@@ -199,7 +199,7 @@ def load_dataset(config: DataConfig, *, progress: bool = False, download: bool =
 def _agreed(config: DataConfig) -> Dataset:
     """A data set without images for data from inboxes: the classes and the image size that the configuration fixes."""
     none = np.empty((0, 3, config.image_size, config.image_size), dtype=np.uint8)
-    return Dataset("inbox", none, np.empty(0, dtype=np.int64), 0, config.classes(), (0.5,) * 3, (0.25,) * 3)
+    return Dataset("inbox", none, np.empty(0, dtype=np.int64), 0, config.named_classes(), (0.5,) * 3, (0.25,) * 3)
 
 
 def cache_dir() -> Path:

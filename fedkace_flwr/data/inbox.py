@@ -12,6 +12,8 @@ learned is on disk, it marks that folder. After a crash at any moment every file
 learned (in ``new/``, or in a folder without the mark) or learned and marked. If the crash came between writing the
 state and setting the mark, the client's state tells which.
 
+With open classes, files of a class that nobody has named yet wait in ``new/`` until the server has given it a number.
+
 The files of the last learned round stay in ``taken/`` until the next round is on disk: a client whose newest state is
 damaged continues from the previous one, and needs them again.
 
@@ -22,10 +24,11 @@ of them, and whatever is wrong with one file, its name, its kind or its permissi
 import logging
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
+from typing import Literal
 
 import numpy as np
 
@@ -33,12 +36,16 @@ from fedkace_flwr.data import inbox_files as arrivals
 from fedkace_flwr.data.inbox_files import Arrival, Arrived
 from fedkace_flwr.data.picture_process import PictureProcess
 from fedkace_flwr.errors import DataError
+from fedkace_flwr.keys import CLASS_NAME, is_class_name
 from fedkace_flwr.storage.folders import OpenFolder, make_folder
 from fedkace_flwr.storage.names import fitted, printable, token
 
 logger = logging.getLogger(__name__)
 
 _ROOMS = ("new", "taken", "done", "rejected")
+Strangers = Literal["reject", "wait", "keep secret"]
+"""What becomes of files of a class that is not agreed."""
+
 _PARTIAL, _LEARNED, _GONE = ".partial", ".learned", ".gone"
 _REASON = ".reason.txt"
 _CLAIM = re.compile(r"(?P<run>[0-9A-Za-z]{1,64})-(?P<round>\d{6,18})(?P<mark>|\.partial|\.learned|\.gone)", re.ASCII)
@@ -82,6 +89,9 @@ class Inbox:
         Maximum number of samples that a round takes; files are never split, and one that holds more is rejected.
     keep : bool
         Whether learned files are moved to ``done/`` (true) or deleted.
+    strangers : {"reject", "wait", "keep secret"}
+        What becomes of files of a class that is not agreed: they are rejected; or, with open classes, they wait; or
+        they are rejected because the class's name must not leave this machine.
 
     Raises
     ------
@@ -90,7 +100,15 @@ class Inbox:
     """
 
     def __init__(
-        self, folder: Path, run: str, class_names: Sequence[str], image_size: int, *, bound: int, keep: bool = True
+        self,
+        folder: Path,
+        run: str,
+        class_names: Sequence[str],
+        image_size: int,
+        *,
+        bound: int,
+        keep: bool = True,
+        strangers: Strangers = "reject",
     ) -> None:
         self.folder = folder
         self._run = token(run or "run")
@@ -98,6 +116,7 @@ class Inbox:
         self._size = image_size
         self._bound = bound
         self._keep = keep
+        self._strangers = strangers
         try:
             make_folder(folder)
             with OpenFolder.at(folder) as root:
@@ -141,6 +160,15 @@ class Inbox:
             claim = self._claim_of(rooms, number)
             if claim is not None:
                 self._mark(rooms, claim)
+
+    def new_classes(self, most: int) -> list[str]:
+        """Names of classes whose files wait, sorted; of many the first ``most`` that are found."""
+        found: set[str] = set()
+        with self._open() as rooms:
+            for each in arrivals.listing(rooms.new) if self._strangers == "wait" else ():
+                if len(found) < most:
+                    found.update(self._count(rooms, each)[1])
+        return sorted(found)[:most]
 
     @contextmanager
     def _open(self) -> Iterator[_Rooms]:
@@ -217,9 +245,17 @@ class Inbox:
                         _sync(source, partial)
                     if all(moved):
                         self._remove(rooms, claim.name)
-            samples = sum(self._count(rooms, each) for each in arrivals.listing(partial))
+            samples = 0
+            for each in arrivals.listing(partial):
+                held, strangers = self._count(rooms, each)
+                if not strangers:
+                    samples += held
+                else:  # of a class that the run that took it knew
+                    self._move(rooms, each, rooms.new)
             for each in arrivals.listing(rooms.new):
-                expected = self._count(rooms, each)
+                expected, strangers = self._count(rooms, each)
+                if strangers:
+                    continue
                 if samples + expected > self._bound:
                     break
                 if expected and self._move(rooms, each, partial):
@@ -240,7 +276,10 @@ class Inbox:
                     images, labels = arrivals.read(each, self._classes, self._size, decoder.square)
                     self._check_bound(each, len(labels))
                 except (DataError, OSError) as fault:
-                    self._reject(rooms, each, fault)
+                    if isinstance(fault, arrivals.UnknownClassError) and self._strangers == "wait":  # as if it came now
+                        self._move(rooms, each, rooms.new)
+                    else:
+                        self._reject(rooms, each, fault)
                     continue
                 if samples + len(labels) > self._bound:  # it holds more than when it was taken: as if it came now
                     self._move(rooms, each, rooms.new)
@@ -253,15 +292,28 @@ class Inbox:
     def _nothing(self) -> Arrived:
         return np.empty((0, 3, self._size, self._size), dtype=np.uint8), np.empty(0, dtype=np.int64)
 
-    def _count(self, rooms: _Rooms, arrival: Arrival) -> int:
-        """Number of samples in a file; a file that cannot be used is rejected and counts as 0."""
+    def _count(self, rooms: _Rooms, arrival: Arrival) -> tuple[int, list[str]]:
+        """Number of samples in a file, and the names of classes for which it has to wait.
+
+        A file that cannot be used is rejected and counts as 0.
+        """
         try:
-            samples = arrivals.count(arrival)
+            samples, names = arrivals.count(arrival)
             self._check_bound(arrival, samples)
+            strangers = sorted(names.difference(self._classes)) if self._strangers != "reject" else []
+            for name in strangers:
+                told = f"{printable(arrival.name)}: class {name!r:.100}"
+                if not is_class_name(name):
+                    raise DataError(f"{told}: must be {CLASS_NAME}")
+                if self._strangers == "keep secret":
+                    raise DataError(
+                        f"{told} is not one of the {len(self._classes)} agreed classes, and the site's policy lets no "
+                        "names of new ones leave (new-classes = 'refuse')"
+                    )
         except (DataError, OSError) as fault:
             self._reject(rooms, arrival, fault)
-            return 0
-        return samples
+            return 0, []
+        return samples, strangers
 
     def _check_bound(self, arrival: Arrival, samples: int) -> None:
         if samples > self._bound:
@@ -318,37 +370,55 @@ class Inbox:
             logger.warning("%s cannot be removed (%s); it is left there", rooms.taken.path / name, fault)
 
 
-def waiting(folder: Path, most: int) -> int:
-    """Number of labelled samples in an inbox that no round has learned, counted up to ``most``; nothing is moved.
+def waiting(folder: Path, most: int, class_names: Collection[str] | None = None) -> tuple[int, list[str]]:
+    """Count the labelled samples in an inbox that no round has learned, up to ``most``; nothing is moved.
 
-    Files that cannot be used count as nothing; they are rejected by the next round.
+    Files that cannot be used count as nothing; the next round rejects them.
+
+    Parameters
+    ----------
+    folder : Path
+        The inbox.
+    most : int
+        Where the count ends.
+    class_names : collection of str, optional
+        With open classes, those agreed so far: files of others do not count.
+
+    Returns
+    -------
+    The count, and the names of the classes for which files wait, sorted.
 
     Raises
     ------
     DataError
         The folder cannot be read.
     """
-    samples = 0
+    samples, names = 0, set[str]()
     try:
         with OpenFolder.at(folder) as root, ExitStack() as stack:
-            places = [stack.enter_context(root.within(room)) for room in ("new", "taken") if root.has_folder(room)]
-            claims = [
-                stack.enter_context(place.within(name))
-                for place in places[1:]
-                for name, is_folder in place.entries()
-                if is_folder and (parts := _CLAIM.fullmatch(name)) and parts["mark"] in ("", _PARTIAL)
-            ]
-            for place in (*claims, *places[:1]):
+            rooms = {room: stack.enter_context(root.within(room)) for room in ("new", "taken") if root.has_folder(room)}
+            taken = rooms["taken"].entries() if "taken" in rooms else []
+            claims = [name for name, is_folder in taken if is_folder and _is_unlearned(name)]
+            places = [stack.enter_context(rooms["taken"].within(name)) for name in claims]
+            for place in [*places, *(rooms[room] for room in ("new",) if room in rooms)]:
                 for arrival in arrivals.listing(place):
                     if samples >= most:
-                        return samples
+                        break
                     with suppress(DataError, OSError):
-                        samples += arrivals.count(arrival)
+                        count, found = arrivals.count(arrival)
+                        strangers = set() if class_names is None else found.difference(class_names)
+                        samples += 0 if strangers else count
+                        names |= set(filter(is_class_name, strangers))
     except FileNotFoundError:  # the first round makes it
-        return 0
+        return 0, []
     except OSError as fault:
         raise DataError(f"inbox = {folder}: cannot be read ({fault})") from fault
-    return samples
+    return samples, sorted(names)
+
+
+def _is_unlearned(name: str) -> bool:
+    claim = _CLAIM.fullmatch(name)
+    return claim is not None and claim["mark"] in ("", _PARTIAL)
 
 
 def _sync(*folders: OpenFolder) -> None:

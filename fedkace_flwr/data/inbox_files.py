@@ -98,8 +98,14 @@ def _finished(folder: OpenFolder) -> list[tuple[str, bool]]:
     ]
 
 
-def count(arrival: Arrival) -> int:
-    """How many samples a file claims to hold; of an archive, only the labels are read.
+class UnknownClassError(DataError):
+    """A file names a class that is not agreed."""
+
+
+def count(arrival: Arrival) -> tuple[int, frozenset[str]]:
+    """How many samples a file claims to hold, and the names of their classes; of an archive, only the labels are read.
+
+    The names are in Unicode's composed form (NFC); there are none where labels are numbers.
 
     Raises
     ------
@@ -111,11 +117,14 @@ def count(arrival: Arrival) -> int:
     if arrival.class_name is not None:
         _check_kind(arrival, SUFFIXES)
         os.close(_opened(arrival))
-        return 1
+        return 1, frozenset({normalize("NFC", arrival.class_name)})
     _check_kind(arrival, (_ARCHIVE,))
     content = _content(arrival)
     with _faults_of(arrival), _archive(content) as archive:
-        return _rows(_array(archive, _LABELS).shape)
+        labels = _array(archive, _LABELS)
+        rows = _rows(labels.shape)
+        names = np.unique(labels).tolist() if labels.dtype.kind == "U" else []
+        return rows, frozenset(normalize("NFC", name) for name in names)
 
 
 def read(arrival: Arrival, class_names: Sequence[str], image_size: int, square: Square) -> Arrived:
@@ -138,6 +147,8 @@ def read(arrival: Arrival, class_names: Sequence[str], image_size: int, square: 
 
     Raises
     ------
+    UnknownClassError
+        It names a class that is not agreed.
     DataError
         The file is damaged or too large, or an image or a label differs from what was agreed.
     OSError
@@ -174,7 +185,7 @@ class _faults_of:
 
     def __exit__(self, kind: type[BaseException] | None, fault: BaseException | None, trace: object) -> None:
         if isinstance(fault, DataError):
-            raise DataError(f"{self._name}: {fault}") from fault
+            raise type(fault)(f"{self._name}: {fault}") from fault
         if isinstance(fault, Exception):
             text = printable(" ".join(str(fault).split())) or type(fault).__name__
             raise DataError(f"{self._name}: damaged, or not {_WANTED} ({text[:200]})") from fault
@@ -223,7 +234,7 @@ def _check_kind(arrival: Arrival, suffixes: tuple[str, ...]) -> None:
 def _label_of(class_name: str, class_names: Sequence[str]) -> int:
     name = normalize("NFC", class_name)  # as class-names are; a Mac's programs write folders decomposed
     if name not in class_names:
-        raise DataError(f"class {class_name!r:.100} is not one of the {len(class_names)} agreed classes")
+        raise UnknownClassError(f"class {class_name!r:.100} is not one of the {len(class_names)} agreed classes")
     return class_names.index(name)
 
 
@@ -273,5 +284,5 @@ def _labels_as_agreed(labels: NDArray[Any], class_names: Sequence[str]) -> NDArr
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= len(class_names):
         odd = low if low < 0 else high
-        raise DataError(f"label {odd} is not one of the {len(class_names)} agreed classes, 0 to {len(class_names) - 1}")
+        raise DataError(f"label {odd} is not one of the {len(class_names)} agreed classes, which are numbered from 0")
     return labels.astype(np.int64)

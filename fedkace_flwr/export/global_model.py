@@ -13,9 +13,19 @@ from fedkace_flwr.networks.catalogue import facts_of
 from fedkace_flwr.storage import encryption
 from fedkace_flwr.storage.atomic import Array
 
+_OUTPUT = ("output.weight", "output.bias")
 
-def models_of(experiment: Experiment, device: torch.device, **of_round: Any) -> KeptModels:
+
+def models_of(
+    experiment: Experiment,
+    device: torch.device,
+    class_names: tuple[str, ...],
+    weights: Mapping[str, Mapping[str, Array]],
+    **of_round: Any,
+) -> KeptModels:
     """Models of a run, with what its configuration and its data set say about them.
+
+    With open classes the networks have outputs without a name; the models are cut to those that have one.
 
     Parameters
     ----------
@@ -23,6 +33,10 @@ def models_of(experiment: Experiment, device: torch.device, **of_round: Any) -> 
         Configuration and data set.
     device : device
         Where the models compute, for their precision.
+    class_names : tuple of str
+        Names of the classes, in the order of their numbers.
+    weights : mapping
+        Weights of each network, as in :class:`~fedkace_flwr.inference.kept_models.Answering`.
     **of_round : Any
         The other fields of :class:`~fedkace_flwr.inference.kept_models.KeptModels`.
     """
@@ -30,7 +44,8 @@ def models_of(experiment: Experiment, device: torch.device, **of_round: Any) -> 
     mean, std = experiment.normalisation
     return KeptModels(
         method=config.method,
-        class_names=dataset.class_names,
+        class_names=class_names,
+        weights={name: _named(arrays, len(class_names)) for name, arrays in weights.items()},
         framing=framing_of(config.data, dataset.image_size),
         mean=mean,
         std=std,
@@ -42,11 +57,18 @@ def models_of(experiment: Experiment, device: torch.device, **of_round: Any) -> 
     )
 
 
-def global_model(experiment: Experiment, weights: Mapping[str, Array], number: int) -> KeptModels:
+def _named(weights: Mapping[str, Array], classes: int) -> dict[str, Array]:
+    """The weights of a network with its first outputs alone."""
+    return {name: array[:classes] if name in _OUTPUT else array for name, array in weights.items()}
+
+
+def global_model(
+    experiment: Experiment, weights: Mapping[str, Array], number: int, agreed: tuple[str, ...] = ()
+) -> KeptModels:
     """Return the global model after a round, ready to be written to a folder.
 
-    It predicts the classes that the streams have brought up to that round; of data from inboxes, whose classes the
-    server does not know, all.
+    It predicts the classes that the streams have brought up to that round; where the server does not know them, with
+    data from inboxes or open classes, all that have a name.
 
     Parameters
     ----------
@@ -56,22 +78,30 @@ def global_model(experiment: Experiment, weights: Mapping[str, Array], number: i
         The model's weights by name.
     number : int
         The round, from 1.
+    agreed : tuple of str
+        With open classes, the names that count in that round, of which there is at least one.
     """
-    met = _met(experiment, number)
+    names = agreed if experiment.config.data.grows else experiment.dataset.class_names
+    met = _met(experiment, number, len(names))
     told = {"run": "", "round": number, "trained": number, "switched_at": None, "seen": met}
-    return models_of(experiment, torch.device("cpu"), **told, answers={GLOBAL: met}, weights={GLOBAL: weights})
+    return models_of(experiment, torch.device("cpu"), names, {GLOBAL: weights}, **told, answers={GLOBAL: met})
 
 
-def why_not_left(experiment: Experiment) -> str:
-    """Why a finished run does not leave its global model, in half a sentence; empty if it does."""
+def why_not_left(experiment: Experiment, agreed: tuple[str, ...]) -> str:
+    """Why a finished run does not leave its global model, in half a sentence; empty if it does.
+
+    ``agreed`` is as in :func:`global_model`.
+    """
     if any(encryption.keys()):
         return f"{encryption.VARIABLE} is set, and the model would not be encrypted"
-    return lacks_statistics(experiment)
+    return why_silent(experiment, agreed)
 
 
-def lacks_statistics(experiment: Experiment) -> str:
+def why_silent(experiment: Experiment, agreed: tuple[str, ...]) -> str:
     """Why the server's model cannot predict as it is, in half a sentence; empty if it can."""
     config = experiment.config
+    if config.data.grows and not agreed:
+        return "no class had a name yet"
     if (
         config.privacy.batchnorm_statistics == "local"
         and facts_of(config.model.network, experiment.blueprint).has_running_means
@@ -80,10 +110,10 @@ def lacks_statistics(experiment: Experiment) -> str:
     return ""
 
 
-def _met(experiment: Experiment, number: int) -> tuple[int, ...]:
-    if experiment.config.data.arrives:
-        return tuple(range(experiment.num_classes))
-    met = torch.zeros(experiment.num_classes, dtype=torch.bool)
+def _met(experiment: Experiment, number: int, classes: int) -> tuple[int, ...]:
+    if experiment.config.data.arrives or experiment.config.data.grows:
+        return tuple(range(classes))
+    met = torch.zeros(classes, dtype=torch.bool)
     for client in range(experiment.config.stream.clients):
-        met |= experiment.learned(client, number).class_counts(experiment.num_classes) > 0
+        met |= experiment.learned(client, number).class_counts(classes) > 0
     return labels_of(met)

@@ -15,13 +15,15 @@ import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedkace_flwr.errors import MessageError
+from fedkace_flwr.keys import is_class_name
 from fedkace_flwr.npy import HeaderError, read_array, read_content, read_header
 
 ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
 ROUND, CLIENT, RUN = "round", "client", "run"
 INBOX, TEST = "inbox", "test"
 WORKING = "working"
-WAITING, WANTED = "waiting", "wanted"
+WAITING, MOST = "waiting", "most"
+CLASS_NAMES, CLASS_ROUNDS, NEW_CLASSES = "class-names", "class-rounds", "new-classes"
 PARTITION, PARTITIONS = "partition-id", "num-partitions"
 EXAMPLES = "num-examples"
 
@@ -43,6 +45,9 @@ STARTED, FINISHED = "started", "finished"
 TRAINING_SECONDS = "training-seconds"
 SELECTION_SECONDS = "selection-seconds"
 EVALUATION_SECONDS = "evaluation-seconds"
+
+MOST_CLASSES = 100_000
+MOST_NEW_CLASSES = 20  # names of classes in a reply; further ones come with later replies
 
 _SERIALISED = "numpy.ndarray"  # Flower's name for an array in NumPy's own format
 _LARGEST_HEADER = 512  # bytes before an array's content; NumPy writes 128 for every array that this package sends
@@ -83,6 +88,48 @@ def reply_content(weights: Weights | None, examples: int, metrics: Mapping[str, 
     if weights is not None:
         content[ARRAYS] = array_record(weights)
     return content
+
+
+@dataclass(frozen=True)
+class AgreedClasses:
+    """The classes that have a number.
+
+    Attributes
+    ----------
+    names : tuple of str
+        In the order of their numbers, from 0.
+    rounds : tuple of int
+        The round from which each counts; 0 for those that the configuration names.
+    """
+
+    names: tuple[str, ...] = ()
+    rounds: tuple[int, ...] = ()
+
+    def told(self) -> dict[str, list[str] | list[int]]:
+        """The fields that tell a client; :func:`agreed_classes` reads them."""
+        return {CLASS_NAMES: list(self.names), CLASS_ROUNDS: list(self.rounds)}
+
+    def names_in(self, number: int) -> tuple[str, ...]:
+        """The names of those that count in a round; later ones have higher numbers."""
+        return tuple(name for name, begun in zip(self.names, self.rounds, strict=True) if begun <= number)
+
+
+def agreed_classes(told: Mapping[str, Any], most: int) -> AgreedClasses:
+    """Read the agreed classes in a message from the server, or in a checkpoint; there may be ``most`` of them.
+
+    Raises
+    ------
+    MessageError
+        They are missing, too many, no names of classes, or not all different.
+    """
+    names, rounds = told.get(CLASS_NAMES), told.get(CLASS_ROUNDS)
+    if not isinstance(names, list) or not isinstance(rounds, list) or not len(rounds) == len(names) <= most:
+        raise MessageError(f"{CLASS_NAMES}: must be at most {most} names, each with its round")
+    if not all(isinstance(name, str) and is_class_name(name) for name in names) or len(set(names)) < len(names):
+        raise MessageError(f"{CLASS_NAMES} = {shown(names)}: must be different names of classes")
+    if not all(type(begun) is int and begun >= 0 for begun in rounds):
+        raise MessageError(f"{CLASS_ROUNDS} = {shown(rounds)}: must be whole numbers from 0")
+    return AgreedClasses(tuple(names), tuple(rounds))
 
 
 def size_in_bytes(content: RecordDict) -> int:

@@ -26,6 +26,7 @@ VARIABLE = "FEDKACE_POLICY"
 _LARGEST = 2**20  # bytes of a file
 _FOR_THE_SERVER_ALONE = frozenset({"run-name", "resume", "tracker"})
 _ANY, _DEFAULT = "any", "default"
+_TELL, _REFUSE = "tell", "refuse"
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,8 @@ class SitePolicy:
         Whether keys that a client obeys and have no rule must have their default.
     rules : mapping
         Rules by key.
+    new_classes : bool
+        Whether names of classes that no one has named yet may be told to the server.
     own_state : bool
         Whether the node names a folder for the client's state itself, so that it does not follow ``results-dir``.
     """
@@ -74,6 +77,7 @@ class SitePolicy:
     labels: bool
     only_defaults: bool
     rules: Mapping[str, _Rule]
+    new_classes: bool = True
     own_state: bool = False
 
     def check(self, asked: Config, config: Config, *, sends_labels: bool) -> None:
@@ -174,19 +178,23 @@ def read_policy(path: Path, names: Mapping[str, Collection[str]] | None = None) 
 
 
 def _parsed(path: Path, table: Mapping[str, Any]) -> SitePolicy:
-    known = {"labels", "unlisted", "keys"}
+    known = {"labels", "unlisted", "new-classes", "keys"}
     for name in table.keys() - known:
         words = f"unknown entry {name!r:.100}; must be one of {', '.join(sorted(known))}{closest(name, known)}"
         raise PolicyError(f"{path}: {words}")
     labels, unlisted, rules = table.get("labels", True), table.get("unlisted", _ANY), table.get("keys", {})
     if not isinstance(labels, bool):
         raise PolicyError(f"{path}: labels = {labels!r:.100}: must be true or false")
-    if unlisted not in (_ANY, _DEFAULT):
-        meant = closest(str(unlisted), (_ANY, _DEFAULT))
-        raise PolicyError(f"{path}: unlisted = {unlisted!r:.100}: must be {_ANY!r} or {_DEFAULT!r}{meant}")
+    new_classes = table.get("new-classes", _TELL)
+    choices = {"unlisted": (unlisted, _ANY, _DEFAULT), "new-classes": (new_classes, _TELL, _REFUSE)}
+    for name, (value, *accepted) in choices.items():
+        if value not in accepted:
+            one, other = accepted
+            meant = closest(str(value), accepted)
+            raise PolicyError(f"{path}: {name} = {value!r:.100}: must be {one!r} or {other!r}{meant}")
     if not isinstance(rules, dict):
         raise PolicyError(f"{path}: keys = {rules!r:.100}: must be a table")
-    return SitePolicy(path, labels, unlisted == _DEFAULT, dict(_rules(rules)))
+    return SitePolicy(path, labels, unlisted == _DEFAULT, dict(_rules(rules)), new_classes == _TELL)
 
 
 def _rules(table: Mapping[str, Any]) -> Iterator[tuple[str, _Rule]]:

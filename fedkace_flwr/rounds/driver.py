@@ -21,6 +21,7 @@ from fedkace_flwr.messaging.wire import NumpyArray, Reply, Shapes
 from fedkace_flwr.privacy import noise
 from fedkace_flwr.privacy.central import CentralNoise
 from fedkace_flwr.results.orders import Orders
+from fedkace_flwr.rounds.class_names import CLASSES, ClassNames
 from fedkace_flwr.rounds.defence import Defence
 from fedkace_flwr.rounds.exchange import client_of
 from fedkace_flwr.rounds.members import Members
@@ -102,7 +103,8 @@ class RoundDriver(Strategy):
         self._shapes = shapes
         self._parameters = parameters
         self._on_round = on_round
-        self._pace = Pace(config, self.members, orders)
+        self.class_names = ClassNames(config.data)
+        self._pace = Pace(config, self.members, self.class_names, orders)
         self._quorum = Quorum(config.run)
         self._limits = Limits.of(config, shapes)
         self._noise = CentralNoise(config.privacy, config.run.seed, parameters)
@@ -113,13 +115,15 @@ class RoundDriver(Strategy):
     def checkpoint(self) -> tuple[dict[str, NumpyArray], dict[str, Any]]:
         """Arrays, and a JSON-ready record, that later rounds need beside the global model."""
         arrays, record = self.rule.state()
-        return arrays, {**record, _DEFENCE: self._defence.state(), _MEMBERS: self.members.state()}
+        own = {_DEFENCE: self._defence.state(), _MEMBERS: self.members.state(), CLASSES: self.class_names.state()}
+        return arrays, {**record, **own}
 
     def restore(self, done: int, arrays: Mapping[str, NumpyArray], record: Mapping[str, Any]) -> None:
         """Continue after round ``done`` with what :meth:`checkpoint` gave then; call before :meth:`start`."""
         self._done = done
-        self._defence.restore(record.get(_DEFENCE, {}))  # checkpoints of earlier versions lack both
+        self._defence.restore(record.get(_DEFENCE, {}))  # checkpoints of earlier versions lack these
         self.members.restore(record.get(_MEMBERS, []))
+        self.class_names.restore(record.get(CLASSES, {}))
         self.rule.restore(arrays, record)
 
     def summary(self) -> None:
@@ -146,27 +150,29 @@ class RoundDriver(Strategy):
             No SuperNode joins, or too few clients answer for the quorum.
         """
         self.summary()
-        self.members.wait(grid)
+        if not self._pace.is_stopped:
+            self.members.wait(grid)
         result = Result(arrays=initial_arrays)
-        train_config, evaluate_config = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
+        fields = dict(train_config or {}), dict(evaluate_config or {})
         for number in range(self._done + 1, num_rounds + 1) if num_rounds else itertools.count(self._done + 1):
             if not self._pace.wait(grid):
                 logger.info("ordered to stop after round %d", number - 1)
                 break
             begun = time.monotonic()
+            train_config, evaluate_config = (ConfigRecord({**each, **self.class_names.told()}) for each in fields)
             now = self._open(number, grid, train_config)
             arrays = result.arrays
             self.rule.begin_round(now, arrays)
 
-            def training(model: ArrayRecord = arrays) -> ArrayRecord | None:
-                return self._train(model, train_config, grid, timeout)
+            def training(model: ArrayRecord = arrays, told: ConfigRecord = train_config) -> ArrayRecord | None:
+                return self._train(model, told, grid, timeout)
 
             merged, short_of_training = self._phase(training, grid)
             if merged is not None:
                 result.arrays = arrays = self.rule.between(now, merged)
 
-            def evaluation(model: ArrayRecord = arrays) -> MetricRecord | None:
-                return self._evaluate(model, evaluate_config, grid, timeout)
+            def evaluation(model: ArrayRecord = arrays, told: ConfigRecord = evaluate_config) -> MetricRecord | None:
+                return self._evaluate(model, told, grid, timeout)
 
             metrics, short_of_evaluation = self._phase(evaluation, grid)
             result.evaluate_metrics_clientapp[number] = metrics or MetricRecord()
@@ -174,6 +180,8 @@ class RoundDriver(Strategy):
             if evaluate_fn and (central := evaluate_fn(number, arrays)) is not None:
                 result.evaluate_metrics_serverapp[number] = central
 
+            if agreed := self.class_names.settle(number):
+                now.report.own["new_classes"] = agreed
             now.report.seconds = time.monotonic() - begun
             self._on_round(now.report, arrays)
             shortfall = short_of_evaluation or short_of_training
@@ -348,7 +356,8 @@ class RoundDriver(Strategy):
             Too few valid replies.
         """
         valid = self._with_quorum(EVALUATION, self._read(EVALUATION, replies))
-        self._pace.told({reply.client: int(reply.metrics.get(wire.WAITING, 0)) for reply in valid})
+        waiting = {reply.client: int(reply.metrics.get(wire.WAITING, 0)) for reply in valid}
+        self._pace.told(waiting, trained=bool(self._now.report.trained))
         met = [reply for reply in valid if wire.SEEN_CLASSES in reply.metrics]
         self._now.report.evaluated = {reply.client: reply.metrics for reply in met}
         accuracies = [float(reply.metrics[wire.ACCURACY]) for reply in met if wire.ACCURACY in reply.metrics]
@@ -370,6 +379,7 @@ class RoundDriver(Strategy):
                     reply = wire.read_reply(message, client, None)
                     validation.check_metrics(reply.metrics, self._limits)
                 valid.append(reply)
+                self.class_names.take(client, message.content)
             except MessageError as error:
                 now.fail(client, phase, str(error), error.kind)
         return sorted(valid, key=lambda reply: reply.client)

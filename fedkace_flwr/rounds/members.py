@@ -12,7 +12,7 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -210,7 +210,7 @@ class Members:
             if seat.node != _NOBODY
         ]
 
-    def restore(self, record: list[Mapping[str, Any]]) -> None:
+    def restore(self, record: Sequence[Mapping[str, Any]]) -> None:
         """Restore what :meth:`state` returned; who was away before is so until it is reached."""
         if not self.keyed:
             return

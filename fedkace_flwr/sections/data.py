@@ -41,9 +41,20 @@ class DataConfig:
         unit="images",
         low=0,
     )
+    classes: Literal["fixed", "open"] = key(
+        "fixed",
+        "Whether the classes are those of the data set or, of an inbox, those in `class-names`, or grow: with `open` the server gives each name that a device brings the next number, and its samples wait until then (docs/edge-data.md).",
+    )
     class_names: str = key(
         "",
-        "With `dataset = inbox`: the agreed classes, comma-separated, in the order of their labels.",
+        "With `dataset = inbox`: the agreed classes, comma-separated, in the order of their labels. With `classes = open`, of any data set, the first ones, of which there may be none.",
+    )
+    max_classes: int = key(
+        50,
+        "With `classes = open`: the number of the network's outputs, and so the most classes that a run can have.",
+        unit="classes",
+        low=2,
+        high=10_000,
     )
     inbox_bound: int = key(
         10000,
@@ -78,6 +89,12 @@ class DataConfig:
         """Whether samples arrive in an inbox on each device, and are not drawn from a data set."""
         return self.dataset == "inbox"
 
-    def classes(self) -> tuple[str, ...]:
+    @property
+    def grows(self) -> bool:
+        """Whether classes get names and numbers as they come."""
+        return self.classes == "open"
+
+    def named_classes(self) -> tuple[str, ...]:
         """The names in ``class-names``, in Unicode's composed form (NFC)."""
-        return tuple(normalize("NFC", name.strip()) for name in self.class_names.split(","))
+        names = self.class_names.split(",") if self.class_names.strip() else []
+        return tuple(normalize("NFC", name.strip()) for name in names)

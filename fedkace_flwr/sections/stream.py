@@ -30,9 +30,10 @@ class StreamConfig:
     )
     rounds: int = key(
         15,
-        "Number of rounds T. 0, for inboxes alone: the run goes on until it is stopped.",
+        "Number of rounds T. 0, for inboxes alone: the run goes on until it is stopped. A run that is resumed with more goes on, as if they had been planned from the start; with streams and methods that need T beforehand that is refused.",
         low=0,
         high=100_000,
+        living=True,
     )
     away: str = key(
         "",
@@ -86,6 +87,15 @@ class StreamConfig:
     def numbers(self) -> Numbers:
         """The numbers of the kind of stream, by name."""
         return word_of(self, "stream")[1]
+
+    @property
+    def why_not_longer(self) -> str:
+        """Why a stream of more rounds would begin with other samples, in half a sentence; empty if it would not."""
+        if self.kind == "blurred":
+            return f"stream = {self.stream!r} exchanges samples between all rounds"
+        if not self.shared_samples:
+            return "shared-samples = false divides the samples by what all rounds need"
+        return ""
 
     @property
     def participants_per_round(self) -> int:

@@ -6,7 +6,8 @@ step is a renaming, so each file is in one of its two places at any moment, and 
 
 import contextlib
 import os
-from collections.abc import Collection
+import shutil
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from fedkace_flwr.errors import StateError, UnreadableStateError
@@ -16,7 +17,11 @@ from fedkace_flwr.storage.folders import EARLIER, make_folder, sync_folder
 from fedkace_flwr.storage.names import token
 
 MOST_RUNS = 8
-"""Most earlier runs that a client keeps; it takes part in no further one before its owner has made room."""
+"""Most earlier runs that a client keeps. For a further one the oldest goes whose whole memory lives on in a later run;
+without such a run, the client takes part in no further one before its owner has made room."""
+
+_PASSED_ON = "passed"
+"""The mark, in a run's folder, that the next run has begun with all samples that this one had."""
 
 STATES = (ANSWER, STATE)
 """The kinds of a client's files that make a round, in the order in which they are moved."""
@@ -65,7 +70,9 @@ class EarlierRuns:
                 found[number] = run
         return found
 
-    def settle(self, run: str, kinds: tuple[str, ...] = STATES) -> dict[str, int]:
+    def settle(
+        self, run: str, kinds: tuple[str, ...] = STATES, begin: Callable[[Path], str | None] | None = None
+    ) -> dict[str, int]:
         """Move the files of other runs out, and those of this run in.
 
         Parameters
@@ -74,6 +81,9 @@ class EarlierRuns:
             The run, or its :func:`~fedkace_flwr.storage.names.token`.
         kinds : tuple of str
             In the order in which they are moved; the last kind's files name their run.
+        begin : callable, optional
+            If the run is new, it writes the run's first state into a folder, and returns the run whose samples are all
+            in that state. It is called before anything is moved: the state from which a run begins is settled once.
 
         Returns
         -------
@@ -87,17 +97,47 @@ class EarlierRuns:
         StateError
             There would be more than :data:`MOST_RUNS` earlier runs; nothing was moved.
         """
-        others = {number: other for number, other in self.runs(kinds[-1]).items() if token(other) != token(run)}
-        places = {*self.places(), *map(self.place_of, others.values())} - {self.place_of(run)}
-        if others and len(places) > MOST_RUNS:
-            raise StateError(
-                f"{self._folder}: run {run!r} is new, and the states of {MOST_RUNS} earlier runs are kept already; see "
-                f"python -m fedkace_flwr.storage earlier {self._folder}, and delete those that are no longer needed"
-            )
+        found, place = self.runs(kinds[-1]), self.place_of(run)
+        others = {number: other for number, other in found.items() if token(other) != token(run)}
+        surplus = len({*self.places(), *map(self.place_of, others.values())} - {place}) - MOST_RUNS
+        if others and surplus > 0:
+            self._make_room(run, surplus)
+        if begin is not None and len(others) == len(found) and not atomic.numbered(place, kinds[-1]):
+            make_folder(place)
+            passed = begin(place)
+            if passed is not None:
+                make_folder(self.place_of(passed))
+                (self.place_of(passed) / _PASSED_ON).touch(mode=0o600)
         for number, other in others.items():
             self.move_out(number, other, kinds)
         self._move_in(run, kinds)
         return {other: number for number, other in reversed(others.items())}
+
+    def newest_first(self, kind: str) -> list[Path]:
+        """The folders of earlier runs that hold files of a kind, by the time at which the newest of these was written."""
+        written = {
+            place: max(path.stat().st_mtime_ns for path in place.glob(f"{kind}-*"))
+            for place in self.places()
+            if any(place.glob(f"{kind}-*"))
+        }
+        return sorted(written, key=lambda place: written[place], reverse=True)
+
+    def _make_room(self, run: str, surplus: int) -> None:
+        """Remove the oldest earlier runs whose memory lives on.
+
+        Raises
+        ------
+        StateError
+            There are too few of them; nothing was removed.
+        """
+        going = [place for place in self.newest_first(STATE) if (place / _PASSED_ON).exists()][-surplus:]
+        if len(going) < surplus:
+            raise StateError(
+                f"{self._folder}: run {run!r} is new, and the states of {MOST_RUNS} earlier runs are kept already; see "
+                f"python -m fedkace_flwr.storage earlier {self._folder}, and delete those that are no longer needed"
+            )
+        for place in going:
+            shutil.rmtree(place)
 
     def move_out(self, round_number: int, run: str, kinds: Collection[str]) -> None:
         """Move a round's files to their run's folder."""
@@ -117,6 +157,7 @@ class EarlierRuns:
         place = self.place_of(run)
         if not place.is_dir():
             return
+        (place / _PASSED_ON).unlink(missing_ok=True)  # the run goes on, and has what the next one has not
         for kind in kinds:
             for number in atomic.numbered(place, kind):
                 path = atomic.path_of(place, kind, number)

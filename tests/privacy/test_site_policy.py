@@ -194,7 +194,10 @@ def _accepts(check: Callable[[], None]) -> bool:
     [
         ("labels = 1", "labels = 1: must be true or false"),
         ("unlisted = 'defaults'", "must be 'any' or 'default'; did you mean default?"),
-        ("label = true", "unknown entry 'label'; must be one of keys, labels, unlisted; did you mean labels?"),
+        (
+            "label = true",
+            "unknown entry 'label'; must be one of keys, labels, new-classes, unlisted; did you mean labels?",
+        ),
         ("keys = 3", "keys = 3: must be a table"),
         ("[keys]\nepoch = 1", "unknown key 'epoch'; did you mean epochs?"),
         ("[keys]\nepochs = '1'", "epochs = '1': must be a whole number"),

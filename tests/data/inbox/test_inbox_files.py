@@ -41,7 +41,7 @@ def read(path: Path, class_name: str | None = None) -> arrivals.Arrived:
 
 def count(path: Path, class_name: str | None = None) -> int:
     with OpenFolder.at(path.parent) as folder:
-        return arrivals.count(Arrival(folder, path.name, class_name))
+        return arrivals.count(Arrival(folder, path.name, class_name))[0]
 
 
 def test_three_layouts_of_images_mean_the_same(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_an_unknown_class_folder_is_refused(tmp_path: Path) -> None:
 
 def test_a_class_is_the_same_however_its_name_is_composed(tmp_path: Path) -> None:
     """Macs write the names of folders decomposed."""
-    agreed = DataConfig(class_names="cafe\u0301, tea").classes()
+    agreed = DataConfig(class_names="cafe\u0301, tea").named_classes()
     path = archive(tmp_path / "a.npz", images=images(2), labels=np.array(["caf\u00e9", "cafe\u0301"]))
     with OpenFolder.at(tmp_path) as folder:
         assert arrivals.read(Arrival(folder, path.name, None), agreed, SIZE, read_square)[1].tolist() == [0, 0]

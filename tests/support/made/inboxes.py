@@ -27,8 +27,8 @@ def picture(path: Path) -> None:
     Image.new("RGB", (SIZE, SIZE), (3, 0, 0)).save(path, "PNG")
 
 
-def opened(folder: Path, run: str = RUN, **settings: Any) -> Inbox:
-    return Inbox(folder, run, CLASSES, SIZE, **{"bound": 100, **settings})
+def opened(folder: Path, run: str = RUN, class_names: tuple[str, ...] = CLASSES, **settings: Any) -> Inbox:
+    return Inbox(folder, run, class_names, SIZE, **{"bound": 100, **settings})
 
 
 def numbers_of(arrived: tuple[np.ndarray, np.ndarray]) -> list[int]:

@@ -137,7 +137,7 @@ class Parsers:
         with OpenFolder.at(self.folder) as folder:
             arrival = arrivals.Arrival(folder, name, class_name)
             try:
-                claimed = arrivals.count(arrival)
+                claimed, _ = arrivals.count(arrival)
             except DataError as error:
                 _assert_line(error)
             try:
