@@ -77,7 +77,7 @@ class Ledger:
         self.files: dict[str, File] = {}
         self.memories: defaultdict[str, Memory] = defaultdict(Memory)
         self.faults: list[str] = []
-        self._given: dict[str, str] = {}  # the file of each sample
+        self._given: dict[str, tuple[str, str]] = {}  # the file and the class of each sample
         self._trained: dict[tuple[str, int], int] = {}  # samples of each node and round
 
     def drop(self, node: str, images: Pixels, names: Sequence[str], *, as_pictures: bool = False) -> None:
@@ -102,15 +102,15 @@ class Ledger:
         if not as_pictures:
             content = io.BytesIO()
             np.savez(content, images=images, labels=np.array(names))
-            self._add(node, new / f"{number:06d}.npz", content.getvalue(), digests)
+            self._add(node, new / f"{number:06d}.npz", content.getvalue(), digests, names)
             return
         for place, (image, name) in enumerate(zip(images, names, strict=True)):
-            self._add(node, new / name / f"{number + place:06d}.png", _png(image), digests[place : place + 1])
+            self._add(node, new / name / f"{number + place:06d}.png", _png(image), [digests[place]], [name])
 
-    def _add(self, node: str, path: Path, content: bytes, digests: list[str]) -> None:
+    def _add(self, node: str, path: Path, content: bytes, digests: list[str], names: Sequence[str]) -> None:
         # Noted before it is written: what the ledger does not know could be learned unseen.
         self.files[path.name] = File(node, digests)
-        self._given |= dict.fromkeys(digests, path.name)
+        self._given |= {sample: (path.name, name) for sample, name in zip(digests, names, strict=True)}
         make_folder(path.parent)
         write_bytes(path, content, mode=0o600)
 
@@ -169,9 +169,12 @@ class Ledger:
             self._fault(f"{node}: its buffer is empty after round {state.round}")
         if state.round < before.round:
             self._fault(f"{node}: is at round {state.round}, and was at {before.round}")
-        held = Counter(digest(image) for image in state.buffer.content.numpy())
-        for sample, rounds in zip(held, _rounds(state), strict=True):
-            self._check_sample(node, sample, held[sample], rounds)
+        held = [digest(image) for image in state.buffer.content.numpy()]
+        copies = Counter(held)
+        for sample, label, arrived in zip(
+            held, state.buffer.labels.tolist(), state.buffer.rounds.tolist(), strict=True
+        ):
+            self._check_sample(node, sample, copies[sample], state.names[label] if state.names else "", arrived)
         self.memories[node] = Memory(classes, samples, state.round)
         answer = newest(home, ANSWER, lambda arrays, record: Answer.from_record(arrays, record)[1])
         # Read after the state: this answer is of its round, or of a later one.
@@ -180,15 +183,18 @@ class Ledger:
         ]:
             self._trained[node, state.round] = answer.examples
 
-    def _check_sample(self, node: str, sample: str, copies: int, arrived: int) -> None:
-        name = self._given.get(sample, "")
-        file = self.files.get(name)
+    def _check_sample(self, node: str, sample: str, copies: int, name: str, arrived: int) -> None:
+        given, its_class = self._given.get(sample, ("", ""))
+        file = self.files.get(given)
         if file is None or file.node != node:
             self._fault(f"{node}: its buffer holds a sample that it was not given")
-        elif copies > 1:
-            self._fault(f"{node}: its buffer holds {copies} copies of a sample of {name}")
-        elif file.learned and arrived not in file.learned:
-            self._fault(f"{node}: learned {name} in round {arrived}, and filed it under {file.learned}")
+            return
+        if copies > 1:
+            self._fault(f"{node}: its buffer holds {copies} copies of a sample of {given}")
+        if name and name != its_class:
+            self._fault(f"{node}: its buffer holds a sample of {given}, class {its_class}, as {name}")
+        if file.learned and arrived not in file.learned:
+            self._fault(f"{node}: learned {given} in round {arrived}, and filed it under {file.learned}")
 
     def compare(self) -> None:
         """Compare how many samples nodes say that they have trained on with those of the files that they filed."""
@@ -225,14 +231,6 @@ def newest(folder: Path, kind: str, parse: Callable[..., Any], version: int = at
             if found is not None:
                 return found
     return None
-
-
-def _rounds(state: ClientState) -> list[int]:
-    """The round of each different sample, in the order of their first appearance."""
-    seen: dict[str, int] = {}
-    for image, number in zip(state.buffer.content.numpy(), state.buffer.rounds.tolist(), strict=True):
-        seen.setdefault(digest(image), number)
-    return list(seen.values())
 
 
 def _folders(place: Path) -> Iterator[Path]:

@@ -39,6 +39,8 @@ _CONFIG = {
     "epochs": 3,
     "capacity": 40,
     "rounds": 0,
+    "classes": "open",
+    "max-classes": 10,
     "away-after": 30.0,
     "probe": 20.0,
     "deadline": 300.0,

@@ -33,7 +33,7 @@ class Device:
 
     def remember(self, buffer: Samples, *, seen: int = 2, trained: int | None = None) -> None:
         seen_classes = torch.arange(2) < seen
-        state = ClientState(seen_classes, buffer, run=RUN, round=self._learned)
+        state = ClientState(seen_classes, buffer, run=RUN, round=self._learned, names=CLASSES)
         folder = self.home / "state" / NODE
         if trained is not None:
             answer = Answer({}, trained, {}).to_record(RUN)
@@ -110,9 +110,11 @@ def test_a_lost_memory_and_a_strange_one_are_found(ledger: Ledger, device: Devic
     assert len(ledger.faults) == 2 and "had met 2" in ledger.faults[0] and "buffer is empty" in ledger.faults[1]
     device.learn()
     strange = Samples(buffer.content + 1, buffer.labels, buffer.rounds)
+    buffer = Samples(buffer.content, buffer.labels.flip(0), buffer.rounds)
     device.remember(strange.followed_by(buffer).followed_by(buffer))
     ledger.recall(NODE)
     assert any("was not given" in fault for fault in ledger.faults)
+    assert any("class a, as b" in fault for fault in ledger.faults)
     assert any("2 copies" in fault for fault in ledger.faults)
 
 
