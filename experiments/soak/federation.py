@@ -58,9 +58,10 @@ class Federation:
         self.root, self.folder = folder, folder / "federation"
         self.run = self.folder / "results" / "living"
         self.app = staged_app(folder / "app")
+        hurry = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.3", "PYTHONPATH": str(Path(__file__).parent / "compressed")}
         left_out = ("FLWR", "RAY", "PYTHONDONTWRITEBYTECODE")  # without compiled files, each message compiles the app
         kept = {key: value for key, value in os.environ.items() if not key.startswith(left_out)}
-        self._env = flower_environment(folder / "flwr", kept)
+        self._env = flower_environment(folder / "flwr", kept | hurry)
         self.meant = [f"node-{number}" for number in range(1, nodes + 1)]
         self._starts: dict[str, subprocess.Popen[bytes]] = {}
         self._next = 0.0
