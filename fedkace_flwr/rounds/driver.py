@@ -91,7 +91,7 @@ class RoundDriver(Strategy):
         self._on_round = on_round
         self._everyone = tuple(range(config.stream.clients))
         self._directory = ClientDirectory(config.stream.clients, config.run.join_deadline)
-        self._quorum = Quorum(config.run, config.stream.clients)
+        self._quorum = Quorum(config.run, config.stream.clients, arrives=config.data.arrives)
         self._limits = Limits.of(config, shapes)
         self._noise = CentralNoise(config.privacy, config.run.seed, parameters)
         self._defence = Defence(config, parameters)
@@ -386,10 +386,14 @@ class Quorum:
         The run's keys.
     clients : int
         K.
+    arrives : bool
+        Whether data arrives in inboxes, where ``auto`` repeats without a limit.
     """
 
-    def __init__(self, settings: RunConfig, clients: int) -> None:
+    def __init__(self, settings: RunConfig, clients: int, *, arrives: bool) -> None:
         self._rule, numbers = word_of(settings, "below_quorum")
+        if self._rule == "auto":
+            self._rule = "repeat" if arrives else "stop"
         self._limit = int(numbers.get("limit", 0))
         self._in_a_row = 0
         self._clients = clients
@@ -425,7 +429,7 @@ class Quorum:
         if self._rule == "stop":
             raise shortfall
         self._in_a_row += 1
-        if self._in_a_row >= self._limit:
+        if 0 < self._limit <= self._in_a_row:
             what = "rounds" if self._rule == "skip" else "attempts"
             raise RunError(
                 f"{shortfall}; below-quorum = {self._rule}:{self._limit}, so many consecutive {what} reached: "
