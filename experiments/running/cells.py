@@ -125,18 +125,6 @@ class Cell:
         """
         return Run(self.folder).summary()
 
-    def drop_answers(self) -> None:
-        """Delete stored replies, which serve repeated messages, unless further rounds would need what they hold."""
-        if not self._needs_answers:
-            for path in self.folder.glob("clients/client-*/answer-*.npz"):
-                path.unlink()
-
-    @property
-    def _needs_answers(self) -> bool:
-        """Whether a client's round needs its last local model: as it may not train, or keeps statistics for itself."""
-        stream, privacy = self.config.stream, self.config.privacy
-        return stream.participants_per_round < stream.clients or privacy.batchnorm_statistics == "local"
-
     def _matches(self) -> bool:
         try:
             compare(self.folder, configured(self.config)[1], self._data)
@@ -153,7 +141,7 @@ class Cell:
 
     def _check_going_on(self) -> None:
         """Check that the earlier run has this configuration, or that it lacks nothing but further rounds."""
-        config = configured(self.config)[1]
+        method, config = configured(self.config)
         asked = config.stream.rounds
         planned, _ = compare(self.folder, config, self._data, {"rounds"}).get("rounds", (asked, asked))
         if asked == planned:
@@ -161,7 +149,7 @@ class Cell:
         if asked and not 0 < planned < asked:
             compare(self.folder, config, self._data)
         check_rounds(config, planned, self.rounds)
-        kept = "answer" if self._needs_answers else "state"
+        kept = "answer" if method.strategy.train_action else "state"  # earlier versions kept no answers at the end
         if self.rounds and not config.run.state_dir and not any(self.folder.glob(f"clients/client-*/{kept}-*.npz")):
             raise RunError(f"rounds = {asked}: {self.folder} no longer has what its clients need for further rounds")
 

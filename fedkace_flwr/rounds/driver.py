@@ -105,7 +105,7 @@ class RoundDriver(Strategy):
         self._on_round = on_round
         self.class_names = ClassNames(config.data)
         self._pace = Pace(config, self.members, self.class_names, orders)
-        self._quorum = Quorum(config.run)
+        self._quorum = Quorum(config.run, arrives=config.data.arrives)
         self._limits = Limits.of(config, shapes)
         self._noise = CentralNoise(config.privacy, config.run.seed, parameters)
         self._defence = Defence(config, parameters)
@@ -420,6 +420,8 @@ class Quorum:
     ----------
     settings : RunConfig
         The run's keys.
+    arrives : bool
+        Whether data arrives in inboxes, where ``auto`` repeats without a limit.
 
     Attributes
     ----------
@@ -427,8 +429,10 @@ class Quorum:
         Smallest sufficient share of the clients that a phase asks.
     """
 
-    def __init__(self, settings: RunConfig) -> None:
+    def __init__(self, settings: RunConfig, *, arrives: bool) -> None:
         self._rule, numbers = word_of(settings, "below_quorum")
+        if self._rule == "auto":
+            self._rule = "repeat" if arrives else "stop"
         self._limit = int(numbers.get("limit", 0))
         self._in_a_row = 0
         self.share = settings.quorum
@@ -458,7 +462,7 @@ class Quorum:
         if self._rule == "stop":
             raise shortfall
         self._in_a_row += 1
-        if self._in_a_row >= self._limit:
+        if 0 < self._limit <= self._in_a_row:
             what = "rounds" if self._rule == "skip" else "attempts"
             raise RunError(
                 f"{shortfall}; below-quorum = {self._rule}:{self._limit}, so many consecutive {what} reached: "

@@ -293,10 +293,10 @@ class RunConfig:
         living=True,
     )
     below_quorum: str = key(
-        "stop",
-        "What happens if a phase has too few valid replies: `stop` ends the run; `skip` leaves the global model unchanged, goes on and notes it in the round's record; `repeat` runs the phase again, in which clients that have already trained answer from their store. After so many consecutive rounds (`skip`) or attempts at one phase (`repeat`) the run ends (5); `resume` continues it.",
+        "auto",
+        "What happens if a phase has too few valid replies: `stop` ends the run; `skip` leaves the global model unchanged, goes on and notes it in the round's record; `repeat` runs the phase again, in which clients that have already trained answer from their store. After so many consecutive rounds (`skip`) or attempts at one phase (`repeat`) the run ends (5; 0: never); `resume` continues it. `auto` is `repeat:0` for inboxes, `stop` otherwise.",
         affects="waiting",
-        words={"stop": (), "skip": (Number("limit", 5, low=1),), "repeat": (Number("limit", 5, low=1),)},
+        words={"auto": (), "stop": (), "skip": (Number("limit", 5, low=0),), "repeat": (Number("limit", 5, low=0),)},
     )
     deadline: float = key(
         7200.0, "Maximum wait for the replies of one phase of a round.", unit="seconds", above=0, affects="waiting"

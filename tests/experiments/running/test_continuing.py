@@ -73,8 +73,13 @@ def extended(make: Make, **keys: Any) -> tuple[Path, list[str]]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "keys",
-    [{}, {"fraction-train": 0.4, "predict-with": "mean"}, {"batchnorm-statistics": "local", "method": "fedavg"}],
-    ids=["all-train", "some-train", "own-statistics"],
+    [
+        {},
+        {"fraction-train": 0.4, "predict-with": "prequential"},
+        {"batchnorm-statistics": "local", "method": "fedavg"},
+        {"method": "centralized"},
+    ],
+    ids=["plain", "judged-by-chunks", "own-statistics", "no-models"],
 )
 def test_a_finished_run_goes_on_if_only_its_rounds_grow(make: Make, keys: dict[str, Any], tmp_path: Path) -> None:
     folder, said = extended(make, **keys)
