@@ -122,6 +122,11 @@ class EarlierRuns:
         }
         return sorted(written, key=lambda place: written[place], reverse=True)
 
+    def keep_newest(self, kind: str) -> None:
+        """Remove all earlier runs but :data:`MOST_RUNS`, of a folder that holds files of one kind alone."""
+        for place in self.newest_first(kind)[MOST_RUNS:]:
+            _remove(place)
+
     def _make_room(self, run: str, surplus: int) -> None:
         """Remove the oldest earlier runs whose memory lives on.
 
@@ -137,7 +142,7 @@ class EarlierRuns:
                 f"python -m fedkace_flwr.storage earlier {self._folder}, and delete those that are no longer needed"
             )
         for place in going:
-            shutil.rmtree(place)
+            _remove(place)
 
     def move_out(self, round_number: int, run: str, kinds: Collection[str]) -> None:
         """Move a round's files to their run's folder."""
@@ -166,3 +171,9 @@ class EarlierRuns:
         sync_folder(place)
         with contextlib.suppress(OSError):
             place.rmdir()
+
+
+def _remove(place: Path) -> None:
+    for path in place.glob("*-*"):  # before the mark: what a crash leaves can still be removed
+        path.unlink()
+    shutil.rmtree(place)
