@@ -117,6 +117,7 @@ def check(folder: Path) -> None:
     assert_same(store_of(folder, "2").before(1), memory_of(2, "2"))
     assert [read_state(folder / "earlier" / "1" / f"state-{number:06d}.npz").round for number in (1, 2)] == [1, 2]
     assert names(folder) == ["answer-000001.npz", "earlier", "state-000000.npz", "state-000001.npz"]
+    assert not (folder / "earlier" / "2").exists()
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,11 @@ from support.common import rounds_of
 from support.doubles.faults import FaultyGrid
 from support.made.stored import read_state
 from support.systems.contract import DISTINCT_METHODS, SHAPE, Make, assert_a_run_in_pieces_equals, run_over
+from support.systems.in_process import Federation
 
 from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.registry import METHODS
+from fedkace_flwr.samples import Samples
 from fedkace_flwr.storage.client_state import ClientState
 
 
@@ -68,6 +71,33 @@ def test_a_run_takes_up_the_memory_of_the_run_before(
         assert all(accuracy is not None for accuracy in records[0]["client_accuracy"])
     pieces = small(**keys, run_name="pieces", state_dir=str(tmp_path / "states-pieces"))
     assert_a_run_in_pieces_equals(folder, pieces)
+
+
+@pytest.mark.slow
+@pytest.mark.matrix
+@pytest.mark.parametrize("method", ["ofcl", "fedkace", "er", "derpp", "refed", "fedcbdr"])
+def test_a_class_that_gets_its_label_within_a_run_comes_out_of_the_memory(small: Make, method: str) -> None:
+    """Whatever a method has stored for the samples of its full buffer must still fit."""
+    federation = Federation(small(**SHAPE, method=method))
+    for number in (1, 2):
+        federation.train(0, number)
+        federation.evaluate(0, number)
+    store = federation.store(0)
+    state = store.before(3)
+    assert len(state.buffer) == SHAPE["capacity"]
+    label = int((~state.seen).nonzero()[0])
+    waiting = Samples.arrived(torch.from_numpy(federation.experiment.dataset.train_ids(label)[:4].copy()), zeros(4), 0)
+    name = federation.experiment.dataset.class_names[label]
+    store.save(replace(state, waiting=waiting, waiting_names=[name, "not yet"]))
+    federation.train(0, 3)
+    before, after = (read_state(federation.state(0, number)) for number in (2, 3))
+    assert len(before.buffer) == SHAPE["capacity"] and before.buffer.class_counts(10)[label] > 1
+    assert list(before.waiting_names) == ["not yet"] and len(before.waiting) == 0
+    assert bool(after.seen[label]) and len(after.buffer) == SHAPE["capacity"]
+
+
+def zeros(count: int) -> torch.Tensor:
+    return torch.zeros(count, dtype=torch.int64)
 
 
 def folder_of(states: Path, client: int) -> Path:
