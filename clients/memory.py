@@ -75,7 +75,7 @@ def _remembered(earlier: ClientState, empty: ClientState, *, config: Config, cli
     names = earlier.names
     if not names and len(earlier.seen) == len(empty.seen):
         names = empty.names  # of an earlier version, which stored none
-    if found != wanted or not names:
+    if found != wanted or (not names and bool(earlier.seen.any())):
         reason = f"it holds {found}, and this run learns from {wanted}"
         if found == wanted:
             reason = f"it has {len(earlier.seen)} classes without names, and this run has {len(empty.seen)}"

@@ -122,11 +122,12 @@ def _run(grid: Grid, config: Config, run_id: int, method: Method, experiment: Ex
     )
 
     def leave_model(rounds: Sequence[Mapping[str, Any]]) -> None:
-        agreed = driver.class_names.agreed.names_in(len(rounds))
+        last = rounds[-1]["round"] if rounds else 0
+        agreed = driver.class_names.agreed.names_in(last)
         if reason := rule.lacks_global_model() or why_not_left(experiment, agreed):
             logger.info("no model is left: %s", reason)
         else:
-            kept = global_model(experiment, wire.unpack(result.arrays), len(rounds), agreed)
+            kept = global_model(experiment, wire.unpack(result.arrays), last, agreed)
             write_folder(folder.path / MODEL, kept, Training(config, rounds))
 
     summary = folder.finish(config, leave_model, stopped=orders.stopped)

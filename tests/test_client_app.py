@@ -363,8 +363,6 @@ def test_a_disk_that_fills_while_models_are_kept_costs_no_model(device: Device) 
 
 def test_a_process_for_one_message_looks_for_no_garbage_among_modules() -> None:
     """Neither at the import of PyTorch nor at its end, which cost a third of a device's processor time; later it does."""
-    code = (
-        "import gc; from fedkace_flwr import apps; apps._app_for('train', False); print(gc.isenabled(), gc.get_freeze_count() > 10**5)"
-    )
+    code = "import gc; from fedkace_flwr import apps; apps._app_for('train', False); print(gc.isenabled(), gc.get_freeze_count() > 10**5)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True", "True"]

@@ -29,12 +29,14 @@ from fedkace_flwr.storage.folders import sync_folder
 from fedkace_flwr.storage.targets import claim
 
 SCHEMA = 1
+_EARLIER = "rounds-earlier.jsonl"
 HOLDS = "a run"
 """What the mark of a run's folder says."""
 
 _LOCK_SECONDS = 10
 _NAMED = 3  # keys in which a run differs
 _RESUMPTIONS = 1000  # the latest, which are kept
+_IN_MEMORY, _IN_FILE = 1000, 10_000  # records of a run without end
 
 Changes = Mapping[str, tuple[Any, Any]]
 """Keys, each with the value of a run so far and that of a configuration."""
@@ -65,6 +67,7 @@ class RunFolder:
         self._data = data
         self.checkpoints = Checkpoints(path / "server")
         self._rounds: list[dict[str, Any]] = []
+        self._lines, self._is_endless = 0, False
         self._tracking: Tracking | None = None
         sealing.keys()
         try:
@@ -124,6 +127,7 @@ class RunFolder:
         RunError
             The tracker cannot be used.
         """
+        self._is_endless = config.stream.rounds == 0
         self._tracking = Tracking(self.path, config, first_round=1)
         files.remove_partials(self.path)
         own = {"schema": SCHEMA, "run": token}
@@ -161,14 +165,19 @@ class RunFolder:
         lines = _read(rounds, files.LARGEST_LOG).splitlines(keepends=True) if rounds.exists() else []
         if checkpoint is None and len(lines) > 1:
             raise RunError(f"{self.path} holds {len(lines)} rounds and no checkpoint; move it away and start anew")
-        self._rounds = [_line(rounds, number, lines) for number in range(1, done + 1)]
+        first = self._first_round(lines, done)
+        numbers = range(first, done + 1)
+        self._is_endless, self._lines = config.stream.rounds == 0, len(numbers)
+        if self._is_endless:
+            numbers = numbers[-_IN_MEMORY:]
+        self._rounds = [_line(rounds, number, lines, first) for number in numbers]
         try:
             # First: else a process that ends after the next steps leaves a run that counts as finished with these keys.
             if self.finished:
                 (self.path / "summary.json").unlink()
                 sync_folder(self.path)
-            if len(lines) > done:
-                files.write_text(rounds, "".join(lines[:done]))
+            if len(lines) > self._lines:
+                files.write_text(rounds, "".join(lines[: self._lines]))
             self._note(config, changed, done + 1, device)
             if changed:
                 known = _known(read_json(self.path / "config.json"), config)
@@ -176,8 +185,17 @@ class RunFolder:
         except OSError as error:
             raise self._full(error) from error
         if checkpoint is not None:
-            self._tracking = Tracking(self.path, config, first_round=len(self._rounds) + 1)
+            self._tracking = Tracking(self.path, config, first_round=done + 1)
         return checkpoint
+
+    def _first_round(self, lines: Sequence[str], done: int) -> int:
+        """The round of the first of these lines, if it follows those that a run without end has put away; else 1."""
+        if not (self.path / _EARLIER).exists():
+            return 1
+        try:
+            return int(json.loads(lines[0])["round"]) if lines else done + 1
+        except (KeyError, TypeError, ValueError):
+            return 1  # which the line is not, as the caller finds
 
     def _note(self, config: Config, changed: Changes, number: int, device: torch.device) -> None:
         """Note in ``environment.json`` that the run goes on with a round, with what it does, and what has changed.
@@ -201,17 +219,27 @@ class RunFolder:
     def add_round(self, record: Mapping[str, Any]) -> None:
         """Append a round's record; it is on disk when this returns.
 
+        A run without end begins a new file every 10,000 rounds and keeps the one before, ``rounds-earlier.jsonl``; what
+        it shows and summarises are its last 1,000 rounds.
+
         Raises
         ------
         RunError
             It cannot be written.
         """
         self._rounds.append(dict(record))
+        if self._is_endless:
+            del self._rounds[:-_IN_MEMORY]
         if self._tracking is not None:
             # Before the record: if the process ends here, a resumed run repeats the round, and its tracker knows that.
             self._tracking.add(record, accuracy_so_far(self._rounds))
+        rounds = self.path / "rounds.jsonl"
         try:
-            files.append_text(self.path / "rounds.jsonl", json.dumps(record, allow_nan=False) + "\n")
+            if self._is_endless and self._lines >= _IN_FILE:
+                rounds.replace(self.path / _EARLIER)
+                self._lines = 0
+            files.append_text(rounds, json.dumps(record, allow_nan=False) + "\n")
+            self._lines += 1
         except OSError as error:
             raise self._full(error) from error
 
@@ -428,14 +456,14 @@ def _known(before: Mapping[str, Any], config: Config) -> dict[str, Any]:
     return {**replace(Config(), method=config.method).flat(), **renewed(before)}
 
 
-def _line(path: Path, number: int, lines: Sequence[str]) -> dict[str, Any]:
-    """Return the record of a round that, according to the checkpoint, is complete."""
+def _line(path: Path, number: int, lines: Sequence[str], first: int) -> dict[str, Any]:
+    """Return the record of a round that, according to the checkpoint, is complete; ``first`` is that of the first line."""
     try:
-        record: dict[str, Any] = json.loads(lines[number - 1])
+        record: dict[str, Any] = json.loads(lines[number - first])
         if record["round"] != number:
             raise ValueError(f"it is round {record['round']}")
     except (IndexError, KeyError, TypeError, ValueError) as error:
         raise RunError(
-            f"{path}, line {number}: is not the record of round {number} ({error}); move the folder away and start anew"
+            f"{path}, line {number - first + 1}: is not the record of round {number} ({error}); move the folder away and start anew"
         ) from error
     return record

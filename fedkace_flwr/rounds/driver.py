@@ -36,9 +36,7 @@ logger = logging.getLogger(__name__)
 Outcome = TypeVar("Outcome")
 
 _DEFENCE, _MEMBERS = "defence", "members"
-KEPT_ROUNDS = 1000
-"""Rounds whose records the server keeps in memory."""
-
+_KEPT = 1000  # rounds whose mean accuracies Flower's result holds
 _FIRST_RETRY = 1.0  # seconds before a phase is retried; doubles with each retry
 _LONGEST_RETRY = 60.0
 
@@ -176,7 +174,7 @@ class RoundDriver(Strategy):
 
             metrics, short_of_evaluation = self._phase(evaluation, grid)
             result.evaluate_metrics_clientapp[number] = metrics or MetricRecord()
-            result.evaluate_metrics_clientapp.pop(number - KEPT_ROUNDS, None)
+            result.evaluate_metrics_clientapp.pop(number - _KEPT, None)
             if evaluate_fn and (central := evaluate_fn(number, arrays)) is not None:
                 result.evaluate_metrics_serverapp[number] = central
 

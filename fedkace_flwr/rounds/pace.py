@@ -57,14 +57,14 @@ class Pace:
 
     def wait(self, grid: Grid) -> bool:
         """Wait until a round is due; False if the run was ordered to stop."""
-        pause = _LEAST_PAUSE
+        pause = max(self._interval, _LEAST_PAUSE)
         if self._arrives:
             if not self._sleep(self._begun + self._interval):
                 return False
             while not self._enough(grid):
-                if not self._sleep(time.monotonic() + max(self._interval, pause)):
+                if not self._sleep(time.monotonic() + pause):
                     return False
-                pause = min(2 * pause, _LONGEST_PAUSE)
+                pause = pause if self._interval else min(2 * pause, _LONGEST_PAUSE)
         self._begun = time.monotonic()
         return not self.is_stopped
 

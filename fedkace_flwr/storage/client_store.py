@@ -211,7 +211,7 @@ class ClientStore:
 
     def _write_to(self, folder: Path, state: ClientState) -> None:
         path, named = atomic.path_of(folder, STATE, state.round), max(self._empty.names, state.names, key=len)
-        state = replace(state, names=named, dataset=self._empty.dataset)
+        state = replace(state, names=named, dataset=self._empty.dataset or state.dataset)
         atomic.write(path, *state.to_record(), version=client_state.VERSION)
 
     def _read_state(self, round_number: int) -> ClientState | None:

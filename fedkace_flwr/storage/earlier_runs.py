@@ -12,7 +12,8 @@ from pathlib import Path
 
 from fedkace_flwr.errors import StateError, UnreadableStateError
 from fedkace_flwr.storage import atomic, client_state
-from fedkace_flwr.storage.atomic import ANSWER, STATE
+from fedkace_flwr.storage.atomic import ANSWER, MODELS, STATE
+from fedkace_flwr.storage.files import remove_partials
 from fedkace_flwr.storage.folders import EARLIER, make_folder, sync_folder
 from fedkace_flwr.storage.names import token
 
@@ -45,7 +46,9 @@ class EarlierRuns:
 
     def places(self) -> list[Path]:
         """The folders of earlier runs; empty ones belong to runs that were moved back."""
-        return sorted(place for place in (self._folder / EARLIER).glob("*") if any(place.glob("*-*")))
+        kinds = (ANSWER, STATE, MODELS)
+        found = (self._folder / EARLIER).glob("*")
+        return sorted(place for place in found if any(atomic.numbered(place, kind) for kind in kinds))
 
     def runs(self, kind: str) -> dict[int, str]:
         """The run of each state, or of each file of models, in the client's folder, by its round, newest first.
@@ -115,12 +118,18 @@ class EarlierRuns:
 
     def newest_first(self, kind: str) -> list[Path]:
         """The folders of earlier runs that hold files of a kind, by the time at which the newest of these was written."""
+        numbers = {place: atomic.numbered(place, kind) for place in self.places()}
         written = {
-            place: max(path.stat().st_mtime_ns for path in place.glob(f"{kind}-*"))
-            for place in self.places()
-            if any(place.glob(f"{kind}-*"))
+            place: max(atomic.path_of(place, kind, number).stat().st_mtime_ns for number in found)
+            for place, found in numbers.items()
+            if found
         }
         return sorted(written, key=lambda place: written[place], reverse=True)
+
+    def keep_newest(self, kind: str) -> None:
+        """Remove all earlier runs but :data:`MOST_RUNS`, of a folder that holds files of one kind alone."""
+        for place in self.newest_first(kind)[MOST_RUNS:]:
+            _remove(place)
 
     def _make_room(self, run: str, surplus: int) -> None:
         """Remove the oldest earlier runs whose memory lives on.
@@ -137,7 +146,7 @@ class EarlierRuns:
                 f"python -m fedkace_flwr.storage earlier {self._folder}, and delete those that are no longer needed"
             )
         for place in going:
-            shutil.rmtree(place)
+            _remove(place)
 
     def move_out(self, round_number: int, run: str, kinds: Collection[str]) -> None:
         """Move a round's files to their run's folder."""
@@ -157,6 +166,7 @@ class EarlierRuns:
         place = self.place_of(run)
         if not place.is_dir():
             return
+        remove_partials(place)
         (place / _PASSED_ON).unlink(missing_ok=True)  # the run goes on, and has what the next one has not
         for kind in kinds:
             for number in atomic.numbered(place, kind):
@@ -166,3 +176,9 @@ class EarlierRuns:
         sync_folder(place)
         with contextlib.suppress(OSError):
             place.rmdir()
+
+
+def _remove(place: Path) -> None:
+    for path in place.glob("*-*"):  # before the mark: what a crash leaves can still be removed
+        path.unlink()
+    shutil.rmtree(place)

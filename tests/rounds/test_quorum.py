@@ -108,10 +108,7 @@ def test_after_so_many_in_a_row_the_run_ends_in_one_line_and_can_go_on(made: Mak
 
 def test_inboxes_are_waited_for_without_limit_and_streams_are_not() -> None:
     shortfall = BelowQuorumError("round 2, training: 0 of 3 clients gave a valid reply", "training", [])
-    patient, plain = (
-        Quorum(Config.parse({}).run, 3, arrives=True),
-        Quorum(Config.parse({}).run, 3, arrives=False),
-    )
+    patient, plain = (Quorum(Config.parse({}).run, arrives=arrives) for arrives in (True, False))
     for _ in range(1000):
         patient.short(shortfall)
     assert patient.repeats and not patient.skips
