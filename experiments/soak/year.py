@@ -129,7 +129,8 @@ class Year:
         self._gone: dict[str, int] = {}  # nodes that have left, each with the round
         self._fed = dict.fromkeys(self._nodes, 0)  # chunks that each node was given
         self._feeds = True
-        self._still: tuple[float, int, float] | None = None  # since when nothing happens, after which round, and costs
+        # Since when nothing happens, after which round, what was spent until then, and by whom.
+        self._still: tuple[float, int, float, list[str]] | None = None
         federation = self.federation
         self._deeds: dict[str, Callable[[str], object]] = {
             "join": self._join,
@@ -289,10 +290,12 @@ class Year:
         busy = [node for node in self._nodes if node in self.federation.meant]
         for node in busy:
             self.ledger.count(node)
-        if any(self.ledger.open(node) for node in busy) or recorded < self.ledger.last_round:
+        learning = any(self.ledger.open(node) for node in busy) or recorded < self.ledger.last_round
+        if learning or (self._still and self._still[3] != busy):  # a node that was away may be back
+            self._still = None
             return False
-        self._still = self._still or (now, recorded, self.measures.seconds(busy))
-        since, before, spent = self._still
+        self._still = self._still or (now, recorded, self.measures.seconds(busy), busy)
+        since, before, spent = self._still[:3]
         if now - since < _QUIET and recorded == before:
             return False
         an_hour = 3600 * (self.measures.seconds(busy) - spent) / len(busy) / max(1.0, now - since)
