@@ -17,7 +17,6 @@ from torch import Tensor
 from fedkace_flwr.clients.predictor import Array as Array
 from fedkace_flwr.clients.predictor import Evaluation as Evaluation
 from fedkace_flwr.clients.predictor import Predictor, predictor_of
-from fedkace_flwr.config import Config
 from fedkace_flwr.errors import MessageError, RunError
 from fedkace_flwr.experiment import Experiment, as_arrays
 from fedkace_flwr.inference.kept_models import Answering
@@ -340,11 +339,6 @@ class ClientTools:
         if not self.config.run.report_classes:
             return {}
         return {wire.BUFFER_CLASSES: buffer.class_counts(self.experiment.num_classes).tolist()}
-
-
-def chunk_alone(config: Config, round_number: int) -> int:
-    """Count the samples of an epoch without replay, for estimates."""
-    return config.mean_chunk
 
 
 class ClientRule(ClientTools):

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import count
 
 import torch
 from flwr.app import RecordDict
@@ -38,7 +39,7 @@ class CentralizedKeys:
     def anchors(self, round_number: int, rounds: int) -> tuple[int, int]:
         """Return the nearest trained rounds on either side of a round; both are the round itself if it is trained."""
         below = next(number for number in range(round_number, 0, -1) if self.trains(number, rounds))
-        above = next(number for number in range(round_number, rounds + 1) if self.trains(number, rounds))
+        above = next(number for number in count(round_number) if self.trains(number, rounds))
         return below, above
 
 
@@ -132,6 +133,7 @@ METHOD = Method(
     role="reference",
     keys=(CentralizedKeys,),
     needs_stream=True,
+    replays=False,
     samples=samples,
     traffic=Traffic("c", "R"),
 )

@@ -1,6 +1,6 @@
 """The client of DCFCL: no buffer; distillation from the model it was sent (Yang et al., NeurIPS 2025)."""
 
-from fedkace_flwr.clients.base import ClientRound, ClientRule, chunk_alone
+from fedkace_flwr.clients.base import ClientRound, ClientRule
 from fedkace_flwr.networks.network import Network
 from fedkace_flwr.registry import Method
 from fedkace_flwr.training.distillation import DistillationLoss
@@ -34,4 +34,4 @@ class DcfclClient(ClientRule):
         return DistillationLoss(now.seen.to(device), now.old.to(device), teacher, LAMBDA, TEMPERATURE)
 
 
-METHOD = Method(DcfclClient, "DCFCL", server="fedkace_flwr.strategies.dcfcl:Dcfcl", samples=chunk_alone)
+METHOD = Method(DcfclClient, "DCFCL", server="fedkace_flwr.strategies.dcfcl:Dcfcl", replays=False)

@@ -14,8 +14,8 @@ from fedkace_flwr.training.losses import Objective, WeightedMeansLoss
 class DerppKeys:
     """DER++."""
 
-    derpp_alpha: float = key(0.1, "Weight alpha of the squared distance from the stored logits.", low=0)
-    derpp_beta: float = key(0.5, "Weight beta of the replayed samples' label loss.", low=0)
+    derpp_alpha: float = key(0.1, "Weight alpha of the squared distance from the stored logits.", low=0, living=True)
+    derpp_beta: float = key(0.5, "Weight beta of the replayed samples' label loss.", low=0, living=True)
 
 
 class DerppClient(ReplayClient):

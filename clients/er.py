@@ -17,6 +17,7 @@ class ReplayClient(ClientRule):
         """Keep every sample of the stream so far with the same probability (reservoir sampling)."""
         buffer, chunk = now.state.buffer, now.chunk
         met = int(now.state.extra["met"]) if "met" in now.state.extra else 0
+        met = max(met, len(buffer))  # a buffer may be an earlier run's
         slots = list(range(len(buffer)))
         generator, capacity = self.generator("reservoir", now.number), self.config.buffer.capacity
         for index in range(len(chunk)):

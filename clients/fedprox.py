@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedkace_flwr.clients.base import ClientRound, ClientRule, chunk_alone
+from fedkace_flwr.clients.base import ClientRound, ClientRule
 from fedkace_flwr.keys import key
 from fedkace_flwr.networks.network import Network
 from fedkace_flwr.registry import Method
@@ -18,7 +18,10 @@ class FedProxKeys:
     """FedProx."""
 
     fedprox_mu: float = key(
-        0.01, "Weight mu of the proximal term: half the squared distance of the parameters from those received.", low=0
+        0.01,
+        "Weight mu of the proximal term: half the squared distance of the parameters from those received.",
+        low=0,
+        living=True,
     )
 
 
@@ -60,4 +63,4 @@ class FedProxClient(ClientRule):
         return ProximalLoss(now.seen.to(self.experiment.device), list(net.parameters()), mu)
 
 
-METHOD = Method(FedProxClient, "FedProx", keys=(FedProxKeys,), is_mean=True, samples=chunk_alone)
+METHOD = Method(FedProxClient, "FedProx", keys=(FedProxKeys,), is_mean=True, replays=False)

@@ -1,6 +1,6 @@
 """The client of FLwF: federated averaging that distils from the received model."""
 
-from fedkace_flwr.clients.base import ClientRound, ClientRule, chunk_alone
+from fedkace_flwr.clients.base import ClientRound, ClientRule
 from fedkace_flwr.networks.network import Network
 from fedkace_flwr.registry import Method
 from fedkace_flwr.training.distillation import DistillationLoss
@@ -28,4 +28,4 @@ class FlwfClient(ClientRule):
         return DistillationLoss(*masks, teacher, LAMBDA, TEMPERATURE)
 
 
-METHOD = Method(FlwfClient, "FLwF", is_mean=True, samples=chunk_alone)
+METHOD = Method(FlwfClient, "FLwF", is_mean=True, replays=False)

@@ -14,6 +14,7 @@ from fedkace_flwr.networks.network import Network
 from fedkace_flwr.registry import Method
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.training.loop import predict
+from fedkace_flwr.training.stored_logits import identities
 
 
 def samples(config: Config, round_number: int) -> int:
@@ -52,13 +53,18 @@ class OfclClient(ClientRule):
         """Score the chunk's classes with the local model; keep the samples of each class that it is most certain of."""
         net = training.net
         candidates = now.state.buffer.followed_by(now.chunk)
-        known = now.state.extra.get("information", torch.empty(0, dtype=torch.float64))
-        information = torch.cat([known, torch.empty(len(now.chunk), dtype=torch.float64)])
-        due = now.current[candidates.labels]
+        unknown = torch.full((len(candidates),), torch.nan, dtype=torch.float64)
+        known = now.state.extra.get("information", unknown[:0])
+        rated = now.state.extra.get("information.samples")  # earlier versions stored none
+        if len(known) == len(now.state.buffer) and (rated is None or torch.equal(rated, identities(now.state.buffer))):
+            unknown[: len(known)] = known  # else the buffer has samples of an earlier run
+        information = unknown
+        due = now.current[candidates.labels] | information.isnan()
         information[due] = self._information(net, candidates.take(due.nonzero().squeeze(1)), now)
         capacity, generator = self.config.buffer.capacity, self.generator("ofcl-places", now.number)
         kept = most_certain(information, candidates.labels, capacity, generator)
-        return Kept(candidates.take(kept), {"information": information[kept]})
+        buffer = candidates.take(kept)
+        return Kept(buffer, {"information": information[kept], "information.samples": identities(buffer)})
 
     def _information(self, net: Network, samples: Samples, now: ClientRound) -> Tensor:
         """Bregman information, float64 (n,)."""

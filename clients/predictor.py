@@ -58,7 +58,9 @@ class Evaluation:
 
 
 class Predictor:
-    """Predicts with one model, as it was trained: the local one, or the global one once ``global_since`` is set.
+    """Predicts with one model, as it was trained: the local one if there is one, or the global one.
+
+    The latter does once ``global_since`` is set.
 
     Parameters
     ----------
@@ -74,7 +76,8 @@ class Predictor:
 
     def models(self, state: ClientState) -> tuple[str, ...]:
         """Names of the models that predict; the probabilities of several are averaged."""
-        return (serving.GLOBAL,) if state.global_since is not None else (serving.LOCAL,)
+        untrained = not state.round  # with the memory of an earlier run, and no chunk yet
+        return (serving.GLOBAL,) if untrained or state.global_since is not None else (serving.LOCAL,)
 
     def mirrored(self, state: ClientState) -> tuple[str, ...]:
         """Names of those that predict by the mirrored image as well."""

@@ -10,6 +10,7 @@ from flwr.app import RecordDict
 from flwr.client import NumPyClient
 
 from fedkace_flwr.clients.base import Array, ClientRound, ClientRule, Evaluation, Metrics, Stopwatch
+from fedkace_flwr.clients.memory import joined, unnamed
 from fedkace_flwr.errors import MessageError, ModelError
 from fedkace_flwr.experiment import as_arrays
 from fedkace_flwr.export.global_model import models_of
@@ -35,6 +36,11 @@ class StreamingClient(NumPyClient):
     models : tuple of Path and int, optional
         Folder for the models that the client predicts with, and the group that may read it; by default the state
         folder.
+
+    Attributes
+    ----------
+    unnamed : list of str
+        After training: names of the classes that the client remembers from an earlier run and that this one lacks.
     """
 
     def __init__(
@@ -48,6 +54,7 @@ class StreamingClient(NumPyClient):
         self.rule = rule
         self.content = content if content is not None else RecordDict()
         self._models = models or (rule.store.folder, None)
+        self.unnamed: list[str] = []
         self._keeps_models = rule.config.keeps_models(on_device=on_device)
 
     def fit(self, parameters: Parameters, config: dict[str, Any]) -> tuple[list[Any], int, Metrics]:
@@ -71,14 +78,14 @@ class StreamingClient(NumPyClient):
     def test(self, sent: Mapping[str, Array], round_number: int) -> tuple[int, Metrics]:
         """Take the new global model, decide which model answers, and report that model's test accuracy.
 
-        Returns the number of test images, and the metrics. A client that has met no class yet tests nothing; one
-        without test images reports no accuracy.
+        Returns the number of test images, and the metrics. A client that has met no class yet, or has no model,
+        tests nothing; one without test images reports no accuracy.
         """
         rule = self.rule
         state = rule.store.before(round_number + 1)
         if state.evaluated != round_number:
             state = self._caught_up(state, round_number)
-            if not bool(state.seen.any()):
+            if not bool(state.seen.any()) or not (sent or state.round):
                 return 0, {}
             state, received = self._evaluate_round(sent, state, round_number)
             if self._keeps_models:  # before the state is stored: if this fails, the evaluation is repeated
@@ -105,7 +112,7 @@ class StreamingClient(NumPyClient):
 
     def _train_round(self, sent: Mapping[str, Array], round_number: int) -> Answer:
         rule, watch = self.rule, Stopwatch()
-        state = self._caught_up(rule.store.before(round_number), round_number)
+        state = self._caught_up(rule.store.before(round_number), round_number, joins=True)
         chunk = rule.source.chunk(round_number, state.round)
         if not len(chunk) or len(chunk) + len(state.buffer) < _FEWEST:  # what has arrived waits for the next round
             return Answer({}, 0, {wire.SAT_OUT: 1})
@@ -166,8 +173,13 @@ class StreamingClient(NumPyClient):
         report |= watch.times(rule.evaluation_times)
         return replace(state, evaluation=report), received
 
-    def _caught_up(self, state: ClientState, round_number: int) -> ClientState:
-        finished = self.rule.catch_up(state, round_number)
+    def _caught_up(self, state: ClientState, round_number: int, *, joins: bool = False) -> ClientState:
+        """The state with earlier rounds finished and, before training, with the waiting classes that now have labels."""
+        rule = self.rule
+        finished = rule.catch_up(state, round_number)
+        if joins:
+            finished = joined(finished, rule.store.names, rule.config, rule.number)
+            self.unnamed = unnamed(finished, rule.store.names)
         if finished is not state:
             self.rule.store.save(finished)
         return finished

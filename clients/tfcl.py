@@ -22,7 +22,6 @@ from fedkace_flwr.clients.base import (
     Kept,
     Metrics,
     Training,
-    chunk_alone,
 )
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError, MessageError
@@ -59,7 +58,7 @@ class TfclKeys:
     """TFCL."""
 
     tfcl_server_epochs: int = key(
-        20, "Number of epochs that the server's network trains per round.", unit="epochs", low=1
+        20, "Number of epochs that the server's network trains per round.", unit="epochs", low=1, living=True
     )
 
     def check(self, config: Config) -> None:
@@ -349,6 +348,6 @@ METHOD = Method(
     actions=(HEAD_ACTION, TAIL_ACTION),
     sends_labels=True,
     splits=True,
-    samples=chunk_alone,
+    replays=False,
     traffic=Traffic("3*c + (4*n*C + 134)", "(4*n*A + 136) + (4*n*C + 134) + (8*n + 134) + (C + 132) + R"),
 )

@@ -84,6 +84,10 @@ unquoted() {
   [[ $2 != *[\"\\\']* && $2 != *$'\n'* ]] || die "$1 = '$2': must not contain quotes, backslashes or line breaks"
 }
 
+# The nodes that are registered: lines NODE_ID NAME [SEAT], written by register.sh and read by the ServerApp.
+# shellcheck disable=SC2034  # for scripts that source this file
+nodes_file=${FEDKACE_NODES:-/var/lib/fedkace-superlink/nodes}
+
 soon=30  # days before its end in which a certificate's use is warned about
 
 # valid_certificate FILE WHAT: fail unless the file is a readable certificate that has not expired; warn if it soon will.

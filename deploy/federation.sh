@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Run a whole federation on one machine: a SuperLink with TLS and node authentication, and N SuperNodes with keys.
+# Run a whole federation on one machine: a SuperLink with TLS and node authentication, N SuperNodes with keys, and a run.
 # shellcheck source=deploy/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 usage() {
   cat <<'TEXT'
 usage: federation.sh setup FOLDER [--nodes N] [--port P] [--connection NAME] [--inboxes] [--node-config TEXT]
+       federation.sh add-node FOLDER
+       federation.sh service FOLDER APP [RUN-CONFIG...]
        federation.sh start FOLDER [NAME...]
        federation.sh stop FOLDER [NAME...]
        federation.sh status FOLDER
@@ -13,21 +15,29 @@ usage: federation.sh setup FOLDER [--nodes N] [--port P] [--connection NAME] [--
 setup   creates certificates, keys and settings in FOLDER, which must be new or empty: in FOLDER/certificates, FOLDER/superlink and FOLDER/node-1 to node-N,
         and an entry NAME (default fedkace) in Flower's config.toml. N is 4 and P is 9092 by default. The nodes use
         the N ports after P; P = 0 chooses ports that are free now. With --inboxes each node learns from the files
-        in FOLDER/node-K/inbox. TEXT is added to every node's --node-config.
-start   starts the members that are not running, registers the nodes, and waits until every node is connected.
-        NAME is superlink, superexec, node-1, ...; by default all.
+        in FOLDER/node-K/inbox. TEXT is added to every node's --node-config. Node K is client K-1 of every run.
+add-node adds the next node, with the options of setup; if the federation is running, the node joins it at once.
+service makes a run a member of the federation: it is submitted at every start, and again whenever it fails, until it
+        is stopped on purpose (see run.sh). RUN-CONFIG is as for flwr run; by default run-name is "living" and
+        results-dir FOLDER/results. If the service is running, the run goes on with the app and keys given now.
+start   starts the members that are not running, registers the nodes, and waits until every node is connected. The
+        SuperLink admits a node that was killed after up to a minute.
+        NAME is superlink, superexec, node-1, ... or run; by default all. By its name, a run that was stopped on
+        purpose goes on.
 stop    stops the members and waits for their child processes. No other process is affected.
 status  prints one line per member; the exit code is 0 if all are running.
 
-Logs are in FOLDER/*/log. Another start continues with the same keys, state and database.
+Logs are in FOLDER/*/log, the newest 10 MB and log.1 before them. Another start continues with the same keys, state and database.
 TEXT
 }
 
 scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 start_seconds=${FEDKACE_START_SECONDS:-180} stop_seconds=60
+log_bytes=10000000
 
 setup() {
-  local nodes=4 port=9092 connection=fedkace inboxes='' more='' ports number
+  local port=9092 ports number
+  nodes=4 connection=fedkace inboxes='' more=''
   while [[ $# -gt 0 ]]; do
     case $1 in
       --nodes) needs_value "$@" && nodes=$2 && shift ;;
@@ -60,18 +70,86 @@ setup() {
   write "$folder/superlink/env" "FEDKACE_CERTIFICATES=$folder/certificates" FEDKACE_HOST=127.0.0.1 \
     "FEDKACE_PORT=${ports[0]}" "FEDKACE_DATABASE=$folder/superlink/state.db"
   write "$folder/superexec/env" "FEDKACE_CERTIFICATES=$folder/certificates" "FEDKACE_PORT=${ports[0]}"
-  for ((number = 1; number <= nodes; number++)); do
-    mkdir -p "$folder/node-$number${inboxes:+/inbox/new}"
-    [[ -e $folder/node-$number/key ]] || "$scripts/node-key.sh" "$folder/node-$number/key" "node-$number" >/dev/null
-    write "$folder/node-$number/env" "FEDKACE_SUPERLINK=127.0.0.1:${ports[0]}" \
-      "FEDKACE_CA=$folder/certificates/ca.crt" "FEDKACE_KEY=$folder/node-$number/key" "FEDKACE_NODE=node-$number" \
-      "FEDKACE_PARTITION=$((number - 1))" "FEDKACE_PARTITIONS=$nodes" "FEDKACE_STATE=$folder/node-$number/state" \
-      "FEDKACE_INBOX=${inboxes:+$folder/node-$number/inbox}" "FEDKACE_NODE_CONFIG=$more" \
-      "FEDKACE_RUNTIME_PORT=${ports[number]}"
-  done
+  for ((number = 1; number <= nodes; number++)); do make_node "$number" "${ports[0]}" "${ports[number]}"; done
   "$scripts/connection.sh" "$connection" "127.0.0.1:${ports[0]}" "$folder/certificates/ca.crt"
-  write "$folder/settings" "connection=$connection" "nodes=$nodes"
+  write_settings
   echo "$folder: $nodes nodes are set up; start them with federation.sh start $folder"
+}
+
+write_settings() {
+  write "$folder/settings" "connection=$connection" "nodes=$nodes" "inboxes=$inboxes" "more=$more"
+}
+
+# make_node NUMBER PORT-OF-SUPERLINK PORT
+make_node() {
+  local home=$folder/node-$1
+  mkdir -p "$home${inboxes:+/inbox/new}"
+  [[ -e $home/key ]] || "$scripts/node-key.sh" "$home/key" "node-$1" >/dev/null
+  write "$home/env" "FEDKACE_SUPERLINK=127.0.0.1:$2" "FEDKACE_CA=$folder/certificates/ca.crt" "FEDKACE_KEY=$home/key" \
+    "FEDKACE_NODE=node-$1" "FEDKACE_STATE=$home/state" "FEDKACE_INBOX=${inboxes:+$home/inbox}" \
+    "FEDKACE_NODE_CONFIG=$more" "FEDKACE_RUNTIME_PORT=$3"
+}
+
+# setting MEMBER NAME: print a value from a member's settings.
+setting() {
+  (
+    # shellcheck source=/dev/null
+    source "$folder/$1/env"
+    echo "${!2}"
+  )
+}
+
+add-node() {
+  local port=0 number each
+  [[ $# -eq 0 ]] || die "add-node: takes no options; the node gets those of setup"
+  for ((number = 1; number <= nodes; number++)); do
+    each=$(setting "node-$number" FEDKACE_RUNTIME_PORT)
+    if [[ $each -gt $port ]]; then port=$each; fi
+  done
+  port=$((port + 1))
+  while listening 127.0.0.1 "$port"; do port=$((port + 1)); done
+  make_node "$number" "$(setting superlink FEDKACE_PORT)" "$port"
+  nodes=$number members+=("node-$number")
+  write_settings
+  if running superlink; then
+    start "node-$number"
+  else
+    echo "node-$number: set up; start it with federation.sh start $folder"
+  fi
+}
+
+service() {
+  [[ $# -ge 1 ]] || die "service: give the folder of the app, then the run's keys as for flwr run"
+  local app
+  app=$(realpath -m "$1")
+  shift
+  [[ -r $app/pyproject.toml ]] || die "$app: contains no pyproject.toml; it must be the folder of the app"
+  need python3 "activate the environment that contains Flower"
+  mkdir -p "$folder/run"
+  python3 - "$folder" "$@" <<'PYTHON'
+import json, sys
+from pathlib import Path
+
+from flwr.common.config import parse_config_args
+
+folder = Path(sys.argv[1])
+told = {"run-name": "living", "results-dir": str(folder / "results"), "resume": True}
+try:
+    told |= parse_config_args(sys.argv[2:])
+except Exception as error:  # Flower's own kinds
+    sys.exit(f"error: RUN-CONFIG: {' '.join(str(error).split())}")
+new = folder / "run" / "config.toml.new"
+new.write_text("".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in told.items()), encoding="utf-8")
+new.replace(folder / "run" / "config.toml")
+PYTHON
+  write "$folder/run/env" "FEDKACE_APP=$app" "FEDKACE_CONNECTION=$connection" "FEDKACE_RUN=$folder/run/config.toml" \
+    "FEDKACE_RUN_ID=$folder/run/id"
+  if running run; then
+    kill -HUP "$(cat "$folder/run/pid")"
+    echo "run: goes on with $folder/run/config.toml"
+  else
+    echo "run: is set up with $folder/run/config.toml; start it with federation.sh start $folder"
+  fi
 }
 
 # free_connection NAME HOST:PORT CA_CERTIFICATE: fail if Flower's config.toml has another entry of that name.
@@ -131,12 +209,13 @@ write() {
 
 read_settings() {
   readable "$folder/settings" "the federation's settings; create them with federation.sh setup $folder"
+  nodes=0 connection='' inboxes='' more=''
   # shellcheck source=/dev/null
   source "$folder/settings"
   members=(superlink superexec)
   local number
-  # shellcheck disable=SC2154  # nodes and connection come from the file
   for ((number = 1; number <= nodes; number++)); do members+=("node-$number"); done
+  if [[ -e $folder/run/env ]]; then members+=(run); fi
 }
 
 # chosen NAME...: keep only the named members, or all if there are no names.
@@ -166,16 +245,30 @@ running() {
 
 begin() {
   local script=supernode.sh
-  if [[ $1 == super* ]]; then script=$1.sh; fi
+  if [[ $1 != node-* ]]; then script=$1.sh; fi
   (
     set -a
     # shellcheck source=/dev/null
     source "$folder/$1/env"
     export FEDKACE_MEMBER=$folder/$1
     cd "$folder/$1"
-    exec setsid "$scripts/$script" >>log 2>&1 </dev/null
+    exec setsid "$scripts/$script" </dev/null > >(keep log) 2>&1
   ) &
   echo $! >"$folder/$1/pid"
+}
+
+# keep FILE: append the input to a file, and start a new one whenever it is full. A reader that ended early would end its
+# writer too, so a full disk costs only the log.
+keep() {
+  trap '' INT TERM HUP
+  exec >/dev/null 2>&1
+  local size
+  while size=$(stat -c %s "$1" 2>/dev/null || echo 0); do
+    if [[ $size -ge $log_bytes ]]; then mv "$1" "$1.1" && size=0; fi
+    dd bs=64K count=$((log_bytes - size)) iflag=count_bytes oflag=append conv=notrunc of="$1" || break
+    [[ $(stat -c %s "$1") -ge $log_bytes ]] || break
+  done
+  exec cat
 }
 
 # Print what a member has written to its log since its last start.
@@ -219,6 +312,7 @@ start() {
     else
       [[ -z $(processes_of "$name") ]] || wait_for_end "$name"
       began[$name]=$(stat -c %s "$folder/$name/log" 2>/dev/null || echo 0)
+      if [[ ${began[$name]} -gt $((log_bytes / 2)) ]]; then mv "$folder/$name/log" "$folder/$name/log.1" && began[$name]=0; fi
       new+=("$name")
     fi
   done
@@ -227,11 +321,23 @@ start() {
       [[ -n ${registered:-} ]] || register "${new[@]}"
       registered=yes
     fi
+    if [[ $name == run ]]; then continue; fi
     begin "$name"
     if [[ $name == superlink ]]; then until_ready superlink 'Uvicorn running'; fi
   done
   for name in ${new[@]+"${new[@]}"}; do
     case $name in
+      run)
+        if [[ $# -gt 0 ]]; then rm -f "$folder/run/id"; fi
+        if [[ -n $(ended) ]]; then
+          echo "run: $(ended); it goes on with federation.sh start $folder run"
+          continue
+        fi
+        begin run
+        until_ready run '^20[0-9-]* '
+        echo "run: started: $(latest run | tail -n 1 | cut -c21-)"
+        continue
+        ;;
       superexec) until_ready superexec 'Starting Flower SuperExec' ;;
       node-*) until_ready "$name" 'SuperNode ID' ;;
     esac
@@ -242,18 +348,25 @@ start() {
 register() {
   local name keys=()
   running superlink || die "the SuperLink is not running; start it with federation.sh start $folder superlink"
-  for name; do if [[ $name == node-* ]]; then keys+=("$folder/$name/key.pub"); fi; done
+  for name; do if [[ $name == node-* ]]; then keys+=("$folder/$name/key.pub=$((${name#node-} - 1))"); fi; done
   "$scripts/register.sh" "$connection" "${keys[@]}" >/dev/null
 }
 
+# ended: print how the run was stopped on purpose, if it was.
+ended() {
+  local number how
+  read -r number how 2>/dev/null <"$folder/run/id" || true
+  if [[ -n ${how:-} ]]; then echo "$how"; fi
+}
+
 stop() {
-  local name nodes=() servers=()
+  local name first=() servers=()
   chosen "$@"
   for name in "${members[@]}"; do
-    if [[ $name == node-* ]]; then nodes+=("$name"); else servers=("$name" ${servers[@]+"${servers[@]}"}); fi
+    if [[ $name == super* ]]; then servers=("$name" ${servers[@]+"${servers[@]}"}); else first=("$name" ${first[@]+"${first[@]}"}); fi
   done
   # Stop the nodes first, so that they can sign off from the SuperLink and reconnect at once. Stop the SuperLink last.
-  end ${nodes[@]+"${nodes[@]}"}
+  end ${first[@]+"${first[@]}"}
   for name in ${servers[@]+"${servers[@]}"}; do end "$name"; done
 }
 
@@ -286,6 +399,8 @@ status() {
   for name in "${members[@]}"; do
     if running "$name"; then
       echo "$name: running, process $(cat "$folder/$name/pid")"
+    elif [[ $name == run && -n $(ended) ]]; then
+      echo "$name: $(ended)"
     else
       echo "$name: not running"
       code=1
@@ -295,7 +410,7 @@ status() {
 }
 
 case ${1:-} in
-  setup | start | stop | status) ;;
+  setup | add-node | service | start | stop | status) ;;
   -h | --help) usage && exit ;;
   *) usage >&2 && exit 2 ;;
 esac
@@ -303,6 +418,7 @@ esac
 task=$1 folder=$(realpath -m "$2")
 [[ $folder != *\'* && $folder != *[[:space:]]* ]] || die "'$folder': must not contain spaces or quotes"
 unquoted FOLDER "$folder"
+export FEDKACE_NODES=$folder/superlink/nodes
 shift 2
 if [[ $task != setup ]]; then read_settings; fi
 "$task" "$@"

@@ -3,27 +3,30 @@
 # shellcheck source=deploy/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-case ${1:-} in
-  -h | --help | '')
-    echo 'usage: register.sh CONNECTION KEY.pub...    CONNECTION as created by connection.sh; registered keys are not changed'
-    [[ -n ${1:-} ]] && exit
-    exit 2
-    ;;
-esac
-connection=$1
+if [[ $# -lt 2 || $1 == -h || $1 == --help ]]; then
+  cat <<'TEXT'
+usage: register.sh CONNECTION KEY.pub[=SEAT]...    CONNECTION as created by connection.sh; registered keys stay registered
+
+Each node gets a line NODE_ID NAME [SEAT] in the file FEDKACE_NODES (by default /var/lib/fedkace-superlink/nodes), from
+which runs learn the nodes' names. SEAT is the client number that the node has in every run, from 0; without one, a run
+gives the node the next free number when it first appears.
+TEXT
+  [[ ${1:-} == -h || ${1:-} == --help ]] && exit
+  exit 2
+fi
+connection=$1 keys=()
 shift
-[[ $# -ge 1 ]] || die "give the public keys to register, for example: register.sh $connection edge-1.pub"
 need_flower flwr
 need ssh-keygen "apt-get install openssh-client"
 quiet_flower
 for key; do
+  seat=''
+  if [[ ! -e $key && $key == *=* ]]; then
+    seat=${key##*=} key=${key%=*}
+    whole "the seat of $key" "$seat" 0 99999
+  fi
   public_key "$key"
   name=$(name_of_key "$key")
-  if said=$(NO_COLOR=1 flwr supernode register "$key" "$connection" --name "$name" 2>&1); then
-    echo "$name: registered"
-  elif [[ $said == *"already in use"* || $said == *"already"*"regist"* ]]; then
-    echo "$name: already registered"
-  else
-    die "$key: the SuperLink did not accept it: $(tr -s '\n ' ' ' <<<"$said" | tail -c 400)"
-  fi
+  keys+=("$key"$'\n'"$name"$'\n'"$seat")
 done
+exec python3 "$(dirname "${BASH_SOURCE[0]}")/register.py" "$connection" "$nodes_file" "${keys[@]}"

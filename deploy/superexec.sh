@@ -5,7 +5,7 @@
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 if [[ $# -gt 0 ]]; then
-  echo 'usage: superexec.sh        on the same machine and with the same settings as superlink.sh'
+  echo 'usage: superexec.sh        on the same machine and with the same settings as superlink.sh; see also register.sh'
   [[ $1 == -h || $1 == --help ]] && exit
   exit 2
 fi
@@ -17,5 +17,6 @@ whole FEDKACE_PORT "$port" 1 65535
 valid_certificate "$certificates/ca.crt" "the authority's certificate"
 private "$certificates/superexec.secret" "the secret shared by SuperLink and SuperExec"
 quiet_flower
+export FEDKACE_NODES=$nodes_file  # for the ServerApp
 exec flower-superexec --runtime-api-address "127.0.0.1:$port" --root-certificates "$certificates/ca.crt" \
   --superexec-auth-secret-file "$certificates/superexec.secret"

@@ -1,21 +1,29 @@
-"""Start Flower's SuperNode with a client certificate, for which the hub's nginx asks.
+"""Start Flower's SuperNode with a client certificate, for which the hub's nginx asks, and with patience.
 
 Flower (up to 1.42) builds the TLS context of a SuperNode from the authority's certificate alone and has no option for a
 certificate of the node. Its HTTP client does accept a ready context; this file makes one. The environment names the
 certificate, ``FEDKACE_CERTIFICATE``, and the key that belongs to it, ``FEDKACE_KEY``, the one that authenticates the
 node to the SuperLink.
+
+For up to a minute after a SuperNode was killed, the SuperLink counts it as online and refuses its successor; a SuperNode
+of Flower's then ends. This one asks again. The SuperLink gives the same answer for a key that is not registered.
 """
 
 import inspect
 import os
 import ssl
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_ssh_private_key
+from flwr.supercore.error import ApiErrorCode, FlowerError
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
+PATIENCE, PAUSE = 150.0, 5.0  # seconds
 EXPECTED = ["server_address", "insecure", "root_certificates", "interceptors", "retry_invoker"]
 
 
@@ -67,8 +75,35 @@ def present(certificate: Path, key: Path) -> None:
     FleetHttpClient.from_server_address = classmethod(from_server_address)  # type: ignore[method-assign,assignment]
 
 
+def patient(activate: Callable[..., Any], patience: float = PATIENCE, pause: float = PAUSE) -> Callable[..., Any]:
+    """Return a function that activates a node, and repeats it for some seconds while the SuperLink refuses the node."""
+
+    def activated(*arguments: Any) -> Any:
+        end, told = time.monotonic() + patience, False
+        while True:
+            try:
+                return activate(*arguments)
+            except httpx.HTTPStatusError as error:
+                refusal = FlowerError.from_json(error.response.text)
+                refused = refusal is not None and refusal.code == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED
+                if not refused or time.monotonic() >= end:
+                    raise
+            if not told:
+                print(
+                    f"waiting up to {patience:g} s: the SuperLink still counts this node's last process as online, "
+                    "or its key is not registered (register.sh)",
+                    flush=True,
+                )
+                told = True
+            time.sleep(pause)
+
+    return activated
+
+
 if __name__ == "__main__":
     from flwr.supernode.cli import flower_supernode
 
-    present(Path(os.environ["FEDKACE_CERTIFICATE"]), Path(os.environ["FEDKACE_KEY"]))
+    if os.environ.get("FEDKACE_CERTIFICATE"):
+        present(Path(os.environ["FEDKACE_CERTIFICATE"]), Path(os.environ["FEDKACE_KEY"]))
+    FleetHttpClient.ActivateNode = patient(FleetHttpClient.ActivateNode)  # type: ignore[method-assign]
     flower_supernode()

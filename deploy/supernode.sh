@@ -12,8 +12,6 @@ FEDKACE_CA             the authority's certificate, ca.crt
 FEDKACE_KEY            this machine's private key (node-key.sh); its .pub must be registered (register.sh)
 FEDKACE_CERTIFICATE    this machine's certificate (certificates.sh node), for which the hub's nginx asks; empty: none
 FEDKACE_NODE           this machine's permanent name, under which its state is stored
-FEDKACE_PARTITION      K, this machine's number, from 0
-FEDKACE_PARTITIONS     N, the number of machines
 FEDKACE_STATE          folder for this machine's state, buffer and models
 FEDKACE_INBOX          folder in which new samples arrive; empty: use the run's data set
 FEDKACE_MODELS         folder for models that its group may read, for fedkace-serve; empty: keep them with the state
@@ -30,19 +28,14 @@ needs_setting FEDKACE_SUPERLINK "be HOST:PORT of the SuperLink"
 needs_setting FEDKACE_CA "name the authority's certificate, ca.crt"
 needs_setting FEDKACE_KEY "name this machine's private key, see node-key.sh"
 needs_setting FEDKACE_NODE "be this machine's permanent name"
-needs_setting FEDKACE_PARTITION "be this machine's number, from 0"
-needs_setting FEDKACE_PARTITIONS "be the number of machines"
 needs_setting FEDKACE_STATE "name the folder for this machine's state"
-superlink=$FEDKACE_SUPERLINK ca=$FEDKACE_CA key=$FEDKACE_KEY node=$FEDKACE_NODE
-partition=$FEDKACE_PARTITION partitions=$FEDKACE_PARTITIONS state=$FEDKACE_STATE
+superlink=$FEDKACE_SUPERLINK ca=$FEDKACE_CA key=$FEDKACE_KEY node=$FEDKACE_NODE state=$FEDKACE_STATE
 certificate=${FEDKACE_CERTIFICATE:-} inbox=${FEDKACE_INBOX:-} models=${FEDKACE_MODELS:-}
 trusted=${FEDKACE_TRUSTED:-} policy=${FEDKACE_POLICY:-} more=${FEDKACE_NODE_CONFIG:-} port=${FEDKACE_RUNTIME_PORT:-9094}
 need_flower flower-supernode
 need_openssl
 [[ $superlink =~ ^.+:[0-9]+$ ]] || die "FEDKACE_SUPERLINK = '$superlink': must be HOST:PORT"
 plain_name FEDKACE_NODE "$node"
-whole FEDKACE_PARTITIONS "$partitions" 1
-whole FEDKACE_PARTITION "$partition" 0 $((partitions - 1))
 whole FEDKACE_RUNTIME_PORT "$port" 1 65535
 unquoted FEDKACE_STATE "$state"
 unquoted FEDKACE_INBOX "$inbox"
@@ -71,7 +64,7 @@ fi
 mkdir -p "$state" 2>/dev/null || die "FEDKACE_STATE = $state: cannot be created"
 [[ -w $state ]] || die "FEDKACE_STATE = $state: $(id -un) cannot write there"
 free_port 127.0.0.1 "$port" FEDKACE_RUNTIME_PORT
-settings="partition-id=$partition num-partitions=$partitions client-name=\"$node\" state-dir=\"$state\""
+settings="client-name=\"$node\" state-dir=\"$state\""
 if [[ -n $inbox ]]; then settings+=" inbox=\"$inbox\""; fi
 if [[ -n $models ]]; then settings+=" models-dir=\"$models\""; fi
 if [[ -n $policy ]]; then settings+=" policy=\"$policy\""; fi
@@ -80,7 +73,5 @@ options=()
 if [[ -n $trusted ]]; then options+=(--trusted-entities "$trusted"); fi
 quiet_flower
 through_proxy "${superlink%:*}"
-program=(flower-supernode)
-if [[ -n $certificate ]]; then program=(python3 "$(dirname "${BASH_SOURCE[0]}")/supernode.py"); fi
-exec "${program[@]}" --superlink "$superlink" --root-certificates "$ca" --auth-supernode-private-key "$key" \
+exec python3 "$(dirname "${BASH_SOURCE[0]}")/supernode.py" --superlink "$superlink" --root-certificates "$ca" --auth-supernode-private-key "$key" \
   --host 127.0.0.1 --port "$port" --node-config "$settings" ${options[@]+"${options[@]}"}

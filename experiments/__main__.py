@@ -8,7 +8,8 @@ import argparse
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 _PROGRAM = "fedkace"
 _PREDICTION = ("predict", "serve")
-_USER_ERROR, _INTERRUPTED, _TERMINATED = 2, 130, 143
+_FAILED, _USER_ERROR, _INTERRUPTED, _TERMINATED = 1, 2, 130, 143
 _PLAIN_WIDTH = 120  # in a file or a pipe, wide enough for one line per table row
 
 
@@ -206,21 +207,34 @@ def _stream(options: argparse.Namespace, console: Console) -> None:
     _say(console, f"written: {options.output}")
 
 
-def _bench(options: argparse.Namespace, console: Console) -> None:
+@contextmanager
+def _in_checkout(command: str) -> Iterator[None]:
+    """Say that a command which the installed package lacks needs a checkout."""
     try:
+        yield
+    except ModuleNotFoundError as error:
+        if not str(error.name).startswith(f"fedkace_flwr.experiments.{command}"):
+            raise
+        raise ConfigError(f"{command}: is not in the installed package; run it in a checkout of the project") from error
+
+
+def _bench(options: argparse.Namespace, console: Console) -> None:
+    with _in_checkout("bench"):
         from fedkace_flwr.experiments.bench.measure import kept
         from fedkace_flwr.experiments.bench.suite import bench
-    except ModuleNotFoundError as error:
-        if not str(error.name).startswith("fedkace_flwr.experiments.bench"):
-            raise
-        raise ConfigError(
-            "bench: the installed package has no benchmarks; run it in a checkout of the project"
-        ) from error
     for path in options.show:
         print(kept(path), end="\n\n")
     if not options.show:
         told = {"repeats": options.repeats, "processes": options.processes, "output": options.output}
         bench(console, parts=options.parts, **told)
+
+
+def _soak(options: argparse.Namespace, console: Console) -> int:
+    with _in_checkout("soak"):
+        from fedkace_flwr.experiments.soak.run import soak
+    signal.signal(signal.SIGTERM, _terminate)
+    told = {"seed": options.seed, "output": options.output, "only_plan": options.dry_run}
+    return 0 if soak(console, rounds=options.rounds, **told) else _FAILED
 
 
 def _report(options: argparse.Namespace, console: Console) -> None:
@@ -270,6 +284,20 @@ def _feed(options: argparse.Namespace, console: Console) -> None:
     _say(console, f"written: {rounds} chunks for each of {clients} clients, in {options.folder}")
 
 
+def _members(options: argparse.Namespace, console: Console) -> None:
+    from fedkace_flwr.experiments.living import members_table, remove
+
+    if options.remove is not None:
+        _say(console, remove(options.run, options.remove))
+    console.print(members_table(options.run))
+
+
+def _stop(options: argparse.Namespace, console: Console) -> None:
+    from fedkace_flwr.experiments.living import stop
+
+    _say(console, stop(options.run, undo=options.undo))
+
+
 def _app(options: argparse.Namespace, console: Console) -> None:
     from fedkace_flwr.experiments.running.processes import staged_app
 
@@ -285,9 +313,12 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace, Console], int | None]] = {
     "export": _export,
     "stream": _stream,
     "feed": _feed,
+    "members": _members,
+    "stop": _stop,
     "app": _app,
     "robustness": _robustness,
     "bench": _bench,
+    "soak": _soak,
 }
 
 

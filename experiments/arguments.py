@@ -168,6 +168,14 @@ def make_parser(program: str) -> Parser:
         "--every", type=float, default=0.0, help="seconds between the files of two rounds (default: 0, all at once)"
     )
 
+    members = commands.add_parser("members", help="list who takes part in a run on devices, see docs/living.md")
+    members.add_argument("run", type=Path, help="the run's folder, on the hub")
+    members.add_argument("--remove", type=int, metavar="SEAT", help="let this client take part no longer, for good")
+
+    stop = commands.add_parser("stop", help="end a run after its present round")
+    stop.add_argument("run", type=Path, help="the run's folder; on devices: on the hub")
+    stop.add_argument("--undo", action="store_true", help="let a stopped run go on when it is started again")
+
     for name, meaning in (
         ("predict", "classify pictures with the model that a client predicts with"),
         ("serve", "serve a client's predictions over HTTP"),
@@ -210,6 +218,16 @@ def make_parser(program: str) -> Parser:
         metavar="FILE",
         help="measure nothing; print files written by --output as Markdown",
     )
+
+    soak = commands.add_parser(
+        "soak", help="in a checkout: a simulated year of a federation on this machine, with a ledger and a verdict"
+    )
+    soak.add_argument("--rounds", type=int, default=200, help="rounds of the year (default: 200; 15 are a short one)")
+    soak.add_argument("--seed", type=int, default=0, help="seed of all that happens (default: 0)")
+    soak.add_argument(
+        "--output", type=Path, default=Path("soak"), help="folder for figures and picture: new or empty (default: soak)"
+    )
+    soak.add_argument("--dry-run", action="store_true", help="print what would happen, and do nothing")
     return parser
 
 

@@ -199,6 +199,11 @@ class FlippedLabels:
         """The true source's names."""
         return self._source.class_names
 
+    @property
+    def tells(self) -> bool:
+        """As the true source."""
+        return self._source.tells
+
     def chunk(self, number: int, learned: int) -> Samples:
         """The chunk of a round, with the labels exchanged."""
         return self._exchanged(self._source.chunk(number, learned))
@@ -218,6 +223,10 @@ class FlippedLabels:
     def learned(self, number: int) -> None:
         """Acknowledge a round."""
         self._source.learned(number)
+
+    def waiting(self) -> int | None:
+        """As many samples as the true source's."""
+        return self._source.waiting()
 
     def test_set(self, seen: Tensor) -> Samples:
         """The true test samples."""

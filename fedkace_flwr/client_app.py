@@ -1,6 +1,5 @@
 """Flower ClientApp: hands each message to the chosen method's client, and its result back as the reply."""
 
-import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -9,14 +8,14 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
-from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
-from flwr.clientapp import ClientApp
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 
+from fedkace_flwr.clients.memory import memory_of
 from fedkace_flwr.clients.round import StreamingClient
 from fedkace_flwr.compute.devices import GPU_SHARE, limit_memory
 from fedkace_flwr.config import Config
 from fedkace_flwr.configured import configured, find_method, known_names
-from fedkace_flwr.errors import ConfigError, FedkaceError, MessageError
+from fedkace_flwr.errors import ConfigError, MessageError
 from fedkace_flwr.experiment import Experiment, shared_experiment
 from fedkace_flwr.flower.internals import ClientAppCallable
 from fedkace_flwr.flower.logs import join_flower_log
@@ -25,17 +24,13 @@ from fedkace_flwr.messaging import folding, wire
 from fedkace_flwr.privacy.client_mods import guarded
 from fedkace_flwr.privacy.hostile import attack_of
 from fedkace_flwr.privacy.site_policy import policy_of_site
+from fedkace_flwr.queries import OneLineApp, identity, waiting_samples
 from fedkace_flwr.registry import METHODS, OWN_METHODS, Method
 from fedkace_flwr.sources import InboxSource, Source, StreamSource
 from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.storage.client_store import ClientStore, is_locked
-from fedkace_flwr.storage.names import printable, token
+from fedkace_flwr.storage.names import token
 from fedkace_flwr.storage.paths import client_folder, has_own_folder, models_folder
-
-logger = logging.getLogger(__name__)
-
-_CLIENT_FAILED = 2  # Flower's code for an error that an app has raised
-_LONGEST_LINE = 900
 
 
 def _configured(context: Context) -> tuple[Method, Config]:
@@ -72,37 +67,33 @@ def _unfold(message: Message, context: Context, call_next: ClientAppCallable) ->
     return reply
 
 
-class _App(ClientApp):
-    """A ClientApp that also has the messages of another package's method, and says in one line what it refuses."""
+class _App(OneLineApp):
+    """An app that also has the messages of another package's method."""
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Answer a message; if the run's method is another package's, register its own messages first.
-
-        An error that the package raises deliberately becomes one line of the log, and the reply.
-        """
+        """Answer a message; if the run's method is another package's, register its own messages first."""
         name = context.run_config.get("method")
         if isinstance(name, str) and name not in OWN_METHODS:
             with suppress(ConfigError):  # the handler of the message reports it
                 for action in find_method(name).actions:
                     _register(action)
-        try:
-            return super().__call__(message, context)
-        except FedkaceError as error:
-            line = printable(f"{type(error).__name__}: {error}")[:_LONGEST_LINE]
-            logger.error("%s", line)
-            return Message(Error(_CLIENT_FAILED, line), reply_to=message)
+        return super().__call__(message, context)
 
 
 app = _App(mods=[_unfold])
+app.query()(identity)
 join_flower_log()
 
 
-@app.query()
-def identify(message: Message, context: Context) -> Message:
-    """Name the partition of the data at this node."""
-    partition, partitions = _place(context.node_config)
-    record = ConfigRecord({wire.PARTITION: partition, wire.PARTITIONS: partitions})
-    return Message(RecordDict({wire.CONFIG: record}), reply_to=message)
+@app.query(wire.WAITING)
+def waiting(message: Message, context: Context) -> Message:
+    """Say how many samples wait, if the site's policy accepts the run, and for which classes, if names may leave."""
+    _configured(context)
+    reply = waiting_samples(message, context)
+    policy = policy_of_site(context.node_config)
+    if policy is not None and not policy.new_classes:
+        reply.content.config_records[wire.CONFIG].pop(wire.NEW_CLASSES, None)
+    return reply
 
 
 @app.query(wire.WORKING)
@@ -138,13 +129,17 @@ def evaluate(message: Message, context: Context) -> Message:
     """Take the new global model and test the model that answers."""
     with _client(message, context) as (client, number):
         examples, metrics = client.test(_weights(message, client), number)
-        return _reply(message, client, wire.reply_content(None, examples, metrics), number)
+        count = client.rule.source.waiting()
+        told = metrics if count is None else {**metrics, wire.WAITING: count}
+        return _reply(message, client, wire.reply_content(None, examples, told), number)
 
 
 def _reply(message: Message, client: StreamingClient, content: RecordDict, number: int) -> Message:
     """The reply with this content, and with the names of classes that wait for a number."""
-    if names := client.rule.source.new_classes(number):
-        content[wire.CONFIG] = ConfigRecord({wire.NEW_CLASSES: names})
+    source = client.rule.source
+    names = {*source.new_classes(number), *(client.unnamed if source.tells else ())}
+    if names:
+        content[wire.CONFIG] = ConfigRecord({wire.NEW_CLASSES: sorted(names)[: wire.MOST_NEW_CLASSES]})
     return Message(content, reply_to=message)
 
 
@@ -176,21 +171,20 @@ def _client(message: Message, context: Context) -> Iterator[tuple[StreamingClien
     """The client that a message is for, and the round; its folder stays locked until the message is handled."""
     number, round_number, run = _number(message, wire.CLIENT), _number(message, wire.ROUND), _run(message)
     method, config = _configured(context)
-    if not 1 <= round_number <= config.stream.rounds:
+    if round_number < 1 or 0 < config.stream.rounds < round_number:
         raise MessageError(f"{wire.ROUND} = {round_number}: the run has rounds 1 to {config.stream.rounds}")
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
-    partition, partitions = _place(context.node_config)
-    if number % partitions != partition:
-        raise MessageError(f"client {number} does not live at partition {partition} of {partitions}")
     experiment = _experiment(config)
     limit_memory(experiment.device, _share_of_gpu() or 0.0)
     told = message.content.config_records[wire.CONFIG]
     classes = wire.agreed_classes(told, experiment.num_classes) if config.data.grows else None
     source = _source(experiment, number, run, context.node_config, classes)
     unmet = torch.zeros(experiment.num_classes, dtype=torch.bool)
-    empty = ClientState(unmet, source.none(), run=run, client=number)
-    store = ClientStore(client_folder(config, context.run_id, number, context.node_config), empty)
+    digest = experiment.dataset.digest
+    empty = ClientState(unmet, source.none(), run=run, client=number, names=source.class_names, dataset=digest)
+    folder = client_folder(config, context.run_id, number, context.node_config)
+    store = ClientStore(folder, empty, memory_of(config, number))
     models = models_folder(config, context.run_id, number, context.node_config)
     with store.locked():
         rule = method.client(number, experiment, source, store)
@@ -246,11 +240,6 @@ def _source(
             f"--node-config: no {wire.INBOX}; with dataset = 'inbox', start the SuperNode with "
             f"--node-config '{wire.INBOX}=\"FOLDER\" ...'"
         )
-    if number != node_config[wire.PARTITION]:
-        raise MessageError(
-            f"--node-config: {wire.PARTITIONS} = {node_config[wire.PARTITIONS]}: an inbox belongs to one client; with "
-            f"dataset = 'inbox', clients = {experiment.config.stream.clients} need as many SuperNodes"
-        )
     return InboxSource(experiment, Path(inbox), run, Path(test) if test else None, classes, tells=tells)
 
 
@@ -273,14 +262,3 @@ def _own_statistics(client: StreamingClient, message: Message) -> dict[str, wire
     last = store.answer(store.before(before).round)
     held = last.arrays if last else {}
     return {name: array for name, array in held.items() if name not in parameters}
-
-
-def _place(node_config: Mapping[str, Scalar]) -> tuple[int, int]:
-    place = node_config.get(wire.PARTITION), node_config.get(wire.PARTITIONS)
-    partition, partitions = place
-    if type(partition) is int and type(partitions) is int and 0 <= partition < partitions:
-        return partition, partitions
-    raise MessageError(
-        f"--node-config: {wire.PARTITION} = {partition!r}, {wire.PARTITIONS} = {partitions!r}: "
-        f"start the SuperNode with --node-config '{wire.PARTITION}=K {wire.PARTITIONS}=N', whole numbers, 0 <= K < N"
-    )

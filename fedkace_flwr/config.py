@@ -36,6 +36,7 @@ from fedkace_flwr.sections import (
     StreamConfig,
     TrainingConfig,
 )
+from fedkace_flwr.sections.stream import absences
 
 LARGEST_SUM = 1000
 """Largest number of clients whose masked updates can be summed in 32 bits."""
@@ -98,6 +99,11 @@ def all_keys(*, added: bool = True) -> Iterator[tuple[type, str, Key]]:
 def keys_affecting(*what: Affects) -> frozenset[str]:
     """Return the names of the keys that affect any of these."""
     return frozenset(name for _, name, declared in all_keys() if declared.affects in what)
+
+
+def living_keys() -> frozenset[str]:
+    """Return the names of the keys that affect numbers and may change when a run is resumed."""
+    return frozenset(name for _, name, declared in all_keys() if declared.living)
 
 
 def keys_of_other_methods(method: str) -> frozenset[str]:
@@ -296,6 +302,11 @@ class Config:
         return {"always": True, "never": False}.get(self.run.keep_models, wanted)
 
     @property
+    def keeps_memory(self) -> bool:
+        """Whether a client begins with what it has in its buffer from an earlier run: ``memory``, with ``auto`` resolved."""
+        return {"keep": True, "fresh": False}.get(self.run.memory, self.data.arrives)
+
+    @property
     def _trained_in_words(self) -> str:
         """The number of clients that train in a round, by the keys that it follows from."""
         stream = self.stream
@@ -318,6 +329,11 @@ class Config:
                 f"the other's update from the sum) and {LARGEST_SUM} (more would overflow 32 bits)"
             )
         stream = self.stream
+        if stream.rounds == 0 and not self.data.arrives:
+            raise ConfigError(
+                "rounds = 0: only with dataset = 'inbox'; the streams of data sets end, must be at least 1"
+            )
+        self._check_absences()
         if stream.overlap > stream.window:
             raise ConfigError(f"overlap = {stream.overlap}: must be between 0 and window = {stream.window}")
         if stream.window * stream.samples_per_class < 2:
@@ -331,6 +347,15 @@ class Config:
             raise ConfigError(
                 f"capacity = {self.buffer.capacity}: must be at least the number of classes, {self.data.num_classes}"
             )
+
+    def _check_absences(self) -> None:
+        away, clients = self.stream.away, self.stream.clients
+        try:
+            known = absences(away)
+        except ValueError as error:
+            raise ConfigError(f"away = {away!r:.100}: {error}") from error
+        if known and max(known) >= clients:
+            raise ConfigError(f"away = {away!r:.100}: client {max(known)}: the run has clients 0 to {clients - 1}")
 
     def _check_aggregation(self) -> None:
         rule, clients = self.aggregation.aggregation, self.stream.clients

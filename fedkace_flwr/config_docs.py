@@ -39,8 +39,9 @@ def markdown() -> str:
         "[method.md](method.md) explains the keys marked *Reading*, which choose between readings of the paper. Numbers "
         "after a word may be left out: `dirichlet`, `dirichlet:0.3`, `dirichlet:0.3:0.2`.",
         "",
-        "A run can be resumed with different values of the keys marked *waiting* (how long a run waits for clients) or "
-        "*place* (where and how things are stored); all others affect its numbers.",
+        "A run can be resumed with other values of the keys marked *living*, which its further rounds use, *waiting* (how "
+        "long a run waits for clients) and *place* (where and how things are stored); with another value of any other key "
+        "it is refused.",
     ]
     for title, names in groups.items():
         lines += ["", f"## {title}", "", "| key | default | range | meaning |", "|---|---|---|---|"]
@@ -48,7 +49,8 @@ def markdown() -> str:
             section, key = keys[name]
             default = _literal(default_of(section, name.replace("-", "_")))
             span = " ".join(part for part in (key.range_text(), key.unit) if part)
-            mark = "" if key.affects == "numbers" else f" *({key.affects})*"
+            kind = "living" if key.living else key.affects
+            mark = "" if kind == "numbers" else f" *({kind})*"
             lines.append(f"| `{name}` | `{default}` | {span} | {key.meaning}{mark} |")
     return "\n".join(lines) + "\n"
 

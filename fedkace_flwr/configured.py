@@ -79,6 +79,28 @@ def configured(config: Config) -> tuple[Method, Config]:
     return method, config
 
 
+def check_rounds(config: Config, planned: int, done: int) -> None:
+    """Check that a run with so many finished rounds, of ``planned`` ones, goes on to the configuration's number exactly.
+
+    Raises
+    ------
+    ConfigError
+        It has done more, or a round that is done, or that clients may have begun, would be another with that number.
+    """
+    asked = config.stream.rounds
+    if 0 < asked < done:
+        raise ConfigError(f"rounds = {asked}: the run has done {done}; must be at least that")
+    if asked == planned:
+        return
+    begun = min(done + 1, planned or done + 1, asked or done + 1)
+    reason = "" if config.data.arrives else config.stream.why_not_longer
+    if reason := reason or find_method(config.method).strategy(config).why_not_longer(planned, begun):
+        raise ConfigError(
+            f"rounds = {asked}: the run was begun with {planned}, and {reason}; resume it with that, or choose another "
+            "run-name"
+        )
+
+
 def check_preset(config: Config, chosen: Iterable[str]) -> None:
     """Check that the method's preset does not replace values that somebody has chosen.
 

@@ -60,6 +60,7 @@ class Key:
     above: float | None = None
     high: float | None = None
     affects: Affects = "numbers"
+    living: bool = False
     choices: tuple[str, ...] = ()
     is_name: bool = False
     words: Mapping[str, tuple[Number, ...]] = field(default_factory=dict)
@@ -106,6 +107,7 @@ def key(
     above: float | None = None,
     high: float | None = None,
     affects: Affects = "numbers",
+    living: bool = False,
     is_name: bool = False,
     words: Mapping[str, tuple[Number, ...]] | None = None,
 ) -> Any:
@@ -123,13 +125,16 @@ def key(
         Inclusive lower bound, exclusive lower bound, inclusive upper bound.
     affects : {"numbers", "waiting", "place"}
         What the key changes. A run can be resumed with a different value unless the key affects numbers.
+    living : bool
+        Whether a run can be resumed with a different value although the key affects numbers: what clients and server have
+        stored stays valid.
     is_name : bool
         Whether the value becomes a part of a path, and must not lead out of its folder; it may be empty.
     words : mapping, optional
         The allowed words of a key of text, with the numbers that each takes; :data:`ANY` stands for any word.
         :func:`word_of` reads them.
     """
-    declared = Key(meaning, unit, low, above, high, affects, is_name=is_name, words=words or {})
+    declared = Key(meaning, unit, low, above, high, affects, living, is_name=is_name, words=words or {})
     return field(default=default, metadata={"key": declared})
 
 

@@ -71,9 +71,11 @@ class Method:
         Whether it trains the halves of the network apart, which not every network permits, and without sending weights.
     needs_stream : bool
         Whether a client rereads chunks of earlier rounds, which only a simulated stream can provide.
+    replays : bool
+        Whether a client trains on a buffer too. One that does not keeps the buffer of an earlier run for a later one.
     samples : callable, optional
         Computes the samples in an epoch of a client's training, on average over clients, from the configuration and
-        the round, for estimates; by default those of chunk and buffer.
+        the round, for estimates; by default those of the chunk and, with ``replays``, of the buffer.
     tests : int
         Largest number of models that a client tests in a round if no key asks for more, for estimates.
     traffic : Traffic
@@ -93,6 +95,7 @@ class Method:
     switches: bool = False
     splits: bool = False
     needs_stream: bool = False
+    replays: bool = True
     samples: "Callable[[Config, int], int] | None" = None
     tests: int = 1
     traffic: Traffic = Traffic()

@@ -7,8 +7,8 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedkace_flwr.config import Config
-from fedkace_flwr.configured import check_network, configured, warn_of_replacements
+from fedkace_flwr.config import Config, keys_affecting
+from fedkace_flwr.configured import check_network, check_rounds, configured, warn_of_replacements
 from fedkace_flwr.errors import ConfigError, FedkaceError
 from fedkace_flwr.experiment import Experiment, as_arrays
 from fedkace_flwr.export.card import Training
@@ -19,8 +19,9 @@ from fedkace_flwr.inference.kept_models import MODEL
 from fedkace_flwr.messaging import wire
 from fedkace_flwr.privacy.accounting import spent
 from fedkace_flwr.registry import Method
+from fedkace_flwr.results.orders import Orders
 from fedkace_flwr.results.plot import import_ahead
-from fedkace_flwr.results.run_folder import RunFolder, compare
+from fedkace_flwr.results.run_folder import RunFolder
 from fedkace_flwr.results.trackers.catalogue import check_tracker
 from fedkace_flwr.rounds.driver import RoundDriver
 from fedkace_flwr.rounds.server_round import RoundReport
@@ -78,14 +79,16 @@ def run(grid: Grid, config: Config, run_id: int) -> None:
 
 
 def _run(grid: Grid, config: Config, run_id: int, method: Method, experiment: Experiment, folder: RunFolder) -> None:
-    if config.run.resume and folder.finished:
-        compare(folder.path, config, experiment.dataset.digest)
-        logger.info("%s is finished; nothing to do", folder.path)
-        return
-    found = folder.go_on(config) if config.run.resume else None
-    # Clients may have trained before the first checkpoint, and they recognise what they did by the token.
-    begun = folder.token() if config.run.resume else ""
-    token = found.run if found else begun or f"{run_id:020d}"  # fixed length, so that byte counts do not depend on it
+    orders = Orders(folder.path)
+    found, token = None, f"{run_id:020d}"  # of fixed length, so that byte counts do not depend on it
+    if config.run.resume and folder.begun:
+        if _is_done(config, folder):
+            how = "was stopped; fedkace stop --undo lets it go on" if orders.stopped else "is finished; nothing to do"
+            logger.info("%s %s", folder.path, how)
+            return
+        found = folder.go_on(config, experiment.device)
+        # Clients may have trained before the first checkpoint, and they recognise what they did by the token.
+        token = found.run if found else folder.token() or token
     if found is None:
         folder.begin(config, experiment.device, token)
     logger.info("results go to %s", folder.path)
@@ -94,16 +97,19 @@ def _run(grid: Grid, config: Config, run_id: int, method: Method, experiment: Ex
 
     def keep(report: RoundReport, arrays: ArrayRecord) -> None:
         privacy = spent(config.privacy, config.stream.participations(report.number, config.run.seed))
-        record = report.record(config.stream.clients, method.metrics) | privacy
+        record = report.record(driver.members.count, method.metrics) | privacy
         folder.add_round(record)
+        if config.data.arrives or driver.members.keyed:
+            folder.write_members(driver.members.table())
         folder.save(Checkpoint(report.number, token, wire.unpack(arrays), *driver.checkpoint()))
-        logger.info("round %d of %d: accuracy %s", report.number, config.stream.rounds, _percent(record["accuracy"]))
+        logger.info("round %d%s: accuracy %s", report.number, of_all, _percent(record["accuracy"]))
 
     rule = method.strategy(config)
-    driver = RoundDriver(rule, config, wire.shapes_of(initial), experiment.parameter_names, keep)
+    of_all = f" of {config.stream.rounds}" if config.stream.rounds else ""
+    driver = RoundDriver(rule, config, wire.shapes_of(initial), experiment.parameter_names, keep, orders)
     if found:
         driver.restore(found.round, found.arrays, found.record)
-        logger.info("going on after round %d of %d", found.round, config.stream.rounds)
+        logger.info("going on after round %d%s", found.round, of_all)
     import_ahead()
     told = ConfigRecord({wire.RUN: token})
     result = driver.start(
@@ -116,14 +122,15 @@ def _run(grid: Grid, config: Config, run_id: int, method: Method, experiment: Ex
     )
 
     def leave_model(rounds: Sequence[Mapping[str, Any]]) -> None:
-        agreed = driver.class_names.agreed.names_in(len(rounds))
+        last = rounds[-1]["round"] if rounds else 0
+        agreed = driver.class_names.agreed.names_in(last)
         if reason := rule.lacks_global_model() or why_not_left(experiment, agreed):
             logger.info("no model is left: %s", reason)
         else:
-            kept = global_model(experiment, wire.unpack(result.arrays), len(rounds), agreed)
+            kept = global_model(experiment, wire.unpack(result.arrays), last, agreed)
             write_folder(folder.path / MODEL, kept, Training(config, rounds))
 
-    summary = folder.finish(config, leave_model)
+    summary = folder.finish(config, leave_model, stopped=orders.stopped)
     logger.info(
         "average accuracy %s, chance %s; %ssee %s",
         _percent(summary["average_accuracy"]),
@@ -131,6 +138,30 @@ def _run(grid: Grid, config: Config, run_id: int, method: Method, experiment: Ex
         _left_out(summary["failures_by_client"]),
         folder.path / "accuracy.png",
     )
+
+
+def _is_done(config: Config, folder: RunFolder) -> bool:
+    """Whether a run that was begun has no round left to do; else it can go on.
+
+    Raises
+    ------
+    ConfigError
+        A key differs that may not change, that the rounds which are done contradict, or that no round is left for.
+    """
+    changed = folder.changed(config)
+    if folder.finished and Orders(folder.path).stopped:
+        return True
+    if folder.finished and "rounds" not in changed and not folder.was_stopped:
+        for key in changed.keys() & keys_affecting("numbers"):
+            raise ConfigError(
+                f"{key} = {changed[key][1]!r}: the run in {folder.path} is finished, and was run with {changed[key][0]!r}; "
+                "set rounds to more than it has, and the further ones use it"
+            )
+        return True
+    done = folder.checkpoints.newest()
+    planned, _ = changed.get("rounds", (config.stream.rounds, None))
+    check_rounds(config, planned, done.round if done else 0)
+    return False
 
 
 def _left_out(failures: Mapping[str, Mapping[str, int]]) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedkace_flwr.data import inbox_files as arrivals
-from fedkace_flwr.data.inbox import Inbox, Strangers
+from fedkace_flwr.data.inbox import Inbox, Strangers, waiting
 from fedkace_flwr.data.picture_process import PictureProcess
 from fedkace_flwr.errors import DataError
 from fedkace_flwr.experiment import Experiment
@@ -27,10 +27,16 @@ class Source(Protocol):
     ----------
     class_names : tuple of str
         Names of the classes, in the order of their labels; with open classes, of those that are agreed so far.
+    tells : bool
+        Whether classes are open, and names of further ones may leave this machine.
     """
 
     @property
     def class_names(self) -> tuple[str, ...]:  # noqa: D102
+        ...
+
+    @property
+    def tells(self) -> bool:  # noqa: D102
         ...
 
     def none(self) -> Samples:
@@ -47,6 +53,10 @@ class Source(Protocol):
 
     def learned(self, number: int) -> None:
         """Acknowledge that a round's outcome is on disk."""
+        ...
+
+    def waiting(self) -> int | None:
+        """Number of labelled samples that wait for the next round, as far as it could take them; None if nobody knows."""
         ...
 
     def new_classes(self, number: int) -> list[str]:
@@ -77,7 +87,7 @@ class StreamSource:
         self, experiment: Experiment, client: int, classes: AgreedClasses | None = None, *, tells: bool = True
     ) -> None:
         self._experiment = experiment
-        self._tells = tells
+        self.tells = classes is not None and tells
         self._client = client
         known = experiment.dataset.class_names
         classes = classes or AgreedClasses(known, (0,) * len(known))
@@ -113,12 +123,15 @@ class StreamSource:
     def learned(self, number: int) -> None:
         """Do nothing: a stream has no files to put away."""
 
+    def waiting(self) -> None:
+        """Nothing is known of a stream."""
+
     def new_classes(self, number: int) -> list[str]:
         """Names of classes that the stream has brought up to a round."""
-        if not self._tells or bool((self._labels >= 0).all()):
+        if not self.tells or bool((self._labels >= 0).all()):
             return []
         rounds = (each for each in range(1, number + 1) if self._experiment.trains(self._client, each))
-        met = {label for each in rounds for label in self._drawn(each).labels.unique().tolist()}
+        met = {label for each in rounds for label in torch.unique(self._drawn(each).labels).tolist()}
         names = self._experiment.dataset.class_names
         return sorted(names[label] for label in met if self._labels[label] < 0)[:MOST_NEW_CLASSES]
 
@@ -173,6 +186,7 @@ class InboxSource:
     ) -> None:
         settings, dataset = experiment.config.data, experiment.dataset
         self.class_names, self._size = classes.names if classes else dataset.class_names, dataset.image_size
+        self.tells = classes is not None and tells
         strangers: Strangers = "reject" if classes is None else "wait" if tells else "keep secret"
         self._inbox = Inbox(
             folder,
@@ -184,6 +198,7 @@ class InboxSource:
             strangers=strangers,
         )
         self._test_folder = test_folder
+        self._bound, self._grows = settings.inbox_bound, classes is not None
 
     def none(self) -> Samples:
         """No samples, by pixel."""
@@ -201,6 +216,10 @@ class InboxSource:
     def learned(self, number: int) -> None:
         """Mark the round's files as learned."""
         self._inbox.learned(number)
+
+    def waiting(self) -> int:
+        """Number of labelled samples that wait, counted up to ``inbox-bound``."""
+        return waiting(self._inbox.folder, self._bound, self.class_names if self._grows else None)[0]
 
     def new_classes(self, number: int) -> list[str]:
         """Names of classes whose files wait."""

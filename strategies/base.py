@@ -129,6 +129,20 @@ class ServerRule:
     def restore(self, arrays: Mapping[str, NumpyArray], record: Mapping[str, Any]) -> None:
         """Restore what :meth:`state` returned; called before the first round."""
 
+    def why_not_longer(self, planned: int, begun: int) -> str:
+        """Why a run cannot go on with the configuration's number of rounds, in half a sentence; empty if it can.
+
+        The method overrides this if a round depends on the number of rounds.
+
+        Parameters
+        ----------
+        planned : int
+            The number of rounds with which the run was begun, or last resumed.
+        begun : int
+            The rounds of these that are done or may be under way.
+        """
+        return ""
+
     def lacks_global_model(self) -> str:
         """Why no single model stands for the run, in half a sentence; empty if the global model does.
 

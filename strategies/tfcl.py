@@ -52,6 +52,10 @@ class Tfcl(ServerRule):
         assert half is not None, "the registry refuses networks that cannot be split"
         self._channels_and_side = half
 
+    def why_not_longer(self, planned: int, begun: int) -> str:
+        """A client's network is divided among the rounds."""
+        return "method = 'tfcl' gives each round its share of the network's weights, 1 / rounds"
+
     def model_for(self, client: int, arrays: ArrayRecord) -> ArrayRecord:
         """Return no arrays, because no weights are sent."""
         return ArrayRecord()

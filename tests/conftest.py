@@ -14,7 +14,7 @@ from support.properties import load_profile
 from fedkace_flwr.config import Config
 from fedkace_flwr.results import run_folder
 from fedkace_flwr.results.plot import draw_accuracy
-from fedkace_flwr.rounds import directory, driver, exchange
+from fedkace_flwr.rounds import directory, driver, exchange, members, pace
 
 load_profile()
 
@@ -81,6 +81,6 @@ def small(tmp_path: Path) -> Callable[..., Config]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
     """A fake clock for everything at the server that waits."""
     fake = FakeTime()
-    for module in (directory, driver, exchange):
+    for module in (directory, driver, exchange, members, pace):
         monkeypatch.setattr(module, "time", fake)
     return fake

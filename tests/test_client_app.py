@@ -2,6 +2,8 @@
 
 import logging
 import resource
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +18,7 @@ from support.doubles.faults import FaultyGrid
 from support.made.stored import read_state
 from support.systems.contract import run_over
 
-from fedkace_flwr import client_app
+from fedkace_flwr import client_app, queries
 from fedkace_flwr.clients import fedcbdr as cbdr
 from fedkace_flwr.clients import tfcl
 from fedkace_flwr.config import Config
@@ -92,11 +94,11 @@ def said() -> Iterator[list[str]]:
     """Collect what the client logs."""
     lines: list[str] = []
     handler = type("Ear", (logging.Handler,), {"emit": lambda self, record: lines.append(record.getMessage())})()
-    client_app.logger.addHandler(handler)
+    queries.logger.addHandler(handler)
     try:
         yield lines
     finally:
-        client_app.logger.removeHandler(handler)
+        queries.logger.removeHandler(handler)
 
 
 @pytest.fixture
@@ -357,3 +359,10 @@ def test_a_disk_that_fills_while_models_are_kept_costs_no_model(device: Device) 
     assert device.predicts() == 1
     assert not device.send(EVALUATE, 2).has_error()
     assert device.predicts() == 2
+
+
+def test_a_process_for_one_message_looks_for_no_garbage_among_modules() -> None:
+    """Neither at the import of PyTorch nor at its end, which cost a third of a device's processor time; later it does."""
+    code = "import gc; from fedkace_flwr import apps; apps._app_for('train', False); print(gc.isenabled(), gc.get_freeze_count() > 10**5)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "True"]

@@ -42,6 +42,8 @@ def with_company(name: str, value: Any) -> dict[str, Any]:
     """The value, with what other keys must be so that it contradicts none of them."""
     if name == "overlap":
         return {"window": max(1, value), name: value}
+    if name == "rounds" and value == 0:
+        return {"dataset": "inbox", "class-names": "a,b", "image-size": 8, name: value}
     if name == "num-classes":
         return {"capacity": max(60, value), "window": 1, name: value}
     return {name: value}
@@ -53,6 +55,8 @@ def inside(name: str) -> st.SearchStrategy[Any]:
         return st.sampled_from(key.choices)
     if type(default) is bool:
         return st.booleans()
+    if name == "away":
+        return st.sampled_from(["", "0:1-", "0:2-3, 0:5-5"])
     if type(default) is str:
         return st.text(max_size=20).filter(key.allows)
     if type(default) is int:
@@ -140,6 +144,7 @@ def configurations(draw: st.DrawFn) -> dict[str, Any]:
         classes + draw(st.integers(0, 98_000)),
     )
     chosen = {name: draw(inside(name), label=name) for name in names}
+    chosen["rounds"] = chosen.get("rounds", 1) or 1  # none at all goes with inboxes alone
     if draw(st.booleans()):
         chosen |= {
             "dataset": "inbox",
@@ -254,7 +259,7 @@ def test_a_whole_number_too_large_for_a_float_is_refused_like_infinity(name: str
 
 
 def test_a_whole_number_below_any_float_is_refused_like_any_other() -> None:
-    assert refusal({"rounds": -(10**400)}).endswith("must be >= 1 and <= 100000")
+    assert refusal({"rounds": -(10**400)}).endswith("must be >= 0 and <= 100000")
 
 
 @pytest.mark.parametrize("name", CHOICES)
@@ -404,8 +409,8 @@ def test_a_wrong_number_after_a_word_is_refused_with_its_name(values: dict[str, 
 # Keys of version 1.0
 
 
-def test_there_are_at_most_82_keys() -> None:
-    assert len(KEYS) <= 82
+def test_there_are_at_most_90_keys() -> None:
+    assert len(KEYS) <= 90
 
 
 @pytest.mark.parametrize(
@@ -491,3 +496,28 @@ def test_each_app_parses_the_configuration_once(small: Callable[..., Config], mo
     client_app._parsed.cache_clear()
     run_inline(config)  # the server's app is given what it would have parsed
     assert parsed == ["as3"]
+
+
+@pytest.mark.parametrize(
+    ("away", "words"),
+    [
+        ("3", "'3' is not client:first-last"),
+        ("1:5-4", "'1:5-4' is not"),
+        ("1:0-4", "'1:0-4' is not"),
+        ("1:2-3, x", "'x' is not"),
+        ("10:1-2", "client 10: the run has clients 0 to 9"),
+    ],
+)
+def test_an_absence_that_is_none_is_named(away: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=f"^away = {away!r}: .*{words}"):
+        Config.parse({"away": away})
+
+
+def test_absences_are_read_as_written() -> None:
+    stream = Config.parse({"clients": 4, "away": "3:1-2, 1:2-, 3:4-4"}).stream
+    assert [stream.members(number) for number in range(1, 6)] == [(0, 1, 2), (0, 2), (0, 2, 3), (0, 2), (0, 2, 3)]
+
+
+def test_rounds_without_end_are_for_inboxes() -> None:
+    with pytest.raises(ConfigError, match=r"^rounds = 0: only with dataset = 'inbox'"):
+        Config.parse({"rounds": 0})

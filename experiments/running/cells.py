@@ -10,7 +10,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from fedkace_flwr.config import Config
-from fedkace_flwr.configured import configured
+from fedkace_flwr.configured import check_rounds, configured
 from fedkace_flwr.data.datasets import load_dataset
 from fedkace_flwr.errors import ConfigError, DataError, FedkaceError, RunError
 from fedkace_flwr.experiments.results.recorded import Run
@@ -48,16 +48,16 @@ class Cell:
         self._claim = FileLock(self.folder.parent / ".claims" / f"{name}.lock")
 
     def check(self) -> None:
-        """Check that a run that is to be resumed by its key ``resume`` was begun with this configuration.
+        """Check that a run that is to be resumed by its key ``resume`` goes on with this configuration.
 
         Raises
         ------
         FedkaceError
-            It was not, or its files cannot be read.
+            It does not, or its files cannot be read.
         """
         if self.config.run.resume and (self.folder / "config.json").exists():
             with naming(self):
-                compare(self.folder, configured(self.config)[1], self._data)
+                self._check_going_on()
 
     def claim(self) -> bool:
         """Claim the run for this process; return False if another runner has it. The claim ends with the process."""
@@ -95,8 +95,8 @@ class Cell:
     def prepare(self) -> Config:
         """Prepare the folder and return the configuration to start with.
 
-        A partial run with the same configuration is resumed, and a folder in which no run has begun is used; anything
-        else is moved aside.
+        A run with the same configuration, apart from fewer rounds, is resumed, and a folder in which no run has begun
+        is used; anything else is moved aside.
 
         Raises
         ------
@@ -108,7 +108,7 @@ class Cell:
                 f"dataset = {self.config.data.dataset!r}: has changed since the study began; begin the study again"
             )
         self.set_aside = ""
-        resume = (self.folder / "config.json").exists() and self._matches()
+        resume = (self.folder / "config.json").exists() and self._goes_on()
         if not resume and not self._unused():
             self._set_aside()
         claim(self.folder, HOLDS, known=True)
@@ -125,17 +125,33 @@ class Cell:
         """
         return Run(self.folder).summary()
 
-    def drop_answers(self) -> None:
-        """Delete stored replies, which serve repeated messages; a finished run receives no more messages."""
-        for path in self.folder.glob("clients/client-*/answer-*.npz"):
-            path.unlink()
-
     def _matches(self) -> bool:
         try:
             compare(self.folder, configured(self.config)[1], self._data)
         except FedkaceError:
             return False
         return True
+
+    def _goes_on(self) -> bool:
+        try:
+            self._check_going_on()
+        except FedkaceError:
+            return False
+        return True
+
+    def _check_going_on(self) -> None:
+        """Check that the earlier run has this configuration, or that it lacks nothing but further rounds."""
+        method, config = configured(self.config)
+        asked = config.stream.rounds
+        planned, _ = compare(self.folder, config, self._data, {"rounds"}).get("rounds", (asked, asked))
+        if asked == planned:
+            return
+        if asked and not 0 < planned < asked:
+            compare(self.folder, config, self._data)
+        check_rounds(config, planned, self.rounds)
+        kept = "answer" if method.strategy.train_action else "state"  # earlier versions kept no answers at the end
+        if self.rounds and not config.run.state_dir and not any(self.folder.glob(f"clients/client-*/{kept}-*.npz")):
+            raise RunError(f"rounds = {asked}: {self.folder} no longer has what its clients need for further rounds")
 
     def _changes(self) -> str:
         """Return what distinguishes the earlier run from this one, such as ``rounds 4, now 5``."""

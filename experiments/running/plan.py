@@ -95,7 +95,9 @@ def training_samples(config: Config) -> int:
 
 
 def _chunk_and_buffer(config: Config, round_number: int) -> int:
-    """Count the samples of an epoch over chunk and buffer, which fills up to ``capacity``."""
+    """Count the samples of an epoch over the chunk and, with methods that replay, a buffer that fills up to ``capacity``."""
+    if not METHODS[config.method].replays:
+        return config.mean_chunk
     held = min(config.buffer.capacity, (round_number - 1) * config.mean_chunk)
     return samples_in_epoch(config.training.batching, config.mean_chunk, held)
 

@@ -292,7 +292,6 @@ class _Shift:
         try:
             with naming(cell):
                 job.check()
-                cell.drop_answers()
                 if not cell.finished:
                     raise RunError(f"ended without a result; see {cell.folder / 'app.log'}")
         except FedkaceError as error:

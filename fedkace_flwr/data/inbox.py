@@ -24,7 +24,7 @@ of them, and whatever is wrong with one file, its name, its kind or its permissi
 import logging
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -368,6 +368,57 @@ class Inbox:
             if arrivals.concerns_all(fault):
                 raise
             logger.warning("%s cannot be removed (%s); it is left there", rooms.taken.path / name, fault)
+
+
+def waiting(folder: Path, most: int, class_names: Collection[str] | None = None) -> tuple[int, list[str]]:
+    """Count the labelled samples in an inbox that no round has learned, up to ``most``; nothing is moved.
+
+    Files that cannot be used count as nothing; the next round rejects them.
+
+    Parameters
+    ----------
+    folder : Path
+        The inbox.
+    most : int
+        Where the count ends.
+    class_names : collection of str, optional
+        With open classes, those agreed so far: files of others do not count.
+
+    Returns
+    -------
+    The count, and the names of the classes for which files wait, sorted.
+
+    Raises
+    ------
+    DataError
+        The folder cannot be read.
+    """
+    samples, names = 0, set[str]()
+    try:
+        with OpenFolder.at(folder) as root, ExitStack() as stack:
+            rooms = {room: stack.enter_context(root.within(room)) for room in ("new", "taken") if root.has_folder(room)}
+            taken = rooms["taken"].entries() if "taken" in rooms else []
+            claims = [name for name, is_folder in taken if is_folder and _is_unlearned(name)]
+            places = [stack.enter_context(rooms["taken"].within(name)) for name in claims]
+            for place in [*places, *(rooms[room] for room in ("new",) if room in rooms)]:
+                for arrival in arrivals.listing(place):
+                    if samples >= most:
+                        break
+                    with suppress(DataError, OSError):
+                        count, found = arrivals.count(arrival)
+                        strangers = set() if class_names is None else found.difference(class_names)
+                        samples += 0 if strangers else count
+                        names |= set(filter(is_class_name, strangers))
+    except FileNotFoundError:  # the first round makes it
+        return 0, []
+    except OSError as fault:
+        raise DataError(f"inbox = {folder}: cannot be read ({fault})") from fault
+    return samples, sorted(names)
+
+
+def _is_unlearned(name: str) -> bool:
+    claim = _CLAIM.fullmatch(name)
+    return claim is not None and claim["mark"] in ("", _PARTIAL)
 
 
 def _sync(*folders: OpenFolder) -> None:

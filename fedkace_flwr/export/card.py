@@ -144,7 +144,7 @@ def _what(kept: KeptModels, training: Training | None) -> str:
     dataset = of_rounds = ""
     if training:
         dataset = f" on {in_markdown(_name_of_data(training.config))}"
-        of_rounds = f" of {training.config.stream.rounds}"
+        of_rounds = f" of {training.config.stream.rounds}" if training.config.stream.rounds else ""
         whose = "the global model of the federation"
     else:
         how = "answers" if len(kept.answers) == 1 else "answers together"
@@ -188,7 +188,7 @@ def _data(kept: KeptModels, config: Config) -> dict[str, str]:
         "origin": found.origin,
         "licence of the data": found.licence,
         "clients": str(stream.clients),
-        "rounds": f"{kept.round} of {stream.rounds}",
+        "rounds": f"{kept.round} of {stream.rounds}" if stream.rounds else str(kept.round),
         **({"chunks of a client": chunks} if chunks else {}),
         "images that a client may store": str(config.buffer.capacity),
     }

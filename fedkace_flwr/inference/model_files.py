@@ -74,6 +74,8 @@ def _write(folder: Path, kept: KeptModels, group: int | None) -> None:
         path.unlink(missing_ok=True)
     for path in earlier.place_of(kept.run).glob(f"{MODELS}-*"):  # the run goes on, and these are older
         path.unlink()
+    if group is not None:  # in the state folder, the store makes room
+        earlier.keep_newest(MODELS)
 
 
 def _open_to(group: int, folder: Path) -> None:

@@ -6,6 +6,7 @@ results tables, and the row in ``docs/metrics.md``. Here are those of every meth
 ``METHOD`` (:class:`fedkace_flwr.registry.Method`).
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -93,7 +94,7 @@ class Bound:
 CLASSES = Bound("number of classes", lambda limits: limits.classes)
 EPOCHS = Bound("`epochs`", lambda limits: limits.epochs)
 CAPACITY = Bound("`capacity`", lambda limits: limits.capacity)
-ROUNDS = Bound("`rounds`", lambda limits: limits.config.stream.rounds)
+ROUNDS = Bound("`rounds`", lambda limits: limits.config.stream.rounds or math.inf)
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,13 @@ import numpy as np
 from flwr.app import MetricRecord, RecordDict
 
 from fedkace_flwr.errors import MessageError
+from fedkace_flwr.keys import keys_of
 from fedkace_flwr.messaging import wire
 from fedkace_flwr.messaging.metrics import Limits, Metric, known_metrics
 from fedkace_flwr.messaging.wire import NumpyArray, Weights
+from fedkace_flwr.sections import TrainingConfig
 
+_MOST_EPOCHS = int(keys_of(TrainingConfig)["epochs"].high or 0)
 _VARIANCE, _MEAN, _COUNTER = ".running_var", ".running_mean", ".num_batches_tracked"
 
 
@@ -34,7 +37,9 @@ def check_metrics(metrics: Mapping[str, Any], limits: Limits) -> None:
 
 def _check(metric: Metric, value: Any, limits: Limits) -> None:
     length = None if metric.length is None else int(getattr(limits, metric.length))
-    if isinstance(value, list) != (length is not None) or (length is not None and len(value) != length):
+    # A client that trained before `epochs` was changed answers from its store.
+    lengths = range(1, _MOST_EPOCHS + 1) if metric.length == "epochs" else (length,)
+    if isinstance(value, list) != (length is not None) or (isinstance(value, list) and len(value) not in lengths):
         wanted = "a single number" if length is None else f"a list of {length} numbers"
         raise MessageError(f"metric {metric.name!r} = {wire.shown(value)}: must be {wanted}", "metrics")
     low, high = metric.range(limits)

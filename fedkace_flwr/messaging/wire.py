@@ -22,6 +22,7 @@ ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
 ROUND, CLIENT, RUN = "round", "client", "run"
 INBOX, TEST = "inbox", "test"
 WORKING = "working"
+WAITING, MOST = "waiting", "most"
 CLASS_NAMES, CLASS_ROUNDS, NEW_CLASSES = "class-names", "class-rounds", "new-classes"
 PARTITION, PARTITIONS = "partition-id", "num-partitions"
 EXAMPLES = "num-examples"
@@ -45,6 +46,7 @@ TRAINING_SECONDS = "training-seconds"
 SELECTION_SECONDS = "selection-seconds"
 EVALUATION_SECONDS = "evaluation-seconds"
 
+MOST_CLASSES = 100_000
 MOST_NEW_CLASSES = 20  # names of classes in a reply; further ones come with later replies
 
 _SERIALISED = "numpy.ndarray"  # Flower's name for an array in NumPy's own format

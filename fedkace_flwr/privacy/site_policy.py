@@ -186,8 +186,8 @@ def _parsed(path: Path, table: Mapping[str, Any]) -> SitePolicy:
     if not isinstance(labels, bool):
         raise PolicyError(f"{path}: labels = {labels!r:.100}: must be true or false")
     new_classes = table.get("new-classes", _TELL)
-    words = {"unlisted": (unlisted, _ANY, _DEFAULT), "new-classes": (new_classes, _TELL, _REFUSE)}
-    for name, (value, *accepted) in words.items():
+    choices = {"unlisted": (unlisted, _ANY, _DEFAULT), "new-classes": (new_classes, _TELL, _REFUSE)}
+    for name, (value, *accepted) in choices.items():
         if value not in accepted:
             one, other = accepted
             meant = closest(str(value), accepted)

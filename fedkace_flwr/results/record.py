@@ -29,7 +29,7 @@ def summarise(config: Config, rounds: Sequence[Mapping[str, Any]]) -> dict[str, 
         "method": config.method,
         "dataset": config.data.name,
         "clients": config.stream.clients,
-        "rounds": len(rounds),
+        "rounds": rounds[-1]["round"] if rounds else 0,
         "seed": config.run.seed,
         **totals(rounds),
     }

@@ -83,7 +83,7 @@ def fingerprint(config: Config) -> str:
         del stream["fraction_train"]
     if everyone and config.stream.shared_samples and config.stream.kind != "quantity-skew":
         del stream["clients"]
-    if config.stream.shared_samples and config.stream.kind != "blurred":
+    if not config.stream.why_not_longer:
         del stream["rounds"]
     del data["mirroring"]
     data["data_dir"] = str(absolute(config.data.data_dir, "data-dir"))

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 from unicodedata import normalize
 
-from flwr.app import RecordDict
+from flwr.app import ConfigRecord, RecordDict
 
 from fedkace_flwr.keys import is_class_name
 from fedkace_flwr.messaging import wire
@@ -46,9 +46,14 @@ class ClassNames:
         """Fields for the configuration of each message; none if the classes are fixed."""
         return self.agreed.told() if self._grows else {}
 
+    @property
+    def are_due(self) -> bool:
+        """Whether the end of a round would give a name a number."""
+        return bool(self._brought) and len(self.agreed.names) < self._most
+
     def take(self, client: int, content: RecordDict) -> None:
         """Take the names that a reply brings. A name that cannot be one is ignored, with a warning."""
-        record = content.config_records.get(wire.CONFIG, {})
+        record = content.config_records.get(wire.CONFIG, ConfigRecord())
         found = record.get(wire.NEW_CLASSES)
         if not self._grows or not isinstance(found, list):
             return

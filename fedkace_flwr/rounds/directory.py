@@ -1,7 +1,7 @@
-"""Assignment of clients to SuperNodes.
+"""Assignment of clients to SuperNodes by what these say of themselves: in simulations, and where nodes have no keys.
 
 A SuperNode's id is random in each run; its partition number is stable. Client k is hosted by partition k mod N, so
-with fewer SuperNodes than clients each hosts several.
+with fewer SuperNodes than clients each hosts several, unless they have inboxes.
 
 No SuperNode can block the others. One that gives no valid answer hosts no client and is asked again later. If two
 name the same partition, the first keeps it while it is connected. N is the number of partitions that most of them
@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from fedkace_flwr.errors import RunError
 from fedkace_flwr.messaging import wire
 from fedkace_flwr.rounds.exchange import collect, insist, post
 
@@ -47,68 +46,59 @@ class ClientDirectory:
         Number of clients K.
     join_deadline : float
         Seconds to wait for SuperNodes at the start.
+    alone : bool
+        Whether a SuperNode hosts at most one client.
+    quiet : bool
+        Whether nobody needs the answers: nodes without a valid one are neither named nor asked again.
+
+    Attributes
+    ----------
+    partitions : dict of int to (int, int)
+        The partition of each SuperNode that has named one, and how many it says that there are.
     """
 
-    def __init__(self, clients: int, join_deadline: float) -> None:
+    def __init__(self, clients: int, join_deadline: float, *, alone: bool = False, quiet: bool = False) -> None:
         self._clients = clients
         self._deadline = join_deadline
-        self._partitions: dict[int, tuple[int, int]] = {}  # in the order of their answers
+        self._alone, self._quiet = alone, quiet
+        self._found: frozenset[int] = frozenset()
+        self.partitions: dict[int, tuple[int, int]] = {}  # in the order of their answers
         self._inquiries: dict[int, _Inquiry] = {}
         self._named: set[tuple[int, str]] = set()
 
-    def nodes(self, grid: Grid, patience: float = _PATIENCE) -> dict[int, int]:
-        """Node of each client that can be reached; nodes that are new are asked for their partition.
-
-        The call waits up to ``patience`` seconds for answers of new nodes. Later answers count from the next call on.
-        """
-        found = insist(lambda: set(grid.get_node_ids()), time.monotonic() + self._deadline)
+    def look(self, grid: Grid, patience: float) -> frozenset[int]:
+        """The SuperNodes that are connected; new ones are asked, and their answers waited for up to ``patience`` seconds."""
+        found = insist(lambda: frozenset(grid.get_node_ids()), time.monotonic() + self._deadline)
         if found is not None:
-            self._partitions = {node: known for node, known in self._partitions.items() if node in found}
+            self._found = found
+            self.partitions = {node: known for node, known in self.partitions.items() if node in found}
             self._inquiries = {node: asked for node, asked in self._inquiries.items() if node in found}
-            self._ask(grid, sorted(found - set(self._partitions)))
+            self._ask(grid, sorted(found - set(self.partitions)))
         self._listen(grid, min(patience, self._deadline))
+        return self._found
+
+    def nodes(self, grid: Grid, patience: float = _PATIENCE) -> dict[int, int]:
+        """Node of each client that can be reached; as in :meth:`look`, later answers count from the next call on."""
+        self.look(grid, patience)
         hosts, total = self._hosts()
-        return {client: hosts[client % total] for client in range(self._clients) if total and client % total in hosts}
+        hosted = range(min(self._clients, total) if self._alone else self._clients)
+        if self._alone and 0 < total < self._clients:
+            self._name(
+                0,
+                f"{wire.PARTITIONS} = {total}: an inbox belongs to one client, clients = {self._clients} need as many SuperNodes",
+            )
+        return {client: hosts[client % total] for client in hosted if total and client % total in hosts}
 
-    def wait(self, grid: Grid) -> dict[int, int]:
-        """Wait until every client can be reached.
-
-        Raises
-        ------
-        RunError
-            No SuperNode joined in time, or none could name its partition.
-        """
-        nodes = self.gather(grid, self._clients)
-        if not nodes:
-            reasons = [asked.reason for _, asked in sorted(self._inquiries.items()) if asked.reason]
-            if reasons:
-                raise RunError(
-                    f"none of {len(reasons)} SuperNodes could name its partition within join-deadline = "
-                    f"{self._deadline:g} seconds: {reasons[0]}"
-                )
-            raise RunError(f"no SuperNode joined within join-deadline = {self._deadline:g} seconds")
-        hosts = len(set(nodes.values()))
-        if len(nodes) < self._clients:
-            logger.warning("%d of %d clients can be reached; starting without the others", len(nodes), self._clients)
-        elif hosts < self._clients:
-            logger.info("%d SuperNodes host %d clients between them", hosts, self._clients)
-        return nodes
-
-    def gather(self, grid: Grid, enough: float) -> dict[int, int]:
-        """Wait until ``enough`` clients can be reached, at most until the join deadline; node of each client."""
-        begun = time.monotonic()
-        nodes = self.nodes(grid, _PAUSE)
-        while len(nodes) < enough and time.monotonic() - begun < self._deadline:
-            time.sleep(min(_PAUSE, self._deadline))
-            nodes = self.nodes(grid, _PAUSE)
-        return nodes
+    def reasons(self) -> list[str]:
+        """Why SuperNodes host no client, if they have answered at all."""
+        return [asked.reason for _, asked in sorted(self._inquiries.items()) if asked.reason]
 
     def _hosts(self) -> tuple[dict[int, int], int]:
         """Node of each partition, and N."""
-        votes = Counter(partitions for _, partitions in self._partitions.values())
+        votes = Counter(partitions for _, partitions in self.partitions.values())
         total = votes.most_common(1)[0][0] if votes else 0
         hosts: dict[int, int] = {}
-        for node, (partition, partitions) in self._partitions.items():
+        for node, (partition, partitions) in self.partitions.items():
             if partitions != total:
                 self._name(node, f"says {wire.PARTITIONS} = {partitions}, most say {total}")
             elif partition in hosts:
@@ -136,6 +126,8 @@ class ClientDirectory:
 
     def _is_void(self, asked: _Inquiry, now: float) -> bool:
         """Whether a node may be asked again: its answer was invalid, or the question has expired."""
+        if self._quiet and not asked.number:
+            return False
         return now - asked.at >= (max(_ASK_AGAIN, self._deadline) if asked.number else _ASK_AGAIN)
 
     def _listen(self, grid: Grid, patience: float) -> None:
@@ -155,11 +147,12 @@ class ClientDirectory:
     def _take(self, node: int, reply: Message | Exception) -> None:
         place = _place(reply)
         if not isinstance(place, str):
-            self._partitions[node] = place
+            self.partitions[node] = place
             del self._inquiries[node]
             return
         self._inquiries[node].number, self._inquiries[node].reason = "", place
-        self._name(node, f"could not name its partition: {place}")
+        if not self._quiet:
+            self._name(node, f"could not name its partition: {place}")
 
     def _name(self, node: int, text: str) -> None:
         """Log a problem of a node once."""
@@ -178,4 +171,7 @@ def _place(reply: Message | Exception) -> tuple[int, int] | str:
     partition, partitions = answer.get(wire.PARTITION), answer.get(wire.PARTITIONS)
     if type(partition) is int and type(partitions) is int and 0 <= partition < partitions:
         return partition, partitions
-    return f"{wire.PARTITION} = {wire.shown(partition)}, {wire.PARTITIONS} = {wire.shown(partitions)}"
+    return (
+        f"{wire.PARTITION} = {wire.shown(partition)}, {wire.PARTITIONS} = {wire.shown(partitions)}: start the SuperNode "
+        f"with --node-config '{wire.PARTITION}=K {wire.PARTITIONS}=N', whole numbers, 0 <= K < N"
+    )

@@ -1,7 +1,7 @@
 """Flower strategy that runs the rounds of every method: messages, checks, quorum, retries, report and checkpoint."""
 
+import itertools
 import logging
-import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -20,10 +20,12 @@ from fedkace_flwr.messaging.metrics import Limits
 from fedkace_flwr.messaging.wire import NumpyArray, Reply, Shapes
 from fedkace_flwr.privacy import noise
 from fedkace_flwr.privacy.central import CentralNoise
+from fedkace_flwr.results.orders import Orders
 from fedkace_flwr.rounds.class_names import CLASSES, ClassNames
 from fedkace_flwr.rounds.defence import Defence
-from fedkace_flwr.rounds.directory import ClientDirectory
 from fedkace_flwr.rounds.exchange import client_of
+from fedkace_flwr.rounds.members import Members
+from fedkace_flwr.rounds.pace import Pace
 from fedkace_flwr.rounds.secure_aggregation import MaskedSumError, MaskedTraining, moved
 from fedkace_flwr.rounds.server_round import EVALUATION, TRAINING, Messenger, RoundReport, ServerRound
 from fedkace_flwr.sections import SECAGG_RANGE, RunConfig
@@ -33,7 +35,8 @@ logger = logging.getLogger(__name__)
 
 Outcome = TypeVar("Outcome")
 
-_DEFENCE = "defence"
+_DEFENCE, _MEMBERS = "defence", "members"
+_KEPT = 1000  # rounds whose mean accuracies Flower's result holds
 _FIRST_RETRY = 1.0  # seconds before a phase is retried; doubles with each retry
 _LONGEST_RETRY = 60.0
 
@@ -74,6 +77,13 @@ class RoundDriver(Strategy):
         Names of those that are trained by gradient.
     on_round : callable
         Receives each round's report and the global model after it.
+    orders : Orders, optional
+        What the run is ordered to do meanwhile.
+
+    Attributes
+    ----------
+    members : Members
+        Who takes part.
     """
 
     def __init__(
@@ -83,32 +93,34 @@ class RoundDriver(Strategy):
         shapes: Shapes,
         parameters: frozenset[str],
         on_round: Callable[[RoundReport, ArrayRecord], None],
+        orders: Orders | None = None,
     ) -> None:
         self.rule = rule
+        self.members = Members(config, orders)
         self._config = config
-        self._clients = config.stream.clients
         self._shapes = shapes
         self._parameters = parameters
         self._on_round = on_round
-        self._everyone = tuple(range(config.stream.clients))
-        self._directory = ClientDirectory(config.stream.clients, config.run.join_deadline)
-        self._quorum = Quorum(config.run, config.stream.clients)
+        self.class_names = ClassNames(config.data)
+        self._pace = Pace(config, self.members, self.class_names, orders)
+        self._quorum = Quorum(config.run, arrives=config.data.arrives)
         self._limits = Limits.of(config, shapes)
         self._noise = CentralNoise(config.privacy, config.run.seed, parameters)
         self._defence = Defence(config, parameters)
-        self.class_names = ClassNames(config.data)
         self._done = 0
         self._now: ServerRound
 
     def checkpoint(self) -> tuple[dict[str, NumpyArray], dict[str, Any]]:
         """Arrays, and a JSON-ready record, that later rounds need beside the global model."""
         arrays, record = self.rule.state()
-        return arrays, {**record, _DEFENCE: self._defence.state(), CLASSES: self.class_names.state()}
+        own = {_DEFENCE: self._defence.state(), _MEMBERS: self.members.state(), CLASSES: self.class_names.state()}
+        return arrays, {**record, **own}
 
     def restore(self, done: int, arrays: Mapping[str, NumpyArray], record: Mapping[str, Any]) -> None:
         """Continue after round ``done`` with what :meth:`checkpoint` gave then; call before :meth:`start`."""
         self._done = done
-        self._defence.restore(record.get(_DEFENCE, {}))  # checkpoints of earlier versions lack it
+        self._defence.restore(record.get(_DEFENCE, {}))  # checkpoints of earlier versions lack these
+        self.members.restore(record.get(_MEMBERS, []))
         self.class_names.restore(record.get(CLASSES, {}))
         self.rule.restore(arrays, record)
 
@@ -128,7 +140,7 @@ class RoundDriver(Strategy):
     ) -> Result:
         """Run the rounds that follow the last restored one; arguments as in Flower's own strategies.
 
-        ``timeout`` applies to each phase.
+        ``timeout`` applies to each phase. With ``num_rounds = 0`` rounds go on until the run is ordered to stop.
 
         Raises
         ------
@@ -136,10 +148,14 @@ class RoundDriver(Strategy):
             No SuperNode joins, or too few clients answer for the quorum.
         """
         self.summary()
-        self._directory.wait(grid)
+        if not self._pace.is_stopped:
+            self.members.wait(grid)
         result = Result(arrays=initial_arrays)
         fields = dict(train_config or {}), dict(evaluate_config or {})
-        for number in range(self._done + 1, num_rounds + 1):
+        for number in range(self._done + 1, num_rounds + 1) if num_rounds else itertools.count(self._done + 1):
+            if not self._pace.wait(grid):
+                logger.info("ordered to stop after round %d", number - 1)
+                break
             begun = time.monotonic()
             train_config, evaluate_config = (ConfigRecord({**each, **self.class_names.told()}) for each in fields)
             now = self._open(number, grid, train_config)
@@ -158,6 +174,7 @@ class RoundDriver(Strategy):
 
             metrics, short_of_evaluation = self._phase(evaluation, grid)
             result.evaluate_metrics_clientapp[number] = metrics or MetricRecord()
+            result.evaluate_metrics_clientapp.pop(number - _KEPT, None)
             if evaluate_fn and (central := evaluate_fn(number, arrays)) is not None:
                 result.evaluate_metrics_serverapp[number] = central
 
@@ -168,16 +185,21 @@ class RoundDriver(Strategy):
             shortfall = short_of_evaluation or short_of_training
             if shortfall is None:
                 self._quorum.met()
-            elif number < num_rounds:
+            elif number != num_rounds:
                 self._quorum.short(shortfall)
-                self._directory.gather(grid, self._quorum.least)
+                self.members.gather(grid, self._quorum.share)
         return result
 
     def _open(self, number: int, grid: Grid, run_fields: ConfigRecord) -> ServerRound:
-        asked = self._config.stream.participants(number, self._config.run.seed) if self.rule.train_action else ()
-        messenger = Messenger(grid, self._directory, self._config.run, RoundReport(number, asked))
+        self.members.open(number, grid)
+        present = self.members.present
+        asked = (
+            self._config.stream.participants(number, self._config.run.seed, present) if self.rule.train_action else ()
+        )
+        report = RoundReport(number, asked, away=list(self.members.away))
+        messenger = Messenger(grid, self.members, self._config.run, report)
         self._now = ServerRound(
-            self._clients,
+            self.members.count,
             self._shapes,
             self._parameters,
             messenger,
@@ -208,7 +230,10 @@ class RoundDriver(Strategy):
                     return None, shortfall
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_RETRY)
-                self._directory.gather(grid, self._quorum.least)
+                self.members.gather(grid, self._quorum.share)
+                present = self.members.present  # whoever has been away for too long is no longer asked
+                report = self._now.report
+                report.asked = tuple(client for client in report.asked if client in present) or report.asked
             else:
                 if self._quorum.repeats:
                     self._quorum.met()
@@ -255,7 +280,7 @@ class RoundDriver(Strategy):
 
     def _evaluate(self, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, timeout: float) -> MetricRecord | None:
         questions = self.configure_evaluate(self._now.number, arrays, config, grid)
-        replies = self._now.messenger.exchange(EVALUATION, questions, timeout, self._everyone)
+        replies = self._now.messenger.exchange(EVALUATION, questions, timeout, self.members.present)
         return self.aggregate_evaluate(self._now.number, replies.values())
 
     def configure_train(
@@ -269,7 +294,7 @@ class RoundDriver(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """One message per client that can be reached, with the new global model."""
-        messages = self._instructions(MessageType.EVALUATE, arrays, config, self._everyone)
+        messages = self._instructions(MessageType.EVALUATE, arrays, config, self.members.present)
         for message in messages:
             for name, record in self.rule.extras_for(client_of(message)).items():
                 message.content[name] = record
@@ -329,6 +354,8 @@ class RoundDriver(Strategy):
             Too few valid replies.
         """
         valid = self._with_quorum(EVALUATION, self._read(EVALUATION, replies))
+        waiting = {reply.client: int(reply.metrics.get(wire.WAITING, 0)) for reply in valid}
+        self._pace.told(waiting, trained=bool(self._now.report.trained))
         met = [reply for reply in valid if wire.SEEN_CLASSES in reply.metrics]
         self._now.report.evaluated = {reply.client: reply.metrics for reply in met}
         accuracies = [float(reply.metrics[wire.ACCURACY]) for reply in met if wire.ACCURACY in reply.metrics]
@@ -373,8 +400,8 @@ class RoundDriver(Strategy):
         report = self._now.report
         if phase == TRAINING:
             report.sat_out = [reply.client for reply in valid if reply.sat_out]
-        asked = report.asked if phase == TRAINING else self._everyone
-        if len(valid) < self._quorum.share * len(asked):
+        asked = report.asked if phase == TRAINING else self.members.present
+        if len(valid) < self._quorum.share * len(asked) or not asked:
             raise BelowQuorumError(
                 f"round {report.number}, {phase}: {len(valid)} of {len(asked)} clients gave a valid reply, "
                 f"quorum = {self._quorum.share:g} needs more; {report.reasons()}",
@@ -391,21 +418,22 @@ class Quorum:
     ----------
     settings : RunConfig
         The run's keys.
-    clients : int
-        K.
+    arrives : bool
+        Whether data arrives in inboxes, where ``auto`` repeats without a limit.
+
+    Attributes
+    ----------
+    share : float
+        Smallest sufficient share of the clients that a phase asks.
     """
 
-    def __init__(self, settings: RunConfig, clients: int) -> None:
+    def __init__(self, settings: RunConfig, *, arrives: bool) -> None:
         self._rule, numbers = word_of(settings, "below_quorum")
+        if self._rule == "auto":
+            self._rule = "repeat" if arrives else "stop"
         self._limit = int(numbers.get("limit", 0))
         self._in_a_row = 0
-        self._clients = clients
         self.share = settings.quorum
-
-    @property
-    def least(self) -> int:
-        """Smallest sufficient number of valid replies in a phase that asks all clients."""
-        return math.ceil(self.share * self._clients)
 
     @property
     def skips(self) -> bool:
@@ -432,7 +460,7 @@ class Quorum:
         if self._rule == "stop":
             raise shortfall
         self._in_a_row += 1
-        if self._in_a_row >= self._limit:
+        if 0 < self._limit <= self._in_a_row:
             what = "rounds" if self._rule == "skip" else "attempts"
             raise RunError(
                 f"{shortfall}; below-quorum = {self._rule}:{self._limit}, so many consecutive {what} reached: "

@@ -15,8 +15,8 @@ from fedkace_flwr.messaging import wire
 from fedkace_flwr.messaging.metrics import COMMON, Limits, Metric
 from fedkace_flwr.messaging.wire import NumpyArray, Reply, Shapes
 from fedkace_flwr.rounds.defence import Defence
-from fedkace_flwr.rounds.directory import ClientDirectory
 from fedkace_flwr.rounds.exchange import by_client, exchange
+from fedkace_flwr.rounds.members import Members
 from fedkace_flwr.sections import RunConfig
 
 logger = logging.getLogger(__name__)
@@ -52,8 +52,10 @@ class RoundReport:
         Client, phase, reason and kind of each reply that was rejected. The kinds are those of
         :class:`fedkace_flwr.errors.MessageError`, and ``absent`` (no SuperNode), ``refused`` (Flower did not
         accept the message), ``silent`` (no reply in time) and ``unreadable`` (Flower could not unpack the reply).
+    away : list of int
+        Clients that are away. They are not asked, which is not a failure.
     sat_out : list of int
-        Clients without new data to train on. This is not a failure.
+        Clients without new data to train on. This is not a failure either.
     below_quorum : list of str
         Phases that were skipped because too few clients replied.
     repeated : dict of str to int
@@ -73,6 +75,7 @@ class RoundReport:
     drift: float | None = None
     updates: dict[int, dict[str, float]] = field(default_factory=dict)
     failures: list[dict[str, Any]] = field(default_factory=list)
+    away: list[int] = field(default_factory=list)
     sat_out: list[int] = field(default_factory=list)
     below_quorum: list[str] = field(default_factory=list)
     repeated: dict[str, int] = field(default_factory=dict)
@@ -139,9 +142,15 @@ class RoundReport:
         }
 
     def _unusual(self, clients: int) -> dict[str, Any]:
-        """Fields that appear only when they are not empty, and who was asked to train, if not all of K clients."""
-        asked = list(self.asked) if len(self.asked) < clients else []
-        fields = {"asked": asked, "sat_out": self.sat_out, "below_quorum": self.below_quorum, "repeated": self.repeated}
+        """Fields that appear only when they are not empty, and who was asked to train, if not all who are not away."""
+        asked = list(self.asked) if len(self.asked) + len(self.away) < clients else []
+        fields = {
+            "asked": asked,
+            "away": self.away,
+            "sat_out": self.sat_out,
+            "below_quorum": self.below_quorum,
+            "repeated": self.repeated,
+        }
         return {name: value for name, value in fields.items() if value}
 
     def _compared(self, clients: int) -> dict[str, list[float | None]]:
@@ -173,7 +182,7 @@ class Messenger:
     ----------
     grid : Grid
         Connection to the SuperNodes.
-    directory : ClientDirectory
+    members : Members
         Finds the SuperNode of each client.
     settings : RunConfig
         The run's keys: deadline and probe.
@@ -181,16 +190,16 @@ class Messenger:
         The round's report.
     """
 
-    def __init__(self, grid: Grid, directory: ClientDirectory, settings: RunConfig, report: RoundReport) -> None:
+    def __init__(self, grid: Grid, members: Members, settings: RunConfig, report: RoundReport) -> None:
         self.report = report
         self._grid = grid
-        self._directory = directory
+        self._members = members
         self._settings = settings
         self._senders: dict[str, int] = {}
 
     def nodes(self) -> dict[int, int]:
         """SuperNode of each client that can be reached now."""
-        return self._directory.nodes(self._grid)
+        return self._members.nodes(self._grid)
 
     def message(self, kind: str, node: int, content: RecordDict) -> Message:
         """A message of this round to a SuperNode; ``kind`` is Flower's message type."""
@@ -275,7 +284,7 @@ class ServerRound:
     Attributes
     ----------
     clients : int
-        Number of clients K.
+        Number of clients K so far; those that are away or were removed count.
     shapes : mapping
         Name, shape and dtype of each of the model's arrays.
     parameters : frozenset of str

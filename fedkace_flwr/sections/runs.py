@@ -38,25 +38,31 @@ class ModelConfig:
 class TrainingConfig:
     """Local training."""
 
-    epochs: int = key(5, "Local epochs per round, J.", unit="epochs", low=1, high=10_000)
-    batch_size: int = key(32, "Samples per step.", unit="samples", low=2)
+    epochs: int = key(5, "Local epochs per round, J.", unit="epochs", low=1, high=10_000, living=True)
+    batch_size: int = key(32, "Samples per step.", unit="samples", low=2, living=True)
     learning_rate: float = key(
-        0.01, "Learning rate of AdamW in the first epoch; follows a cosine towards 0 over the round's epochs.", above=0
+        0.01,
+        "Learning rate of AdamW in the first epoch; follows a cosine towards 0 over the round's epochs.",
+        above=0,
+        living=True,
     )
-    weight_decay: float = key(0.001, "Weight decay of AdamW.", low=0)
+    weight_decay: float = key(0.001, "Weight decay of AdamW.", low=0, living=True)
     batching: Literal["union", "paired", "random-replay"] = key(
         "union",
         "Reading: `union` passes once over chunk and buffer shuffled together; `paired` takes `batch-size` samples of each in every step and cycles through the smaller one; `random-replay` passes once over the chunk and adds as many random draws from the buffer to every step.",
+        living=True,
     )
     augment: Literal["none", "flip-shift", "auto"] = key(
         "none",
         "Random changes of training images, drawn anew for each epoch: `flip-shift` mirrors half of the images and shifts each by up to an eighth of its side, repeating its edge; `auto` does so if images may be mirrored (`mirroring`).",
+        living=True,
     )
     logit_adjustment: float = key(
         0.0,
         "In training, adds this many times the logarithm of each class's number of samples in chunk and buffer to its logit; 1 is balanced softmax, 0 plain softmax.",
         low=0,
         high=10,
+        living=True,
     )
 
 
@@ -163,10 +169,12 @@ class AggregationConfig:
             "multi-krum": (Number("hostile", 0, low=0),),
             "geometric-median": (),
         },
+        living=True,
     )
     defence: Literal["off", "on"] = key(
         "off",
         "With `on`, the server rejects models that work against the others, and scales down layers that moved much farther than honest training moves them (docs/robustness.md): for deployments whose machines belong to strangers.",
+        living=True,
     )
 
     @property
@@ -212,14 +220,17 @@ class RunConfig:
     device: str = key(
         "auto",
         "Where clients compute: `auto` (an NVIDIA GPU if the worker has one), `cpu`, `cuda` (the first GPU that the worker sees) or `cuda:N`.",
+        living=True,
     )
     precision: Literal["fp32", "tf32", "bf16", "auto"] = key(
         "fp32",
         "Precision in which networks compute: `fp32`; `tf32`, in which products on an NVIDIA GPU round their factors to 10 bits, which is faster; `bf16` (autocast); or `auto` (bf16 if the hardware supports it). Parameters and losses stay in fp32.",
+        living=True,
     )
     deterministic: bool = key(
         False,
         "On an NVIDIA GPU, which is slower then: compute only with algorithms that give the same bits each time (docs/gpu.md). A run stops at an operation that has none.",
+        living=True,
     )
     cuda_graphs: Literal["auto", "off", "on"] = key(
         "auto",
@@ -250,6 +261,10 @@ class RunConfig:
         "Folder for the clients' state. Empty: `clients/` in the run's folder. A client's `--node-config state-dir=...` overrides it.",
         affects="place",
     )
+    memory: Literal["auto", "keep", "fresh"] = key(
+        "auto",
+        "What a client of a new run begins with: `keep`, the samples in its buffer and the classes that it has met in the run before, in the same state folder (docs/client-state.md); `fresh`, nothing; `auto` keeps them if data arrives in an inbox.",
+    )
     keep_models: Literal["auto", "always", "never"] = key(
         "auto",
         "Whether a client keeps the models that it predicts with in its state folder (docs/inference.md): `auto` keeps them if data arrives in an inbox, and on nodes with a `state-dir` or `models-dir` of their own, as devices have.",
@@ -258,10 +273,12 @@ class RunConfig:
     diagnostics: bool = key(
         True,
         "Record client drift, the condition number of each buffer's kernel matrix (for buffers of up to 2000 samples), and the accuracy of received models on classes that are new to a client.",
+        living=True,
     )
     report_classes: bool = key(
         True,
         "Clients report the class histogram of their buffer and their accuracy on each class. Switch it off if these must not leave the device.",
+        living=True,
     )
     tracker: Literal["none", "tensorboard", "mlflow", "wandb"] = key(
         "none",
@@ -273,12 +290,13 @@ class RunConfig:
         "Share of the clients that must reply validly in each phase of a round; a client that sits the round out counts.",
         above=0,
         high=1,
+        living=True,
     )
     below_quorum: str = key(
-        "stop",
-        "What happens if a phase has too few valid replies: `stop` ends the run; `skip` leaves the global model unchanged, goes on and notes it in the round's record; `repeat` runs the phase again, in which clients that have already trained answer from their store. After so many consecutive rounds (`skip`) or attempts at one phase (`repeat`) the run ends (5); `resume` continues it.",
+        "auto",
+        "What happens if a phase has too few valid replies: `stop` ends the run; `skip` leaves the global model unchanged, goes on and notes it in the round's record; `repeat` runs the phase again, in which clients that have already trained answer from their store. After so many consecutive rounds (`skip`) or attempts at one phase (`repeat`) the run ends (5; 0: never); `resume` continues it. `auto` is `repeat:0` for inboxes, `stop` otherwise.",
         affects="waiting",
-        words={"stop": (), "skip": (Number("limit", 5, low=1),), "repeat": (Number("limit", 5, low=1),)},
+        words={"auto": (), "stop": (), "skip": (Number("limit", 5, low=0),), "repeat": (Number("limit", 5, low=0),)},
     )
     deadline: float = key(
         7200.0, "Maximum wait for the replies of one phase of a round.", unit="seconds", above=0, affects="waiting"
@@ -292,4 +310,26 @@ class RunConfig:
     )
     join_deadline: float = key(
         300.0, "Maximum wait for the SuperNodes at the start.", unit="seconds", above=0, affects="waiting"
+    )
+    away_after: float = key(
+        900.0,
+        "On real machines: time without contact after which a client counts as away: it is warned of once and not waited for, until it is back.",
+        unit="seconds",
+        above=0,
+        affects="waiting",
+    )
+    round_interval: float = key(
+        0.0,
+        "With `dataset = inbox`: shortest time from the start of a round to the start of the next. While too few samples have arrived, devices are asked in this interval, at most every ten seconds.",
+        unit="seconds",
+        low=0,
+        high=1e7,
+        affects="waiting",
+    )
+    round_samples: int = key(
+        1,
+        "With `dataset = inbox`: number of new labelled samples that the devices together must have before a round starts. 0: rounds do not wait for samples.",
+        unit="samples",
+        low=0,
+        affects="waiting",
     )

@@ -1,7 +1,8 @@
 """Keys of the stream, and the sizes of chunks that follow from them."""
 
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -11,6 +12,9 @@ import numpy as np
 from fedkace_flwr.keys import Number, Numbers, key, word_of
 from fedkace_flwr.seeding import seed_for
 
+_ABSENCE = re.compile(r"(?P<client>\d{1,6}):(?P<first>\d{1,6})-(?P<last>\d{0,6})", re.ASCII)
+_NEVER = 10**9  # a round that no run reaches
+
 _CONCENTRATION = Number("concentration", 1.0, low=0.01, high=1e6)
 
 
@@ -18,8 +22,23 @@ _CONCENTRATION = Number("concentration", 1.0, low=0.01, high=1e6)
 class StreamConfig:
     """Stream."""
 
-    clients: int = key(10, "Number of clients K.", low=1, high=100_000)
-    rounds: int = key(15, "Number of rounds T.", low=1, high=100_000)
+    clients: int = key(
+        10,
+        "Number of clients K. With an inbox on a federation whose nodes have keys, the number at the start: further nodes become further clients (docs/living.md).",
+        low=1,
+        high=100_000,
+    )
+    rounds: int = key(
+        15,
+        "Number of rounds T. 0, for inboxes alone: the run goes on until it is stopped. A run that is resumed with more goes on, as if they had been planned from the start; with streams and methods that need T beforehand that is refused.",
+        low=0,
+        high=100_000,
+        living=True,
+    )
+    away: str = key(
+        "",
+        "In simulations: the rounds in which clients are away, each as client:first-last and separated by commas. `9:1-5, 3:5-9, 7:12-` lets client 9 join in round 6, client 3 miss rounds 5 to 9, and client 7 leave after round 11. Clients that are away are not asked, and their chunks are lost.",
+    )
     fraction_train: float = key(
         1.0,
         "Fraction of the clients that train in a round, at least one, drawn anew for each round. The others miss the round's training and its chunk; images in an inbox wait. All clients receive the new global model and are evaluated.",
@@ -70,15 +89,41 @@ class StreamConfig:
         return word_of(self, "stream")[1]
 
     @property
-    def participants_per_round(self) -> int:
-        """Number of clients that train in a round."""
-        return max(1, round(self.fraction_train * self.clients))
+    def why_not_longer(self) -> str:
+        """Why a stream of more rounds would begin with other samples, in half a sentence; empty if it would not."""
+        if self.kind == "blurred":
+            return f"stream = {self.stream!r} exchanges samples between all rounds"
+        if not self.shared_samples:
+            return "shared-samples = false divides the samples by what all rounds need"
+        return ""
 
-    def participants(self, number: int, seed: int) -> tuple[int, ...]:
-        """Return the clients that train in a round, from 1, in ascending order; ``seed`` is the experiment's."""
-        if self.participants_per_round == self.clients:
-            return tuple(range(self.clients))
-        return _drawn(self.clients, self.participants_per_round, number, seed)
+    @property
+    def participants_per_round(self) -> int:
+        """Number of clients that train in a round, if none is away."""
+        return self._share_of(self.clients)
+
+    def _share_of(self, members: int) -> int:
+        return max(1, round(self.fraction_train * members))
+
+    def participants(self, number: int, seed: int, members: tuple[int, ...] | None = None) -> tuple[int, ...]:
+        """Return the clients that train in a round, in ascending order.
+
+        Parameters
+        ----------
+        number, seed : int
+            The round, from 1, and the experiment's seed.
+        members : tuple of int, optional
+            The clients that take part in the round, in ascending order; by default those that are not :attr:`away`.
+        """
+        members = self.members(number) if members is None else members
+        if self._share_of(len(members)) >= len(members):
+            return members
+        return _drawn(members, self._share_of(len(members)), number, seed)
+
+    def members(self, number: int) -> tuple[int, ...]:
+        """Return the clients that are not :attr:`away` in a round, from 1, in ascending order."""
+        gone = {client for client, spans in absences(self.away).items() if any(number in span for span in spans)}
+        return tuple(client for client in range(self.clients) if client not in gone)
 
     def participations(self, number: int, seed: int) -> int:
         """Return the largest number of rounds, of the first ``number``, in which a single client trains."""
@@ -107,9 +152,29 @@ class StreamConfig:
 
 
 @lru_cache(maxsize=4096)
-def _drawn(clients: int, count: int, number: int, seed: int) -> tuple[int, ...]:
+def _drawn(members: tuple[int, ...], count: int, number: int, seed: int) -> tuple[int, ...]:
     generator = np.random.default_rng(seed_for(seed, "participants", number))
-    return tuple(sorted(generator.choice(clients, count, replace=False).tolist()))
+    return tuple(sorted(members[place] for place in generator.choice(len(members), count, replace=False)))
+
+
+@lru_cache(maxsize=64)
+def absences(text: str) -> Mapping[int, tuple[range, ...]]:
+    """Return the rounds in which each client is away, as the key ``away`` gives them.
+
+    Raises
+    ------
+    ValueError
+        An entry is not ``client:first-last``; the text names it.
+    """
+    found: dict[int, tuple[range, ...]] = {}
+    for entry in filter(None, map(str.strip, text.split(","))):
+        parts = _ABSENCE.fullmatch(entry)
+        first, last = (int(parts["first"]), int(parts["last"] or _NEVER)) if parts else (0, 0)
+        if parts is None or not 1 <= first <= last:
+            raise ValueError(f"{entry!r:.40} is not client:first-last, such as 3:5-9, or 7:12- for ever")
+        client = int(parts["client"])
+        found[client] = (*found.get(client, ()), range(first, last + 1))
+    return found
 
 
 @lru_cache(maxsize=16)

@@ -1,10 +1,12 @@
 """What a client knows between rounds, its stored answer, and the records that they are stored as."""
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +19,9 @@ VERSION = 3
 
 _LARGEST = 2**63
 _BUFFER = {"content": "buffer.content", "labels": "buffer.labels", "rounds": "buffer.rounds"}
+_WAITING = {"content": "waiting.content", "labels": "waiting.labels", "rounds": "waiting.rounds"}
+_NAMES = "names"
+_TEXTS = ("names", "waiting_names", "dataset")
 _TESTED = ("local_accuracy", "local_class_accuracy", "evaluated", "evaluation")
 _RECORD = ("run", "client", "round", "follows", "global_since", *_TESTED)
 
@@ -51,6 +56,15 @@ class ClientState:
         What the method stores beside this, under names of its own; on the CPU.
     client : int or None
         The client's number.
+    names : sequence of str
+        The classes' names, in the order of their labels; empty if they are not known.
+    dataset : str
+        Digest of the data set that a buffer's ids lead into; empty if it is not known.
+    waiting : Samples
+        Samples of earlier runs that are not in the buffer: this run has no such classes yet, or its method does not
+        replay. Their labels are positions in ``waiting_names``.
+    waiting_names : sequence of str
+        Names of the classes that wait, with or without samples.
     """
 
     seen: Tensor
@@ -65,6 +79,10 @@ class ClientState:
     evaluation: Mapping[str, Any] = field(default_factory=dict)
     extra: Mapping[str, Tensor] = field(default_factory=dict)
     client: int | None = None
+    names: Sequence[str] = ()
+    dataset: str = ""
+    waiting: Samples = field(default_factory=Samples.none)
+    waiting_names: Sequence[str] = ()
 
     def to_record(self) -> Content:
         """Split into arrays and a JSON-ready record."""
@@ -73,6 +91,12 @@ class ClientState:
             **{stored: getattr(self.buffer, name).numpy() for name, stored in _BUFFER.items()},
             **{f"extra.{name}": tensor.numpy() for name, tensor in self.extra.items()},
         }
+        # As arrays, which earlier versions of the program pass over; an unknown entry of the record stops them.
+        if len(self.waiting):
+            arrays |= {stored: getattr(self.waiting, name).numpy() for name, stored in _WAITING.items()}
+        if any(getattr(self, name) for name in _TEXTS):
+            texts = json.dumps({name: getattr(self, name) for name in _TEXTS})
+            arrays[_NAMES] = np.frombuffer(texts.encode(), dtype=np.uint8)
         return arrays, {name: getattr(self, name) for name in _RECORD}
 
     @classmethod
@@ -85,9 +109,14 @@ class ClientState:
             The content is not a state.
         """
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        waits = _WAITING["content"] in tensors
         state = cls(
             seen=tensors["seen"],
             buffer=Samples(**{name: tensors[stored] for name, stored in _BUFFER.items()}),
+            waiting=Samples(**{name: tensors[stored] for name, stored in _WAITING.items()})
+            if waits
+            else Samples.none(),
+            **_texts(arrays),
             extra={
                 name.removeprefix("extra."): tensor for name, tensor in tensors.items() if name.startswith("extra.")
             },
@@ -112,20 +141,12 @@ class ClientState:
             raise StateError("holds an accuracy or an evaluation that is not a number")
         if self.seen.dtype != torch.bool or self.seen.ndim != 1:
             raise StateError(f"holds classes of {self.seen.dtype} {tuple(self.seen.shape)}")
-        self._check_buffer()
-
-    def _check_buffer(self) -> None:
-        buffer = self.buffer
-        is_right = buffer.content.ndim == 1 if buffer.by_id else _is_pixels(buffer.content)
-        if not is_right:
-            raise StateError(f"holds a buffer of {buffer.content.dtype} {tuple(buffer.content.shape)}")
-        columns = (buffer.labels, buffer.rounds)
-        if any((column.dtype, column.ndim) != (torch.int64, 1) for column in columns):
-            raise StateError("holds labels or rounds that are not a list of whole numbers")
-        if not len(buffer.content) == len(buffer.labels) == len(buffer.rounds):
-            raise StateError("holds a buffer of unequal columns")
-        if len(buffer) and not 0 <= int(buffer.labels.min()) <= int(buffer.labels.max()) < len(self.seen):
-            raise StateError(f"holds a label outside its {len(self.seen)} classes")
+        _check_samples(self.buffer, len(self.seen))
+        _check_samples(self.waiting, len(self.waiting_names))
+        if len(self.waiting) and self.waiting.content.shape[1:] != self.buffer.content.shape[1:]:
+            raise StateError("holds samples of two shapes")
+        if len(self.names) > len(self.seen):
+            raise StateError(f"holds {len(self.names)} names of {len(self.seen)} classes")
 
 
 @dataclass(frozen=True)
@@ -167,6 +188,33 @@ class Answer:
         if type(answer.examples) is not int or not 0 <= answer.examples < _LARGEST or not _are_metrics(answer.metrics):
             raise StateError("holds examples or metrics that are not numbers")
         return run, answer
+
+
+def _texts(arrays: Mapping[str, Array]) -> dict[str, Any]:
+    if _NAMES not in arrays:
+        return {}
+    try:
+        texts = json.loads(arrays[_NAMES].tobytes())
+    except RecursionError as error:
+        raise StateError("holds names that are no list") from error
+    lists = [texts[name] for name in _TEXTS if name != "dataset"]
+    each = [texts["dataset"], *(name for found in lists if isinstance(found, list) for name in found)]
+    if not all(isinstance(found, list) for found in lists) or not all(isinstance(name, str) for name in each):
+        raise StateError("holds names that are no list of texts")
+    return {name: texts[name] for name in _TEXTS}
+
+
+def _check_samples(samples: Samples, classes: int) -> None:
+    is_right = samples.content.ndim == 1 if samples.by_id else _is_pixels(samples.content)
+    if not is_right:
+        raise StateError(f"holds a buffer of {samples.content.dtype} {tuple(samples.content.shape)}")
+    columns = (samples.labels, samples.rounds)
+    if any((column.dtype, column.ndim) != (torch.int64, 1) for column in columns):
+        raise StateError("holds labels or rounds that are not a list of whole numbers")
+    if not len(samples.content) == len(samples.labels) == len(samples.rounds):
+        raise StateError("holds a buffer of unequal columns")
+    if len(samples) and not 0 <= int(samples.labels.min()) <= int(samples.labels.max()) < classes:
+        raise StateError(f"holds a label outside its {classes} classes")
 
 
 def _is_pixels(content: Tensor) -> bool:

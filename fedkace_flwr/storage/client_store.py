@@ -2,15 +2,17 @@
 
 The folder holds ``state-<round>.npz`` for the client's last two trained rounds and ``answer-<round>.npz``, its reply to
 the last one, so that a repeated message is answered without training again. The state is written last: until it is in
-place, the round has not happened. ``earlier/`` holds the files of earlier runs. Files are those of
-:mod:`fedkace_flwr.storage.atomic`; ``docs/client-state.md`` says what the client does about each kind of damage.
+place, the round has not happened. A run that begins with the memory of an earlier one has it in ``state-000000.npz``.
+``earlier/`` holds the files of earlier runs. Files are those of :mod:`fedkace_flwr.storage.atomic`;
+``docs/client-state.md`` says what the client does about each kind of damage.
 """
 
 import contextlib
 import logging
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -54,16 +56,30 @@ class ClientStore:
     folder : Path
         Made on first use, readable by its owner only.
     empty : ClientState
-        The state before the first round. Stored states of other runs are moved aside; a state of this run with another
-        number of classes or another kind of buffer is refused.
+        The state of a client that has met nothing. Stored states of other runs are moved aside; a state of this run
+        with another number of classes or another kind of buffer is refused.
+    remember : callable, optional
+        Makes the state before the first round from the newest state of an earlier run and ``empty``; by default a run
+        begins with ``empty``.
     """
 
-    def __init__(self, folder: Path, empty: ClientState) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        empty: ClientState,
+        remember: Callable[[ClientState, ClientState], ClientState] | None = None,
+    ) -> None:
         self.folder = folder
         self._empty = empty
+        self._remember = remember
         self._earlier = EarlierRuns(folder)
         self._is_locked = False
         self._settled = False
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The names of the run's classes so far, in the order of their labels."""
+        return self._empty.names
 
     @contextmanager
     def locked(self, seconds: float | None = None) -> Iterator[Self]:
@@ -108,7 +124,7 @@ class ClientStore:
             lock.release()
 
     def before(self, round_number: int) -> ClientState:
-        """The newest readable generation of an earlier round, or the empty state.
+        """The newest readable generation of an earlier round, or the state before the first one.
 
         Raises
         ------
@@ -122,9 +138,9 @@ class ClientStore:
         self._settle()
         generations = self._generations()
         state = self._newest([number for number in generations if number < round_number])
-        if state is self._empty:
+        if state is self._empty and generations:
             oldest = self._newest(generations[::-1])
-            if oldest.follows:
+            if oldest.follows or self._remember:  # the first state, which was a file, is no longer there
                 raise StateError(
                     f"{self.folder}: the state before round {round_number} is gone, because the client has done round "
                     f"{generations[0]}; start the run anew"
@@ -191,7 +207,12 @@ class ClientStore:
         return self._empty
 
     def _write(self, state: ClientState) -> None:
-        atomic.write(self._path(STATE, state.round), *state.to_record(), version=client_state.VERSION)
+        self._write_to(self.folder, state)
+
+    def _write_to(self, folder: Path, state: ClientState) -> None:
+        path, named = atomic.path_of(folder, STATE, state.round), max(self._empty.names, state.names, key=len)
+        state = replace(state, names=named, dataset=self._empty.dataset or state.dataset)
+        atomic.write(path, *state.to_record(), version=client_state.VERSION)
 
     def _read_state(self, round_number: int) -> ClientState | None:
         def parse(arrays: Mapping[str, Array], record: Mapping[str, Any]) -> ClientState:
@@ -277,7 +298,7 @@ class ClientStore:
         if self._settled or not self.folder.is_dir():
             return
         with self._explained():
-            moved = self._earlier.settle(self._empty.run)
+            moved = self._earlier.settle(self._empty.run, begin=self._begin if self._remember else None)
         for run, number in moved.items():
             logger.warning(
                 "%s held the state of an earlier run, %s, up to its round %d; it was moved to %s",
@@ -287,3 +308,27 @@ class ClientStore:
                 printable(str(self._earlier.place_of(run))),
             )
         self._settled = True
+
+    def _begin(self, place: Path) -> str | None:
+        """Write the first state of this run into a folder; return the earlier run of which it holds every sample."""
+        assert self._remember is not None
+        earlier = self._newest_earlier()
+        state = self._empty if earlier is None else self._remember(earlier, self._empty)
+        self._write_to(place, state)
+        if earlier is None or _held(state) < _held(earlier):
+            return None
+        return earlier.run
+
+    def _newest_earlier(self) -> ClientState | None:
+        """The newest readable state of the run that was here last."""
+        for folder in (self.folder, *self._earlier.newest_first(STATE)):
+            for number in atomic.numbered(folder, STATE):
+                path = atomic.path_of(folder, STATE, number)
+                state: ClientState | None = self._read(path, client_state.VERSION, ClientState.from_record)
+                if state is not None:
+                    return state
+        return None
+
+
+def _held(state: ClientState) -> int:
+    return len(state.buffer) + len(state.waiting)

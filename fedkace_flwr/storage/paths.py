@@ -21,15 +21,15 @@ def client_folder(config: Config, run_id: int, client: int, node_config: Mapping
     """Return a client's state folder.
 
     Its parent is the node's ``state-dir``, else the run's ``state-dir``, else ``clients`` in the run's folder. Its name
-    is the node's ``client-name``, followed by the client's number unless that is the node's ``partition-id``; without a
-    ``client-name`` it is ``client-<number>``. No key of the run changes the name.
+    is the node's ``client-name``, followed by the client's number if the node has a ``partition-id`` and hosts other
+    clients as well; without a ``client-name`` it is ``client-<number>``. No key of the run changes the name.
 
     Raises
     ------
     ConfigError
         The ``client-name`` or the ``state-dir`` is not a valid folder, or the run has no client of that number.
     """
-    if not 0 <= client < config.stream.clients:
+    if client < 0 or (client >= config.stream.clients and not config.data.arrives):
         raise ConfigError(f"client {client}: the run has clients 0 to {config.stream.clients - 1}")
     named = str(node_config.get("state-dir", "")) or config.run.state_dir
     root = absolute(named, "state-dir") if named else run_folder(config, run_id) / "clients"
@@ -43,7 +43,8 @@ def client_folder(config: Config, run_id: int, client: int, node_config: Mapping
             f"--node-config: client-name = {name!r:.100}: must be a string of 1 to 64 letters, digits, dots, "
             "underscores and hyphens, and not consist of dots only"
         )
-    return root / (name if client == node_config.get("partition-id") else f"{name}-{client:03d}")
+    is_alone = config.data.arrives or node_config.get("partition-id", client) == client
+    return root / (name if is_alone else f"{name}-{client:03d}")
 
 
 def has_own_folder(node_config: Mapping[str, Scalar]) -> bool:

@@ -1,6 +1,7 @@
 """What a client keeps for inference is what its evaluation tested, and stands for itself."""
 
 import io
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -162,6 +163,14 @@ def test_a_new_run_in_the_same_folder_takes_over_from_the_old_one(tmp_path: Path
     serving.write(tmp_path, constant(16, 1))  # the old one goes on, and its former models are superseded
     assert load_newest(tmp_path).kept.run == "made" and not list((tmp_path / "earlier" / "made").iterdir())
     assert [path.name for path in (tmp_path / "earlier" / "new").iterdir()] == ["models-000001.safetensors"]
+
+
+def test_a_folder_for_models_alone_keeps_those_of_eight_earlier_runs(tmp_path: Path) -> None:
+    for number in range(11):
+        serving.write(tmp_path, constant(1, 1, run=f"{number:02d}"), os.getgid())
+    assert sorted(path.name for path in (tmp_path / "earlier").iterdir()) == [
+        f"{number:02d}" for number in range(2, 10)
+    ]
 
 
 def _tensors(**changes: Any) -> Callable[[KeptModels], bytes]:

@@ -14,7 +14,7 @@ OPEN = DataConfig(classes="open", class_names="ok", max_classes=4)
 
 
 def reply(*names: object) -> RecordDict:
-    return RecordDict({wire.CONFIG: ConfigRecord({wire.NEW_CLASSES: list(names)})})  # type: ignore[arg-type]
+    return RecordDict({wire.CONFIG: ConfigRecord({wire.NEW_CLASSES: list(names)})})  # type: ignore[dict-item]
 
 
 def test_names_of_a_round_get_the_next_numbers_whoever_brings_them_and_in_whatever_order() -> None:

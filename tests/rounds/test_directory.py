@@ -19,26 +19,32 @@ from support.doubles.grids import (
     heard,
 )
 
-from fedkace_flwr import client_app
+from fedkace_flwr import client_app, queries
+from fedkace_flwr.config import Config
 from fedkace_flwr.errors import RunError
 from fedkace_flwr.messaging import wire
 from fedkace_flwr.rounds.directory import ClientDirectory
 from fedkace_flwr.rounds.exchange import client_of, exchange
+from fedkace_flwr.rounds.members import Members
 
 
 def node_of(partition: int) -> int:
     return partition + 2
 
 
+def members(clients: int, deadline: float) -> Members:
+    return Members(Config.parse({"clients": clients, "join-deadline": deadline}))
+
+
 @pytest.mark.parametrize(("clients", "nodes"), [(1, 1), (3, 3), (7, 3), (5, 1), (2, 4)])
 def test_client_k_lives_at_partition_k_mod_n(clients: int, nodes: int) -> None:
-    hosts = ClientDirectory(clients, LONG).wait(RecordingGrid(echo(), nodes))
+    hosts = members(clients, LONG).wait(RecordingGrid(echo(), nodes))
     assert hosts == {client: node_of(client % nodes) for client in range(clients)}
 
 
 def test_a_message_to_a_client_arrives_where_it_lives() -> None:
     grid = RecordingGrid(echo(), 3)
-    hosts = ClientDirectory(7, LONG).wait(grid)
+    hosts = members(7, LONG).wait(grid)
     content = {client: wire.instruction(wire.array_record(WEIGHTS), {}, client, 1) for client in hosts}
     sent = {k: grid.create_message(content[k], MessageType.TRAIN, node, "1") for k, node in hosts.items()}
     found = exchange(grid, sent, LONG)
@@ -47,7 +53,7 @@ def test_a_message_to_a_client_arrives_where_it_lives() -> None:
 
 
 def test_a_node_is_asked_once_and_remembered() -> None:
-    grid, directory = RecordingGrid(echo(), 3), ClientDirectory(3, LONG)
+    grid, directory = RecordingGrid(echo(), 3), members(3, LONG)
     first = directory.wait(grid)
     assert [directory.nodes(grid) for _ in range(3)] == [first] * 3
     assert [message.metadata.dst_node_id for message in grid.sent] == [2, 3, 4]
@@ -56,7 +62,7 @@ def test_a_node_is_asked_once_and_remembered() -> None:
 
 def test_nodes_that_join_late_are_waited_for(clock: FakeTime) -> None:
     grid = ChangingGrid(echo(), 3, set(), {2}, {2, 3, 4})
-    assert ClientDirectory(3, LONG).wait(grid) == {0: 2, 1: 3, 2: 4}
+    assert members(3, LONG).wait(grid) == {0: 2, 1: 3, 2: 4}
 
 
 def test_a_node_that_left_takes_its_clients_with_it_and_brings_them_back() -> None:
@@ -78,8 +84,8 @@ def test_a_node_that_comes_back_under_another_number_hosts_its_partition_again()
 
 def test_a_run_starts_without_the_nodes_that_do_not_join_and_says_so(clock: FakeTime) -> None:
     grid, begun = ChangingGrid(echo(), 3, {2, 4}), clock.now
-    with heard("fedkace_flwr.rounds.directory") as lines:
-        assert ClientDirectory(3, SHORT).wait(grid) == {0: 2, 2: 4}
+    with heard("fedkace_flwr.rounds.members") as lines:
+        assert members(3, SHORT).wait(grid) == {0: 2, 2: 4}
     assert SHORT <= clock.now - begun <= SHORT + 0.5  # it looks every half second
     assert (logging.WARNING, "2 of 3 clients can be reached; starting without the others") in lines
 
@@ -87,14 +93,14 @@ def test_a_run_starts_without_the_nodes_that_do_not_join_and_says_so(clock: Fake
 def test_without_any_node_the_run_ends_at_the_join_deadline(clock: FakeTime) -> None:
     begun = clock.now
     with pytest.raises(RunError) as caught:
-        ClientDirectory(3, SHORT).wait(RecordingGrid(echo(), 0))
+        members(3, SHORT).wait(RecordingGrid(echo(), 0))
     assert SHORT <= clock.now - begun <= SHORT + 0.5  # it looks every half second
     assert str(caught.value) == f"no SuperNode joined within join-deadline = {SHORT:g} seconds"
 
 
 def test_a_node_that_never_answers_is_like_one_that_never_joined(clock: FakeTime) -> None:
     with pytest.raises(RunError, match=r"join-deadline = 0\.25"):
-        ClientDirectory(2, SHORT).wait(MeddlingGrid(echo(), 2, lambda grid, numbers, pull: []))
+        members(2, SHORT).wait(MeddlingGrid(echo(), 2, lambda grid, numbers, pull: []))
 
 
 def spoilt(node: int, **config: Any) -> RecordingGrid:
@@ -124,7 +130,7 @@ def test_a_node_that_cannot_name_its_partition_is_named_and_the_others_go_on(
     config: dict[str, object], words: str, clock: FakeTime
 ) -> None:
     with heard("fedkace_flwr.rounds.directory") as lines:
-        assert ClientDirectory(2, SHORT).wait(spoilt(3, **config)) == {0: 2}
+        assert members(2, SHORT).wait(spoilt(3, **config)) == {0: 2}
     (named,) = [text for level, text in lines if level == logging.WARNING and text.startswith("SuperNode 3")]
     assert words in named and "--node-config 'partition-id=K num-partitions=N'" in named
     assert len(named.splitlines()) == 1
@@ -134,7 +140,7 @@ def test_where_no_node_can_name_its_partition_the_run_ends_with_what_to_do_in_on
     grid = RecordingGrid(client_app.app, 1)
     del grid._contexts[2].node_config[wire.PARTITION]
     with pytest.raises(RunError) as caught:
-        ClientDirectory(1, SHORT).wait(grid)
+        members(1, SHORT).wait(grid)
     text = str(caught.value)
     assert "partition-id = None" in text and "--node-config 'partition-id=K num-partitions=N'" in text
     assert f"join-deadline = {SHORT:g}" in text and len(text.splitlines()) == 1
@@ -155,7 +161,7 @@ def test_an_answer_without_sense_is_like_an_error(clock: FakeTime) -> None:
     @app.query()
     def identify(message: Message, context: Context) -> Message:
         node = int(context.node_config[wire.PARTITION])
-        return Message(answers[node], reply_to=message) if node < 2 else client_app.identify(message, context)
+        return Message(answers[node], reply_to=message) if node < 2 else queries.identity(message, context)
 
     grid = RecordingGrid(app, 3)
     with heard("fedkace_flwr.rounds.directory") as lines:

@@ -12,6 +12,7 @@ from support.systems.runs import EVALUATE, METHODS, TRAIN, TRAINING_KINDS, faili
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import RunError
 from fedkace_flwr.messaging import wire
+from fedkace_flwr.rounds.driver import BelowQuorumError, Quorum
 from fedkace_flwr.storage.checkpoint import Checkpoint
 
 Make = Callable[..., Config]
@@ -103,6 +104,16 @@ def test_after_so_many_in_a_row_the_run_ends_in_one_line_and_can_go_on(made: Mak
     run(made(**changes, resume=True), honest)
     assert [record["round"] for record in records(config)] == [1, 2, 3, 4, 5, 6]
     assert records(config)[-1]["failures"] == []
+
+
+def test_inboxes_are_waited_for_without_limit_and_streams_are_not() -> None:
+    shortfall = BelowQuorumError("round 2, training: 0 of 3 clients gave a valid reply", "training", [])
+    patient, plain = (Quorum(Config.parse({}).run, arrives=arrives) for arrives in (True, False))
+    for _ in range(1000):
+        patient.short(shortfall)
+    assert patient.repeats and not patient.skips
+    with pytest.raises(BelowQuorumError):
+        plain.short(shortfall)
 
 
 @pytest.mark.slow

@@ -130,6 +130,18 @@ def test_a_run_outlives_the_server_app_and_the_superlink(
     assert kept and all(is_sealed(path) for path in kept), "the key reaches Flower's processes"
 
 
+def test_a_finished_run_goes_on_with_more_rounds_and_refuses_another_method(
+    running: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(sealing.VARIABLE, STATE_KEY)
+    numbers = {**NUMBERS, "clients": 2, "rounds": 2}
+    run_inline(Config.parse({**numbers, "results-dir": str(tmp_path), "run-name": "whole"}))
+    for changed, end in (({"rounds": 1}, "completed"), ({"method": "er"}, "failed"), ({}, "completed")):
+        run = running.finished(running.submit("longer", {**numbers, "resume": True, **changed}))
+        assert run["status"] == f"finished:{end}", run
+    assert_same_numbers(running.results / "longer", tmp_path / "whole")
+
+
 def test_masked_updates_of_real_supernodes_add_up_to_the_model_of_a_plain_run(
     running: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

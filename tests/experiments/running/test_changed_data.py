@@ -119,10 +119,10 @@ def test_a_finished_run_is_compared_with_the_data_that_are_there_now(
         folder = RunFolder(tmp_path / "run", resume=True, data=data)
         try:
             if fits:
-                folder.go_on(config)
+                folder.changed(config)
             else:
                 with pytest.raises(ConfigError, match="dataset = 'digits'"):
-                    folder.go_on(config)
+                    folder.changed(config)
         finally:
             folder.close()
 
@@ -160,7 +160,7 @@ def test_a_copied_run_is_recognised_by_the_content_of_its_weights_file(
     run_inline(config)
     assert len(rounds_of(tmp_path / "moved" / "run")) == 2
     with pytest.raises(ConfigError, match=r"weights-file = .*other.pth': the run in .* was begun with '.*one.pth'"):
-        RunFolder(tmp_path / "moved" / "run", resume=True).go_on(other.config)
+        RunFolder(tmp_path / "moved" / "run", resume=True).changed(other.config)
 
 
 def test_a_run_whose_weights_file_has_another_content_now_is_another_run(
@@ -174,7 +174,7 @@ def test_a_run_whose_weights_file_has_another_content_now_is_another_run(
     with pytest.raises(
         ConfigError, match=r"one.pth': the run in .* was begun with another content of that file; resume"
     ):
-        folder.go_on(config)
+        folder.changed(config)
     folder.close()
     cell = Cell("run", config)
     assert not cell.finished

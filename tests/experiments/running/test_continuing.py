@@ -1,6 +1,8 @@
 """A runner that continues an earlier one's work, or waits for another's, says so."""
 
+import io
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,13 +10,15 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from support.common import SMALL
+from support.common import SMALL, rounds_of
 from support.systems.cut_off import cut_after_round
 from support.systems.engines import InProcessEngine
 
+from fedkace_flwr.errors import RunError
 from fedkace_flwr.experiments.report.comparison import draw_comparisons
 from fedkace_flwr.experiments.running import runner
 from fedkace_flwr.experiments.running.cells import Cell
+from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.experiments.running.runner import run_study
 from fedkace_flwr.experiments.studies.study import Study, load_study
 from fedkace_flwr.storage.targets import claim
@@ -29,9 +33,9 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     """A study on the inline engine, which starts no processes."""
     monkeypatch.setattr(runner, "InlineEngine", InProcessEngine)
 
-    def make(**grid: Any) -> Study:
+    def make(keys: dict[str, Any] | None = None, **grid: Any) -> Study:
         path = tmp_path / "trial.yaml"
-        path.write_text(json.dumps({"config": SMALL, "grid": grid}), encoding="utf-8")
+        path.write_text(json.dumps({"config": {**SMALL, **(keys or {})}, "grid": grid}), encoding="utf-8")
         return load_study(path, {}, tmp_path / "results", engine="inline", workers=1)
 
     return make
@@ -53,6 +57,84 @@ def test_a_continued_run_says_after_which_round_and_does_not_list_the_earlier_on
     assert last == f"{NAME}: done (1 of 1)"
     average = json.loads((folder / "summary.json").read_text())["average_accuracy"]
     assert rounds[0].endswith(f"so far {100 * average:.2f} %")  # over all rounds, those of the earlier runner too
+
+
+def extended(make: Make, **keys: Any) -> tuple[Path, list[str]]:
+    """The folder of a run that was finished with two rounds and then got a third, and what the runner said of it."""
+    names = []
+    for rounds in (2, 3):
+        study = make({**keys, "rounds": rounds})
+        said = io.StringIO()
+        assert not run_study(study, Console(file=said, width=200)).failures
+        names = list(study.runs)
+    return study.folder / names[0], said.getvalue().splitlines()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"fraction-train": 0.4, "predict-with": "prequential"},
+        {"batchnorm-statistics": "local", "method": "fedavg"},
+        {"method": "centralized"},
+    ],
+    ids=["plain", "judged-by-chunks", "own-statistics", "no-models"],
+)
+def test_a_finished_run_goes_on_if_only_its_rounds_grow(make: Make, keys: dict[str, Any], tmp_path: Path) -> None:
+    folder, said = extended(make, **keys)
+    assert any(line.endswith(": continuing after round 2 of 3") for line in said)
+    records = rounds_of(folder)
+    shutil.rmtree(folder)
+    run_study(make(keys), Console(quiet=True))
+    assert rounds_of(folder) == records
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("first", "then", "words"),
+    [
+        ({"rounds": 2}, {"rounds": 3, "epochs": 2}, "rounds 2, now 3; epochs 1, now 2"),
+        ({"rounds": 3}, {"rounds": 2}, "rounds 3, now 2"),
+        ({"rounds": 2, "stream": "blurred"}, {"rounds": 3, "stream": "blurred"}, "rounds 2, now 3"),
+    ],
+    ids=["another-key", "fewer", "blurred"],
+)
+def test_another_experiment_begins_anew(
+    make: Make, first: dict[str, Any], then: dict[str, Any], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for keys in (first, then):
+        assert list(run_study(make(keys), Console(width=200)).summaries) == [NAME]
+    said = lines_of(capsys)
+    assert any(f"earlier run ({words}) kept as" in line for line in said)
+    assert f"{NAME}: starting, {then['rounds']} rounds" in said
+
+
+@pytest.mark.slow
+def test_what_is_lost_cannot_go_on(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    study = make({"rounds": 2})
+    run_study(study, Console(quiet=True))
+    shutil.rmtree(study.folder / NAME / "clients")
+    with pytest.raises(RunError, match="no longer has what its clients need for further rounds"):
+        run_study(make({"rounds": 3, "resume": True}), Console(quiet=True))
+    assert list(run_study(make({"rounds": 3}), Console(width=200)).summaries) == [NAME]
+    assert f"{NAME}: starting, 3 rounds" in lines_of(capsys)
+
+
+@pytest.mark.slow
+def test_a_run_whose_keys_changed_on_the_way_is_no_run_of_a_study(
+    make: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither with the keys that it began with nor with those that it ended with."""
+    study = make({"rounds": 2})
+    run_study(study, Console(quiet=True))
+    config = study.runs[NAME].replaced({"rounds": 3, "epochs": 2, "resume": True})
+    run_inline(config)
+    for epochs in (2, 1):
+        cell = Cell(NAME, study.runs[NAME].replaced({"rounds": 3, "epochs": epochs}))
+        assert not cell.finished
+    cell.prepare()
+    assert "epochs 2, now 1" in cell.set_aside
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import numpy as np
 from flwr.app import Context, Message, MessageType
 from flwr.clientapp import ClientApp
 
-from fedkace_flwr import client_app
+from fedkace_flwr import queries
 from fedkace_flwr.experiments.running.inline import InlineGrid
 from fedkace_flwr.messaging import wire
 from fedkace_flwr.rounds import exchange as exchanges
@@ -26,7 +26,7 @@ def echo(fail: Callable[[int], bool] = lambda client: False) -> ClientApp:
 
     @app.query()
     def identify(message: Message, context: Context) -> Message:
-        return client_app.identify(message, context)
+        return queries.identity(message, context)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:

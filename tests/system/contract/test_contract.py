@@ -4,6 +4,7 @@ What crosses the wire is tested in ``test_contract_wire.py``.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,8 +19,12 @@ from support.systems.contract import (
     Make,
     Watched,
     assert_a_run_in_pieces_equals,
+    assert_same_weights,
     run_over,
 )
+
+from fedkace_flwr.errors import ConfigError
+from fedkace_flwr.storage.checkpoint import Checkpoints
 
 every_method = pytest.mark.parametrize("method", ALL_METHODS)
 every_distinct_method = pytest.mark.parametrize("method", DISTINCT_METHODS)
@@ -75,3 +80,23 @@ def test_a_run_that_is_cut_off_again_and_again_equals_an_undisturbed_one(
 ) -> None:
     pieces = small(method=method, run_name="pieces", resume=True, **SHAPE)
     assert_a_run_in_pieces_equals(watched_run(method).folder, pieces)
+
+
+@every_distinct_method
+def test_a_finished_run_that_goes_on_equals_one_that_was_planned_longer(
+    small: Make, watched_run: WatchedRun, method: str
+) -> None:
+    """TFCL divides its network by the number of rounds, and Centralized interpolates here up to the last round."""
+
+    def part(rounds: int, *, resume: bool) -> Path:
+        config = small(method=method, run_name="longer", resume=resume, **{**SHAPE, "rounds": rounds})
+        return run_over(FaultyGrid(config), config)
+
+    part(2, resume=False)
+    if method in ("tfcl", "centralized"):
+        with pytest.raises(ConfigError, match=r"^rounds = 3: the run was begun with 2, and "):
+            part(3, resume=True)
+        return
+    longer, whole = part(3, resume=True), watched_run(method).folder
+    assert rounds_of(longer) == rounds_of(whole)
+    assert_same_weights(Checkpoints(longer / "server"), Checkpoints(whole / "server"))

@@ -1,0 +1,114 @@
+"""When the next round begins, where data arrives in inboxes: keys ``round-interval`` and ``round-samples``.
+
+Devices are asked how many labelled samples wait, which costs a small message and no model, unless their replies of the
+last round say that there are enough. Samples that no client could train on in that round, such as a single one, do not
+count until there are more. Where classes are open, files of a class without a number do not count either, but its name
+starts a round, after which it has one.
+"""
+
+import logging
+import time
+from collections.abc import Mapping
+
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from fedkace_flwr.config import Config
+from fedkace_flwr.messaging import wire
+from fedkace_flwr.results.orders import Orders
+from fedkace_flwr.rounds.class_names import ClassNames
+from fedkace_flwr.rounds.exchange import exchange
+from fedkace_flwr.rounds.members import Members
+
+logger = logging.getLogger(__name__)
+
+_LEAST_PAUSE, _LONGEST_PAUSE = 10.0, 60.0  # seconds between two questions without an interval; doubles in between
+_LOOK = 1.0  # seconds between two looks for orders
+_ANSWER = 60.0  # seconds to answer a question
+
+
+class Pace:
+    """Waits for the time of the next round.
+
+    Parameters
+    ----------
+    config : Config
+        The configuration.
+    members : Members
+        Who is asked.
+    class_names : ClassNames
+        The classes so far; takes the names that devices bring.
+    orders : Orders, optional
+        Ends the wait.
+    """
+
+    def __init__(self, config: Config, members: Members, class_names: ClassNames, orders: Orders | None = None) -> None:
+        self._arrives = config.data.arrives
+        self._interval, self._samples = config.run.round_interval, config.run.round_samples
+        self._most = config.data.inbox_bound
+        self._members, self._class_names, self._orders = members, class_names, orders
+        self._begun = float("-inf")
+        self._waiting: Mapping[int, int] = {}
+        self._left: Mapping[int, int] = {}
+
+    def told(self, waiting: Mapping[int, int], *, trained: bool) -> None:
+        """Take note of how many samples wait at clients after a round, and whether any client has trained in it."""
+        self._waiting, self._left = waiting, {} if trained else waiting
+
+    def wait(self, grid: Grid) -> bool:
+        """Wait until a round is due; False if the run was ordered to stop."""
+        pause = max(self._interval, _LEAST_PAUSE)
+        if self._arrives:
+            if not self._sleep(self._begun + self._interval):
+                return False
+            while not self._enough(grid):
+                if not self._sleep(time.monotonic() + pause):
+                    return False
+                pause = pause if self._interval else min(2 * pause, _LONGEST_PAUSE)
+        self._begun = time.monotonic()
+        return not self.is_stopped
+
+    def _enough(self, grid: Grid) -> bool:
+        if self._count() >= self._samples:
+            return True
+        nodes = self._members.welcome(grid)
+        self._waiting = self._asked(grid, nodes) if nodes else {}
+        return self._count() >= self._samples or self._class_names.are_due
+
+    def _count(self) -> int:
+        return sum(max(0, count - self._left.get(client, 0)) for client, count in self._waiting.items())
+
+    def _asked(self, grid: Grid, nodes: Mapping[int, int]) -> dict[int, int]:
+        def question(client: int, node: int) -> Message:
+            told = ConfigRecord({wire.CLIENT: client, wire.MOST: self._most, **self._class_names.told()})
+            content = RecordDict({wire.CONFIG: told})
+            kind = f"{MessageType.QUERY}.{wire.WAITING}"
+            return Message(content, dst_node_id=node, message_type=kind, ttl=_ANSWER)
+
+        found = exchange(grid, {client: question(client, node) for client, node in nodes.items()}, _ANSWER)
+        answers = {}
+        for client, reply in found.replies.items():
+            told = (
+                ConfigRecord() if reply.has_error() else reply.content.config_records.get(wire.CONFIG, ConfigRecord())
+            )
+            count = told.get(wire.WAITING)
+            if type(count) is int and count >= 0:
+                answers[client] = count
+                self._class_names.take(client, reply.content)
+            else:
+                cause = wire.root_cause(reply.error.reason) if reply.has_error() else f"says {wire.shown(count)}"
+                logger.warning("client %d cannot say how many samples wait: %s", client, cause)
+        return answers
+
+    def _sleep(self, end: float) -> bool:
+        """Sleep until a time; False if the run was ordered to stop meanwhile."""
+        while (left := end - time.monotonic()) > 0:
+            if self.is_stopped:
+                return False
+            time.sleep(min(left, _LOOK))
+        return not self.is_stopped
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the run was ordered to stop."""
+        return self._orders is not None and self._orders.stopped

@@ -1,0 +1,88 @@
+"""The record of a run that has no end: bounded in memory and on disk, and with more clients as time goes on."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedkace_flwr.config import Config
+from fedkace_flwr.errors import RunError
+from fedkace_flwr.results import run_folder
+from fedkace_flwr.results.run_folder import RunFolder
+from fedkace_flwr.rounds.server_round import RoundReport
+from fedkace_flwr.storage.checkpoint import Checkpoint
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def config(small: Callable[..., Config]) -> Config:
+    return small(dataset="inbox", class_names="a,b", image_size=8, rounds=0, clients=2)
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_folder, "_IN_FILE", 5)
+    monkeypatch.setattr(run_folder, "_IN_MEMORY", 3)
+
+
+def record(number: int, clients: int = 2) -> dict[str, Any]:
+    report = RoundReport(number, tuple(range(clients)))
+    report.evaluated = {
+        k: {"accuracy": 0.5, "class-accuracy": [0.5, -1.0], "seen-classes": 1, "started": 0.0, "finished": 1.0}
+        for k in range(clients)
+    }
+    return report.record(clients)
+
+
+def live(folder: RunFolder, first: int, last: int, clients: int = 2) -> None:
+    for number in range(first, last + 1):
+        folder.add_round(record(number, clients))
+        folder.save(Checkpoint(number, "r", {}))
+
+
+def lines(path: Path) -> list[int]:
+    return [json.loads(line)["round"] for line in path.read_text().splitlines()]
+
+
+def test_what_it_keeps_is_bounded_and_goes_on_after_any_round(config: Config, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    folder = RunFolder(path)
+    folder.begin(config, CPU, "r")
+    live(folder, 1, 4)
+    folder.close()
+    for last in range(5, 17):
+        folder = RunFolder(path, resume=True)
+        found = folder.go_on(config, CPU)
+        assert found is not None and found.round == last - 1
+        live(folder, last, last)
+        folder.close()
+        shown = lines(path / "rounds.jsonl")
+        assert shown == list(range(shown[0], last + 1)) and len(shown) <= 5
+    assert lines(path / "rounds-earlier.jsonl") == [11, 12, 13, 14, 15] and shown == [16]
+    summary = folder.finish(config)
+    assert summary["rounds"] == 16
+
+
+def test_a_line_that_is_missing_is_found(config: Config, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    folder = RunFolder(path)
+    folder.begin(config, CPU, "r")
+    live(folder, 1, 8)
+    folder.close()
+    kept = (path / "rounds.jsonl").read_text().splitlines(keepends=True)
+    (path / "rounds.jsonl").write_text("".join(kept[:-1]))
+    with pytest.raises(RunError, match="is not the record of round 8"):
+        RunFolder(path, resume=True).go_on(config, CPU)
+
+
+def test_a_run_whose_clients_become_more_is_summarised(config: Config, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.begin(config, CPU, "r")
+    live(folder, 1, 2)
+    live(folder, 3, 3, clients=4)
+    summary = folder.finish(config)
+    assert summary["average_accuracy"] == 0.5 and len(summary["switched_at"]) == 4

@@ -1,0 +1,148 @@
+"""When rounds over inboxes begin."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import MessageType
+from support.common import FakeTime, rounds_of
+from support.doubles.grids import RecordingGrid
+
+from fedkace_flwr import client_app, server_app
+from fedkace_flwr.config import Config
+from fedkace_flwr.experiments.feed import feed
+from fedkace_flwr.messaging import wire
+from fedkace_flwr.results.orders import Orders
+
+Make = Callable[..., Config]
+pytestmark = pytest.mark.usefixtures("quick")
+
+ASK = f"{MessageType.QUERY}.{wire.WAITING}"
+
+
+class Devices(RecordingGrid):
+    """Three devices with inboxes; ``happen(seconds)`` is called whenever the server looks at a clock that has moved."""
+
+    def __init__(self, config: Config, folder: Path) -> None:
+        super().__init__(client_app.app, config.stream.clients)
+        for client, context in enumerate(self._contexts.values()):
+            context.node_config |= {wire.INBOX: str(folder / f"client-{client}")}
+            context.run_config = config.flat()
+
+    def kinds(self) -> list[str]:
+        return [message.metadata.message_type for message in self.sent]
+
+
+@pytest.fixture
+def chunks(made: Make, tmp_path: Path) -> Path:
+    """Three chunks of each client, kept apart from the inboxes."""
+    feed(made("fed"), tmp_path / "source")
+    return tmp_path / "source"
+
+
+def arrive(source: Path, inboxes: Path, number: int, clients: Any = range(3)) -> None:
+    for client in clients:
+        new = inboxes / f"client-{client}" / "new"
+        new.mkdir(parents=True, exist_ok=True)
+        name = f"chunk-{number:06d}.npz"
+        (new / name).write_bytes((source / f"client-{client}" / "new" / name).read_bytes())
+
+
+def living(made: Make, **changes: Any) -> Config:
+    digits = ",".join("0123456789")
+    inbox = {"dataset": "inbox", "class_names": digits, "image_size": 8, "inbox_bound": 16, "normalise": False}
+    return made("living", rounds=0, **inbox, **changes)
+
+
+def at(clock: FakeTime, seconds: float, act: Callable[[], None]) -> None:
+    """Do something when the clock of the server reaches a time."""
+    sleep, done = clock.sleep, list[bool]()
+
+    def advance(by: float) -> None:
+        sleep(by)
+        if clock.now >= seconds and not done:
+            done.append(True)
+            act()
+
+    clock.sleep = advance  # type: ignore[method-assign,assignment]
+
+
+def test_rounds_follow_the_samples_and_no_model_travels_in_between(
+    made: Make, chunks: Path, tmp_path: Path, clock: FakeTime
+) -> None:
+    config, inboxes, begun = living(made, round_interval=3600.0), tmp_path / "inboxes", clock.now
+    arrive(chunks, inboxes, 1)
+    at(clock, begun + 10 * 3600 + 5, lambda: arrive(chunks, inboxes, 2))
+    at(clock, begun + 30 * 3600 + 5, Orders(tmp_path / "living").stop)
+    grid = Devices(config, inboxes)
+    server_app.run(grid, config, run_id=1)
+    assert [record["round"] for record in rounds_of(tmp_path / "living")] == [1, 2]
+    kinds = [kind for kind in grid.kinds() if kind != MessageType.QUERY]
+    first = kinds.index(MessageType.TRAIN)
+    second = first + 6 + kinds[first + 6 :].index(MessageType.TRAIN)
+    assert kinds[first : first + 6] == [MessageType.TRAIN] * 3 + [MessageType.EVALUATE] * 3
+    assert set(kinds[first + 6 : second]) == set(kinds[second + 6 :]) == {ASK}
+    assert 85 <= kinds.count(ASK) <= 95, "three devices, once an hour"
+    ask = next(message for message in grid.sent if message.metadata.message_type == ASK)
+    assert wire.size_in_bytes(ask.content) < 100
+
+
+def test_a_round_waits_until_the_devices_together_have_enough(
+    made: Make, chunks: Path, tmp_path: Path, clock: FakeTime
+) -> None:
+    config, inboxes, begun = living(made, round_samples=32), tmp_path / "inboxes", clock.now
+    arrive(chunks, inboxes, 1, [0])
+    arrive(chunks, inboxes, 2, [0])  # a second chunk, of which a round could not take any more
+    at(clock, begun + 100, lambda: arrive(chunks, inboxes, 1, [2]))
+    at(clock, begun + 1000, Orders(tmp_path / "living").stop)
+    grid = Devices(config, inboxes)
+    server_app.run(grid, config, run_id=1)
+    (record,) = rounds_of(tmp_path / "living")
+    assert record["sat_out"] == [1]
+
+
+def test_samples_that_nobody_can_train_on_start_no_second_round(made: Make, tmp_path: Path, clock: FakeTime) -> None:
+    config, inboxes, begun = living(made), tmp_path / "inboxes", clock.now
+    new = inboxes / "client-0" / "new"
+    new.mkdir(parents=True)
+    np.savez(new / "one.npz", images=np.zeros((1, 8, 8, 3), np.uint8), labels=np.array([3]))
+    at(
+        clock,
+        begun + 500,
+        lambda: np.savez(new / "two.npz", images=np.zeros((1, 8, 8, 3), np.uint8), labels=np.array([4])),
+    )
+    at(clock, begun + 1000, Orders(tmp_path / "living").stop)
+    server_app.run(Devices(config, inboxes), config, run_id=1)
+    first, second = rounds_of(tmp_path / "living")
+    assert first["sat_out"] == [0, 1, 2] and second["sat_out"] == [1, 2]
+
+
+def test_a_stopped_run_goes_on_only_when_that_is_taken_back(
+    made: Make, chunks: Path, tmp_path: Path, clock: FakeTime
+) -> None:
+    config, inboxes = living(made, resume=True), tmp_path / "inboxes"
+    for number in (1, 2):
+        arrive(chunks, inboxes, number)
+        at(clock, clock.now + 200, Orders(tmp_path / "living").stop)
+        server_app.run(Devices(config, inboxes), config, run_id=number)
+        assert len(rounds_of(tmp_path / "living")) == number
+        server_app.run(Devices(config, inboxes), config, run_id=number)
+        assert len(rounds_of(tmp_path / "living")) == number, "it stays stopped"
+        Orders(tmp_path / "living").go_on()
+
+
+def test_a_device_is_asked_without_importing_pytorch(tmp_path: Path) -> None:
+    program = (
+        "import sys; from flwr.app import *; from fedkace_flwr import apps; from fedkace_flwr.messaging import wire;"
+        "from fedkace_flwr.flower.internals import identify_process; identify_process(1, 1);"
+        "ask = Message(RecordDict({wire.CONFIG: ConfigRecord({wire.MOST: 9})}), dst_node_id=1,"
+        f" message_type='{ASK}');"
+        f"reply = apps.client(ask, Context(1, 1, {{wire.INBOX: {str(tmp_path)!r}}}, RecordDict(), {{}}));"
+        "print(reply.content.config_records[wire.CONFIG][wire.WAITING], 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["0", "False"], done.stderr
