@@ -54,7 +54,7 @@ class DataConfig:
         "With `classes = open`: the number of the network's outputs, and so the most classes that a run can have.",
         unit="classes",
         low=2,
-        high=10_000,
+        high=1000,
     )
     inbox_bound: int = key(
         10000,
