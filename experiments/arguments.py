@@ -199,7 +199,7 @@ def make_parser(program: str) -> Parser:
         "parts",
         nargs="*",
         metavar="PART",
-        help="training, parts, selection, gradient-cost, rounds, plain, start or gpu (default: all)",
+        help="training, parts, selection, gradient-cost, rounds, plain, start, gpu or idle (default: all but idle)",
     )
     bench.add_argument("--repeats", type=int, default=5, help="number of measurements per figure (default: 5)")
     bench.add_argument(

@@ -57,6 +57,8 @@ def run(grid: Grid, config: Config, run_id: int) -> None:
     method, config = configured(config)
     if config.run.resume and not config.run.run_name:
         raise ConfigError('resume = true: name the run to go on with, for example run-name = "mine"')
+    if config.stream.rounds == 0 and (reason := method.strategy(config).why_not_longer(0, 1)):
+        raise ConfigError(f"rounds = 0: {reason}; must be the number of rounds")
     warn_of_replacements(config)
     for key, value in config.unread.items():
         logger.warning(

@@ -10,6 +10,7 @@ from rich.console import Console
 from fedkace_flwr.errors import ConfigError, closest
 from fedkace_flwr.experiments.bench.gpu import gpu
 from fedkace_flwr.experiments.bench.gradient_cost import gradient_cost
+from fedkace_flwr.experiments.bench.idle import idle
 from fedkace_flwr.experiments.bench.measure import Figures, report
 from fedkace_flwr.experiments.bench.parts import parts as costs_of_parts
 from fedkace_flwr.experiments.bench.plain import plain, start
@@ -27,6 +28,7 @@ PARTS: dict[str, Callable[[int], Figures]] = {
     "plain": plain,
     "start": start,
     "gpu": gpu,
+    "idle": idle,
 }
 
 
@@ -38,7 +40,7 @@ def bench(console: Console, *, parts: Sequence[str], repeats: int, processes: in
     console : Console
         Where to print the table.
     parts : sequence of str
-        Names in :data:`PARTS`; empty for all.
+        Names in :data:`PARTS`; empty for all but ``idle``, which takes minutes.
     repeats : int
         Number of measurements per figure.
     processes : int
@@ -60,7 +62,7 @@ def bench(console: Console, *, parts: Sequence[str], repeats: int, processes: in
     torch.set_num_threads(1)
     chosen: dict[str, Callable[[int], Figures]] = {**PARTS, "gpu": partial(gpu, processes=processes)}
     figures: Figures = {}
-    for part in parts or PARTS:
+    for part in parts or [part for part in PARTS if part != "idle"]:
         with console.status(f"measuring {part}"):
             figures |= chosen[part](repeats)
     report(console, figures, repeats=repeats, output=output)

@@ -40,6 +40,8 @@ class Federation:
         SuperNodes at the start.
     test : Path
         The folder of their test images.
+    hurried : bool
+        Whether Flower's processes wait for shorter times than they usually do.
 
     Attributes
     ----------
@@ -52,7 +54,7 @@ class Federation:
         This is no checkout.
     """
 
-    def __init__(self, folder: Path, nodes: int, test: Path) -> None:
+    def __init__(self, folder: Path, nodes: int, test: Path, *, hurried: bool = True) -> None:
         if not (_DEPLOY / "federation.sh").exists():
             raise ConfigError(f"soak: there is no {_DEPLOY / 'federation.sh'}; run it in a checkout of the project")
         self.root, self.folder = folder, folder / "federation"
@@ -61,7 +63,7 @@ class Federation:
         hurry = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.3", "PYTHONPATH": str(Path(__file__).parent / "compressed")}
         left_out = ("FLWR", "RAY", "PYTHONDONTWRITEBYTECODE")  # without compiled files, each message compiles the app
         kept = {key: value for key, value in os.environ.items() if not key.startswith(left_out)}
-        self._env = flower_environment(folder / "flwr", kept | hurry)
+        self._env = flower_environment(folder / "flwr", kept | (hurry if hurried else {}))
         self.meant = [f"node-{number}" for number in range(1, nodes + 1)]
         self._starts: dict[str, subprocess.Popen[bytes]] = {}
         self._next = 0.0
