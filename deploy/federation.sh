@@ -328,7 +328,7 @@ start() {
   for name in ${new[@]+"${new[@]}"}; do
     case $name in
       run)
-        if [[ $# -gt 0 ]]; then rm -f "$folder/run/id"; fi
+        if [[ $# -gt 0 && -n $(ended) ]]; then rm -f "$folder/run/id"; fi
         if [[ -n $(ended) ]]; then
           echo "run: $(ended); it goes on with federation.sh start $folder run"
           continue

@@ -19,7 +19,7 @@ COMPARED = ("files", "disk", "memory", "descriptors")
 """The figures that must not grow."""
 
 _QUARTER, _END = (0.2, 0.3), (0.9, 1.0)  # parts of a member's time
-_LOGS = ("log", "rounds.jsonl")
+_LOGS = ("log", "log.1", "rounds.jsonl")
 
 
 @dataclass

@@ -38,22 +38,26 @@ class Kind:
 
 
 KINDS: tuple[Kind, ...] = (
-    Kind("join", 1, 0.15, 0.3, "a new node is set up and started"),
-    Kind("leave", 1, 0.6, 0.75, "a node is removed for good"),
+    Kind("join", 1, 0.12, 0.16, "a new node is set up and started"),
+    Kind("leave", 1, 0.05, 0.1, "a node is removed for good"),
     Kind("new-class", 2, 0.15, 0.6, "samples of a class arrive that nobody has named"),
     Kind("quiet", 1, 0.45, 0.9, "no sample arrives anywhere for a while: no model may travel"),
-    Kind("absence", 3, 0.1, 0.8, "a node is stopped, and started again some rounds later"),
-    Kind("kill-client", 5, 0.1, 0.9, "a client's process at work is killed"),
+    Kind("absence", 3, 0.2, 0.8, "a node is stopped, and started again some rounds later"),
+    Kind("kill-client", 4, 0.1, 0.9, "a client's process at work is killed"),
     Kind("kill-node", 3, 0.1, 0.85, "a node loses its power: SuperNode and all its processes"),
     Kind("kill-superlink", 1, 0.3, 0.7, "the SuperLink is killed, and starts again"),
     Kind("kill-superexec", 1, 0.3, 0.7, "the SuperExec and the ServerApp are killed"),
     Kind("kill-run", 1, 0.3, 0.7, "the service that keeps the run going is killed"),
-    Kind("kill-serverapp", 2, 0.3, 0.7, "the ServerApp is killed"),
+    Kind("kill-serverapp", 1, 0.3, 0.7, "the ServerApp is killed"),
     Kind("kill-all", 1, 0.4, 0.7, "every process of the federation is killed at once"),
     Kind("restart-hub", 1, 0.3, 0.7, "SuperLink and SuperExec are stopped and started again"),
     Kind("upgrade", 1, 0.3, 0.7, "another version of the app is submitted"),
 )
-"""All kinds of events. What restarts the hub leaves the first and the last part of the year alone, so that growth shows."""
+"""All kinds of events.
+
+From a quarter on, the number of nodes is the same. What restarts the hub leaves the last part of the year alone: then its
+processes are at their oldest, and growth shows.
+"""
 
 BACK = "back"
 
@@ -98,7 +102,7 @@ def draw(rounds: int, seed: int, kinds: Sequence[Kind] = KINDS) -> list[Event]:
     placed: dict[int, list[Kind]] = {number: [] for number in range(2, rounds - 1)}
     for kind in sorted(kinds, key=lambda kind: kind.last - kind.first):  # the least free first
         for _ in range(max(1, round(kind.per_year * rounds / 200))):
-            window = [number for number in placed if kind.first * rounds <= number <= kind.last * rounds]
+            window = [number for number in placed if kind.first * rounds <= number <= kind.last * rounds] or [2]
             fewest = min(len(placed[number]) for number in window)
             placed[chance.choice([number for number in window if len(placed[number]) == fewest])].append(kind)
     return list(_with_nodes(placed, rounds, chance))

@@ -61,8 +61,8 @@ def soak(console: Console, *, rounds: int, seed: int, output: Path, only_plan: b
     year, ended = Year(rounds, seed, place, say), []
     try:
         year.live()
-    except RunError as error:
-        ended.append(verdict.Line("the year ended early", str(error), False))
+    except (RunError, KeyboardInterrupt) as error:
+        ended.append(verdict.Line("the year ended early", str(error) or "interrupted", False))
     finally:
         year.federation.end()
     happened, records = [event for event, _ in year.happened], year.records()

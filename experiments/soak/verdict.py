@@ -139,10 +139,13 @@ def draw(
     accuracy.plot(numbers, [record["accuracy"] for record in records], color="#1b3a57")
     accuracy.yaxis.set_major_formatter(PercentFormatter(1.0))
     accuracy.set(ylabel="accuracy", ylim=(0, 1))
+    texts = Counter[int]()
     for event in happened:
         accuracy.axvline(event.round, color="#d1495b", linewidth=0.7, alpha=0.6)
         text = event.kind + (f" {event.node}" if event.node else "")
-        accuracy.text(event.round, 0.02, text, rotation=90, fontsize=7, va="bottom", ha="right", color="#d1495b")
+        height = 0.02 + 0.25 * texts[event.round]
+        texts[event.round] += 1
+        accuracy.text(event.round, height, text, rotation=90, fontsize=7, va="bottom", ha="right", color="#d1495b")
     nodes.step(range(1, len(online) + 1), online, where="mid", color="#1b3a57")
     nodes.yaxis.set_major_locator(MaxNLocator(integer=True))
     nodes.set(ylabel="nodes", ylim=(0, max(online, default=0) + 1))

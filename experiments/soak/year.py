@@ -128,7 +128,9 @@ class Year:
         self._nodes = [f"node-{number}" for number in range(1, START_NODES + 1)]
         self._gone: dict[str, int] = {}  # nodes that have left, each with the round
         self._fed = dict.fromkeys(self._nodes, 0)  # chunks that each node was given
-        self._quiet_since, self._quiet_round, self._quiet_spent = 0.0, 0, 0.0
+        self._feeds = True
+        # Since when nothing happens, after which round, what was spent until then, and by whom.
+        self._still: tuple[float, int, float, list[str]] | None = None
         federation = self.federation
         self._deeds: dict[str, Callable[[str], object]] = {
             "join": self._join,
@@ -208,7 +210,7 @@ class Year:
 
     def _feed(self, done: int) -> None:
         """Give each node the samples of the next round as soon as it has taken those of the last."""
-        for node in self._nodes if not self._quiet_since else ():
+        for node in self._nodes if self._feeds else ():
             given = self._fed[node]
             wants = given <= done or (given == done + 1 and not self.ledger.waiting(node))
             if wants and given < self.rounds:
@@ -283,18 +285,23 @@ class Year:
 
     def _quiet(self, _: str) -> bool:
         """Give nothing to anyone until all is learned, and then for a while, in which no round may take place."""
+        self._feeds = False
         now, recorded = time.monotonic(), self._recorded()
         busy = [node for node in self._nodes if node in self.federation.meant]
         for node in busy:
             self.ledger.count(node)
-        if any(self.ledger.open(node) for node in busy) or recorded < self.ledger.last_round or not self._quiet_since:
-            self._quiet_since, self._quiet_round, self._quiet_spent = now, recorded, self.measures.seconds(busy)
-        if now - self._quiet_since < _QUIET and recorded == self._quiet_round:
+        learning = any(self.ledger.open(node) for node in busy) or recorded < self.ledger.last_round
+        if learning or (self._still and self._still[3] != busy):  # a node that was away may be back
+            self._still = None
             return False
-        spent = (self.measures.seconds(busy) - self._quiet_spent) / len(busy) / (now - self._quiet_since)
-        told = f"{recorded - self._quiet_round} rounds; a node spends {3600 * spent:.0f} CPU seconds an hour"
-        self.checks.append(("a day of nothing", told, recorded == self._quiet_round))
-        self._quiet_since = 0.0
+        self._still = self._still or (now, recorded, self.measures.seconds(busy), busy)
+        since, before, spent = self._still[:3]
+        if now - since < _QUIET and recorded == before:
+            return False
+        an_hour = 3600 * (self.measures.seconds(busy) - spent) / len(busy) / max(1.0, now - since)
+        told = f"{recorded - before} rounds; a node spends {an_hour:.0f} CPU seconds an hour"
+        self.checks.append(("a day of nothing", told, recorded == before))
+        self._feeds, self._still = True, None
         return True
 
     def _restart_hub(self, _: str) -> None:

@@ -74,9 +74,13 @@ def test_the_report_is_the_page_of_the_study(found: StudyResult) -> None:
 def test_a_finished_run_is_resumed_only_with_its_own_keys(found: StudyResult) -> None:
     before = sorted(found.folder.parent.rglob("*"))
     with pytest.raises(
-        ConfigError, match=r"^er_seed-1: rounds = 5: the run in \S+ was begun with 2; resume it with that"
+        ConfigError, match=r"^er_seed-1: capacity = 99: the run in \S+ was begun with \d+; resume it with that"
     ):
-        run({**TINY, "rounds": 5, "method": "er", "seed": 1, "resume": True}, name="pair", results=found.folder.parent)
+        run(
+            {**TINY, "capacity": 99, "method": "er", "seed": 1, "resume": True},
+            name="pair",
+            results=found.folder.parent,
+        )
     assert sorted(found.folder.parent.rglob("*")) == before
 
 
