@@ -108,8 +108,6 @@ def settings_of(certificates: Path, tmp_path: Path, env: dict[str, str]) -> dict
         "FEDKACE_CA": str(certificates / "ca.crt"),
         "FEDKACE_KEY": str(tmp_path / "key"),
         "FEDKACE_NODE": "edge-1",
-        "FEDKACE_PARTITION": "0",
-        "FEDKACE_PARTITIONS": "2",
         "FEDKACE_STATE": str(tmp_path / "state"),
     }
 
@@ -120,8 +118,7 @@ def test_a_supernode_with_a_wrong_setting_names_it(certificates: Path, tmp_path:
         ("FEDKACE_CA", "", "FEDKACE_CA is not set: it must name the authority's certificate"),
         ("FEDKACE_CA", "/nowhere", "/nowhere (FEDKACE_CA, the authority's certificate) does not exist"),
         ("FEDKACE_NODE", "../x", "FEDKACE_NODE = '../x': must be 1 to 64 letters"),
-        ("FEDKACE_PARTITION", "2", "FEDKACE_PARTITION = '2': must be between 0 and 1"),
-        ("FEDKACE_PARTITIONS", "two", "FEDKACE_PARTITIONS = 'two': must be a whole number"),
+        ("FEDKACE_RUNTIME_PORT", "two", "FEDKACE_RUNTIME_PORT = 'two': must be a whole number"),
         ("FEDKACE_SUPERLINK", "hub", "FEDKACE_SUPERLINK = 'hub': must be HOST:PORT"),
         ("FEDKACE_INBOX", '/a" x="1', "must not contain quotes"),
         ("FEDKACE_STATE", "/proc/none", "FEDKACE_STATE = /proc/none: cannot be created"),
@@ -290,7 +287,7 @@ def test_the_nodes_in_containers_reach_the_superlink_through_nginx_alone(service
 
 def test_the_units_call_scripts_that_exist_and_restart_them() -> None:
     units = sorted((DEPLOY / "systemd").glob("*.service"))
-    names = ("serve", "superexec", "superlink", "supernode")
+    names = ("run", "serve", "superexec", "superlink", "supernode")
     assert [unit.name for unit in units] == [f"fedkace-{name}.service" for name in names]
     for unit in units:
         lines = unit.read_text().splitlines()
@@ -301,7 +298,9 @@ def test_the_units_call_scripts_that_exist_and_restart_them() -> None:
         assert any(re.fullmatch(r"MemoryMax=\d+(G|%)", line) for line in lines), (
             "a flood ends the unit, not the machine"
         )
-        assert {"Restart=always", "NoNewPrivileges=yes", "ProtectSystem=strict", "UMask=0077"} <= set(lines)
+        # A run that was stopped on purpose is not started again.
+        assert f"Restart={'on-failure' if unit.name == 'fedkace-run.service' else 'always'}" in lines
+        assert {"NoNewPrivileges=yes", "ProtectSystem=strict", "UMask=0077"} <= set(lines)
 
 
 def test_the_prediction_service_has_nothing_of_the_supernode_but_its_models() -> None:
