@@ -51,7 +51,8 @@ def arrive(federation: Federation, node: int, chunk: int) -> None:
 
 def learned(federation: Federation, node: int) -> list[str]:
     """The files of a node that a round has learned, each as often as it was."""
-    return sorted(path.name for path in (federation.folder / f"node-{node}" / "inbox" / "done").glob("*/*.npz"))
+    inbox = federation.folder / f"node-{node}" / "inbox"
+    return sorted(path.name for part in ("taken/*.learned", "done/*") for path in inbox.glob(f"{part}/*.npz"))
 
 
 def seats(federation: Federation) -> list[dict[str, Any]]:
