@@ -369,3 +369,29 @@ def test_no_proxy_stands_between_the_parts_of_one_machine(given: dict[str, str],
     said = done.stderr.splitlines()
     assert [line.split()[1] for line in said] == (["hub"] if given else ["hub", "intranet"])
     assert all("https_proxy" in line and "no_proxy" in line and "secret" not in line for line in said)
+
+
+def test_a_service_whose_run_could_not_be_continued_names_the_key(tmp_path: Path, env: dict[str, str]) -> None:
+    (tmp_path / "pyproject.toml").touch()
+    keys = tmp_path / "run.toml"
+    told = {"FEDKACE_APP": str(tmp_path), "FEDKACE_CONNECTION": "hub", "FEDKACE_RUN": str(keys)}
+    told["FEDKACE_RUN_ID"] = str(tmp_path / "id")
+    assert "does not exist" in refused("run.sh", env={**env, **told})
+    for text, words in (
+        ("resume = true", "run-name is not set"),
+        ('run-name = "a"', "resume = false: must be true"),
+        ('run-name = "a"\nresume = true\nresults-dir = "here"', "results-dir = 'here': must be an absolute path"),
+    ):
+        keys.write_text(text)
+        said = refused("run.sh", env={**env, **told})
+        assert f"{keys}: " in said and words in said
+
+
+def test_a_log_keeps_its_newest_part_and_one_before(tmp_path: Path) -> None:
+    source = (DEPLOY / "federation.sh").read_text()
+    keep = source[source.index("keep() {") : source.index("# Print what a member")]
+    lines = "".join(f"{number:08d}\n" for number in range(1000))
+    told = f"set -euo pipefail; log_bytes=900; {keep} keep {tmp_path}/log"
+    subprocess.run(["bash", "-c", told], input=lines, text=True, check=True)
+    newest, before = (tmp_path / "log").read_text(), (tmp_path / "log.1").read_text()
+    assert len(before) == 900 and len(newest) <= 900 and lines.endswith(before + newest)
