@@ -165,8 +165,6 @@ def settings(authority: Authority, name: str, folder: Path) -> dict[str, str]:
         "FEDKACE_KEY": str(authority.key(name)),
         "FEDKACE_CERTIFICATE": str(authority.certificate(name)),
         "FEDKACE_NODE": name,
-        "FEDKACE_PARTITION": "0",
-        "FEDKACE_PARTITIONS": "1",
         "FEDKACE_STATE": str(folder / "state"),
     }
 

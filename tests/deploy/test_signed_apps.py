@@ -180,8 +180,6 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "FEDKACE_CA": str(authority.folder / "ca.crt"),
         "FEDKACE_KEY": str(authority.key("edge-1")),
         "FEDKACE_NODE": "edge-1",
-        "FEDKACE_PARTITION": "0",
-        "FEDKACE_PARTITIONS": "1",
         "FEDKACE_STATE": str(folder / "state"),
     }
 

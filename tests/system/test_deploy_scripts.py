@@ -108,8 +108,6 @@ def settings_of(certificates: Path, tmp_path: Path, env: dict[str, str]) -> dict
         "FEDKACE_CA": str(certificates / "ca.crt"),
         "FEDKACE_KEY": str(tmp_path / "key"),
         "FEDKACE_NODE": "edge-1",
-        "FEDKACE_PARTITION": "0",
-        "FEDKACE_PARTITIONS": "2",
         "FEDKACE_STATE": str(tmp_path / "state"),
     }
 
@@ -120,8 +118,7 @@ def test_a_supernode_with_a_wrong_setting_names_it(certificates: Path, tmp_path:
         ("FEDKACE_CA", "", "FEDKACE_CA is not set: it must name the authority's certificate"),
         ("FEDKACE_CA", "/nowhere", "/nowhere (FEDKACE_CA, the authority's certificate) does not exist"),
         ("FEDKACE_NODE", "../x", "FEDKACE_NODE = '../x': must be 1 to 64 letters"),
-        ("FEDKACE_PARTITION", "2", "FEDKACE_PARTITION = '2': must be between 0 and 1"),
-        ("FEDKACE_PARTITIONS", "two", "FEDKACE_PARTITIONS = 'two': must be a whole number"),
+        ("FEDKACE_RUNTIME_PORT", "two", "FEDKACE_RUNTIME_PORT = 'two': must be a whole number"),
         ("FEDKACE_SUPERLINK", "hub", "FEDKACE_SUPERLINK = 'hub': must be HOST:PORT"),
         ("FEDKACE_INBOX", '/a" x="1', "must not contain quotes"),
         ("FEDKACE_STATE", "/proc/none", "FEDKACE_STATE = /proc/none: cannot be created"),
@@ -290,7 +287,7 @@ def test_the_nodes_in_containers_reach_the_superlink_through_nginx_alone(service
 
 def test_the_units_call_scripts_that_exist_and_restart_them() -> None:
     units = sorted((DEPLOY / "systemd").glob("*.service"))
-    names = ("serve", "superexec", "superlink", "supernode")
+    names = ("run", "serve", "superexec", "superlink", "supernode")
     assert [unit.name for unit in units] == [f"fedkace-{name}.service" for name in names]
     for unit in units:
         lines = unit.read_text().splitlines()
@@ -301,7 +298,9 @@ def test_the_units_call_scripts_that_exist_and_restart_them() -> None:
         assert any(re.fullmatch(r"MemoryMax=\d+(G|%)", line) for line in lines), (
             "a flood ends the unit, not the machine"
         )
-        assert {"Restart=always", "NoNewPrivileges=yes", "ProtectSystem=strict", "UMask=0077"} <= set(lines)
+        # A run that was stopped on purpose is not started again.
+        assert f"Restart={'on-failure' if unit.name == 'fedkace-run.service' else 'always'}" in lines
+        assert {"NoNewPrivileges=yes", "ProtectSystem=strict", "UMask=0077"} <= set(lines)
 
 
 def test_the_prediction_service_has_nothing_of_the_supernode_but_its_models() -> None:
@@ -370,3 +369,29 @@ def test_no_proxy_stands_between_the_parts_of_one_machine(given: dict[str, str],
     said = done.stderr.splitlines()
     assert [line.split()[1] for line in said] == (["hub"] if given else ["hub", "intranet"])
     assert all("https_proxy" in line and "no_proxy" in line and "secret" not in line for line in said)
+
+
+def test_a_service_whose_run_could_not_be_continued_names_the_key(tmp_path: Path, env: dict[str, str]) -> None:
+    (tmp_path / "pyproject.toml").touch()
+    keys = tmp_path / "run.toml"
+    told = {"FEDKACE_APP": str(tmp_path), "FEDKACE_CONNECTION": "hub", "FEDKACE_RUN": str(keys)}
+    told["FEDKACE_RUN_ID"] = str(tmp_path / "id")
+    assert "does not exist" in refused("run.sh", env={**env, **told})
+    for text, words in (
+        ("resume = true", "run-name is not set"),
+        ('run-name = "a"', "resume = false: must be true"),
+        ('run-name = "a"\nresume = true\nresults-dir = "here"', "results-dir = 'here': must be an absolute path"),
+    ):
+        keys.write_text(text)
+        said = refused("run.sh", env={**env, **told})
+        assert f"{keys}: " in said and words in said
+
+
+def test_a_log_keeps_its_newest_part_and_one_before(tmp_path: Path) -> None:
+    source = (DEPLOY / "federation.sh").read_text()
+    keep = source[source.index("keep() {") : source.index("# Print what a member")]
+    lines = "".join(f"{number:08d}\n" for number in range(1000))
+    told = f"set -euo pipefail; log_bytes=900; {keep} keep {tmp_path}/log"
+    subprocess.run(["bash", "-c", told], input=lines, text=True, check=True)
+    newest, before = (tmp_path / "log").read_text(), (tmp_path / "log.1").read_text()
+    assert len(before) == 900 and len(newest) <= 900 and lines.endswith(before + newest)

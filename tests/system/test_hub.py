@@ -113,7 +113,7 @@ def refused_run(hub: Hub, name: str, **changes: object) -> str:
 
 def test_sites_run_no_app_that_nobody_whom_they_trust_has_signed(hub: Hub, tmp_path: Path) -> None:
     said = refused_run(hub, "unsigned", **UNNAMED)
-    assert "none of 2 SuperNodes could name its partition" in said and "The FAB could not be verified" in said
+    assert "The FAB could not be verified" in said
     hub.run("key", tmp_path / "stranger", "releases", "--no-passphrase")
     hub.run("sign", tmp_path / "stranger", hub.federation.app, hub.folder / "signatures")
     assert "The FAB could not be verified" in refused_run(hub, "forged", **UNNAMED)

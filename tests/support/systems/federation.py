@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import sqlite3
 import subprocess
 import time
 from collections.abc import Callable
@@ -162,7 +161,7 @@ class Federation:
             run = self.run(number)
             return run if run["status"].startswith("finished") else {}
 
-        return until(over, f"run {number} ends", pause=3, log=self._logs)
+        return until(over, f"run {number} ends", pause=3, log=self.logs)
 
     def rounds(self, name: str) -> int:
         """Return the number of rounds that a run has recorded."""
@@ -171,9 +170,10 @@ class Federation:
 
     def after_round(self, name: str, number: int) -> None:
         """Wait until a run has recorded a round."""
-        until(lambda: self.rounds(name) >= number, f"round {number} of {name} is recorded", log=self._logs)
+        until(lambda: self.rounds(name) >= number, f"round {number} of {name} is recorded", log=self.logs)
 
-    def _logs(self) -> str:
+    def logs(self) -> str:
+        """Return the ends of all members' logs."""
         return "\n".join(
             f"{path.parent.name}: {self.log(path.parent.name)[-500:]}" for path in self.folder.glob("*/log")
         )
@@ -209,32 +209,8 @@ class Federation:
         return [node["status"] for node in self.flwr("supernode", "list", CONNECTION)["nodes"]]
 
     def started(self) -> None:
-        """Start stopped members; the SuperLink refuses a killed node until it counts the node as offline."""
-        said = [""]
-
-        def up() -> bool:
-            done = self.script("start")
-            said[0] = done.stderr
-            assert done.returncode == 0 or "still counts an earlier process as online" in done.stderr, done.stderr
-            return done.returncode == 0
-
-        # An attempt starts a SuperNode, which costs seconds of CPU time; the SuperLink takes a minute to give a node up.
-        until(self._killed_are_given_up, "the SuperLink gives up the killed nodes", pause=1)
-        until(up, "the federation is up", pause=8, log=lambda: said[0])
-
-    def _killed_are_given_up(self) -> bool:
-        """Look into the SuperLink's database, since a command of Flower's would cost a second of CPU time each time."""
-        path = self.folder / "superlink" / "state.db"
-        if not path.exists() or not self._runs("superlink"):
-            return True
-        with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
-            online = database.execute("SELECT name FROM node WHERE online_until > ?", (time.time(),)).fetchall()
-        return all(self._runs(name) for (name,) in online)
-
-    def _runs(self, member: str) -> bool:
-        with contextlib.suppress(FileNotFoundError, psutil.Error):
-            return self.process(member).status() != psutil.STATUS_ZOMBIE
-        return False
+        """Start stopped members, which includes waiting until the SuperLink admits a killed node again."""
+        self.must("start")
 
 
 def results_of(folder: Path) -> list[dict[str, Any]]:
