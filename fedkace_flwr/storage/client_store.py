@@ -246,6 +246,11 @@ class ClientStore:
                 f"{path}: holds the state of client {theirs} of this run, and this is client {ours}; start the "
                 "SuperNode with the partition-id that it had, or with another client-name"
             )
+        if (told := list(self._empty.names[: len(state.names)])) != list(state.names):
+            raise UnreadableStateError(
+                f"{path}: its classes are {list(state.names)!r:.200}, the server's {told!r:.200}: the server has lost a "
+                "round in which classes came; start a new run, which keeps this client's memory"
+            )
 
     def _read(self, path: Path, version: int, parse: Callable[..., Any]) -> Any:
         """What a file holds; None if there is none, or it was damaged and is now set aside."""

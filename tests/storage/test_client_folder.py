@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +217,22 @@ def test_the_state_of_another_client_of_the_run_is_refused_and_left(tmp_path: Pa
         with pytest.raises(UnreadableStateError, match="holds the state of client 2 of this run, and this is client 3"):
             action()
     assert (tmp_path / "state-000001.npz").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("told", "fits"),
+    [(("a", "b", "c"), True), (("a", "b", "c", "d"), True), (("a", "b"), False), (("a", "b", "x", "c"), False)],
+)
+def test_the_server_may_add_classes_but_not_rename_those_that_a_client_has(
+    tmp_path: Path, told: tuple[str, ...], fits: bool
+) -> None:
+    ClientStore(tmp_path, replace(of_run("1"), names=("a", "b", "c"))).save_trained(of_run("1", 1), reply(1))
+    store = ClientStore(tmp_path, replace(of_run("1"), names=told))
+    if fits:
+        assert store.before(2).round == 1
+        return
+    with pytest.raises(UnreadableStateError, match=r"its classes are \['a', 'b', 'c'\], the server's \['a', 'b'"):
+        store.before(2)
 
 
 def test_damaged_files_of_one_name_do_not_overwrite_each_other(tmp_path: Path) -> None:
