@@ -152,7 +152,13 @@ def test_devices_keep_their_memory_through_a_new_run_of_another_method_and_class
 
     def over_inbox(names: str, **changes: Any) -> Config:
         return small(
-            dataset="inbox", class_names=",".join(names), image_size=8, inbox_bound=16, normalise=False, **changes
+            dataset="inbox",
+            class_names=",".join(names),
+            image_size=8,
+            inbox_bound=16,
+            normalise=False,
+            round_samples=0,
+            **changes,
         )
 
     run_inline(over_inbox(digits, run_name="first", method="er"), node_config=node)

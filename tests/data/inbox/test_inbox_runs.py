@@ -77,7 +77,7 @@ def test_a_run_that_ended_in_its_first_round_goes_on_with_what_its_clients_have_
 ) -> None:
     feed(small(), tmp_path / "data")
     shutil.copytree(tmp_path / "data", tmp_path / "whole")
-    config = over_inbox(small, run_name="cut", quorum=1.0, inbox_after=after, resume=True)
+    config = over_inbox(small, run_name="cut", quorum=1.0, below_quorum="stop", inbox_after=after, resume=True)
 
     def without_the_last(client: int) -> dict[str, str]:
         return at(tmp_path / "data")(client) if client < 2 else {}
