@@ -246,7 +246,8 @@ class ClientStore:
                 f"{path}: holds the state of client {theirs} of this run, and this is client {ours}; start the "
                 "SuperNode with the partition-id that it had, or with another client-name"
             )
-        if (told := list(self._empty.names[: len(state.names)])) != list(state.names):
+        told = list(self._empty.names[: len(state.names)])
+        if told and told != list(state.names):
             raise UnreadableStateError(
                 f"{path}: its classes are {list(state.names)!r:.200}, the server's {told!r:.200}: the server has lost a "
                 "round in which classes came; start a new run, which keeps this client's memory"
