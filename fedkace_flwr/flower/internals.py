@@ -27,9 +27,16 @@ change it before it starts; each program says in its docstring what it changes o
 ``deploy/superlink.py``
     ``supercore``, ``supercore.sql_mixin``, ``superlink.cli``, ``superlink.servicer.control``
 ``deploy/supernode.py``
-    ``supernode.cli``, ``supernode.fleet_http_client``
+    ``supercore.error``, ``supernode.cli``, ``supernode.fleet_http_client``
+``deploy/register.py``
+    ``cli.flower_config``, ``cli.utils``, ``proto.control_pb2``, ``supercore.primitives.asymmetric``
+``deploy/run.py``
+    ``cli.flower_config``, ``cli.utils``, ``proto.control_pb2``, ``supercore.control``
 ``deploy/sign-app.py``
     ``cli.build``, ``supercore.primitives.asymmetric_ed25519``
+
+``experiments/soak/compressed/sitecustomize.py`` shortens waiting times in ``supernode`` and ``common.constant``, in the
+processes of a soak alone.
 """
 
 import json

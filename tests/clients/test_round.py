@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Message, MessageType
+from flwr.app import MessageType
 from support.common import SMALL
 from support.made.stored import read_state
 from support.systems.in_process import Federation
@@ -124,13 +124,6 @@ def test_a_failed_round_leaves_the_state_as_it_was(small: Make) -> None:
     reply = federation.send(MessageType.TRAIN, 0, 1)
     assert reply.has_error() and "learning-rate" in str(reply.error.reason)
     assert not federation.state(0, 1).exists()
-
-
-def test_a_client_is_served_only_where_it_lives(small: Make) -> None:
-    federation = Federation(small(), nodes=3)
-    content = wire.instruction(wire.array_record(federation.weights), {}, 1, 1)
-    (reply,) = federation.grid.send_and_receive([Message(content, dst_node_id=2, message_type=MessageType.TRAIN)])
-    assert reply.has_error() and "client 1 does not live at partition 0 of 3" in str(reply.error.reason)
 
 
 Outcome = tuple[list[np.ndarray], object]

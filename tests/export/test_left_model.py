@@ -85,10 +85,10 @@ def test_the_same_run_leaves_the_same_bytes_also_when_it_ended_before_its_summar
 ) -> None:
     finish = RunFolder.finish
 
-    def cut(self: RunFolder, *arguments: object) -> object:
+    def cut(self: RunFolder, *arguments: object, **options: object) -> object:
         with monkeypatch.context() as patch:
             patch.setattr(RunFolder, "_write", lambda *_: (_ for _ in ()).throw(SystemExit))
-            return finish(self, *arguments)  # type: ignore[arg-type]
+            return finish(self, *arguments, **options)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch, contextlib.suppress(SystemExit):
         patch.setattr(RunFolder, "finish", cut)

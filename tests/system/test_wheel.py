@@ -69,7 +69,7 @@ def files_of_package() -> set[str]:
     """Files of the checkout that a wheel must hold."""
     walk = os.walk(ROOT / "fedkace_flwr", followlinks=True)
     found = {Path(folder, name) for folder, _, names in walk for name in names}
-    left_out = {"__pycache__", "bench"}
+    left_out = {"__pycache__", "bench", "soak"}
     return {path.relative_to(ROOT).as_posix() for path in found if not left_out & set(path.parts)}
 
 
