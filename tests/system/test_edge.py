@@ -141,10 +141,9 @@ def ledger(home: Path) -> list[str]:
 
 
 def without_outages(folder: Path) -> list[dict[str, Any]]:
-    """A run's records, less what is said of clients that could not be reached for a while, and of samples that wait."""
+    """A run's records, less what is said of clients that could not be reached for a while."""
     records = results_of(folder)
     for record in records:
-        del record["bytes"]
         record["failures"] = []
         record.pop("repeated", None)
     return records
