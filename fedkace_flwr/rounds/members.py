@@ -60,13 +60,15 @@ class Seat:
     joined : int
         First round in which the client takes part; 0 if none has begun.
     seen : float
-        When it could last be reached; monotonic seconds.
+        When it could last be reached, or was first missed; monotonic seconds.
     last : str
         The same for people; empty if it never was.
     away : bool
         Whether it counts as away.
     note : str
         What is odd about the node; empty if nothing is.
+    reached : bool
+        Whether it could be reached at the last look. Between two rounds an hour may pass in which nobody looks.
     """
 
     node: int
@@ -75,6 +77,7 @@ class Seat:
     last: str = ""
     away: bool = False
     note: str = ""
+    reached: bool = False
 
 
 class Members:
@@ -148,7 +151,10 @@ class Members:
             if number in reachable:
                 if seat.away:
                     logger.info("%s is back", self._called(number))
-                seat.seen, seat.away, seat.last = now, False, datetime.now(UTC).isoformat(timespec="seconds")
+                seat.seen, seat.reached, seat.away = now, True, False
+                seat.last = datetime.now(UTC).isoformat(timespec="seconds")
+            elif seat.reached:
+                seat.seen, seat.reached = now, False
             elif not seat.away and now - seat.seen > self._config.run.away_after:
                 seat.away = True
                 logger.warning(

@@ -132,6 +132,16 @@ def test_who_stays_away_is_warned_of_once_and_waited_for_no_longer(registry: Pat
     assert any(text == "client 1 is back" for _, text in lines)
 
 
+def test_a_client_that_is_missed_after_an_hour_without_a_look_is_not_away_yet(registry: Path, clock: FakeTime) -> None:
+    grid = Nodes(2, 3)
+    made = seats(2, grid)
+    grid.there = {2}
+    clock.now += 3600
+    assert made.nodes(grid) == {0: 2} and len(made.present) == 2
+    clock.now += 101
+    assert made.nodes(grid) == {0: 2} and len(made.present) == 1
+
+
 def test_who_is_removed_never_returns(registry: Path, tmp_path: Path) -> None:
     grid, orders = Nodes(2, 3), Orders(tmp_path / "run")
     made = seats(2, grid, orders)
