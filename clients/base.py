@@ -16,10 +16,10 @@ from torch import Tensor
 
 from fedkace_flwr.clients.predictor import Array as Array
 from fedkace_flwr.clients.predictor import Evaluation as Evaluation
-from fedkace_flwr.clients.predictor import Predictor, predictor_of
+from fedkace_flwr.clients.predictor import Predictor, Views, predictor_of
 from fedkace_flwr.errors import MessageError, RunError
 from fedkace_flwr.experiment import Experiment, as_arrays
-from fedkace_flwr.inference.kept_models import Answering
+from fedkace_flwr.inference.kept_models import Answering, combined_answers, mask_of
 from fedkace_flwr.messaging import wire
 from fedkace_flwr.metrics import accuracy, class_accuracies
 from fedkace_flwr.networks.network import Network
@@ -309,6 +309,31 @@ class ClientTools:
         net = self.predictor.received(now.sent, now.state, now.number)
         return {wire.NEW_CLASS_ACCURACY: self.class_accuracies(self.test_logits(net, samples), samples, now.seen)}
 
+    def views(self, answering: Answering, samples: Samples) -> dict[str, list[Tensor]]:
+        """Logits of samples, float32 (n, C) on the CPU, by each network that predicts.
+
+        Those of the images come first, then, by networks that see them as well, those of the mirror images.
+        """
+        found = {}
+        for name in answering.answers:
+            net, mirrored = self.network(answering.weights[name]), name in answering.mirrored
+            found[name] = [
+                self.logits(net, samples, mirrored=view) for view in ((False, True) if mirrored else (False,))
+            ]
+        return found
+
+    def answers(self, answering: Answering, views: Views, seen: Tensor) -> Tensor:
+        """The classes that the networks' views answer with together, among those seen, bool (C,); int64 (n,)."""
+        each = [
+            (logits, mask_of(answering.answers[name], len(seen))) for name, many in views.items() for logits in many
+        ]
+        if len(each) == 1:
+            ((scores, allowed),) = each
+            return scores.masked_fill(~(allowed & seen), -float("inf")).argmax(dim=1)
+        shares = [answering.shares[name] for name, many in views.items() for _ in many if answering.shares]
+        scores = combined_answers(each, seen, answering.combined, shares)
+        return scores.masked_fill(~seen, -float("inf")).argmax(dim=1)
+
     def test(self, net: Network, seen: Tensor) -> Evaluation:
         """Test a local model on the test images of the classes seen, bool (C,)."""
         samples = self.source.test_set(seen)
@@ -432,6 +457,57 @@ class ClientRule(ClientTools):
     def answering(self, sent: Mapping[str, Array], state: ClientState) -> Answering | None:
         """The networks to keep for inference after an evaluation; None if the last ones stay."""
         return self.predictor.answering(sent, state)
+
+    # What the hooks are used for
+
+    def predictions(
+        self, sent: Mapping[str, Array], state: ClientState, round_number: int, samples: Samples
+    ) -> Tensor | None:
+        """What the client would answer in a round if ``sent`` were the global model, as it was received.
+
+        Returns
+        -------
+        Labels among ``state.seen``, int64 (n,); None if the client has met no class or has no model.
+        """
+        answering = self._answering_now(sent, state, round_number)
+        return None if answering is None else self.answers(answering, self.views(answering, samples), state.seen)
+
+    def prequential(self, now: ClientRound, earlier: Tensor) -> tuple[Metrics, dict[str, Tensor]]:
+        """Test the models that the client predicts with on the chunk's classes met before, before training.
+
+        Parameters
+        ----------
+        now : ClientRound
+            The round.
+        earlier : Tensor
+            int64 (n,): label predicted for each sample of the chunk when it arrived without one; -1 if there was none.
+
+        Returns
+        -------
+        report : dict
+            Metrics for the server; none in the run's first round, whose model is untrained.
+        stored : dict of str to Tensor
+            To be stored with the state.
+        """
+        places = now.state.seen[now.chunk.labels].nonzero().flatten()
+        known, given = now.chunk.take(places), earlier[places]
+        tests = now.number > 1 and len(known) > 0
+        answering = self._answering_now(now.sent, now.state, now.number) if tests else None
+        views = self.views(answering, known) if answering is not None else {}
+        stored = self.predictor.observe(now, known, views)
+        if answering is not None:
+            given = torch.where(given < 0, self.answers(answering, views, now.state.seen), given)
+        tested = int((given >= 0).sum())
+        if not tested:
+            return {}, stored
+        right = int((given == known.labels).sum())
+        return {wire.PREQUENTIAL_ACCURACY: right / tested, wire.PREQUENTIAL_SAMPLES: tested}, stored
+
+    def _answering_now(self, sent: Mapping[str, Array], state: ClientState, round_number: int) -> Answering | None:
+        if not bool(state.seen.any()) or not (sent or state.round):
+            return None
+        adapted = self.predictor.weights(sent, state, round_number)
+        return self.answering(adapted, replace(state, evaluated=round_number))
 
     def act(self, action: str, content: RecordDict, round_number: int) -> Acted:
         """Answer a message of the method's own, such as ``query.features``, within a round.

@@ -34,6 +34,9 @@ _METRICS = {
 }
 _EVIDENCE, _LATEST = "prequential.evidence", "prequential.latest"
 
+Views = Mapping[str, list[Tensor]]
+"""Logits, float32 (n, C), of some samples by each view of each model that predicts."""
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -89,9 +92,23 @@ class Predictor:
 
     # Their preparation
 
-    def observe(self, now: "ClientRound") -> dict[str, Tensor]:
-        """What the new chunk, before training on it, says of the models; tensors to store with the state."""
+    def observe(self, now: "ClientRound", known: Samples, views: Views) -> dict[str, Tensor]:
+        """What the new chunk, before training on it, says of the models; tensors to store with the state.
+
+        Parameters
+        ----------
+        now : ClientRound
+            The round.
+        known : Samples
+            The chunk's samples of classes met before; no model can answer the others.
+        views : mapping of str to list of Tensor
+            Their logits, float32 (n, C), by each view of each model that predicts; empty if none can.
+        """
         return {}
+
+    def weights(self, sent: Mapping[str, Array], state: ClientState, round_number: int) -> Mapping[str, Array]:
+        """Weights of a received model as this client predicts with it."""
+        return sent
 
     def received(self, sent: Mapping[str, Array], state: ClientState, round_number: int) -> Network:
         """The process's network, holding a received model as this client predicts with it."""
@@ -204,32 +221,26 @@ class Ensemble(Predictor):
             local = best_weight(state.extra[_EVIDENCE], latest_share, local)
         return {name: local if name == serving.LOCAL else (1 - local) / (views - 1) for name in names}
 
-    def observe(self, now: "ClientRound") -> dict[str, Tensor]:
-        """With ``predict-with = prequential``, test the models on the new chunk before training.
-
-        Images of classes never met before are left out, as no model can answer them. All models are as the client would
-        predict with them now that the chunk before is gone.
-        """
+    def observe(self, now: "ClientRound", known: Samples, views: Views) -> dict[str, Tensor]:
+        """With ``predict-with = prequential``, weigh the models by how they answer the new chunk before training."""
         if self.settings.predict_with != "prequential":
             return {}
         state = now.state
         found = {_EVIDENCE: state.extra.get(_EVIDENCE, no_evidence()), _LATEST: now.current}
-        known = now.chunk.take(state.seen[now.chunk.labels].nonzero().flatten())
-        probabilities: dict[str, list[Tensor]] = {}
-        for name in self.models(state) if now.sent and len(known) and _LATEST in state.extra else ():
-            weights = now.sent if name == serving.GLOBAL else self.local_weights(state, now.number)
-            if weights is None:
-                continue
-            received = name == serving.GLOBAL
-            net = self.received(weights, state, now.number) if received else self.tools.network(weights)
-            views = (False, True) if name in self.mirrored(state) else (False,)
-            probabilities[name] = [self._label_probabilities(net, known, state.seen, mirrored) for mirrored in views]
-        local = probabilities.pop(serving.LOCAL, None)
-        if local is not None and probabilities:
-            others = torch.stack([view for views in probabilities.values() for view in views]).mean(dim=0)
-            latest = state.extra[_LATEST][known.labels]
-            found[_EVIDENCE] = with_chunk(found[_EVIDENCE], local[0], others, latest)
+        if _LATEST not in state.extra or serving.LOCAL not in views or serving.GLOBAL not in views:
+            return found
+
+        def likelihoods(name: str) -> list[Tensor]:
+            return [_label_probabilities(logits, known.labels, state.seen) for logits in views[name]]
+
+        others = torch.stack(likelihoods(serving.GLOBAL)).mean(dim=0)
+        latest = state.extra[_LATEST][known.labels]
+        found[_EVIDENCE] = with_chunk(found[_EVIDENCE], likelihoods(serving.LOCAL)[0], others, latest)
         return found
+
+    def weights(self, sent: Mapping[str, Array], state: ClientState, round_number: int) -> Mapping[str, Array]:
+        """The received model's, adapted as :meth:`received` does."""
+        return as_arrays(self.received(sent, state, round_number).state_dict()) if sent else sent
 
     def received(self, sent: Mapping[str, Array], state: ClientState, round_number: int) -> Network:
         """With ``recalibrate-batchnorm`` recalibrated, and with the output layer refitted as ``classifier`` asks."""
@@ -296,10 +307,11 @@ class Ensemble(Predictor):
             return state.buffer
         return state.buffer.followed_by(self.tools.source.again(round_number, state.follows))
 
-    def _label_probabilities(self, net: Network, samples: Samples, seen: Tensor, mirrored: bool) -> Tensor:
-        """Probability of each sample's label among the classes seen, float64 (n,)."""
-        logits = self.tools.logits(net, samples, mirrored=mirrored).double().masked_fill(~seen, -float("inf"))
-        return logits.softmax(dim=1).gather(1, samples.labels[:, None]).flatten()
+
+def _label_probabilities(logits: Tensor, labels: Tensor, seen: Tensor) -> Tensor:
+    """Probability of each sample's label among the classes seen, float64 (n,)."""
+    probabilities = logits.double().masked_fill(~seen, -float("inf")).softmax(dim=1)
+    return probabilities.gather(1, labels[:, None]).flatten()
 
 
 def predictor_of(tools: "ClientTools") -> Predictor:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from flwr.app import RecordDict
 from flwr.client import NumPyClient
 
@@ -119,7 +120,8 @@ class StreamingClient(NumPyClient):
         current = chunk.class_counts(rule.experiment.num_classes) > 0
         now = ClientRound(round_number, chunk, state, current, sent)
         with watch(wire.EVALUATION_SECONDS):
-            untrained, tested = rule.new_class_accuracies(now), rule.predictor.observe(now)
+            earlier = torch.full_like(chunk.labels, -1)
+            untrained, (prequential, tested) = rule.new_class_accuracies(now), rule.prequential(now, earlier)
         net = rule.network(sent)
         with watch(wire.TRAINING_SECONDS):
             rule.begin(net, now)
@@ -132,7 +134,7 @@ class StreamingClient(NumPyClient):
             local = (
                 rule.predictor.test_local(now, training, kept) if rule.needs_local_test(state) else Evaluation(None, 0)
             )
-        report = {**rule.report(now, training, kept), **untrained, **local.report}
+        report = {**rule.report(now, training, kept), **untrained, **prequential, **local.report}
         arrays = rule.reply(now, training)
         report |= watch.times(rule.training_times)
         answer = Answer(arrays, len(chunk), report)

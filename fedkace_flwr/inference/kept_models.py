@@ -5,7 +5,7 @@
 Shapes: n images, S their height and width, C classes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,13 @@ _Triple = tuple[float, float, float]
 def labels_of(classes: Tensor) -> tuple[int, ...]:
     """The numbers of the classes in a mask, bool (C,)."""
     return tuple(classes.nonzero().flatten().tolist())
+
+
+def mask_of(labels: tuple[int, ...], classes: int) -> Tensor:
+    """The mask of some of C classes, bool (C,)."""
+    mask = torch.zeros(classes, dtype=torch.bool)
+    mask[list(labels)] = True
+    return mask
 
 
 @dataclass(frozen=True)
@@ -126,6 +133,26 @@ class KeptModels(Answering):
         }
 
 
+def combined_answers(
+    found: Sequence[tuple[Tensor, Tensor]], seen: Tensor, combined: str, shares: Sequence[float] = ()
+) -> Tensor:
+    """Return the scores by which the views of several networks answer together, float (n, C); 0 for classes not met.
+
+    Parameters
+    ----------
+    found : sequence of (Tensor, Tensor)
+        Of each view, the logits, float (n, C), and the classes that its network predicts, bool (C,). At least two.
+    seen : Tensor
+        bool (C,): the classes met.
+    combined, shares
+        As in :class:`Answering`; ``shares`` has an entry for each view, or none.
+    """
+    if combined == "mean":
+        return combined_scores([logits for logits, _ in found], seen, shares)
+    each = torch.stack([logits.masked_fill(~mask, -torch.inf).softmax(dim=1) for logits, mask in found])
+    return each.amax(dim=0).masked_fill(~seen, 0)
+
+
 class Predictor:
     """The networks that predict, loaded and ready. Any number of threads may use it at once.
 
@@ -155,12 +182,13 @@ class Predictor:
         self.kept = kept
         self.preprocess = Preprocess.by_statistics(kept.mean, kept.std, torch.device("cpu"))
         self.networks = [
-            (self._network(name), self._mask(classes), name in kept.mirrored) for name, classes in kept.answers.items()
+            (self._network(name), mask_of(classes, len(kept.class_names)), name in kept.mirrored)
+            for name, classes in kept.answers.items()
         ]
         self.shares = [
             kept.shares[name] for name in kept.answers for _ in range(1 + (name in kept.mirrored)) if kept.shares
         ]
-        self.seen = self._mask(kept.seen)
+        self.seen = mask_of(kept.seen, len(kept.class_names))
 
     def probabilities(self, images: Tensor) -> Tensor:
         """Probabilities of all classes; classes that the client has not met have 0.
@@ -184,13 +212,8 @@ class Predictor:
             ((logits, mask),) = found
             return logits.double().masked_fill(~(mask & self.seen), -torch.inf).softmax(dim=1)
         # In single precision, as clients evaluate, so that ties are decided alike.
-        if self.kept.combined == "mean":
-            return combined_scores([logits for logits, _ in found], self.seen, self.shares).double()
-        scores = torch.zeros(len(images), len(self.kept.class_names))
-        for logits, mask in found:
-            scores = torch.maximum(scores, logits.masked_fill(~mask, -torch.inf).softmax(dim=1))
-        scores = scores.double().masked_fill(~self.seen, 0)
-        return scores / scores.sum(dim=1, keepdim=True)
+        scores = combined_answers(found, self.seen, self.kept.combined, self.shares).double()
+        return scores / scores.sum(dim=1, keepdim=True) if self.kept.combined == "most-confident" else scores
 
     def answer(self, image: NDArray[np.uint8], top: int) -> dict[str, Any]:
         """The ``top`` likeliest classes of one image, uint8 (3, S, S), JSON-ready; only classes that were met.
@@ -234,8 +257,3 @@ class Predictor:
         except (ConfigError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise ModelError(f"the weights of {name!r} do not fit ({' '.join(str(error).split())})") from error
         return net.to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload, no-any-return]
-
-    def _mask(self, classes: tuple[int, ...]) -> Tensor:
-        mask = torch.zeros(len(self.kept.class_names), dtype=torch.bool)
-        mask[list(classes)] = True
-        return mask

@@ -94,6 +94,7 @@ class Bound:
 CLASSES = Bound("number of classes", lambda limits: limits.classes)
 EPOCHS = Bound("`epochs`", lambda limits: limits.epochs)
 CAPACITY = Bound("`capacity`", lambda limits: limits.capacity)
+SAMPLES = Bound("samples of a chunk", lambda limits: limits.examples)
 ROUNDS = Bound("`rounds`", lambda limits: limits.config.stream.rounds or math.inf)
 
 
@@ -248,6 +249,22 @@ COMMON: tuple[Metric, ...] = (
         length="classes",
         unknown=wire.UNTESTED,
         column="new_class_accuracy",
+    ),
+    Metric(
+        wire.PREQUENTIAL_ACCURACY,
+        "Accuracy on the new chunk before training on it, of the models that the client predicts with, over images of classes that it had met before. Where labels come late, the prediction counts that was made when the image arrived. There is none in the first round.",
+        high=1.0,
+        column="prequential_accuracy",
+        average="prequential_accuracy",
+        tag="prequential_accuracy",
+    ),
+    Metric(
+        wire.PREQUENTIAL_SAMPLES,
+        "Number of images of the chunk that the prequential accuracy is over.",
+        high=SAMPLES,
+        whole=True,
+        unit="samples",
+        column="prequential_samples",
     ),
     Metric(
         wire.SEEN_CLASSES,
