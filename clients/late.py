@@ -14,6 +14,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+_PREFIX = "late."
 _KEYS, _ANSWERS, _ROUNDS = "late.keys", "late.answers", "late.rounds"
 _SINCE = "late.since"
 _DROPPED, _GONE = "late.dropped", "late.gone"
@@ -71,6 +72,14 @@ def dropped(extra: Extra, keys: Tensor) -> dict[str, Tensor]:
 def drops(extra: Extra) -> int:
     """How many samples were dropped in this run."""
     return int(extra[_DROPPED]) if _DROPPED in extra else 0
+
+
+def carried(extra: Extra, later: Extra) -> dict[str, Tensor]:
+    """With what is remembered here as it is later, whatever else goes back: learned and dropped samples stay so."""
+    return {
+        **{name: tensor for name, tensor in extra.items() if not name.startswith(_PREFIX)},
+        **{name: tensor for name, tensor in later.items() if name.startswith(_PREFIX)},
+    }
 
 
 def _taken(extra: Extra, rows: Tensor) -> dict[str, Tensor]:

@@ -13,13 +13,14 @@ from torch import Tensor
 
 from fedkace_flwr.clients import late
 from fedkace_flwr.clients.base import Array, ClientRound, ClientRule, Evaluation, Metrics, Stopwatch
-from fedkace_flwr.clients.memory import joined, unnamed
+from fedkace_flwr.clients.memory import joined, undone, unnamed
 from fedkace_flwr.errors import MessageError, ModelError
 from fedkace_flwr.experiment import as_arrays
 from fedkace_flwr.export.global_model import models_of
 from fedkace_flwr.inference import model_files
 from fedkace_flwr.inference.kept_models import Answering, Predictor, labels_of
 from fedkace_flwr.messaging import wire
+from fedkace_flwr.messaging.metrics import MOST_UNTRAINED
 from fedkace_flwr.storage.client_state import Answer, ClientState
 
 _BLOCK = 2**26  # bytes of pixels that are predicted at once
@@ -57,6 +58,7 @@ class StreamingClient(NumPyClient):
     ) -> None:
         self.rule = rule
         self.content = content if content is not None else RecordDict()
+        self._told = self.content.config_records.get(wire.CONFIG, {})
         self._models = models or (rule.store.folder, None)
         self.unnamed: list[str] = []
         self._keeps_models = rule.config.keeps_models(on_device=on_device)
@@ -88,7 +90,8 @@ class StreamingClient(NumPyClient):
         """
         rule = self.rule
         state = rule.store.before(round_number + 1)
-        if state.evaluated != round_number:
+        # The verdict on a round's candidate may be another one after the server has lost the first.
+        if state.evaluated != round_number or undone(state, self._told, rule.store) is not state:
             state = self._without_overdue(self._caught_up(state, round_number))
             if not bool(state.seen.any()) or not (sent or state.round):
                 return 0, self._counts(state)
@@ -98,6 +101,31 @@ class StreamingClient(NumPyClient):
             rule.store.save(state)
         metrics = dict(state.evaluation)
         return metrics.pop(wire.EXAMPLES), metrics | self._counts(state)
+
+    def judge(
+        self, candidate: Mapping[str, Array], accepted: Mapping[str, Array], round_number: int
+    ) -> tuple[int, Metrics]:
+        """Test two global models, each alone, before one of them answers; nothing is stored.
+
+        The samples are those of the client's buffer before the round, and as many that wait to be learned, of classes
+        met before.
+
+        Returns the number of samples, and the metrics of the test.
+        """
+        rule = self.rule
+        state = undone(rule.store.before(round_number), self._told, rule.store)
+        samples = state.buffer
+        waiting = rule.source.upcoming(min(len(samples) or MOST_UNTRAINED, MOST_UNTRAINED))
+        waiting = waiting.take(state.seen[waiting.labels].nonzero().flatten())
+        if len(waiting):
+            samples = samples.followed_by(waiting)
+        alone = replace(state, round=0)  # as a client without a local model predicts
+        right = {wire.GATE_CANDIDATE: 0, wire.GATE_ACCEPTED: 0}
+        for name, weights in zip(right, (candidate, accepted), strict=True) if len(samples) else ():
+            found = rule.predictions(weights, alone, round_number, samples)
+            assert found is not None  # a class was met, and there are weights
+            right[name] = int((found == samples.labels).sum())
+        return len(samples), {wire.GATE_TESTED: len(samples), **right}
 
     def act(self, action: str, content: RecordDict, round_number: int) -> RecordDict:
         """Answer a message of the method's own.
@@ -168,7 +196,10 @@ class StreamingClient(NumPyClient):
             net = rule.predictor.received(sent, state, round_number)
             # Now: the method may choose another buffer, and the network holds other models later.
             received = as_arrays(net.state_dict()) if sent and predicts else {}
+            buffer = state.buffer
             state, report = rule.receive(net, state, round_number, self.content)
+            if state.round == round_number and not state.has_local_model:  # the method may have chosen of the chunk
+                state = replace(state, buffer=buffer)
             tested = rule.evaluate(net, state)
             answering = rule.answering(received, state) if predicts else None
             state = self._predicted(answering, state, waiting)
@@ -214,7 +245,7 @@ class StreamingClient(NumPyClient):
     def _caught_up(self, state: ClientState, round_number: int, *, joins: bool = False) -> ClientState:
         """The state with earlier rounds finished and, before training, with the waiting classes that now have labels."""
         rule = self.rule
-        finished = rule.catch_up(state, round_number)
+        finished = undone(rule.catch_up(state, round_number), self._told, rule.store)
         if joins:
             finished = joined(finished, rule.store.names, rule.config, rule.number)
             self.unnamed = unnamed(finished, rule.store.names)

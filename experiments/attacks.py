@@ -212,6 +212,10 @@ class FlippedLabels:
         """The chunk of the last trained round, with the labels exchanged."""
         return self._exchanged(self._source.again(number, follows))
 
+    def upcoming(self, most: int) -> Samples:
+        """Samples that wait, with the labels exchanged."""
+        return self._exchanged(self._source.upcoming(most))
+
     def new_classes(self, number: int) -> list[str]:
         """Names of classes that the true source has met."""
         return self._source.new_classes(number)

@@ -65,6 +65,7 @@ def configured(config: Config) -> tuple[Method, Config]:
     _check_privacy(method, config)
     _check_aggregation(method, config)
     _check_attack(method, config)
+    _check_gate(method, config)
     if method.needs_stream and config.data.arrives:
         raise ConfigError(
             f"method = {config.method!r}: keeps all data; works with a stream only, not with dataset = 'inbox'"
@@ -207,6 +208,18 @@ def _check_aggregation(method: Method, config: Config) -> None:
     if rule != "mean" and not method.strategy.aggregates:
         raise ConfigError(
             f"aggregation = {rule!r} with method = {config.method!r}, whose server aggregates no models; must be 'mean'"
+        )
+
+
+def _check_gate(method: Method, config: Config) -> None:
+    if config.run.gate == "off":
+        return
+    if reason := method.strategy(config).lacks_global_model():
+        raise ConfigError(f"gate = 'hold' with method = {config.method!r}: {reason}; must be 'off'")
+    if config.privacy.dp != "none":
+        raise ConfigError(
+            f"gate = 'hold' with dp = {config.privacy.dp!r}: how many samples a model answers rightly would leave each "
+            "client without noise; must be 'off'"
         )
 
 

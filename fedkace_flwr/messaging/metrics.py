@@ -188,6 +188,11 @@ SHARE = 1 + 1e-6
 """Largest value of a share: rounding may push a mean of probabilities slightly above 1."""
 
 _MOST_FILES = 1e12
+MOST_UNTRAINED = 200
+"""Most samples that a device tests a candidate on beside those of its buffer."""
+
+_TESTED = Bound(f"`capacity` plus {MOST_UNTRAINED}", lambda limits: limits.capacity + MOST_UNTRAINED)
+
 _LONGEST, _LATEST = 1e9, 1e12  # seconds; small enough that sums stay finite
 
 COMMON: tuple[Metric, ...] = (
@@ -307,6 +312,30 @@ COMMON: tuple[Metric, ...] = (
         unit="samples",
         column="buffer_classes",
         tag="buffer_classes",
+    ),
+    Metric(
+        wire.GATE_TESTED,
+        "With `gate = hold`: number of own samples on which the client tested the candidate and the accepted model.",
+        phase="own",
+        high=_TESTED,
+        whole=True,
+        unit="samples",
+    ),
+    Metric(
+        wire.GATE_CANDIDATE,
+        "Number of them that the candidate answers rightly.",
+        phase="own",
+        high=_TESTED,
+        whole=True,
+        unit="samples",
+    ),
+    Metric(
+        wire.GATE_ACCEPTED,
+        "Number of them that the accepted model answers rightly.",
+        phase="own",
+        high=_TESTED,
+        whole=True,
+        unit="samples",
     ),
     Metric(
         wire.INTERPOLATED,

@@ -285,6 +285,11 @@ class RunConfig:
         "Also show each round in `tensorboard`, `mlflow` or `wandb` (Weights & Biases); needs the extra of that name (docs/trackers.md).",
         affects="place",
     )
+    on_alarm: str = key(
+        "",
+        "Command that the server runs, without a shell, after a round with alarms, which it gets as JSON (docs/living.md). Clients can read it.",
+        affects="place",
+    )
     quorum: float = key(
         0.5,
         "Share of the clients that must reply validly in each phase of a round; a client that sits the round out counts.",
@@ -297,6 +302,25 @@ class RunConfig:
         "What happens if a phase has too few valid replies: `stop` ends the run; `skip` leaves the global model unchanged, goes on and notes it in the round's record; `repeat` runs the phase again, in which clients that have already trained answer from their store. After so many consecutive rounds (`skip`) or attempts at one phase (`repeat`) the run ends (5; 0: never); `resume` continues it. `auto` is `repeat:0` for inboxes, `stop` otherwise.",
         affects="waiting",
         words={"auto": (), "stop": (), "skip": (Number("limit", 5, low=0),), "repeat": (Number("limit", 5, low=0),)},
+    )
+    gate: Literal["off", "hold"] = key(
+        "off",
+        "With `hold`, a new global model is a candidate: devices test it and the accepted one on samples of their own, and one that is worse by more than `gate-tolerance` over all devices is held: everyone keeps the accepted one (docs/living.md).",
+        living=True,
+    )
+    gate_tolerance: float = key(
+        0.02,
+        "With `gate = hold`: share of all tested samples by which a candidate may be worse.",
+        low=0,
+        high=1,
+        living=True,
+    )
+    past_models: int = key(
+        1000,
+        "Megabytes that the server keeps of past models, from which `fedkace rollback` goes on, with `dataset = inbox` or `gate = hold`; 0: none.",
+        unit="MB",
+        low=0,
+        affects="place",
     )
     deadline: float = key(
         7200.0, "Maximum wait for the replies of one phase of a round.", unit="seconds", above=0, affects="waiting"
