@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from fedkace_flwr.algorithms.class_balance import class_balanced
+from fedkace_flwr.clients import late
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import StateError
 from fedkace_flwr.messaging import wire
@@ -24,7 +25,7 @@ from fedkace_flwr.storage.names import printable
 logger = logging.getLogger(__name__)
 
 _SHOWN = 10
-_MEMORY = ("seen", "buffer", "extra", "global_since", "local_accuracy", "local_class_accuracy")
+_MEMORY = ("seen", "buffer", "global_since", "local_accuracy", "local_class_accuracy")
 
 
 def memory_of(config: Config, client: int) -> Callable[[ClientState, ClientState], ClientState] | None:
@@ -86,7 +87,8 @@ def undone(state: ClientState, told: Mapping[str, Any], store: ClientStore) -> C
     if bool((within(number, spans) & ~within(number, state.undone)).any()):
         with suppress(StateError):
             before = store.before(state.round)
-            state = replace(state, **{name: getattr(before, name) for name in _MEMORY})
+            memory = {name: getattr(before, name) for name in _MEMORY}
+            state = replace(state, **memory, extra=late.carried(before.extra, state.extra))
     out = within(state.buffer.rounds, spans)
     if torch.equal(spans, state.undone) and not bool(out.any()):
         return state

@@ -31,6 +31,7 @@ from fedkace_flwr.rounds.members import Members
 from fedkace_flwr.rounds.pace import Pace
 from fedkace_flwr.rounds.secure_aggregation import MaskedSumError, MaskedTraining, moved
 from fedkace_flwr.rounds.server_round import EVALUATION, GATE, TRAINING, Messenger, RoundReport, ServerRound
+from fedkace_flwr.rounds.watch import ACCURACY, Watch
 from fedkace_flwr.sections import SECAGG_RANGE, RunConfig
 from fedkace_flwr.storage.checkpoint import Checkpoint
 from fedkace_flwr.strategies.base import ServerRule
@@ -39,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 Outcome = TypeVar("Outcome")
 
-_DEFENCE, _MEMBERS = "defence", "members"
+_DEFENCE, _MEMBERS, _WATCH = "defence", "members", "watch"
 _KEPT = 1000  # rounds whose mean accuracies Flower's result holds
 _FIRST_RETRY = 1.0  # seconds before a phase is retried; doubles with each retry
 _LONGEST_RETRY = 60.0
@@ -90,6 +91,8 @@ class RoundDriver(Strategy):
     ----------
     members : Members
         Who takes part.
+    watch : Watch
+        Follows the accuracy of each client.
     """
 
     def __init__(
@@ -116,6 +119,7 @@ class RoundDriver(Strategy):
         self._limits = Limits.of(config, shapes)
         self._noise = CentralNoise(config.privacy, config.run.seed, parameters)
         self._defence = Defence(config, parameters)
+        self.watch = Watch()
         self._done = 0
         self._now: ServerRound
 
@@ -126,6 +130,7 @@ class RoundDriver(Strategy):
             _DEFENCE: self._defence.state(),
             _MEMBERS: self.members.state(),
             CLASSES: self.class_names.state(),
+            _WATCH: self.watch.state(),
             GATE: self._gate.state(),
         }
         return arrays, {**record, **own}
@@ -136,6 +141,7 @@ class RoundDriver(Strategy):
         self._defence.restore(record.get(_DEFENCE, {}))  # checkpoints of earlier versions lack these
         self.members.restore(record.get(_MEMBERS, []))
         self.class_names.restore(record.get(CLASSES, {}))
+        self.watch.restore(record.get(_WATCH, []))
         self._gate.restore(record.get(GATE, {}), done)
         self.rule.restore(arrays, record)
 
@@ -186,6 +192,8 @@ class RoundDriver(Strategy):
 
             if agreed := self.class_names.settle(number):
                 now.report.own["new_classes"] = agreed
+            for client, text in self.watch.take(now.report.trained).items():
+                now.report.alarm(ACCURACY, client, text)
             now.report.seconds = time.monotonic() - begun
             self._on_round(now.report, result.arrays)
             if back and self._orders:  # only now: after a crash the round is repeated
