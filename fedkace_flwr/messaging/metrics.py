@@ -353,6 +353,20 @@ COMMON: tuple[Metric, ...] = (
         unit="seconds",
         column="evaluation",
     ),
+    Metric(
+        wire.CPU_SECONDS,
+        "CPU seconds that the device has spent on the message so far, those of starting its process included; reported by devices alone, in both replies, and neither stored with an answer nor recorded ([living.md](living.md)).",
+        phase="either",
+        high=_LONGEST,
+        unit="seconds",
+    ),
+    Metric(
+        wire.PEAK_MEMORY,
+        "The most memory that the largest of the client's processes has held; likewise.",
+        phase="either",
+        high=_LONGEST,
+        unit="MiB",
+    ),
 )
 
 _OTHER_FIELDS = frozenset({"round", "accuracy", "chance", "client_drift", "bytes", "failures", "seconds"})
