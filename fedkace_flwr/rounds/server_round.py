@@ -3,7 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
@@ -18,6 +18,7 @@ from fedkace_flwr.messaging.wire import NumpyArray, Reply, Shapes
 from fedkace_flwr.rounds.defence import Defence
 from fedkace_flwr.rounds.exchange import by_client, exchange
 from fedkace_flwr.rounds.members import Members
+from fedkace_flwr.rounds.watch import Alarm
 from fedkace_flwr.sections import RunConfig
 
 logger = logging.getLogger(__name__)
@@ -61,6 +62,8 @@ class RoundReport:
         Phases that were skipped because too few clients replied.
     repeated : dict of str to int
         Number of retries of each phase for the same reason.
+    alarms : list of Alarm
+        What an operator should look at; :meth:`alarm` adds to it.
     down, up : dict of int to int
         Bytes of all records sent to each client and received from it.
     versions : dict of int to str
@@ -82,6 +85,7 @@ class RoundReport:
     sat_out: list[int] = field(default_factory=list)
     below_quorum: list[str] = field(default_factory=list)
     repeated: dict[str, int] = field(default_factory=dict)
+    alarms: list[Alarm] = field(default_factory=list)
     down: Counter[int] = field(default_factory=Counter)
     up: Counter[int] = field(default_factory=Counter)
     versions: dict[int, str] = field(default_factory=dict)
@@ -91,6 +95,11 @@ class RoundReport:
     def reasons(self) -> str:
         """Return the first failures on one line; empty if there are none."""
         return "; ".join(f"client {failure['client']}: {failure['reason']}" for failure in self.failures[:3])
+
+    def alarm(self, kind: str, client: int | None, text: str) -> None:
+        """Raise an alarm: in the log, the round's record and the trackers, and for ``on-alarm``."""
+        logger.warning("round %d, alarm: %s%s", self.number, "" if client is None else f"client {client}: ", text)
+        self.alarms.append(Alarm(self.number, kind, client, text))
 
     def record(self, clients: int, own: Sequence[Metric] = ()) -> dict[str, Any]:
         """Return the round's line of ``rounds.jsonl``.
@@ -154,6 +163,7 @@ class RoundReport:
             "sat_out": self.sat_out,
             "below_quorum": self.below_quorum,
             "repeated": self.repeated,
+            "alarms": [asdict(alarm) for alarm in self.alarms],
         }
         return {name: value for name, value in fields.items() if value}
 
