@@ -78,9 +78,9 @@ class Device:
         return {"cpu_seconds": self.cpu_seconds, "bytes_down": self.bytes_down, "bytes_up": self.bytes_up}
 
 
-_TOLD = {"waiting": wire.WAITING, "unlabelled": wire.UNLABELLED, "rejected": wire.REJECTED, "dropped": wire.DROPPED}
-_TOLD |= {"accuracy": wire.ACCURACY, "prequential_accuracy": wire.PREQUENTIAL_ACCURACY}
-"""Fields of a device that are the last number it has reported."""
+_TOLD = {name: name for name in ("waiting", "unlabelled", "rejected", "dropped", "accuracy")}
+_TOLD |= {"prequential_accuracy": wire.PREQUENTIAL_ACCURACY}
+"""Fields of a device that are the last number it has reported, and that number's name in messages."""
 
 
 class Fleet:
