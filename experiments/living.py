@@ -184,7 +184,9 @@ def _shown(status: dict[str, Any]) -> Group:
     clients = Table(box=None, padding=(0, 1, 0, 0))
     for column in columns:
         words = column.is_text
-        clients.add_column(column.short, justify="left" if words else "right", no_wrap=True, max_width=16 if words else None)
+        clients.add_column(
+            column.short, justify="left" if words else "right", no_wrap=True, max_width=16 if words else None
+        )
     for row in rows:
         clients.add_row(*map(Text, row))
     return Group(head, "", clients)

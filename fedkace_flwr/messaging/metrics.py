@@ -188,6 +188,7 @@ SHARE = 1 + 1e-6
 """Largest value of a share: rounding may push a mean of probabilities slightly above 1."""
 
 _LONGEST, _LATEST = 1e9, 1e12  # seconds; small enough that sums stay finite
+_MOST = 1e9  # samples
 
 COMMON: tuple[Metric, ...] = (
     Metric(
@@ -352,6 +353,14 @@ COMMON: tuple[Metric, ...] = (
         high=_LONGEST,
         unit="seconds",
         column="evaluation",
+    ),
+    Metric(
+        wire.WAITING,
+        "Number of labelled samples that wait in the client's inbox.",
+        phase="evaluation",
+        high=_MOST,
+        whole=True,
+        unit="samples",
     ),
     Metric(
         wire.CPU_SECONDS,

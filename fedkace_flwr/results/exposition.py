@@ -121,4 +121,3 @@ def _of_devices(members: list[dict[str, Any]]) -> Iterator[Metric]:
 
 def _moment(name: str, meaning: str, text: str) -> Metric:
     return GaugeMetricFamily(name, meaning, datetime.fromisoformat(text).timestamp())
-

@@ -144,7 +144,9 @@ _COLUMNS = (
     Column("running mean %", _percent_of("prequential_mean"), ""),
     Column("CPU s round/day", _cost("cpu_seconds"), "CPU s\nround/day"),
     Column("MB round/day", _cost("bytes_down", "bytes_up", unit=1e6), "MB\nround/day"),
-    Column("peak MiB", lambda member: f"{member['peak_memory']:,.0f}" if member.get("peak_memory") else "", "peak\nMiB"),
+    Column(
+        "peak MiB", lambda member: f"{member['peak_memory']:,.0f}" if member.get("peak_memory") else "", "peak\nMiB"
+    ),
     Column("version", lambda member: str(member.get("version") or ""), "ver-\nsion", is_text=True),
     Column("alarms", lambda member: str(member.get("alarms") or ""), "alarms"),
 )

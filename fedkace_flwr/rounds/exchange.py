@@ -112,7 +112,9 @@ def exchange(grid: Grid, sent: Mapping[int, Message], deadline: float, probe: fl
         refused,
         unreadable,
         down=down,
-        up=Counter({client: wire.size_in_bytes(each.content) for client, each in replies.items() if each.has_content()}),
+        up=Counter(
+            {client: wire.size_in_bytes(each.content) for client, each in replies.items() if each.has_content()}
+        ),
     )
 
 

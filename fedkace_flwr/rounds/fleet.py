@@ -26,6 +26,12 @@ class Cost:
         self.round, self.day, self.total = amount, self.day + amount, self.total + amount
 
 
+_TOLD = {name: name for name in ("waiting", "unlabelled", "rejected", "dropped", "accuracy")}
+_TOLD |= {"prequential_accuracy": wire.PREQUENTIAL_ACCURACY}
+_MEAN = "prequential_mean"
+_COSTS = ("cpu_seconds", "bytes_down", "bytes_up")
+
+
 @dataclass
 class Device:
     """What is known of one client; None and an empty text stand for what it has not told.
@@ -36,15 +42,12 @@ class Device:
         The last round in which it trained.
     learned : int
         Samples that it has learned in the run.
-    waiting, unlabelled, rejected, dropped : int or None
-        Samples in its inbox that wait for a round and for a label, files that were rejected, and samples that were
-        dropped because they waited for too long.
-    accuracy : float or None
-        Its last test accuracy.
-    prequential_accuracy, prequential_mean : float or None
-        Its accuracy on the last chunk before training, and the running mean.
-    cpu_seconds, bytes_down, bytes_up : Cost
-        What it has spent, received and sent.
+    told : dict of str to number
+        The last number of each kind that it has reported: samples in its inbox that are ``waiting`` for a round,
+        ``unlabelled`` or were ``dropped``, files that were ``rejected``, its test ``accuracy``, its
+        ``prequential_accuracy``; and ``prequential_mean``, the running mean of these.
+    costs : dict of str to Cost
+        Its ``cpu_seconds``, and the ``bytes_down`` and ``bytes_up`` that it has received and sent.
     peak_memory : float or None
         MiB, in the last round.
     version : str
@@ -57,30 +60,25 @@ class Device:
 
     trained: int | None = None
     learned: int = 0
-    waiting: int | None = None
-    unlabelled: int | None = None
-    rejected: int | None = None
-    dropped: int | None = None
-    accuracy: float | None = None
-    prequential_accuracy: float | None = None
-    prequential_mean: float | None = None
-    cpu_seconds: Cost = field(default_factory=Cost)
-    bytes_down: Cost = field(default_factory=Cost)
-    bytes_up: Cost = field(default_factory=Cost)
+    told: dict[str, Any] = field(default_factory=lambda: dict.fromkeys((*_TOLD, _MEAN)))
+    costs: dict[str, Cost] = field(default_factory=lambda: {name: Cost() for name in _COSTS})
     peak_memory: float | None = None
     version: str = ""
     alarms: int = 0
     alarm: str = ""
 
-    @property
-    def costs(self) -> dict[str, Cost]:
-        """Its costs by name."""
-        return {"cpu_seconds": self.cpu_seconds, "bytes_down": self.bytes_down, "bytes_up": self.bytes_up}
+    def described(self) -> dict[str, Any]:
+        """All of it by name, JSON-ready."""
+        every = asdict(self)
+        return {**every.pop("told"), **every.pop("costs"), **every}
 
-
-_TOLD = {name: name for name in ("waiting", "unlabelled", "rejected", "dropped", "accuracy")}
-_TOLD |= {"prequential_accuracy": wire.PREQUENTIAL_ACCURACY}
-"""Fields of a device that are the last number it has reported, and that number's name in messages."""
+    @classmethod
+    def of(cls, kept: Mapping[str, Any]) -> "Device":
+        """Undo :func:`dataclasses.asdict`; a field that this version lacks is left out."""
+        device = cls(**{each.name: kept[each.name] for each in fields(cls) if each.name in kept})
+        device.told = {**cls().told, **device.told}
+        device.costs = {name: Cost(**kept["costs"][name]) for name in _COSTS}
+        return device
 
 
 class Fleet:
@@ -108,8 +106,7 @@ class Fleet:
         for reply in replies:
             client, metrics = reply.client, reply.metrics
             device = self._device(client)
-            for name, metric in _TOLD.items():
-                setattr(device, name, metrics.get(metric, getattr(device, name)))
+            device.told |= {name: metrics[metric] for name, metric in _TOLD.items() if metric in metrics}
             if wire.CPU_SECONDS in metrics:
                 self._cpu[client] += metrics[wire.CPU_SECONDS]
             if wire.PEAK_MEMORY in metrics:
@@ -125,7 +122,7 @@ class Fleet:
     def wait(self, waiting: Mapping[int, int]) -> None:
         """Take note of how many samples wait at clients."""
         for client, count in waiting.items():
-            self._device(client).waiting = count
+            self._device(client).told["waiting"] = count
 
     def add_round(self, report: RoundReport, means: Mapping[int | None, float]) -> None:
         """End a round; ``means`` are the running means of the prequential accuracy by client, and of all under None."""
@@ -141,9 +138,9 @@ class Fleet:
         for client, examples in self._examples.items():
             device = self._device(client)
             device.trained, device.learned = report.number, device.learned + examples
-        for client, mean in means.items():
-            if client is not None:
-                self._device(client).prequential_mean = mean
+        for whose, mean in means.items():
+            if whose is not None:
+                self._device(whose).told[_MEAN] = mean
         for alarm in report.alarms:
             self._kinds[alarm.kind] += 1
             self._alarms = [*self._alarms, asdict(alarm)][-_LAST_ALARMS:]
@@ -163,10 +160,13 @@ class Fleet:
         self._turn()
         return {
             "when": self._now().isoformat(timespec="seconds"),
-            **{"round": 0, "accuracy": None, "prequential_accuracy": None, **self._last},
+            "round": 0,
+            "accuracy": None,
+            "prequential_accuracy": None,
+            **self._last,
             "alarms": self._alarms,
             "alarms_by_kind": dict(self._kinds),
-            "members": [{**each, **asdict(self._devices.get(each["seat"], Device()))} for each in members],
+            "members": [{**each, **self._devices.get(each["seat"], Device()).described()} for each in members],
         }
 
     def state(self) -> dict[str, Any]:
@@ -183,12 +183,7 @@ class Fleet:
         """Continue with what :meth:`state` gave; a field that this version lacks is left out."""
         self._day, self._last = str(state.get("day", "")), dict(state.get("last", {}))
         self._alarms, self._kinds = list(state.get("alarms", [])), Counter(state.get("alarms_by_kind", {}))
-        names = {each.name for each in fields(Device)}
-        for client, kept in state.get("devices", {}).items():
-            device = Device(**{name: value for name, value in kept.items() if name in names})
-            for name in device.costs:
-                setattr(device, name, Cost(**kept[name]))
-            self._devices[int(client)] = device
+        self._devices = {int(client): Device.of(kept) for client, kept in state.get("devices", {}).items()}
 
     def _device(self, client: int) -> Device:
         return self._devices.setdefault(client, Device())

@@ -7,6 +7,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,9 @@ from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.experiments.__main__ import main
 from fedkace_flwr.experiments.feed import feed
 from fedkace_flwr.experiments.living import status_of
-from fedkace_flwr.messaging import wire
 from fedkace_flwr.messaging.wire import Reply
 from fedkace_flwr.results.orders import Orders
+from fedkace_flwr.results.status_page import page
 from fedkace_flwr.rounds.fleet import Fleet
 from fedkace_flwr.rounds.server_round import RoundReport
 
@@ -197,12 +198,51 @@ def test_a_run_shows_its_devices_to_people_and_programs(
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 120
     rows = [line.split() for line in lines if line.startswith("client ")]
-    assert [row[1:6] for row in rows] == [[str(seat), str(seat), "online", *each] for seat, each in enumerate(
-        [["2", "32"], ["1", "16"], ["2", "32"]]
-    )]
+    assert [row[1:6] for row in rows] == [
+        [str(seat), str(seat), "online", *each] for seat, each in enumerate([["2", "32"], ["1", "16"], ["2", "32"]])
+    ]
     assert main(["status", str(folder), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == status
     assert "client 2" in (folder / "status.html").read_text()
+
+
+class Tags(HTMLParser):
+    """The tags of a page, and its text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.names, self.text = Counter[str](), ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names[tag] += 1
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_what_strangers_name_is_text_on_the_page_and_in_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A node chooses its name, and an app the version that it reports."""
+
+    def shown(name: str, version: str, text: str) -> tuple[str, str]:
+        fleet = Fleet(Days())
+        report = RoundReport(1, (0,), down=Counter({0: 1}), versions={0: version})
+        report.alarm("accuracy", 0, text)
+        fleet.add_round(report, {})
+        member = {"seat": 0, "name": name, "online": False, "status": "away", "last": None}
+        status = {"run": name, "method": "fedkace", "version": version, "waits_for": text, **fleet.described([member])}
+        for path, content in (("environment.json", {"fedkace_flwr": "1"}), ("members.json", status)):
+            (tmp_path / path).write_text(json.dumps(content))
+        assert main(["status", str(tmp_path)]) == 0
+        return page(status), capsys.readouterr().out
+
+    plain, _ = shown("name", "1.2.3", "text")
+    hostile, printed = shown("<script>alert(1)</script>", '"><img src=x>', "[red]\x1b[2J</td>&amp;")
+    assert Tags(hostile).names == Tags(plain).names and "script" not in Tags(plain).names
+    assert "<script>alert(1)</script>" in Tags(hostile).text and "[red]\\x1b[2J</td>&amp;" in Tags(hostile).text
+    assert "[red]\\x1b[2J</td>&amp;" in printed and "\x1b" not in printed
 
 
 def test_a_resumed_run_goes_on_counting(made: Make, tmp_path: Path, clock: FakeTime) -> None:

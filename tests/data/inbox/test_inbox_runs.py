@@ -108,7 +108,7 @@ def device(small: Make, tmp_path: Path) -> Iterator[Callable[[str, int], Message
 
 def told(reply: Message) -> dict[str, Any]:
     """The numbers of a reply, less what it has cost."""
-    metrics = dict(reply.content.metric_records[wire.METRICS])
+    metrics: dict[str, Any] = dict(reply.content.metric_records[wire.METRICS])
     assert metrics.pop(wire.CPU_SECONDS) >= 0 and metrics.pop(wire.PEAK_MEMORY) > 1
     return metrics
 
@@ -163,13 +163,13 @@ def test_a_single_image_waits_until_it_can_be_trained_with_another(
     assert sorted(Path(name).name for name in done if name.endswith(".npz")) == ["a.npz", "b.npz", "c.npz"]
 
 
-def test_a_repeated_answer_says_what_it_has_cost_itself(
-    device: Callable[[str, int], Message], tmp_path: Path
-) -> None:
+def test_a_repeated_answer_says_what_it_has_cost_itself(device: Callable[[str, int], Message], tmp_path: Path) -> None:
     device(MessageType.TRAIN, 1)
     arrive(tmp_path, 1)
     first, again = device(MessageType.TRAIN, 2), device(MessageType.TRAIN, 2)
     assert told(first) == told(again)
+    spent: Any
+    since: Any
     spent, since = (reply.content.metric_records[wire.METRICS][wire.CPU_SECONDS] for reply in (first, again))
     assert 0 <= since < spent, "the answer is stored without what it has cost"
     assert wire.version_in(first) == wire.version_in(device(MessageType.EVALUATE, 2)) == __version__
