@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context
@@ -21,6 +22,7 @@ from fedkace_flwr.inference.kept_models import MODEL
 from fedkace_flwr.messaging import wire
 from fedkace_flwr.privacy.accounting import spent
 from fedkace_flwr.registry import Method
+from fedkace_flwr.results.on_alarm import check_command, tell
 from fedkace_flwr.results.orders import Orders
 from fedkace_flwr.results.plot import import_ahead
 from fedkace_flwr.results.run_folder import RunFolder
@@ -76,6 +78,7 @@ def run(grid: Grid, config: Config, run_id: int) -> None:
     experiment.check_streams()
     experiment.check_weights_file()
     check_tracker(config)
+    check_command(config)
     with ExitStack() as opened:
         show = opened.enter_context(_exposed(config.run.metrics_port))
         folder = RunFolder(run_folder(config, run_id), resume=config.run.resume, data=experiment.dataset.digest)
@@ -146,6 +149,10 @@ def _run(
         record = report.record(driver.members.count, method.metrics) | privacy
         folder.add_round(record)
         publish()
+        if report.alarms:  # before the checkpoint: a server that is killed meanwhile repeats the round
+            names = {seat["seat"]: seat["name"] for seat in driver.members.table()}
+            alarms = [{**asdict(alarm), "name": names.get(alarm.client, "")} for alarm in report.alarms]
+            tell(config, folder.path, alarms)
         folder.save(Checkpoint(report.number, token, wire.unpack(arrays), *driver.checkpoint()))
         logger.info("round %d%s: accuracy %s", report.number, of_all, _percent(record["accuracy"]))
 
