@@ -117,12 +117,12 @@ def status_of(run: Path) -> dict[str, Any]:
     ------
     ConfigError
         The folder holds no run.
-    RunError
+    ResultsError, RunError
         A file of the run is damaged.
     """
     _orders(run)
-    status = read_json(run / MEMBERS) if (run / MEMBERS).exists() else {}
-    if "waits_for" not in status or not _has_seats(status):  # no seats, or written by an earlier version
+    status = _told(run) if (run / MEMBERS).exists() else {}
+    if "waits_for" not in status:  # no seats, or written by an earlier version
         status = {**_from_records(run), **status}
     if (run / "summary.json").exists():
         status["waits_for"] = "nothing: the run has ended"
@@ -198,19 +198,20 @@ def _orders(run: Path) -> Orders:
     return Orders(run)
 
 
-def _has_seats(told: dict[str, Any]) -> bool:
-    members = told.get("members")
-    return isinstance(members, list) and all(
-        isinstance(each, dict) and type(each.get("seat")) is int for each in members
-    )
-
-
 def _members(run: Path) -> list[dict[str, Any]]:
     if not (run / MEMBERS).exists():
         raise ConfigError(
             f"{run}: has no seats; only runs over inboxes or nodes with keys have, from their first round on"
         )
+    return list(_told(run)["members"])
+
+
+def _told(run: Path) -> dict[str, Any]:
+    """What the server has written of a run and its seats."""
     told = read_json(run / MEMBERS)
-    if not _has_seats(told):
+    members = told.get("members")
+    if not isinstance(members, list) or not all(
+        isinstance(each, dict) and type(each.get("seat")) is int for each in members
+    ):
         raise ConfigError(f"{run / MEMBERS}: lists no seats")
-    return list(told["members"])
+    return told

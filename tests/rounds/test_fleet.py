@@ -1,6 +1,7 @@
 """What the server knows of each device: sums over rounds and days, and what people and programs are shown of it."""
 
 import json
+import re
 import socket
 import sys
 import urllib.request
@@ -12,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Message, MessageType
+from flwr.app import ConfigRecord, Message, MessageType
 from prometheus_client.parser import text_string_to_metric_families
 from support.common import FakeTime
-from support.systems.runs import run
+from support.systems.runs import EVALUATE, last, records, run
 
 from fedkace_flwr import __version__, server_app
 from fedkace_flwr.config import Config
@@ -23,6 +24,7 @@ from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.experiments.__main__ import main
 from fedkace_flwr.experiments.feed import feed
 from fedkace_flwr.experiments.living import status_of
+from fedkace_flwr.messaging import wire
 from fedkace_flwr.messaging.wire import Reply
 from fedkace_flwr.results.orders import Orders
 from fedkace_flwr.results.status_page import page
@@ -254,6 +256,37 @@ def test_a_resumed_run_goes_on_counting(made: Make, tmp_path: Path, clock: FakeT
         server_app.run(pace.Devices(config, inboxes), config, run_id=number)
         Orders(tmp_path / "living").go_on()
     assert [each["learned"] for each in status_of(tmp_path / "living")["members"]] == [32, 32, 32]
+
+
+@pytest.mark.parametrize("version", [17, "x" * 1000])
+def test_numbers_that_are_none_are_refused_and_no_version_is_believed(made: Make, version: Any) -> None:
+    def strange(kind: str, number: int, client: int, answer: Message) -> Message:
+        if kind == EVALUATE and client == 1:
+            answer.content.metric_records[wire.METRICS][wire.WAITING] = [1, 2]
+        answer.content[wire.CONFIG] = ConfigRecord({wire.VERSION: version})
+        return answer
+
+    config = made(rounds=1)
+    run(config, strange)
+    (record,) = records(config)
+    assert [each["client"] for each in record["failures"]] == [1] and "'waiting'" in record["failures"][0]["reason"]
+    assert last(config).record["fleet"]["devices"]["0"]["version"] == ""
+
+
+def test_a_run_is_watched_until_ctrl_c(
+    made: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(made(rounds=1))
+    looks = iter([None])
+
+    def look(seconds: float) -> None:
+        if next(looks, "") is not None:
+            raise KeyboardInterrupt
+        run(made(rounds=2, resume=True))
+
+    monkeypatch.setattr("fedkace_flwr.experiments.living.time.sleep", look)
+    assert main(["status", str(tmp_path / "run"), "--watch"]) == 0
+    assert re.search(r"^round +2 *$", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_of_a_simulation_its_records_are_shown(made: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
