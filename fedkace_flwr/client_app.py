@@ -131,9 +131,7 @@ def evaluate(message: Message, context: Context) -> Message:
     """Take the new global model and test the model that answers."""
     with _client(message, context) as (client, number):
         examples, metrics = client.test(_weights(message, client), number)
-        count = client.rule.source.waiting()
-        told = metrics if count is None else {**metrics, wire.WAITING: count}
-        return _reply(message, client, wire.reply_content(None, examples, told), number)
+        return _reply(message, client, wire.reply_content(None, examples, metrics), number)
 
 
 _cpu_seconds = cpu_meter()

@@ -74,6 +74,13 @@ def configured(config: Config) -> tuple[Method, Config]:
             f"method = {config.method!r}: trains on the whole stream at once, where no class waits for a name; works "
             "with classes = 'fixed' only"
         )
+    stream = config.stream
+    if method.needs_stream and (stream.label_delay or stream.label_share < 1):
+        told = f"label-delay = {stream.label_delay}" if stream.label_delay else f"label-share = {stream.label_share:g}"
+        raise ConfigError(
+            f"method = {config.method!r} with {told}: trains on the whole stream at once, with all labels; must be "
+            f"{'0' if stream.label_delay else '1'}"
+        )
     if config.privacy.hides:
         config = config.replaced({"report-classes": False})
     return method, config

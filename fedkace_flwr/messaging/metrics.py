@@ -187,6 +187,7 @@ def _text(end: float | Bound) -> str:
 SHARE = 1 + 1e-6
 """Largest value of a share: rounding may push a mean of probabilities slightly above 1."""
 
+_MOST_FILES = 1e12
 _LONGEST, _LATEST = 1e9, 1e12  # seconds; small enough that sums stay finite
 _MOST = 1e9  # samples
 
@@ -315,6 +316,30 @@ COMMON: tuple[Metric, ...] = (
         whole=True,
         column="interpolated",
         any_client=True,
+    ),
+    Metric(
+        wire.UNLABELLED,
+        "Number of pictures in the client's inbox that wait for a label.",
+        phase="evaluation",
+        high=_MOST_FILES,
+        whole=True,
+        unit="pictures",
+    ),
+    Metric(
+        wire.DROPPED,
+        "Number of pictures without a label that the client has dropped in this run, because they were too old or too many.",
+        phase="evaluation",
+        high=_MOST_FILES,
+        whole=True,
+        unit="pictures",
+    ),
+    Metric(
+        wire.REJECTED,
+        "Number of files in the inbox's `rejected/`.",
+        phase="evaluation",
+        high=_MOST_FILES,
+        whole=True,
+        unit="files",
     ),
     Metric(
         wire.STARTED,
