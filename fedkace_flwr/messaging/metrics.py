@@ -194,6 +194,7 @@ MOST_UNTRAINED = 200
 _TESTED = Bound(f"`capacity` plus {MOST_UNTRAINED}", lambda limits: limits.capacity + MOST_UNTRAINED)
 
 _LONGEST, _LATEST = 1e9, 1e12  # seconds; small enough that sums stay finite
+_MOST = 1e9  # samples
 
 COMMON: tuple[Metric, ...] = (
     Metric(
@@ -406,6 +407,28 @@ COMMON: tuple[Metric, ...] = (
         high=_LONGEST,
         unit="seconds",
         column="evaluation",
+    ),
+    Metric(
+        wire.WAITING,
+        "Number of labelled samples that wait in the client's inbox.",
+        phase="evaluation",
+        high=_MOST,
+        whole=True,
+        unit="samples",
+    ),
+    Metric(
+        wire.CPU_SECONDS,
+        "CPU seconds that the device has spent on the message so far, those of starting its process included; reported by devices alone, in both replies, and neither stored with an answer nor recorded ([living.md](living.md)).",
+        phase="either",
+        high=_LONGEST,
+        unit="seconds",
+    ),
+    Metric(
+        wire.PEAK_MEMORY,
+        "The most memory that the largest of the client's processes has held; likewise.",
+        phase="either",
+        high=_LONGEST,
+        unit="MiB",
     ),
 )
 
