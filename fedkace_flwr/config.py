@@ -13,6 +13,7 @@ from fedkace_flwr import former_keys, plugins
 from fedkace_flwr.errors import ConfigError, closest
 from fedkace_flwr.keys import (
     CLASS_NAME,
+    UNLABELLED,
     Affects,
     Key,
     Scalar,
@@ -397,6 +398,11 @@ class Config:
             raise ConfigError(
                 f"class-names = {self.data.class_names!r}: with dataset = 'inbox', must be at least two different "
                 "names, separated by commas"
+            )
+        if UNLABELLED in names:
+            raise ConfigError(
+                f"class-names = {self.data.class_names!r:.200}: {UNLABELLED!r} is the folder of pictures without a "
+                "label; must be another name"
             )
         if self.data.image_size < 1:
             raise ConfigError(f"image-size = {self.data.image_size}: with dataset = 'inbox', must be at least 1")

@@ -65,6 +65,7 @@ def configured(config: Config) -> tuple[Method, Config]:
     _check_privacy(method, config)
     _check_aggregation(method, config)
     _check_attack(method, config)
+    _check_gate(method, config)
     if method.needs_stream and config.data.arrives:
         raise ConfigError(
             f"method = {config.method!r}: keeps all data; works with a stream only, not with dataset = 'inbox'"
@@ -74,9 +75,22 @@ def configured(config: Config) -> tuple[Method, Config]:
             f"method = {config.method!r}: trains on the whole stream at once, where no class waits for a name; works "
             "with classes = 'fixed' only"
         )
+    if not config.data.arrives:
+        _check_labels(method, config)
     if config.privacy.hides:
         config = config.replaced({"report-classes": False})
     return method, config
+
+
+def _check_labels(method: Method, config: Config) -> None:
+    delay, share, rounds = config.stream.label_delay, config.stream.label_share, config.stream.rounds
+    if delay >= rounds:
+        raise ConfigError(f"label-delay = {delay}: must be less than rounds = {rounds}, or no label would come")
+    if method.needs_stream and (delay or share < 1):
+        told, wanted = (f"label-delay = {delay}", 0) if delay else (f"label-share = {share:g}", 1)
+        raise ConfigError(
+            f"{told} with method = {config.method!r}, which trains on the whole stream at once: must be {wanted}"
+        )
 
 
 def check_rounds(config: Config, planned: int, done: int) -> None:
@@ -194,6 +208,18 @@ def _check_aggregation(method: Method, config: Config) -> None:
     if rule != "mean" and not method.strategy.aggregates:
         raise ConfigError(
             f"aggregation = {rule!r} with method = {config.method!r}, whose server aggregates no models; must be 'mean'"
+        )
+
+
+def _check_gate(method: Method, config: Config) -> None:
+    if config.run.gate == "off":
+        return
+    if reason := method.strategy(config).lacks_global_model():
+        raise ConfigError(f"gate = 'hold' with method = {config.method!r}: {reason}; must be 'off'")
+    if config.privacy.dp != "none":
+        raise ConfigError(
+            f"gate = 'hold' with dp = {config.privacy.dp!r}: how many samples a model answers rightly would leave each "
+            "client without noise; must be 'off'"
         )
 
 
