@@ -58,7 +58,7 @@ class StreamingClient(NumPyClient):
     ) -> None:
         self.rule = rule
         self.content = content if content is not None else RecordDict()
-        self._told = self.content.config_records.get(wire.CONFIG, {})
+        self._told: Mapping[str, Any] = self.content.config_records.get(wire.CONFIG, {})
         self._models = models or (rule.store.folder, None)
         self.unnamed: list[str] = []
         self._keeps_models = rule.config.keeps_models(on_device=on_device)
