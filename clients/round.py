@@ -209,6 +209,8 @@ class StreamingClient(NumPyClient):
         report |= tested.report
         if tested.accuracy is not None:
             report[wire.ACCURACY] = tested.accuracy
+            if came := rule.source.late.tests(round_number):
+                report[wire.ARRIVED_ACCURACY] = tested.accuracy * tested.examples / came
         if tested.classes:
             report[wire.CLASS_ACCURACY] = tested.classes
         if state.global_since is not None:

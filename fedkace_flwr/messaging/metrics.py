@@ -238,6 +238,14 @@ COMMON: tuple[Metric, ...] = (
         average="global_accuracy_unmasked",
     ),
     Metric(
+        wire.ARRIVED_ACCURACY,
+        "As `accuracy`, but over all classes whose images have come; one of which no label has come is always answered wrongly. Reported in simulations in which labels come late or not at all.",
+        phase="evaluation",
+        high=SHARE,
+        column="arrived_accuracy",
+        average="arrived_accuracy",
+    ),
+    Metric(
         wire.CLASS_ACCURACY,
         "Test accuracy on each class of the model that the client answers with, -1 (null in the record) for a class that it has not met or has no test images of; reported only with `report-classes`.",
         phase="evaluation",

@@ -110,6 +110,21 @@ def test_old_predictions_count_in_the_prequential_accuracy(small: Make, tmp_path
         assert set(read_state(folder / "state-000005.npz").extra["late.rounds"].tolist()) == {4, 5}
 
 
+def test_classes_whose_labels_have_not_come_count_as_wrong_answers(small: Make, tmp_path: Path) -> None:
+    config = small(method="er", rounds=4, label_delay=1)
+    run_inline(config)
+    record, experiment = rounds_of(tmp_path / "run")[3], Experiment(config)
+    for client in range(3):
+        classes = [set(experiment.stream(client).windows[number]) for number in range(4)]
+        tests = [len(experiment.dataset.test_ids(label)) for label in set().union(*classes)]
+        met = [len(experiment.dataset.test_ids(label)) for label in set().union(*classes[:3])]
+        assert sum(met) < sum(tests)
+        expected = record["client_accuracy"][client] * sum(met) / sum(tests)
+        assert record["arrived_accuracy"][client] == pytest.approx(expected)
+    run_inline(small(run_name="usual"))
+    assert rounds_of(tmp_path / "usual")[2]["arrived_accuracy"] == [None] * 3
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

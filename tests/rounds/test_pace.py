@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import MessageType
+from PIL import Image
 from support.common import FakeTime, rounds_of
 from support.doubles.grids import RecordingGrid
 
@@ -58,7 +59,7 @@ def living(made: Make, **changes: Any) -> Config:
     return made("living", rounds=0, **inbox, **changes)
 
 
-def at(clock: FakeTime, seconds: float, act: Callable[[], None]) -> None:
+def at(clock: FakeTime, seconds: float, act: Callable[[], object]) -> None:
     """Do something when the clock of the server reaches a time."""
     sleep, done = clock.sleep, list[bool]()
 
@@ -119,6 +120,20 @@ def test_samples_that_nobody_can_train_on_start_no_second_round(made: Make, tmp_
     server_app.run(Devices(config, inboxes), config, run_id=1)
     first, second = rounds_of(tmp_path / "living")
     assert first["sat_out"] == [0, 1, 2] and second["sat_out"] == [1, 2]
+
+
+def test_labels_alone_start_a_round(made: Make, chunks: Path, tmp_path: Path, clock: FakeTime) -> None:
+    config, inboxes, begun = living(made, round_samples=2), tmp_path / "inboxes", clock.now
+    arrive(chunks, inboxes, 1)
+    new = inboxes / "client-1" / "new"
+    (new / "unlabelled").mkdir()
+    for name in ("a", "b"):
+        Image.new("RGB", (8, 8), (9, 9, 200)).save(new / "unlabelled" / f"{name}.png")
+    at(clock, begun + 500, lambda: (new / "labels.csv").write_text("a.png,3\nb.png,3\n"))
+    at(clock, begun + 1000, Orders(tmp_path / "living").stop)
+    server_app.run(Devices(config, inboxes), config, run_id=1)
+    records = rounds_of(tmp_path / "living")
+    assert [record.get("sat_out") for record in records] == [None, [0, 2]]
 
 
 def test_a_stopped_run_goes_on_only_when_that_is_taken_back(

@@ -8,8 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 from support.made.inboxes import CLASSES, RUN, SIZE, names_in, numbers_of, opened
+from support.made.parsers import Parsers
 
 from fedkace_flwr.config import Config
 from fedkace_flwr.data.inbox import waiting
@@ -126,6 +129,16 @@ def test_what_is_no_file_of_labels_is_rejected_and_moves_nothing(tmp_path: Path,
     assert len(opened(tmp_path).take(1, 0)[1]) == 0
     assert words in reason(tmp_path)
     assert names_in(tmp_path / "new") == ["unlabelled/1.png"]
+
+
+@given(st.binary(max_size=60) | st.text('"name,label\r\n\t \0;\u00e9\ufeff', max_size=40).map(str.encode))
+def test_any_bytes_are_rows_or_are_rejected_in_one_line(content: bytes) -> None:
+    parsers = Parsers()
+    try:
+        parsers.labels(content)
+    finally:
+        (parsers.folder / "labels.csv").unlink()
+        parsers.close()
 
 
 def test_links_and_pipes_hold_no_labels_and_are_no_pictures(tmp_path: Path) -> None:
