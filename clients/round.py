@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from flwr.app import RecordDict
 from flwr.client import NumPyClient
 from torch import Tensor
@@ -220,7 +221,7 @@ class StreamingClient(NumPyClient):
         if rule.config.data.arrives:  # the newest, so that a round's time is bounded
             fresh = fresh[-rule.config.data.inbox_bound :]
         block = max(1, _BLOCK // (3 * rule.experiment.dataset.image_size**2))
-        for keys in fresh.split(block) if answering is not None and len(fresh) else ():
+        for keys in torch.split(fresh, block) if answering is not None and len(fresh) else ():
             places, samples = source.samples(keys)
             if len(samples) and answering is not None:
                 answers = rule.answers(answering, rule.views(answering, samples), state.seen)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,6 @@ from PIL import Image
 from support.made.inboxes import CLASSES, RUN, SIZE, names_in, numbers_of, opened
 
 from fedkace_flwr.config import Config
-from fedkace_flwr.data import inbox
 from fedkace_flwr.data.inbox import waiting
 from fedkace_flwr.errors import ConfigError
 
@@ -189,8 +189,8 @@ def test_what_is_too_old_or_too_many_is_dropped_the_oldest_first(
     assert overdue(3, 1000.0) == ["1.png"] and overdue(0, 1000.0) == [f"{number}.png" for number in (1, 2, 3, 4)]
     box.drop([box.unlabelled()[0].key])
     label(tmp_path, 2)  # in time
-    later = inbox.time.time() + 2000
-    monkeypatch.setattr(inbox.time, "time", lambda: later)
+    later = time.time() + 2000
+    monkeypatch.setattr(time, "time", lambda: later)
     assert overdue(9, 1000.0) == ["3.png", "4.png"] and overdue(9, 3000.0) == []
     box.drop([picture.key for picture in box.overdue(9, 1000.0)])
     assert numbers_of(box.take(1, 0)) == [2]
