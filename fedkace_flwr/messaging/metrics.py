@@ -194,7 +194,6 @@ MOST_UNTRAINED = 200
 _TESTED = Bound(f"`capacity` plus {MOST_UNTRAINED}", lambda limits: limits.capacity + MOST_UNTRAINED)
 
 _LONGEST, _LATEST = 1e9, 1e12  # seconds; small enough that sums stay finite
-_MOST = 1e9  # samples
 
 COMMON: tuple[Metric, ...] = (
     Metric(
@@ -355,6 +354,14 @@ COMMON: tuple[Metric, ...] = (
         any_client=True,
     ),
     Metric(
+        wire.WAITING,
+        "Number of labelled samples that wait in the client's inbox.",
+        phase="evaluation",
+        high=_MOST_FILES,
+        whole=True,
+        unit="samples",
+    ),
+    Metric(
         wire.UNLABELLED,
         "Number of pictures in the client's inbox that wait for a label.",
         phase="evaluation",
@@ -415,14 +422,6 @@ COMMON: tuple[Metric, ...] = (
         high=_LONGEST,
         unit="seconds",
         column="evaluation",
-    ),
-    Metric(
-        wire.WAITING,
-        "Number of labelled samples that wait in the client's inbox.",
-        phase="evaluation",
-        high=_MOST,
-        whole=True,
-        unit="samples",
     ),
     Metric(
         wire.CPU_SECONDS,

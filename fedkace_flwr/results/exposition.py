@@ -26,7 +26,7 @@ _GAUGES = {
 }
 _COUNTERS = {
     "learned_samples": ("learned", "Samples that the device has learned."),
-    "dropped_samples": ("dropped", "Samples that were dropped because no label came in time, or too many waited."),
+    "dropped_samples": ("dropped", "Samples without a label that were dropped: too old, or too many."),
     "alarms": ("alarms", "Alarms about the device."),
     "cpu_seconds": ("cpu_seconds", "CPU seconds that training and tests have cost the device."),
     "received_bytes": ("bytes_down", "Bytes of the messages to the device."),

@@ -26,8 +26,8 @@ class Cost:
         self.round, self.day, self.total = amount, self.day + amount, self.total + amount
 
 
-_TOLD = {name: name for name in ("waiting", "unlabelled", "rejected", "dropped", "accuracy")}
-_TOLD |= {"prequential_accuracy": wire.PREQUENTIAL_ACCURACY}
+_TOLD = {"waiting": wire.WAITING, "unlabelled": wire.UNLABELLED, "rejected": wire.REJECTED, "dropped": wire.DROPPED}
+_TOLD |= {"accuracy": wire.ACCURACY, "prequential_accuracy": wire.PREQUENTIAL_ACCURACY}
 _MEAN = "prequential_mean"
 _COSTS = ("cpu_seconds", "bytes_down", "bytes_up")
 
@@ -43,8 +43,8 @@ class Device:
     learned : int
         Samples that it has learned in the run.
     told : dict of str to number
-        The last number of each kind that it has reported: samples in its inbox that are ``waiting`` for a round,
-        ``unlabelled`` or were ``dropped``, files that were ``rejected``, its test ``accuracy``, its
+        The last number of each kind that it has reported: samples that are ``waiting`` in its inbox for a round or
+        ``unlabelled`` for a label, those ``dropped`` for want of one, files ``rejected``, its test ``accuracy``, its
         ``prequential_accuracy``; and ``prequential_mean``, the running mean of these.
     costs : dict of str to Cost
         Its ``cpu_seconds``, and the ``bytes_down`` and ``bytes_up`` that it has received and sent.
