@@ -42,6 +42,8 @@ class StreamingClient(NumPyClient):
 
     Attributes
     ----------
+    is_device : bool
+        Whether this machine is a device, whose costs are reported, and not a part of a simulation.
     unnamed : list of str
         After training: names of the classes that the client remembers from an earlier run and that this one lacks.
     """
@@ -58,6 +60,7 @@ class StreamingClient(NumPyClient):
         self.content = content if content is not None else RecordDict()
         self._models = models or (rule.store.folder, None)
         self.unnamed: list[str] = []
+        self.is_device = on_device or rule.config.data.arrives
         self._keeps_models = rule.config.keeps_models(on_device=on_device)
 
     def fit(self, parameters: Parameters, config: dict[str, Any]) -> tuple[list[Any], int, Metrics]:

@@ -317,6 +317,14 @@ COMMON: tuple[Metric, ...] = (
         any_client=True,
     ),
     Metric(
+        wire.WAITING,
+        "Number of labelled samples that wait in the client's inbox.",
+        phase="evaluation",
+        high=_MOST_FILES,
+        whole=True,
+        unit="samples",
+    ),
+    Metric(
         wire.UNLABELLED,
         "Number of pictures in the client's inbox that wait for a label.",
         phase="evaluation",
@@ -377,6 +385,20 @@ COMMON: tuple[Metric, ...] = (
         high=_LONGEST,
         unit="seconds",
         column="evaluation",
+    ),
+    Metric(
+        wire.CPU_SECONDS,
+        "CPU seconds that the device has spent on the message so far, those of starting its process included; reported by devices alone, in both replies, and neither stored with an answer nor recorded ([living.md](living.md)).",
+        phase="either",
+        high=_LONGEST,
+        unit="seconds",
+    ),
+    Metric(
+        wire.PEAK_MEMORY,
+        "The most memory that the largest of the client's processes has held; likewise.",
+        phase="either",
+        high=_LONGEST,
+        unit="MiB",
     ),
 )
 
