@@ -122,7 +122,8 @@ class StreamingClient(NumPyClient):
         waiting = waiting.take(state.seen[waiting.labels].nonzero().flatten())
         if len(waiting):
             samples = samples.followed_by(waiting)
-        alone = replace(state, round=0)  # as a client without a local model predicts
+        # As a client without a local model predicts; and not adapted to the samples on which it is tested.
+        alone = replace(state, round=0, buffer=rule.source.none())
         right = {wire.GATE_CANDIDATE: 0, wire.GATE_ACCEPTED: 0}
         for name, weights in zip(right, (candidate, accepted), strict=True) if len(samples) else ():
             found = rule.predictions(weights, alone, round_number, samples)

@@ -30,7 +30,7 @@ Make = Callable[..., Config]
 pytestmark = pytest.mark.usefixtures("quick")
 
 GATE = f"{MessageType.QUERY}.{wire.GATE}"
-ROUNDS = {"gate": "hold", "rounds": 6, "method": "er", "gate_tolerance": 0.2, "epochs": 4, "window": 4}
+ROUNDS = {"gate": "hold", "rounds": 6, "method": "er", "gate_tolerance": 0.1, "epochs": 4, "window": 4}
 BAD = (3, 4)
 
 
