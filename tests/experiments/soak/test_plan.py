@@ -6,7 +6,6 @@ import pytest
 
 from fedkace_flwr.experiments.soak.plan import BACK, FEWEST_ROUNDS, KINDS, ROLLBACK, SWAP, WEEK, Event, draw
 
-
 UNSETTLING = {"join", "leave", "absence", "new-class", "quiet"}
 """What changes how well devices predict, or whether they do, apart from labels."""
 
