@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context
@@ -19,6 +20,7 @@ from fedkace_flwr.inference.kept_models import MODEL
 from fedkace_flwr.messaging import wire
 from fedkace_flwr.privacy.accounting import spent
 from fedkace_flwr.registry import Method
+from fedkace_flwr.results.on_alarm import check_command, tell
 from fedkace_flwr.results.orders import Orders
 from fedkace_flwr.results.plot import import_ahead
 from fedkace_flwr.results.run_folder import RunFolder
@@ -73,6 +75,7 @@ def run(grid: Grid, config: Config, run_id: int) -> None:
     experiment.check_streams()
     experiment.check_weights_file()
     check_tracker(config)
+    check_command(config)
     folder = RunFolder(run_folder(config, run_id), resume=config.run.resume, data=experiment.dataset.digest)
     try:
         _run(grid, config, run_id, method, experiment, folder)
@@ -103,6 +106,10 @@ def _run(grid: Grid, config: Config, run_id: int, method: Method, experiment: Ex
         folder.add_round(record)
         if config.data.arrives or driver.members.keyed:
             folder.write_members(driver.members.table())
+        if report.alarms:  # before the checkpoint: a server that is killed meanwhile repeats the round
+            names = {seat["seat"]: seat["name"] for seat in driver.members.table()}
+            alarms = [{**asdict(alarm), "name": names.get(alarm.client, "")} for alarm in report.alarms]
+            tell(config, folder.path, alarms)
         folder.save(Checkpoint(report.number, token, wire.unpack(arrays), *driver.checkpoint()))
         logger.info("round %d%s: accuracy %s", report.number, of_all, _percent(record["accuracy"]))
 

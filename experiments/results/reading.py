@@ -94,6 +94,7 @@ _SUMMARY = {
     "clients": _number(1, whole=True),
     "rounds": _COUNT,
     "failures": _COUNT,
+    "alarms": _optional(_COUNT),
     "switched_at": _list(_or_null(_COUNT)),
     **dict.fromkeys(("average_accuracy", "final_accuracy", "average_chance"), _SHARE),
     **{name: _optional(_SHARE) for name in ("forgetting", "backward_transfer", "forward_transfer")},
@@ -104,6 +105,7 @@ _ROUND = {
     "chance": _SHARE,
     "client_drift": _or_null(_number(0)),
     "failures": _list(_OBJECT),
+    "alarms": _optional(_list(_OBJECT)),
     **_TOTALS,
     **{f"seconds.{part}": _number() for part in ("training", "selection")},
     **{name: _optional(_or_null(_number())) for name in ("epsilon", "delta")},
@@ -125,8 +127,8 @@ def check_config(where: str, told: Record) -> Config:
 
 
 def published(config: Record) -> Record:
-    """Return the values of a configuration without the folders that it names, and with the mere names of files."""
-    folders, paths = folder_keys(), path_keys()
+    """Return the values of a configuration without its folders and commands, and with the mere names of files."""
+    folders, paths = folder_keys() | {"on-alarm"}, path_keys()
     named = {key: Path(value).name for key, value in config.items() if key in paths and isinstance(value, str)}
     return {key: value for key, value in (config | named).items() if key not in folders}
 

@@ -79,13 +79,14 @@ COLUMNS: dict[str, Column] = {
     "chance": Column("chance %", "accuracy of guessing among the classes met", _share("average_chance")),
     "switched": Column("switched", "clients that went over to the global model", lambda run: run.switched),
     "failures": Column("failures", "replies that were missing or rejected", lambda run: str(run.summary["failures"])),
+    "alarms": Column("alarms", "alarms for a person", lambda run: str(run.summary.get("alarms", "-"))),
     "down": Column("MB down", "megabytes sent to clients", _megabytes("down")),
     "up": Column("MB up", "megabytes received from clients", _megabytes("up")),
     "seconds": Column("seconds", "duration of all rounds", lambda run: f"{run.summary['seconds']['round']:.1f}"),
 }
 """The columns that ``table --columns`` knows, in the order in which they are printed."""
 
-# In this order, in a narrow terminal; failures stay if there are any.
+# In this order, in a narrow terminal; failures stay if there are any, and alarms.
 _DROPPED = ("down", "up", "failures", "seconds", "fwt", "bwt", "chance", "switched", "forgetting", "ar", "final")
 _EXPLAINED = ("aa", "ar", "final", "forgetting", "bwt", "fwt", "chance", "switched")
 

@@ -1,9 +1,10 @@
 """What a year costs the hub and each node, round by round: files, disk, memory, descriptors and processor time."""
 
 import os
+import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -33,7 +34,7 @@ class Figures:
     files : int
         Number of its files, without those that wait in its inbox.
     disk : int
-        Their bytes, without logs and the record of rounds.
+        Their bytes, without logs, the record of rounds, and the copy of each version of the app that a SuperLink keeps.
     logs : int
         Bytes of those.
     memory : int
@@ -119,6 +120,7 @@ class Measures:
             if now is None:
                 continue
             files, disk, logs = _weighed(folders)
+            disk -= _apps(folders[0]) if member == "hub" else 0
             seconds = self.seconds([member])
             self.members[member].append(
                 Figures(number, files, disk, logs, min(now.memory), min(now.descriptors), seconds, now.peak)
@@ -153,3 +155,11 @@ def _weighed(folders: Iterable[Path]) -> tuple[int, int, int]:
                     disk += 0 if name in _LOGS else size
                     logs += size if name in _LOGS else 0
     return files, disk, logs
+
+
+def _apps(superlink: Path) -> int:
+    """Bytes of the versions of the app in a SuperLink's database."""
+    with suppress(sqlite3.Error), closing(sqlite3.connect(f"file:{superlink / 'state.db'}?mode=ro", uri=True)) as state:
+        (size,) = state.execute("SELECT SUM(LENGTH(content)) FROM fab").fetchone()
+        return int(size or 0)
+    return 0

@@ -45,6 +45,7 @@ def totals(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """
     accuracies = known(record["accuracy"] for record in rounds)
     chances = known(record["chance"] for record in rounds)
+    alarms = sum(len(record.get("alarms", ())) for record in rounds)
     return {
         "average_accuracy": average_accuracy(accuracies) if accuracies else None,
         "final_accuracy": accuracies[-1] if accuracies else None,
@@ -53,6 +54,7 @@ def totals(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "switched_at": rounds[-1]["switched_at"] if rounds else [],
         "failures": sum(len(record["failures"]) for record in rounds),
         "failures_by_client": failures_by_client(rounds),
+        **({"alarms": alarms} if alarms else {}),
         "bytes": {way: sum(record["bytes"][way] for record in rounds) for way in ("down", "up")},
         "seconds": {
             part: sum(record["seconds"].get(part, 0.0) for record in rounds)

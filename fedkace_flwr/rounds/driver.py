@@ -28,6 +28,7 @@ from fedkace_flwr.rounds.members import Members
 from fedkace_flwr.rounds.pace import Pace
 from fedkace_flwr.rounds.secure_aggregation import MaskedSumError, MaskedTraining, moved
 from fedkace_flwr.rounds.server_round import EVALUATION, TRAINING, Messenger, RoundReport, ServerRound
+from fedkace_flwr.rounds.watch import ACCURACY, Watch
 from fedkace_flwr.sections import SECAGG_RANGE, RunConfig
 from fedkace_flwr.strategies.base import ServerRule
 
@@ -35,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 Outcome = TypeVar("Outcome")
 
-_DEFENCE, _MEMBERS = "defence", "members"
+_DEFENCE, _MEMBERS, _WATCH = "defence", "members", "watch"
 _KEPT = 1000  # rounds whose mean accuracies Flower's result holds
 _FIRST_RETRY = 1.0  # seconds before a phase is retried; doubles with each retry
 _LONGEST_RETRY = 60.0
@@ -84,6 +85,8 @@ class RoundDriver(Strategy):
     ----------
     members : Members
         Who takes part.
+    watch : Watch
+        Follows the accuracy of each client.
     """
 
     def __init__(
@@ -107,13 +110,19 @@ class RoundDriver(Strategy):
         self._limits = Limits.of(config, shapes)
         self._noise = CentralNoise(config.privacy, config.run.seed, parameters)
         self._defence = Defence(config, parameters)
+        self.watch = Watch()
         self._done = 0
         self._now: ServerRound
 
     def checkpoint(self) -> tuple[dict[str, NumpyArray], dict[str, Any]]:
         """Arrays, and a JSON-ready record, that later rounds need beside the global model."""
         arrays, record = self.rule.state()
-        own = {_DEFENCE: self._defence.state(), _MEMBERS: self.members.state(), CLASSES: self.class_names.state()}
+        own = {
+            _DEFENCE: self._defence.state(),
+            _MEMBERS: self.members.state(),
+            CLASSES: self.class_names.state(),
+            _WATCH: self.watch.state(),
+        }
         return arrays, {**record, **own}
 
     def restore(self, done: int, arrays: Mapping[str, NumpyArray], record: Mapping[str, Any]) -> None:
@@ -122,6 +131,7 @@ class RoundDriver(Strategy):
         self._defence.restore(record.get(_DEFENCE, {}))  # checkpoints of earlier versions lack these
         self.members.restore(record.get(_MEMBERS, []))
         self.class_names.restore(record.get(CLASSES, {}))
+        self.watch.restore(record.get(_WATCH, []))
         self.rule.restore(arrays, record)
 
     def summary(self) -> None:
@@ -180,6 +190,8 @@ class RoundDriver(Strategy):
 
             if agreed := self.class_names.settle(number):
                 now.report.own["new_classes"] = agreed
+            for client, text in self.watch.take(now.report.trained).items():
+                now.report.alarm(ACCURACY, client, text)
             now.report.seconds = time.monotonic() - begun
             self._on_round(now.report, arrays)
             shortfall = short_of_evaluation or short_of_training

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
@@ -17,6 +17,7 @@ from fedkace_flwr.messaging.wire import NumpyArray, Reply, Shapes
 from fedkace_flwr.rounds.defence import Defence
 from fedkace_flwr.rounds.exchange import by_client, exchange
 from fedkace_flwr.rounds.members import Members
+from fedkace_flwr.rounds.watch import Alarm
 from fedkace_flwr.sections import RunConfig
 
 logger = logging.getLogger(__name__)
@@ -60,6 +61,8 @@ class RoundReport:
         Phases that were skipped because too few clients replied.
     repeated : dict of str to int
         Number of retries of each phase for the same reason.
+    alarms : list of Alarm
+        What an operator should look at; :meth:`alarm` adds to it.
     bytes_down, bytes_up : int
         Size of all records sent to clients and received from them.
     own : dict of str to object
@@ -79,6 +82,7 @@ class RoundReport:
     sat_out: list[int] = field(default_factory=list)
     below_quorum: list[str] = field(default_factory=list)
     repeated: dict[str, int] = field(default_factory=dict)
+    alarms: list[Alarm] = field(default_factory=list)
     bytes_down: int = 0
     bytes_up: int = 0
     own: dict[str, Any] = field(default_factory=dict)
@@ -87,6 +91,11 @@ class RoundReport:
     def reasons(self) -> str:
         """Return the first failures on one line; empty if there are none."""
         return "; ".join(f"client {failure['client']}: {failure['reason']}" for failure in self.failures[:3])
+
+    def alarm(self, kind: str, client: int | None, text: str) -> None:
+        """Raise an alarm: in the log, the round's record and the trackers, and for ``on-alarm``."""
+        logger.warning("round %d, alarm: %s%s", self.number, "" if client is None else f"client {client}: ", text)
+        self.alarms.append(Alarm(self.number, kind, client, text))
 
     def record(self, clients: int, own: Sequence[Metric] = ()) -> dict[str, Any]:
         """Return the round's line of ``rounds.jsonl``.
@@ -150,6 +159,7 @@ class RoundReport:
             "sat_out": self.sat_out,
             "below_quorum": self.below_quorum,
             "repeated": self.repeated,
+            "alarms": [asdict(alarm) for alarm in self.alarms],
         }
         return {name: value for name, value in fields.items() if value}
 

@@ -285,6 +285,11 @@ class RunConfig:
         "Also show each round in `tensorboard`, `mlflow` or `wandb` (Weights & Biases); needs the extra of that name (docs/trackers.md).",
         affects="place",
     )
+    on_alarm: str = key(
+        "",
+        "Command that the server runs, without a shell, after a round with alarms, which it gets as JSON (docs/living.md). Clients can read it.",
+        affects="place",
+    )
     quorum: float = key(
         0.5,
         "Share of the clients that must reply validly in each phase of a round; a client that sits the round out counts.",

@@ -127,6 +127,7 @@ def scalars(record: Mapping[str, Any], average: float | None) -> dict[str, float
         "run/client_drift": record["client_drift"],
         "run/switched": sum(number is not None for number in record["switched_at"]),
         "run/failures": len(record["failures"]),
+        "run/alarms": len(record.get("alarms", ())),
         **{f"{group}/{name}": value for group in ("bytes", "seconds") for name, value in record[group].items()},
     }
     return {tag: value for tag, value in found.items() if value is not None and abs(value) < _LARGEST}

@@ -130,7 +130,7 @@ def test_no_path_that_a_record_names_is_opened(tmp_path: Path) -> None:
 def test_no_path_of_the_machine_is_published(study: Path, tmp_path: Path) -> None:
     home = "/home/someone/My data"
     for run in ("done", "cut"):
-        change(study / run / "config.json", **dict.fromkeys(path_keys(), f"{home}/x"))
+        change(study / run / "config.json", **dict.fromkeys([*path_keys(), "on-alarm"], f"{home}/x"))
         change(study / run / "environment.json", platform=f"Linux, {home}/python", files={"weights-file": f"{home}/x"})
         path = study / run / "rounds.jsonl"
         lines = [json.loads(line) for line in path.read_text().splitlines()]

@@ -82,6 +82,7 @@ def test_the_scalars_of_a_round_worked_by_hand() -> None:
         "run/client_drift": 0.125,
         "run/switched": 1,
         "run/failures": 1,
+        "run/alarms": 0,
         "bytes/down": 1000,
         "bytes/up": 900,
     }
