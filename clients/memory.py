@@ -3,22 +3,29 @@
 import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 
 from fedkace_flwr.algorithms.class_balance import class_balanced
+from fedkace_flwr.clients import late
 from fedkace_flwr.config import Config
+from fedkace_flwr.errors import StateError
+from fedkace_flwr.messaging import wire
 from fedkace_flwr.registry import METHODS
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.seeding import generator_for
-from fedkace_flwr.storage.client_state import ClientState
+from fedkace_flwr.storage.client_state import UNDONE, ClientState, within
+from fedkace_flwr.storage.client_store import ClientStore
 from fedkace_flwr.storage.names import printable
 
 logger = logging.getLogger(__name__)
 
 _SHOWN = 10
+_MEMORY = ("seen", "buffer", "global_since", "local_accuracy", "local_class_accuracy")
 
 
 def memory_of(config: Config, client: int) -> Callable[[ClientState, ClientState], ClientState] | None:
@@ -62,6 +69,31 @@ def joined(state: ClientState, names: Sequence[str], config: Config, client: int
     left = unnamed(state, names)
     stays = _renamed(state.waiting, waiting, {name: place for place, name in enumerate(left)})
     return replace(state, seen=seen, buffer=buffer, waiting=stays, waiting_names=left)
+
+
+def undone(state: ClientState, told: Mapping[str, Any], store: ClientStore) -> ClientState:
+    """The state without the rounds that a message of the server counts as undone; the same object if there are none.
+
+    If the last trained round is one of them, buffer, classes met and what the method stores are those from before it,
+    unless these are damaged. Samples that arrived in undone rounds leave the buffer.
+
+    Raises
+    ------
+    MessageError
+        The message names no rounds.
+    """
+    spans = torch.tensor(wire.undone_rounds(told), dtype=torch.int64).reshape(-1, 2)
+    number = torch.tensor([state.round])
+    if bool((within(number, spans) & ~within(number, state.undone)).any()):
+        with suppress(StateError):
+            before = store.before(state.round)
+            memory = {name: getattr(before, name) for name in _MEMORY}
+            state = replace(state, **memory, extra=late.carried(before.extra, state.extra))
+    out = within(state.buffer.rounds, spans)
+    if torch.equal(spans, state.undone) and not bool(out.any()):
+        return state
+    buffer = state.buffer.take((~out).nonzero().flatten()) if bool(out.any()) else state.buffer
+    return replace(state, buffer=buffer, extra={**state.extra, UNDONE: spans})
 
 
 def unnamed(state: ClientState, names: Sequence[str]) -> list[str]:

@@ -79,8 +79,8 @@ class Predictor:
 
     def models(self, state: ClientState) -> tuple[str, ...]:
         """Names of the models that predict; the probabilities of several are averaged."""
-        untrained = not state.round  # with the memory of an earlier run, and no chunk yet
-        return (serving.GLOBAL,) if untrained or state.global_since is not None else (serving.LOCAL,)
+        is_local = state.has_local_model and state.global_since is None
+        return (serving.LOCAL,) if is_local else (serving.GLOBAL,)
 
     def mirrored(self, state: ClientState) -> tuple[str, ...]:
         """Names of those that predict by the mirrored image as well."""
@@ -200,7 +200,8 @@ class Ensemble(Predictor):
 
     def models(self, state: ClientState) -> tuple[str, ...]:
         """The local and the global model, if their probabilities are averaged."""
-        return (serving.LOCAL, serving.GLOBAL) if self.settings.averages else super().models(state)
+        averages = self.settings.averages and state.has_local_model
+        return (serving.LOCAL, serving.GLOBAL) if averages else super().models(state)
 
     def mirrored(self, state: ClientState) -> tuple[str, ...]:
         """With ``views = mirrored`` the global model, if it predicts."""
@@ -303,7 +304,7 @@ class Ensemble(Predictor):
 
     def _own_samples(self, state: ClientState, round_number: int) -> Samples:
         """All samples that the client holds in a round, once it has trained: its buffer, and the chunk if it had one."""
-        if state.round != round_number:
+        if state.round != round_number or not state.has_local_model:
             return state.buffer
         return state.buffer.followed_by(self.tools.source.again(round_number, state.follows))
 

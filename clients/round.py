@@ -6,20 +6,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from flwr.app import RecordDict
 from flwr.client import NumPyClient
+from torch import Tensor
 
+from fedkace_flwr.clients import late
 from fedkace_flwr.clients.base import Array, ClientRound, ClientRule, Evaluation, Metrics, Stopwatch
-from fedkace_flwr.clients.memory import joined, unnamed
+from fedkace_flwr.clients.memory import joined, undone, unnamed
 from fedkace_flwr.errors import MessageError, ModelError
 from fedkace_flwr.experiment import as_arrays
 from fedkace_flwr.export.global_model import models_of
 from fedkace_flwr.inference import model_files
-from fedkace_flwr.inference.kept_models import Predictor, labels_of
+from fedkace_flwr.inference.kept_models import Answering, Predictor, labels_of
 from fedkace_flwr.messaging import wire
+from fedkace_flwr.messaging.metrics import MOST_UNTRAINED
 from fedkace_flwr.storage.client_state import Answer, ClientState
 
+_BLOCK = 2**26  # bytes of pixels that are predicted at once
 _FEWEST = 2  # samples in a step, for batch normalisation over maps of a single pixel
 
 Parameters = list[np.ndarray[Any, Any]]
@@ -54,6 +57,7 @@ class StreamingClient(NumPyClient):
     ) -> None:
         self.rule = rule
         self.content = content if content is not None else RecordDict()
+        self._told = self.content.config_records.get(wire.CONFIG, {})
         self._models = models or (rule.store.folder, None)
         self.unnamed: list[str] = []
         self._keeps_models = rule.config.keeps_models(on_device=on_device)
@@ -80,20 +84,47 @@ class StreamingClient(NumPyClient):
         """Take the new global model, decide which model answers, and report that model's test accuracy.
 
         Returns the number of test images, and the metrics. A client that has met no class yet, or has no model,
-        tests nothing; one without test images reports no accuracy.
+        tests nothing; one without test images reports no accuracy. What has waited too long for a label is dropped
+        before, and what waits and has no prediction yet is predicted.
         """
         rule = self.rule
         state = rule.store.before(round_number + 1)
-        if state.evaluated != round_number:
-            state = self._caught_up(state, round_number)
+        # The verdict on a round's candidate may be another one after the server has lost the first.
+        if state.evaluated != round_number or undone(state, self._told, rule.store) is not state:
+            state = self._without_overdue(self._caught_up(state, round_number))
             if not bool(state.seen.any()) or not (sent or state.round):
-                return 0, {}
-            state, received = self._evaluate_round(sent, state, round_number)
+                return 0, self._counts(state)
+            state, answering = self._evaluate_round(sent, state, round_number)
             if self._keeps_models:  # before the state is stored: if this fails, the evaluation is repeated
-                self._keep_models(received, state)
+                self._keep_models(answering, state)
             rule.store.save(state)
         metrics = dict(state.evaluation)
-        return metrics.pop(wire.EXAMPLES), metrics
+        return metrics.pop(wire.EXAMPLES), metrics | self._counts(state)
+
+    def judge(
+        self, candidate: Mapping[str, Array], accepted: Mapping[str, Array], round_number: int
+    ) -> tuple[int, Metrics]:
+        """Test two global models, each alone, before one of them answers; nothing is stored.
+
+        The samples are those of the client's buffer before the round, and as many that wait to be learned, of classes
+        met before.
+
+        Returns the number of samples, and the metrics of the test.
+        """
+        rule = self.rule
+        state = undone(rule.store.before(round_number), self._told, rule.store)
+        samples = state.buffer
+        waiting = rule.source.upcoming(min(len(samples) or MOST_UNTRAINED, MOST_UNTRAINED))
+        waiting = waiting.take(state.seen[waiting.labels].nonzero().flatten())
+        if len(waiting):
+            samples = samples.followed_by(waiting)
+        alone = replace(state, round=0)  # as a client without a local model predicts
+        right = {wire.GATE_CANDIDATE: 0, wire.GATE_ACCEPTED: 0}
+        for name, weights in zip(right, (candidate, accepted), strict=True) if len(samples) else ():
+            found = rule.predictions(weights, alone, round_number, samples)
+            assert found is not None  # a class was met, and there are weights
+            right[name] = int((found == samples.labels).sum())
+        return len(samples), {wire.GATE_TESTED: len(samples), **right}
 
     def act(self, action: str, content: RecordDict, round_number: int) -> RecordDict:
         """Answer a message of the method's own.
@@ -117,10 +148,11 @@ class StreamingClient(NumPyClient):
         chunk = rule.source.chunk(round_number, state.round)
         if not len(chunk) or len(chunk) + len(state.buffer) < _FEWEST:  # what has arrived waits for the next round
             return Answer({}, 0, {wire.SAT_OUT: 1})
+        keys = rule.source.late.keys(chunk)
         current = chunk.class_counts(rule.experiment.num_classes) > 0
         now = ClientRound(round_number, chunk, state, current, sent)
         with watch(wire.EVALUATION_SECONDS):
-            earlier = torch.full_like(chunk.labels, -1)
+            earlier = late.recalled(state.extra, keys, chunk.labels)
             untrained, (prequential, tested) = rule.new_class_accuracies(now), rule.prequential(now, earlier)
         net = rule.network(sent)
         with watch(wire.TRAINING_SECONDS):
@@ -146,7 +178,7 @@ class StreamingClient(NumPyClient):
             buffer=kept.buffer,
             local_accuracy=local.accuracy,
             local_class_accuracy=local.classes,
-            extra={**state.extra, **tested, **kept.extra, **stored},
+            extra=late.forgotten({**state.extra, **tested, **kept.extra, **stored}, keys),
         )
         rule.store.save_trained(learned, answer)
         rule.source.learned(round_number)  # the chunk is put away only when its outcome is on disk
@@ -154,16 +186,22 @@ class StreamingClient(NumPyClient):
 
     def _evaluate_round(
         self, sent: Mapping[str, Array], state: ClientState, round_number: int
-    ) -> tuple[ClientState, Mapping[str, Array]]:
-        """The state after the evaluation, and, if models are kept, the received one as it was tested."""
+    ) -> tuple[ClientState, Answering | None]:
+        """The state after the evaluation, and, if they are to be kept, the models that the client predicts with."""
         rule, watch = self.rule, Stopwatch()
-        state = replace(state, evaluated=round_number)
+        state, waiting = replace(state, evaluated=round_number), rule.source.late.waiting(round_number)
+        predicts = self._keeps_models or len(late.unpredicted(state.extra, waiting)) > 0
         with watch(wire.EVALUATION_SECONDS):
             net = rule.predictor.received(sent, state, round_number)
             # Now: the method may choose another buffer, and the network holds other models later.
-            received = as_arrays(net.state_dict()) if sent and self._keeps_models else {}
+            received = as_arrays(net.state_dict()) if sent and predicts else {}
+            buffer = state.buffer
             state, report = rule.receive(net, state, round_number, self.content)
+            if state.round == round_number and not state.has_local_model:  # the method may have chosen of the chunk
+                state = replace(state, buffer=buffer)
             tested = rule.evaluate(net, state)
+            answering = rule.answering(received, state) if predicts else None
+            state = self._predicted(answering, state, waiting)
         report |= tested.report
         if tested.accuracy is not None:
             report[wire.ACCURACY] = tested.accuracy
@@ -173,12 +211,40 @@ class StreamingClient(NumPyClient):
             report[wire.SWITCHED_AT] = state.global_since
         report |= {wire.SEEN_CLASSES: int(state.seen.sum()), wire.EXAMPLES: tested.examples}
         report |= watch.times(rule.evaluation_times)
-        return replace(state, evaluation=report), received
+        return replace(state, evaluation=report), answering
+
+    def _predicted(self, answering: Answering | None, state: ClientState, waiting: Tensor) -> ClientState:
+        """The state with predictions of the samples that wait for a label, if there are models that predict."""
+        rule, source, extra = self.rule, self.rule.source.late, state.extra
+        fresh = late.unpredicted(extra, waiting)
+        if rule.config.data.arrives:  # the newest, so that a round's time is bounded
+            fresh = fresh[-rule.config.data.inbox_bound :]
+        block = max(1, _BLOCK // (3 * rule.experiment.dataset.image_size**2))
+        for keys in fresh.split(block) if answering is not None and len(fresh) else ():
+            places, samples = source.samples(keys)
+            if len(samples) and answering is not None:
+                answers = rule.answers(answering, rule.views(answering, samples), state.seen)
+                extra = late.predicted(extra, keys[places], answers, state.seen, state.evaluated)
+        return replace(state, extra=late.pruned(extra, waiting, source.kept))
+
+    def _without_overdue(self, state: ClientState) -> ClientState:
+        """The state with samples dropped, and counted, that are too many or have waited too long for a label."""
+        source = self.rule.source.late
+        if len(overdue := source.overdue()):
+            state = replace(state, extra=late.dropped(state.extra, overdue))
+            self.rule.store.save(state)
+            source.drop(overdue)
+        return state
+
+    def _counts(self, state: ClientState) -> Metrics:
+        """What the server is told of an inbox after each evaluation."""
+        counts = self.rule.source.counts()
+        return {**counts, wire.DROPPED: late.drops(state.extra)} if counts else {}
 
     def _caught_up(self, state: ClientState, round_number: int, *, joins: bool = False) -> ClientState:
         """The state with earlier rounds finished and, before training, with the waiting classes that now have labels."""
         rule = self.rule
-        finished = rule.catch_up(state, round_number)
+        finished = undone(rule.catch_up(state, round_number), self._told, rule.store)
         if joins:
             finished = joined(finished, rule.store.names, rule.config, rule.number)
             self.unnamed = unnamed(finished, rule.store.names)
@@ -186,9 +252,8 @@ class StreamingClient(NumPyClient):
             self.rule.store.save(finished)
         return finished
 
-    def _keep_models(self, received: Mapping[str, Array], state: ClientState) -> None:
+    def _keep_models(self, answering: Answering | None, state: ClientState) -> None:
         experiment = self.rule.experiment
-        answering = self.rule.answering(received, state)
         if answering is None:
             return
         kept = models_of(

@@ -298,6 +298,15 @@ def _stop(options: argparse.Namespace, console: Console) -> None:
     _say(console, stop(options.run, undo=options.undo))
 
 
+def _rollback(options: argparse.Namespace, console: Console) -> None:
+    from fedkace_flwr.experiments.living import past_models_table, roll_back
+
+    if options.to is None:
+        console.print(past_models_table(options.run))
+    else:
+        _say(console, roll_back(options.run, options.to))
+
+
 def _app(options: argparse.Namespace, console: Console) -> None:
     from fedkace_flwr.experiments.running.processes import staged_app
 
@@ -315,6 +324,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace, Console], int | None]] = {
     "feed": _feed,
     "members": _members,
     "stop": _stop,
+    "rollback": _rollback,
     "app": _app,
     "robustness": _robustness,
     "bench": _bench,

@@ -176,6 +176,10 @@ def make_parser(program: str) -> Parser:
     stop.add_argument("run", type=Path, help="the run's folder; on devices: on the hub")
     stop.add_argument("--undo", action="store_true", help="let a stopped run go on when it is started again")
 
+    back = commands.add_parser("rollback", help="list the past models of a run, or go back to one")
+    back.add_argument("run", type=Path, help="the run's folder, on the hub")
+    back.add_argument("--to", type=int, metavar="ROUND", help="let the next round go back to the model of this one")
+
     for name, meaning in (
         ("predict", "classify pictures with the model that a client predicts with"),
         ("serve", "serve a client's predictions over HTTP"),
@@ -199,7 +203,7 @@ def make_parser(program: str) -> Parser:
         "parts",
         nargs="*",
         metavar="PART",
-        help="training, parts, selection, gradient-cost, rounds, plain, start, gpu or idle (default: all but idle)",
+        help="training, parts, selection, gradient-cost, rounds, plain, start, gpu, idle or watching (default: all but these two)",
     )
     bench.add_argument("--repeats", type=int, default=5, help="number of measurements per figure (default: 5)")
     bench.add_argument(

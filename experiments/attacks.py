@@ -23,7 +23,7 @@ from fedkace_flwr.networks.network import Blueprint
 from fedkace_flwr.privacy.hostile import Attack
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.seeding import seed_for
-from fedkace_flwr.sources import Source
+from fedkace_flwr.sources import Late, Source
 
 _MEAN, _VARIANCE = ".running_mean", ".running_var"
 _OUTPUT = ("output.weight", "output.bias")
@@ -212,6 +212,10 @@ class FlippedLabels:
         """The chunk of the last trained round, with the labels exchanged."""
         return self._exchanged(self._source.again(number, follows))
 
+    def upcoming(self, most: int) -> Samples:
+        """Samples that wait, with the labels exchanged."""
+        return self._exchanged(self._source.upcoming(most))
+
     def new_classes(self, number: int) -> list[str]:
         """Names of classes that the true source has met."""
         return self._source.new_classes(number)
@@ -224,9 +228,14 @@ class FlippedLabels:
         """Acknowledge a round."""
         self._source.learned(number)
 
-    def waiting(self) -> int | None:
-        """As many samples as the true source's."""
-        return self._source.waiting()
+    def counts(self) -> dict[str, int]:
+        """What the true source counts."""
+        return self._source.counts()
+
+    @property
+    def late(self) -> Late:
+        """The true source's samples without labels."""
+        return self._source.late
 
     def test_set(self, seen: Tensor) -> Samples:
         """The true test samples."""

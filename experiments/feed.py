@@ -52,7 +52,8 @@ def feed(config: Config, folder: Path, *, every: float = 0.0) -> None:
         drop(experiment, experiment.test_set(client, everything), home / "test" / "test.npz")
     for number in range(1, config.stream.rounds + 1):
         for client, home in enumerate(homes):
-            drop(experiment, experiment.chunk(client, number), home / "new" / f"chunk-{number:06d}.npz")
+            if len(chunk := experiment.chunk(client, number)):
+                drop(experiment, chunk, home / "new" / f"chunk-{number:06d}.npz")
         logger.info("round %d of %d: chunks written for %d clients", number, config.stream.rounds, len(homes))
         if every and number < config.stream.rounds:
             time.sleep(every)

@@ -1,5 +1,9 @@
-"""Commands for a run that goes on: who takes part in it, and its end."""
+"""Commands for a run that goes on: who takes part in it, its past models, and its end."""
 
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +12,12 @@ from rich.table import Table
 from fedkace_flwr.errors import ConfigError, ResultsError
 from fedkace_flwr.results.orders import Orders
 from fedkace_flwr.results.run_folder import is_run, read_json
+from fedkace_flwr.storage.files import LARGEST_LOG, read_text
 from fedkace_flwr.storage.names import printable
+from fedkace_flwr.storage.past_models import PastModel, PastModels
 
 _COLUMNS = ("seat", "name", "status", "joined", "last", "node", "note")
+_NAMED = 20  # rounds in an error
 _TITLES = {"joined": "since round", "last": "last seen"}
 
 
@@ -25,13 +32,11 @@ def stop(run: Path, *, undo: bool = False) -> str:
         It cannot be written.
     """
     orders = _orders(run)
-    try:
+    with _written(run):
         if undo:
             orders.go_on()
             return f"{run}: may go on; start it again with the command that began it"
         orders.stop()
-    except OSError as error:
-        raise ResultsError(f"{run}: cannot be written ({error.strerror}); run this as the user of the run") from error
     return f"{run}: ends after its present round"
 
 
@@ -49,10 +54,8 @@ def remove(run: Path, client: int) -> str:
     known = [each["seat"] for each in _members(run)]
     if client not in known:
         raise ConfigError(f"--remove {client}: the run has clients {', '.join(map(str, known))}")
-    try:
+    with _written(run):
         orders.remove(client)
-    except OSError as error:
-        raise ResultsError(f"{run}: cannot be written ({error.strerror}); run this as the user of the run") from error
     return f"{run}: client {client} takes part no longer, from the next round on"
 
 
@@ -72,6 +75,81 @@ def members_table(run: Path) -> Table:
         told = {**each, "status": "removed"} if each["seat"] in removed else each
         table.add_row(*("" if told.get(column) is None else printable(str(told[column])) for column in _COLUMNS))
     return table
+
+
+def roll_back(run: Path, to: int) -> str:
+    """Order a run to go back to the model of an earlier round; say what will happen.
+
+    Raises
+    ------
+    ConfigError
+        The folder holds no run, or one that is finished or keeps no model of that round.
+    ResultsError
+        It cannot be written.
+    """
+    orders, known = _orders(run), [model.round for model in _past_models(run)]
+    if (run / "summary.json").exists() and not read_json(run / "summary.json").get("stopped"):
+        raise ConfigError(f"{run}: is finished; its rounds can only be gone on with, by resume = true and more rounds")
+    if to not in known:
+        shown = [*map(str, known[:_NAMED]), *(["..."] if len(known) > _NAMED else [])]
+        raise ConfigError(f"--to {to}: the run keeps the models of rounds {', '.join(shown)}")
+    with _written(run):
+        orders.roll_back(to)
+    return f"{run}: its next round goes back to the model of round {to}, and begins at once if the run waits"
+
+
+def past_models_table(run: Path) -> Table:
+    """List the past models of a run, the newest first.
+
+    Raises
+    ------
+    ConfigError
+        The folder holds no run, or one that keeps none.
+    """
+    _orders(run)
+    models, records = _past_models(run), _records(run)
+    table = Table(box=None)
+    for column in ("round", "written", "accuracy", "note"):
+        table.add_column(column)
+    for model in models:
+        record = records.get(model.round, {})
+        accuracy, back = record.get("accuracy"), record.get("rolled_back_to")
+        held = isinstance(gate := record.get("gate"), dict) and gate.get("held")
+        table.add_row(
+            str(model.round),
+            datetime.fromtimestamp(model.written).astimezone().isoformat(timespec="seconds"),
+            f"{100 * accuracy:.1f} %" if isinstance(accuracy, int | float) else "",
+            "held" if held else f"back to {back}" if isinstance(back, int) else "",
+        )
+    return table
+
+
+def _past_models(run: Path) -> list[PastModel]:
+    if not (found := PastModels(run / "server").found()):
+        raise ConfigError(
+            f"{run}: keeps no past models; runs over inboxes or with gate = 'hold' do, if past-models allows it"
+        )
+    return found
+
+
+def _records(run: Path) -> dict[int, dict[str, Any]]:
+    """The records of a run's rounds, as far as they can be read."""
+    found: dict[int, dict[str, Any]] = {}
+    for name in ("rounds-earlier.jsonl", "rounds.jsonl"):
+        with suppress(OSError, ValueError):
+            for line in read_text(run / name, LARGEST_LOG).splitlines():
+                record = json.loads(line)
+                found[int(record["round"])] = record
+    return found
+
+
+@contextmanager
+def _written(run: Path) -> Iterator[None]:
+    """Say in one line why an order cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise ResultsError(f"{run}: cannot be written ({error.strerror}); run this as the user of the run") from error
 
 
 def _orders(run: Path) -> Orders:

@@ -129,9 +129,17 @@ def evaluate(message: Message, context: Context) -> Message:
     """Take the new global model and test the model that answers."""
     with _client(message, context) as (client, number):
         examples, metrics = client.test(_weights(message, client), number)
-        count = client.rule.source.waiting()
-        told = metrics if count is None else {**metrics, wire.WAITING: count}
-        return _reply(message, client, wire.reply_content(None, examples, told), number)
+        return _reply(message, client, wire.reply_content(None, examples, metrics), number)
+
+
+@app.query(wire.GATE)
+def gate(message: Message, context: Context) -> Message:
+    """Test a candidate for the global model and the accepted one on the client's own samples."""
+    with _client(message, context) as (client, number):
+        sent = message.content.array_records
+        parts = [RecordDict({wire.ARRAYS: sent[name]} if name in sent else {}) for name in (wire.ARRAYS, wire.ACCEPTED)]
+        candidate, accepted = (_weights(message, client, part) for part in parts)
+        return Message(wire.reply_content(None, *client.judge(candidate, accepted, number)), reply_to=message)
 
 
 def _reply(message: Message, client: StreamingClient, content: RecordDict, number: int) -> Message:
@@ -243,10 +251,11 @@ def _source(
     return InboxSource(experiment, Path(inbox), run, Path(test) if test else None, classes, tells=tells)
 
 
-def _weights(message: Message, client: StreamingClient) -> wire.Weights:
-    """The model that was sent; empty with a method that sends none."""
+def _weights(message: Message, client: StreamingClient, content: RecordDict | None = None) -> wire.Weights:
+    """The model that was sent, alone or in a part of a message; empty with a method that sends none."""
     experiment, receives = client.rule.experiment, client.rule.receives_model
-    weights = dict(wire.read_arrays(message.content, experiment.weight_shapes if receives else {}))
+    content = message.content if content is None else content
+    weights = dict(wire.read_arrays(content, experiment.weight_shapes if receives else {}))
     if not receives:
         return {}
     if client.rule.config.privacy.batchnorm_statistics == "local":
@@ -258,7 +267,7 @@ def _own_statistics(client: StreamingClient, message: Message) -> dict[str, wire
     """Batch-norm statistics of the client's last local model; none before its first training."""
     store, parameters = client.rule.store, client.rule.experiment.parameter_names
     number = _number(message, wire.ROUND)
-    before = number + 1 if message.metadata.message_type == MessageType.EVALUATE else number
+    before = number if message.metadata.message_type == MessageType.TRAIN else number + 1
     last = store.answer(store.before(before).round)
     held = last.arrays if last else {}
     return {name: array for name, array in held.items() if name not in parameters}

@@ -13,6 +13,7 @@ from fedkace_flwr import former_keys, plugins
 from fedkace_flwr.errors import ConfigError, closest
 from fedkace_flwr.keys import (
     CLASS_NAME,
+    UNLABELLED,
     Affects,
     Key,
     Scalar,
@@ -334,6 +335,10 @@ class Config:
                 "rounds = 0: only with dataset = 'inbox'; the streams of data sets end, must be at least 1"
             )
         self._check_absences()
+        if not self.data.arrives and stream.label_delay >= stream.rounds:
+            raise ConfigError(
+                f"label-delay = {stream.label_delay}: must be less than rounds = {stream.rounds}, or no label would come"
+            )
         if stream.overlap > stream.window:
             raise ConfigError(f"overlap = {stream.overlap}: must be between 0 and window = {stream.window}")
         if stream.window * stream.samples_per_class < 2:
@@ -397,6 +402,11 @@ class Config:
             raise ConfigError(
                 f"class-names = {self.data.class_names!r}: with dataset = 'inbox', must be at least two different "
                 "names, separated by commas"
+            )
+        if UNLABELLED in names:
+            raise ConfigError(
+                f"class-names = {self.data.class_names!r:.200}: {UNLABELLED!r} is the folder of pictures without a "
+                "label; must be another name"
             )
         if self.data.image_size < 1:
             raise ConfigError(f"image-size = {self.data.image_size}: with dataset = 'inbox', must be at least 1")

@@ -65,6 +65,7 @@ def configured(config: Config) -> tuple[Method, Config]:
     _check_privacy(method, config)
     _check_aggregation(method, config)
     _check_attack(method, config)
+    _check_gate(method, config)
     if method.needs_stream and config.data.arrives:
         raise ConfigError(
             f"method = {config.method!r}: keeps all data; works with a stream only, not with dataset = 'inbox'"
@@ -73,6 +74,13 @@ def configured(config: Config) -> tuple[Method, Config]:
         raise ConfigError(
             f"method = {config.method!r}: trains on the whole stream at once, where no class waits for a name; works "
             "with classes = 'fixed' only"
+        )
+    stream = config.stream
+    if method.needs_stream and (stream.label_delay or stream.label_share < 1):
+        told = f"label-delay = {stream.label_delay}" if stream.label_delay else f"label-share = {stream.label_share:g}"
+        raise ConfigError(
+            f"method = {config.method!r} with {told}: trains on the whole stream at once, with all labels; must be "
+            f"{'0' if stream.label_delay else '1'}"
         )
     if config.privacy.hides:
         config = config.replaced({"report-classes": False})
@@ -194,6 +202,18 @@ def _check_aggregation(method: Method, config: Config) -> None:
     if rule != "mean" and not method.strategy.aggregates:
         raise ConfigError(
             f"aggregation = {rule!r} with method = {config.method!r}, whose server aggregates no models; must be 'mean'"
+        )
+
+
+def _check_gate(method: Method, config: Config) -> None:
+    if config.run.gate == "off":
+        return
+    if reason := method.strategy(config).lacks_global_model():
+        raise ConfigError(f"gate = 'hold' with method = {config.method!r}: {reason}; must be 'off'")
+    if config.privacy.dp != "none":
+        raise ConfigError(
+            f"gate = 'hold' with dp = {config.privacy.dp!r}: how many samples a model answers rightly would leave each "
+            "client without noise; must be 'off'"
         )
 
 

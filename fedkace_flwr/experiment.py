@@ -96,8 +96,35 @@ class Experiment:
         return self._streams[client]
 
     def chunk(self, client: int, round_number: int) -> Samples:
-        """The chunk D_t of a client's round (1-based), by sample id, with the labels of the data set."""
-        ids = self.stream(client).chunks[round_number - 1]
+        """The chunk D_t of a client's round (1-based), by sample id, with the labels of the data set.
+
+        These are the samples whose labels come in that round: of what the stream has brought ``label-delay`` rounds
+        before, the share that gets any.
+        """
+        return self._arrived(self._labelled(client, round_number - self.config.stream.label_delay), round_number)
+
+    def drawn(self, client: int, round_number: int) -> Samples:
+        """All that the stream brings a client in a round, whether or not it gets labels."""
+        return self._arrived(self.stream(client).chunks[round_number - 1], round_number)
+
+    def unlabelled(self, client: int, round_number: int) -> Samples:
+        """The samples that a client has at the end of a round and whose labels come later."""
+        samples = Samples.none()
+        for earlier in range(round_number - self.config.stream.label_delay + 1, round_number + 1):
+            samples = samples.followed_by(self._arrived(self._labelled(client, earlier), earlier))
+        return samples
+
+    def _labelled(self, client: int, round_number: int) -> npt.NDArray[np.int64]:
+        """Ids of a round's samples that get labels at some time; none before the first round."""
+        if round_number < 1:
+            return np.empty(0, dtype=np.int64)
+        ids, share = self.stream(client).chunks[round_number - 1], self.config.stream.label_share
+        if share == 1:
+            return ids
+        generator = np.random.default_rng(seed_for(self.config.run.seed, "labels", client, round_number))
+        return ids[generator.random(len(ids)) < share]
+
+    def _arrived(self, ids: npt.NDArray[np.int64], round_number: int) -> Samples:
         return Samples.arrived(torch.from_numpy(ids), self.labels_of(ids), round_number)
 
     def trains(self, client: int, round_number: int) -> bool:

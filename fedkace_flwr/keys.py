@@ -28,7 +28,12 @@ LONGEST_NAME = 200
 PLAIN_NAME = f"a plain name: at most {LONGEST_NAME} bytes, printable, without slashes, and not beginning with a dot"
 """What :func:`is_plain_name` accepts, in words."""
 
-CLASS_NAME = f"{PLAIN_NAME}, without commas or blanks around it"
+UNLABELLED = "unlabelled"
+"""The folder of an inbox for pictures whose class nobody has told yet."""
+
+_NO_CLASS = frozenset({UNLABELLED, "unlabeled"})
+
+CLASS_NAME = f"{PLAIN_NAME}, without commas or blanks around it, and not {UNLABELLED!r}"
 """What :func:`is_class_name` accepts, in words."""
 
 
@@ -158,7 +163,8 @@ def is_plain_name(name: str) -> bool:
 
 def is_class_name(name: str) -> bool:
     """Return whether a name can be that of a class: a plain name in Unicode's composed form, without commas."""
-    return is_plain_name(name) and "," not in name and name == normalize("NFC", name).strip()
+    composed = name == normalize("NFC", name).strip()
+    return is_plain_name(name) and "," not in name and composed and name not in _NO_CLASS
 
 
 def kebab(name: str) -> str:

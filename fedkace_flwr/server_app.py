@@ -96,6 +96,8 @@ def _run(grid: Grid, config: Config, run_id: int, method: Method, experiment: Ex
         token = found.run if found else folder.token() or token
     if found is None:
         folder.begin(config, experiment.device, token)
+    if method.client.receives_model and (config.data.arrives or config.run.gate == "hold"):
+        folder.checkpoints.keep_past(config.run.past_models)
     logger.info("results go to %s", folder.path)
     initial = as_arrays(experiment.initial_weights())
     weights = found.weights if found else initial
@@ -115,7 +117,8 @@ def _run(grid: Grid, config: Config, run_id: int, method: Method, experiment: Ex
 
     rule = method.strategy(config)
     of_all = f" of {config.stream.rounds}" if config.stream.rounds else ""
-    driver = RoundDriver(rule, config, wire.shapes_of(initial), experiment.parameter_names, keep, orders)
+    past = folder.checkpoints.of_round
+    driver = RoundDriver(rule, config, wire.shapes_of(initial), experiment.parameter_names, keep, orders, past)
     if found:
         driver.restore(found.round, found.arrays, found.record)
         logger.info("going on after round %d%s", found.round, of_all)

@@ -1,6 +1,7 @@
 """Sources of a client's samples: a stream of a data set (simulation), or an inbox (device)."""
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -13,6 +14,7 @@ from fedkace_flwr.data.inbox import Inbox, Strangers, waiting
 from fedkace_flwr.data.picture_process import PictureProcess
 from fedkace_flwr.errors import DataError
 from fedkace_flwr.experiment import Experiment
+from fedkace_flwr.messaging import wire
 from fedkace_flwr.messaging.wire import MOST_NEW_CLASSES, AgreedClasses
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.storage.folders import OpenFolder
@@ -20,16 +22,56 @@ from fedkace_flwr.storage.folders import OpenFolder
 logger = logging.getLogger(__name__)
 
 
+class Late(Protocol):
+    """The samples of one client that wait for a label.
+
+    Attributes
+    ----------
+    kept : int
+        How many predictions are kept of samples that may still come with a label, beside those that wait here.
+    """
+
+    @property
+    def kept(self) -> int:  # noqa: D102
+        ...
+
+    def keys(self, chunk: Samples) -> Tensor:
+        """What tells the samples of the chunk that the source gave last from all others, int64 (n, k)."""
+        ...
+
+    def waiting(self, number: int) -> Tensor:
+        """Keys of the samples that wait at the end of a round, int64 (m, k), in the order in which they came."""
+        ...
+
+    def samples(self, keys: Tensor) -> tuple[Tensor, Samples]:
+        """Samples that wait, by their keys, int64 (m, k): positions of those that can be read, and these; labels are 0."""
+        ...
+
+    def overdue(self) -> Tensor:
+        """Keys of the samples to drop, as they are too old or too many, int64 (m, k)."""
+        ...
+
+    def drop(self, keys: Tensor) -> None:
+        """Drop samples that wait, by their keys, int64 (m, k)."""
+        ...
+
+
 class Source(Protocol):
     """Training and test samples of one client.
 
     Attributes
     ----------
+    late : Late
+        The samples that wait for a label.
     class_names : tuple of str
         Names of the classes, in the order of their labels; with open classes, of those that are agreed so far.
     tells : bool
         Whether classes are open, and names of further ones may leave this machine.
     """
+
+    @property
+    def late(self) -> Late:  # noqa: D102
+        ...
 
     @property
     def class_names(self) -> tuple[str, ...]:  # noqa: D102
@@ -51,12 +93,16 @@ class Source(Protocol):
         """The chunk of the last trained round, as it was; ``follows`` is the round trained before it."""
         ...
 
+    def upcoming(self, most: int) -> Samples:
+        """Labelled samples that wait to be learned, at most so many, and go on waiting."""
+        ...
+
     def learned(self, number: int) -> None:
         """Acknowledge that a round's outcome is on disk."""
         ...
 
-    def waiting(self) -> int | None:
-        """Number of labelled samples that wait for the next round, as far as it could take them; None if nobody knows."""
+    def counts(self) -> dict[str, int]:
+        """Metrics for the server: what waits for the next round, and what does not; none if nobody knows."""
         ...
 
     def new_classes(self, number: int) -> list[str]:
@@ -66,6 +112,44 @@ class Source(Protocol):
     def test_set(self, seen: Tensor) -> Samples:
         """Test samples of the classes seen, bool (C,); none without a test set."""
         ...
+
+
+class LateStream:
+    """Samples of a stream whose labels come in later rounds (``label-delay``); those that never get one are left out.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        Data set and streams.
+    client : int
+        The client's number k.
+    """
+
+    kept = 0
+
+    def __init__(self, experiment: Experiment, client: int) -> None:
+        self._experiment = experiment
+        self._client = client
+
+    def keys(self, chunk: Samples) -> Tensor:
+        """The samples' ids."""
+        return chunk.content[:, None]
+
+    def waiting(self, number: int) -> Tensor:
+        """The ids of those whose labels come after a round."""
+        return self._experiment.unlabelled(self._client, number).content[:, None]
+
+    def samples(self, keys: Tensor) -> tuple[Tensor, Samples]:
+        """Samples by id."""
+        ids = keys[:, 0]
+        return torch.arange(len(ids)), Samples.arrived(ids, torch.zeros_like(ids), 0)
+
+    def overdue(self) -> Tensor:
+        """None: every label comes in its round."""
+        return torch.empty((0, 1), dtype=torch.int64)
+
+    def drop(self, keys: Tensor) -> None:
+        """Do nothing."""
 
 
 class StreamSource:
@@ -88,6 +172,7 @@ class StreamSource:
     ) -> None:
         self._experiment = experiment
         self.tells = classes is not None and tells
+        self.late = LateStream(experiment, client)
         self._client = client
         known = experiment.dataset.class_names
         classes = classes or AgreedClasses(known, (0,) * len(known))
@@ -120,11 +205,16 @@ class StreamSource:
         """The chunk of a round; a stream can give every chunk again."""
         return self.chunk(number, follows)
 
+    def upcoming(self, most: int) -> Samples:
+        """None: nothing waits in a simulation."""
+        return self.none()
+
     def learned(self, number: int) -> None:
         """Do nothing: a stream has no files to put away."""
 
-    def waiting(self) -> None:
+    def counts(self) -> dict[str, int]:
         """Nothing is known of a stream."""
+        return {}
 
     def new_classes(self, number: int) -> list[str]:
         """Names of classes that the stream has brought up to a round."""
@@ -142,12 +232,66 @@ class StreamSource:
         return Samples.arrived(samples.content, self._labels[samples.labels], 0)
 
     def _drawn(self, number: int) -> Samples:
-        """What the stream brings in a round, with the labels of the data set."""
+        """The samples whose labels come in a round, with the labels of the data set."""
         return self._experiment.chunk(self._client, number)
 
     def _is_agreed(self, chunk: Samples, number: int) -> Tensor:
         """Which samples have a class that counts in a round, bool (n,)."""
         return (self._labels[chunk.labels] >= 0) & (self._rounds[chunk.labels] <= number)
+
+
+class LateInbox:
+    """Pictures in an inbox that wait for a label. Their keys are inode, time of change and size.
+
+    Parameters
+    ----------
+    inbox : Inbox
+        The inbox.
+    image_size : int
+        Height and width of images, in pixels.
+    bound : int
+        Most pictures that wait.
+    age : float
+        Seconds after which one is dropped.
+    """
+
+    def __init__(self, inbox: Inbox, image_size: int, bound: int, age: float) -> None:
+        self._inbox = inbox
+        self._size = image_size
+        self.kept = self._bound = bound
+        self._age = age
+
+    def keys(self, chunk: Samples) -> Tensor:
+        """The keys of the files; 0 of samples of archives."""
+        return _keys_of(self._inbox.keys)
+
+    def waiting(self, number: int) -> Tensor:
+        """The keys of the pictures that wait now."""
+        return _keys_of([each.key for each in self._inbox.unlabelled()])
+
+    def samples(self, keys: Tensor) -> tuple[Tensor, Samples]:
+        """Pictures by key; one that cannot be read is rejected."""
+        names = {each.key: each.name for each in self._inbox.unlabelled()}
+        wanted = {place: names[key] for place, key in enumerate(_tuples(keys)) if key in names}
+        read, images = self._inbox.read_unlabelled([*wanted.values()])
+        places = torch.tensor([*wanted], dtype=torch.int64)[torch.tensor(read, dtype=torch.int64)]
+        return places, Samples.arrived(torch.from_numpy(images), torch.zeros_like(places), 0)
+
+    def overdue(self) -> Tensor:
+        """The keys of those that are too old, and of the oldest of too many."""
+        return _keys_of([each.key for each in self._inbox.overdue(self._bound, self._age)])
+
+    def drop(self, keys: Tensor) -> None:
+        """Put pictures away as if they were learned."""
+        self._inbox.drop({*_tuples(keys)})
+
+
+def _keys_of(keys: Sequence[arrivals.Key]) -> Tensor:
+    return torch.tensor(keys, dtype=torch.int64).reshape(-1, len(arrivals.NO_KEY))
+
+
+def _tuples(keys: Tensor) -> list[arrivals.Key]:
+    return [(inode, changed, size) for inode, changed, size in keys.tolist()]
 
 
 class InboxSource:
@@ -197,6 +341,7 @@ class InboxSource:
             keep=settings.inbox_after == "keep",
             strangers=strangers,
         )
+        self.late = LateInbox(self._inbox, self._size, settings.unlabelled_bound, settings.unlabelled_age)
         self._test_folder = test_folder
         self._bound, self._grows = settings.inbox_bound, classes is not None
 
@@ -213,13 +358,20 @@ class InboxSource:
         """The round's samples once more, whether its files are marked by now or not."""
         return self.chunk(number, number)
 
+    def upcoming(self, most: int) -> Samples:
+        """Samples of the inbox that no round has taken."""
+        images, labels = self._inbox.peek(most)
+        return Samples.arrived(torch.from_numpy(images), torch.from_numpy(labels), 0)
+
     def learned(self, number: int) -> None:
         """Mark the round's files as learned."""
         self._inbox.learned(number)
 
-    def waiting(self) -> int:
-        """Number of labelled samples that wait, counted up to ``inbox-bound``."""
-        return waiting(self._inbox.folder, self._bound, self.class_names if self._grows else None)[0]
+    def counts(self) -> dict[str, int]:
+        """Labelled samples that wait, up to ``inbox-bound``; pictures that wait for labels; rejected files."""
+        waits = waiting(self._inbox.folder, self._bound, self.class_names if self._grows else None)[0]
+        unlabelled = len(self._inbox.unlabelled())
+        return {wire.WAITING: waits, wire.UNLABELLED: unlabelled, wire.REJECTED: self._inbox.rejected()}
 
     def new_classes(self, number: int) -> list[str]:
         """Names of classes whose files wait."""

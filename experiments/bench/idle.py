@@ -61,15 +61,16 @@ def _spent(federation: Federation) -> tuple[float, float, int]:
     """CPU seconds, bytes to and from the SuperLink, and questions of the device in a window."""
     time.sleep(_SETTLED)
     log = federation.folder / _NODE / "log"
-    before = _cpu(federation), _sent(federation), log.read_text(errors="replace").count(_QUESTION)
+    before = cpu_seconds(federation, _NODE), _sent(federation), log.read_text(errors="replace").count(_QUESTION)
     time.sleep(_WINDOW)
-    after = _cpu(federation), _sent(federation), log.read_text(errors="replace").count(_QUESTION)
+    after = cpu_seconds(federation, _NODE), _sent(federation), log.read_text(errors="replace").count(_QUESTION)
     moved = sum(count - before[1].get(place, 0) for place, count in after[1].items())
     return after[0] - before[0], moved, after[2] - before[2]
 
 
-def _cpu(federation: Federation) -> float:
-    times = [process.cpu_times() for process, _ in federation.processes().get(_NODE, ())]
+def cpu_seconds(federation: Federation, node: str) -> float:
+    """Return the CPU seconds that a node's processes have spent so far, those that have ended included."""
+    times = [process.cpu_times() for process, _ in federation.processes().get(node, ())]
     return sum(each.user + each.system + each.children_user + each.children_system for each in times)
 
 

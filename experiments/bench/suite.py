@@ -17,6 +17,7 @@ from fedkace_flwr.experiments.bench.plain import plain, start
 from fedkace_flwr.experiments.bench.rounds import rounds
 from fedkace_flwr.experiments.bench.selection import selection
 from fedkace_flwr.experiments.bench.training import training
+from fedkace_flwr.experiments.bench.watching import watching
 from fedkace_flwr.experiments.outputs import check_output
 
 PARTS: dict[str, Callable[[int], Figures]] = {
@@ -29,7 +30,9 @@ PARTS: dict[str, Callable[[int], Figures]] = {
     "start": start,
     "gpu": gpu,
     "idle": idle,
+    "watching": watching,
 }
+_SLOW = ("idle", "watching")  # which take minutes
 
 
 def bench(console: Console, *, parts: Sequence[str], repeats: int, processes: int, output: Path | None) -> None:
@@ -40,7 +43,7 @@ def bench(console: Console, *, parts: Sequence[str], repeats: int, processes: in
     console : Console
         Where to print the table.
     parts : sequence of str
-        Names in :data:`PARTS`; empty for all but ``idle``, which takes minutes.
+        Names in :data:`PARTS`; empty for all but ``idle`` and ``watching``, which take minutes.
     repeats : int
         Number of measurements per figure.
     processes : int
@@ -62,7 +65,7 @@ def bench(console: Console, *, parts: Sequence[str], repeats: int, processes: in
     torch.set_num_threads(1)
     chosen: dict[str, Callable[[int], Figures]] = {**PARTS, "gpu": partial(gpu, processes=processes)}
     figures: Figures = {}
-    for part in parts or [part for part in PARTS if part != "idle"]:
+    for part in parts or [part for part in PARTS if part not in _SLOW]:
         with console.status(f"measuring {part}"):
             figures |= chosen[part](repeats)
     report(console, figures, repeats=repeats, output=output)

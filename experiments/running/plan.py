@@ -138,7 +138,7 @@ def _calibrate(config: Config, share: float | None) -> tuple[float, float]:
         torch.set_num_threads(config.run.threads)
     experiment = Experiment(config, share=share)
     net = experiment.network(experiment.initial_weights())
-    chunk = experiment.chunk(0, 1)
+    chunk = experiment.drawn(0, 1)
     rows = torch.arange(_BATCHES * config.training.batch_size) % len(chunk)
     images, labels = chunk.take(rows).images(experiment.dataset.fetch), chunk.labels[rows] % experiment.num_classes
     seen = torch.ones(experiment.num_classes, dtype=torch.bool, device=experiment.device)

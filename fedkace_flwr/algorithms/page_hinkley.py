@@ -62,7 +62,7 @@ class PageHinkley:
             self.fallen = max(0.0, self.fallen + below - _ALLOWANCE)
             alarm = self.fallen > _LIMIT
         if alarm:
-            self.rounds, self.variance, self.fallen = 0, 0.0, 0.0
+            self.rounds, self.mean, self.variance, self.fallen = 0, 0.0, 0.0, 0.0
         self.rounds += 1
         share = 1 / min(self.rounds, _MEMORY)
         moved = accuracy - self.mean

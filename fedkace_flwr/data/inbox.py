@@ -2,7 +2,7 @@
 
 ::
 
-    new/        files arrive here complete, by being renamed into place
+    new/        files arrive here complete, by being renamed into place; pictures without a label in ``unlabelled/``
     taken/      files of the current round, and of the last one that was learned
     done/       files that were learned, if they are kept
     rejected/   files that could not be used, each with a file that gives the reason
@@ -11,6 +11,10 @@ A round first takes its files by renaming them into ``taken/<run>-<round>/``; th
 learned is on disk, it marks that folder. After a crash at any moment every file is therefore either still to be
 learned (in ``new/``, or in a folder without the mark) or learned and marked. If the crash came between writing the
 state and setting the mark, the client's state tells which.
+
+Pictures in ``new/unlabelled/`` wait until somebody moves them into the folder of their class, or until a file
+``new/labels*.csv`` names it: then the next round moves them there. That file is put away only when all its pictures
+are moved, so after a crash the rest of them follow.
 
 With open classes, files of a class that nobody has named yet wait in ``new/`` until the server has given it a number.
 
@@ -24,19 +28,24 @@ of them, and whatever is wrong with one file, its name, its kind or its permissi
 import logging
 import re
 import secrets
+import time
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Literal
+from unicodedata import normalize
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedkace_flwr.data import inbox_files as arrivals
-from fedkace_flwr.data.inbox_files import Arrival, Arrived
+from fedkace_flwr.data.inbox_files import Arrival, Arrived, Key, Picture
 from fedkace_flwr.data.picture_process import PictureProcess
+from fedkace_flwr.data.pixels import SUFFIXES
 from fedkace_flwr.errors import DataError
-from fedkace_flwr.keys import CLASS_NAME, is_class_name
+from fedkace_flwr.keys import CLASS_NAME, UNLABELLED, is_class_name
 from fedkace_flwr.storage.folders import OpenFolder, make_folder
 from fedkace_flwr.storage.names import fitted, printable, token
 
@@ -93,6 +102,11 @@ class Inbox:
         What becomes of files of a class that is not agreed: they are rejected; or, with open classes, they wait; or
         they are rejected because the class's name must not leave this machine.
 
+    Attributes
+    ----------
+    keys : list of Key
+        Those of the samples that :meth:`take` has returned last.
+
     Raises
     ------
     DataError
@@ -117,6 +131,7 @@ class Inbox:
         self._bound = bound
         self._keep = keep
         self._strangers = strangers
+        self.keys: list[Key] = []
         try:
             make_folder(folder)
             with OpenFolder.at(folder) as root:
@@ -152,7 +167,30 @@ class Inbox:
             claim = self._claim_of(rooms, number)
             if claim is None and number > learned:
                 claim = self._fill(rooms, number, learned)
+            self.keys = []
             return self._read(rooms, claim) if claim is not None else self._nothing()
+
+    def peek(self, most: int) -> Arrived:
+        """Samples of agreed classes that no round has taken, at most so many; no file is moved.
+
+        Files that cannot be used are passed over; the round that takes them rejects them.
+
+        Raises
+        ------
+        DataError
+            The folder cannot be used.
+        """
+        parts, samples = [self._nothing()], 0
+        with self._open() as rooms, PictureProcess() as decoder:
+            for each in arrivals.listing(rooms.new):
+                if samples >= most:
+                    break
+                with suppress(DataError, OSError):
+                    images, labels = arrivals.read(each, self._classes, self._size, decoder.square)
+                    parts.append((images[: most - samples], labels[: most - samples]))
+                    samples += len(parts[-1][1])
+        images, labels = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return images, labels
 
     def learned(self, number: int) -> None:
         """Mark a round's files as learned, once the round's outcome is on disk."""
@@ -165,10 +203,125 @@ class Inbox:
         """Names of classes whose files wait, sorted; of many the first ``most`` that are found."""
         found: set[str] = set()
         with self._open() as rooms:
-            for each in arrivals.listing(rooms.new) if self._strangers == "wait" else ():
+            for each in arrivals.labelled(rooms.new) if self._strangers == "wait" else ():
                 if len(found) < most:
                     found.update(self._count(rooms, each)[1])
         return sorted(found)[:most]
+
+    # Pictures without a label
+
+    def unlabelled(self) -> list[Picture]:
+        """The pictures that wait for a label, in the order in which they came."""
+        with self._open() as rooms, _unlabelled(rooms.new) as folder:
+            return arrivals.pictures(folder)[0] if folder is not None else []
+
+    def read_unlabelled(self, names: Sequence[str]) -> tuple[list[int], NDArray[np.uint8]]:
+        """Read pictures that wait: positions of those that could be read, and their images, uint8 (n, 3, S, S).
+
+        A picture that cannot be read is rejected, unless it is gone.
+        """
+        found: dict[int, NDArray[np.uint8]] = {}
+        with self._open() as rooms, _unlabelled(rooms.new) as folder, PictureProcess() as decoder:
+            for place, name in enumerate(names):
+                if folder is None:
+                    break
+                arrival = Arrival(folder, name, None)
+                try:
+                    found[place] = arrivals.picture(arrival, self._size, decoder.square)
+                except (DataError, OSError) as fault:
+                    self._reject(rooms, arrival, fault)
+        return [*found], np.stack([*found.values()]) if found else self._nothing()[0]
+
+    def overdue(self, most: int, age: float) -> list[Picture]:
+        """The pictures that have waited for more than ``age`` seconds, and the oldest of more than ``most``.
+
+        First, labels that have come are applied.
+        """
+        with self._open() as rooms:
+            self._label(rooms)
+        waiting, begin = self.unlabelled(), time.time() - age
+        too_many = max(0, len(waiting) - most)
+        return [each for place, each in enumerate(waiting) if place < too_many or each.arrived < begin]
+
+    def drop(self, keys: Collection[Key]) -> None:
+        """Put pictures that wait away, as if they were learned."""
+        with self._open() as rooms, _unlabelled(rooms.new) as folder, ExitStack() as stack:
+            if folder is None:
+                return
+            if self._keep:
+                rooms.done.make(UNLABELLED)
+                place = stack.enter_context(rooms.done.within(UNLABELLED))
+            for picture in arrivals.pictures(folder)[0]:
+                if picture.key in keys:
+                    with suppress(FileNotFoundError):
+                        if self._keep:
+                            folder.move(picture.name, place, _free(place, picture.name))
+                        else:
+                            folder.remove(picture.name)
+            if self._keep:
+                place.sync()
+            folder.sync()
+
+    def rejected(self) -> int:
+        """Number of files that were rejected and are still there."""
+        with self._open() as rooms:
+            return sum(not name.endswith(_REASON) for name, _ in rooms.rejected.entries())
+
+    def _label(self, rooms: _Rooms) -> None:
+        """Move pictures whose label has come to the folders of their classes; reject what is no picture."""
+        files = arrivals.label_files(rooms.new)
+        with _unlabelled(rooms.new) as folder:
+            names: dict[str, Arrival] = {}
+            if folder is not None:
+                waiting, others = arrivals.pictures(folder)
+                names = {normalize("NFC", each.name): Arrival(folder, each.name, None) for each in waiting}
+                for name in others:
+                    fault = DataError(f"{printable(name)}: must be a picture ({', '.join(SUFFIXES)})")
+                    self._reject(rooms, Arrival(folder, name, None), fault)
+            for file in files:
+                try:
+                    rows = arrivals.labels(file)
+                    bad = self._labelled(rooms, names, rows)
+                    _sync(rooms.new)
+                    if bad:
+                        raise DataError(
+                            f"{printable(file.name)}: {len(bad)} of {len(rows)} rows cannot be used, the first in {bad[0]}"
+                        )
+                    if self._keep:
+                        rooms.new.move(file.name, rooms.done, _free(rooms.done, file.name))
+                        rooms.done.sync()
+                    else:
+                        rooms.new.remove(file.name)
+                    rooms.new.sync()
+                except (DataError, OSError) as fault:
+                    self._reject(rooms, file, fault)
+
+    def _labelled(self, rooms: _Rooms, waiting: dict[str, Arrival], rows: Sequence[tuple[int, str, str]]) -> list[str]:
+        """Apply the rows of a file of labels to pictures by name; what is wrong with those that cannot be used."""
+        bad, labels = [], Counter(name for name, _ in {(name, label) for _, name, label in rows})
+        for line, name, label in rows:
+            fault = ""
+            if not name or not label:
+                fault = "must be name,label"
+            elif labels[name] > 1:
+                fault = "has several labels"
+            elif not is_class_name(label):
+                fault = f"class {label!r:.100}: must be {CLASS_NAME}"
+            elif self._strangers != "wait" and label not in self._classes:
+                fault = f"class {label!r:.100} is not one of the {len(self._classes)} agreed classes"
+            elif (arrival := waiting.get(name)) is not None:
+                try:
+                    _move_to_class(arrival, label, rooms.new)
+                    del waiting[name]
+                except OSError as error:
+                    if arrivals.concerns_all(error):
+                        raise
+                    fault = f"cannot be moved to new/{label} ({error})"
+            elif not _is_in(rooms.new, label, name):  # nor moved before a crash
+                fault = f"no such picture in new/{UNLABELLED}"
+            if fault:
+                bad.append(f"line {line}, {name!r:.100}: {fault}")
+        return bad
 
     @contextmanager
     def _open(self) -> Iterator[_Rooms]:
@@ -232,6 +385,7 @@ class Inbox:
 
     def _fill(self, rooms: _Rooms, number: int, learned: int) -> _Claim | None:
         """Take files for a round: first those of a round that was taken but never learned, then new ones."""
+        self._label(rooms)
         name = f"{self._run}-{number:06d}"
         for taken in (name, name + _PARTIAL):
             self._clear(rooms, taken)
@@ -252,7 +406,7 @@ class Inbox:
                     samples += held
                 else:  # of a class that the run that took it knew
                     self._move(rooms, each, rooms.new)
-            for each in arrivals.listing(rooms.new):
+            for each in arrivals.labelled(rooms.new):
                 expected, strangers = self._count(rooms, each)
                 if strangers:
                     continue
@@ -273,6 +427,7 @@ class Inbox:
         with rooms.taken.within(claim.name) as folder, PictureProcess() as decoder:
             for each in arrivals.listing(folder):
                 try:
+                    key = arrivals.key(each)
                     images, labels = arrivals.read(each, self._classes, self._size, decoder.square)
                     self._check_bound(each, len(labels))
                 except (DataError, OSError) as fault:
@@ -286,6 +441,7 @@ class Inbox:
                     continue
                 samples += len(labels)
                 parts.append((images, labels))
+                self.keys += [key] * len(labels)
         images, labels = (np.concatenate(column) for column in zip(*parts, strict=True))
         return images, labels
 
@@ -326,9 +482,7 @@ class Inbox:
             if arrival.class_name is None:
                 arrival.folder.move(arrival.name, target, _free(target, arrival.name))
             else:
-                target.make(arrival.class_name)
-                with target.within(arrival.class_name) as place:
-                    arrival.folder.move(arrival.name, place, _free(place, arrival.name))
+                _move_to_class(arrival, arrival.class_name, target)
         except OSError as fault:
             self._reject(rooms, arrival, fault)
             return False
@@ -401,19 +555,70 @@ def waiting(folder: Path, most: int, class_names: Collection[str] | None = None)
             claims = [name for name, is_folder in taken if is_folder and _is_unlearned(name)]
             places = [stack.enter_context(rooms["taken"].within(name)) for name in claims]
             for place in [*places, *(rooms[room] for room in ("new",) if room in rooms)]:
-                for arrival in arrivals.listing(place):
+                for count, found in _counts(place):
                     if samples >= most:
                         break
-                    with suppress(DataError, OSError):
-                        count, found = arrivals.count(arrival)
-                        strangers = set() if class_names is None else found.difference(class_names)
-                        samples += 0 if strangers else count
-                        names |= set(filter(is_class_name, strangers))
+                    strangers = set() if class_names is None else found.difference(class_names)
+                    samples += 0 if strangers else count
+                    names |= set(filter(is_class_name, strangers))
     except FileNotFoundError:  # the first round makes it
         return 0, []
     except OSError as fault:
         raise DataError(f"inbox = {folder}: cannot be read ({fault})") from fault
     return samples, sorted(names)
+
+
+def _counts(folder: OpenFolder) -> Iterator[tuple[int, frozenset[str]]]:
+    """The number of samples in each labelled file, and the names of its classes; those of labels that have come too."""
+    for arrival in arrivals.labelled(folder):
+        with suppress(DataError, OSError):
+            yield arrivals.count(arrival)
+    files = arrivals.label_files(folder)
+    names = set[str]()
+    if files:
+        with _unlabelled(folder) as inner:
+            names = (
+                {normalize("NFC", each.name) for each in arrivals.pictures(inner)[0]} if inner is not None else names
+            )
+    for file in files if names else ():
+        with suppress(DataError, OSError):
+            for _, name, label in arrivals.labels(file):
+                if name in names and is_class_name(label):
+                    names.remove(name)
+                    yield 1, frozenset({label})
+
+
+@contextmanager
+def _unlabelled(folder: OpenFolder) -> Iterator[OpenFolder | None]:
+    """Hold the folder of pictures without labels open; None if there is none that can be used."""
+    try:
+        inner = folder.within(UNLABELLED)
+    except OSError as fault:
+        if arrivals.concerns_all(fault):
+            raise
+        if not isinstance(fault, FileNotFoundError | NotADirectoryError):
+            logger.warning("%s cannot be read (%s)", folder.path / UNLABELLED, fault)
+        yield None
+        return
+    with inner:
+        yield inner
+
+
+def _move_to_class(arrival: Arrival, class_name: str, target: OpenFolder) -> None:
+    target.make(class_name)
+    with target.within(class_name) as place:
+        arrival.folder.move(arrival.name, place, _free(place, arrival.name))
+
+
+def _is_in(folder: OpenFolder, inner: str, name: str) -> bool:
+    """Whether a folder in this one has a file of a name, which may be any text."""
+    if name.startswith(".") or set(name) & set("/\0"):
+        return False
+    try:
+        with folder.within(inner) as place:
+            return any(place.has(normalize(form, name)) for form in ("NFC", "NFD"))
+    except OSError:
+        return False
 
 
 def _is_unlearned(name: str) -> bool:

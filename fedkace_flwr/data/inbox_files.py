@@ -1,14 +1,18 @@
 """Reading labelled images that other programs have written: an ``.npz``, or a picture in the folder of its class.
 
+A picture may also come without a label, and its label later, in a file of labels.
+
 No file is trusted. A file is opened once, without following a link and without waiting; what is checked is what was
 opened, and all reading is from there, so it does not matter what takes the name's place meanwhile. Sizes are checked
 before memory is allocated, and every fault is raised as a :class:`~fedkace_flwr.errors.DataError` that says what would
 be right.
 """
 
+import csv
 import errno
 import io
 import os
+import stat
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +25,7 @@ from numpy.typing import NDArray
 from fedkace_flwr.data.images import Framing
 from fedkace_flwr.data.pixels import MAX_FILE, SUFFIXES
 from fedkace_flwr.errors import DataError
+from fedkace_flwr.keys import UNLABELLED
 from fedkace_flwr.npy import HeaderError, read_content, read_header
 from fedkace_flwr.storage.files import IrregularFileError, LargeFileError, open_regular, read_open
 from fedkace_flwr.storage.folders import OpenFolder
@@ -29,10 +34,15 @@ from fedkace_flwr.storage.names import printable
 LARGEST_FILE = 2**28
 """Largest size of a file, and of the arrays of one, unpacked; bytes."""
 
+LARGEST_LABELS = 2**22
+"""Largest size of a file of labels, bytes."""
+
 _UNFINISHED = (".part", ".partial", ".tmp")
 _ARCHIVE = ".npz"
 _IMAGES, _LABELS = "images", "labels"
 _WANTED = f"an .npz with {_IMAGES} and {_LABELS}, or a picture ({', '.join(SUFFIXES)}) in the folder of its class"
+_WORD = 2**63  # keys are stored as signed numbers
+_HEADER = ["name", "label"]
 
 _IRREGULAR = (errno.ELOOP, errno.ENXIO, errno.ENODEV)  # a link, a socket, a device that is not there
 _ENTRY = b"PK\1\2"  # what each entry in an archive's directory begins with
@@ -67,12 +77,112 @@ class Arrival:
     class_name: str | None
 
 
+Key = tuple[int, int, int]
+"""What stays the same of a file that is renamed: inode, time of change in nanoseconds, and size."""
+
+NO_KEY: Key = (0, 0, 0)
+"""That of no file."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture that waits for a label.
+
+    Attributes
+    ----------
+    name : str
+        Its name in its folder.
+    key : Key
+        What tells it from others, wherever it is moved.
+    arrived : float
+        When it was moved to its folder, seconds since the epoch.
+    """
+
+    name: str
+    key: Key
+    arrived: float
+
+
 def listing(folder: OpenFolder) -> Iterator[Arrival]:
     """The finished files in a folder, and in its class folders with the name of the class; sorted by name.
 
     What is neither file nor folder is listed as if it were a file, and so is a folder that cannot be opened.
     """
-    for name, is_folder in _finished(folder):
+    yield from _listed(folder, _finished(folder))
+
+
+def labelled(folder: OpenFolder) -> Iterator[Arrival]:
+    """As :func:`listing`, of the folder in which files arrive: without pictures that wait for labels, and labels."""
+    names = _finished(folder)
+    yield from _listed(folder, [each for each in names if each != (UNLABELLED, True) and not _holds_labels(*each)])
+
+
+def label_files(folder: OpenFolder) -> list[Arrival]:
+    """The files of labels, ``labels*.csv``, sorted by name."""
+    return [Arrival(folder, name, None) for name, is_folder in _finished(folder) if _holds_labels(name, is_folder)]
+
+
+def _holds_labels(name: str, is_folder: bool) -> bool:
+    return not is_folder and name.startswith("labels") and name.lower().endswith(".csv")
+
+
+def pictures(folder: OpenFolder) -> tuple[list[Picture], list[str]]:
+    """The pictures in the folder of those without labels, in the order in which they came; and what else is there."""
+    found, others = [], []
+    for name, _ in _finished(folder):
+        try:
+            facts = os.stat(name, dir_fd=folder.descriptor, follow_symlinks=False)
+        except FileNotFoundError:
+            continue
+        if stat.S_ISREG(facts.st_mode) and name.lower().endswith(SUFFIXES):
+            found.append(Picture(name, _key_of(facts), facts.st_ctime))
+        else:
+            others.append(name)
+    return sorted(found, key=lambda each: (each.arrived, each.name)), others
+
+
+def key(arrival: Arrival) -> Key:
+    """The key of a picture; :data:`NO_KEY` of another file, which has never been without labels."""
+    if arrival.class_name is None:
+        return NO_KEY
+    try:
+        return _key_of(os.stat(arrival.name, dir_fd=arrival.folder.descriptor, follow_symlinks=False))
+    except FileNotFoundError:
+        return NO_KEY
+
+
+def labels(arrival: Arrival) -> list[tuple[int, str, str]]:
+    """Rows of a file of labels: line, name of a picture, and label; of a row that has not two fields, both are empty.
+
+    Names and labels are in Unicode's composed form (NFC). The text is UTF-8; the first line may be ``name,label``.
+
+    Raises
+    ------
+    DataError
+        The file is damaged or too large.
+    OSError
+        It cannot be opened or read.
+    """
+    content = _content(arrival, LARGEST_LABELS)
+    try:
+        reader = csv.reader(io.StringIO(content.decode("utf-8-sig"), newline=""), strict=True)
+        rows = [(reader.line_num, *_fields(row)) for row in reader if row]
+    except (UnicodeDecodeError, csv.Error) as fault:
+        raise DataError(f"{printable(arrival.name)}: must be rows of name,label in UTF-8 ({fault})") from fault
+    return rows[1:] if rows and [field.lower() for field in rows[0][1:]] == _HEADER else rows
+
+
+def _fields(row: list[str]) -> tuple[str, str]:
+    name, label = row if len(row) == 2 else ("", "")
+    return normalize("NFC", name), normalize("NFC", label.strip())
+
+
+def _key_of(facts: os.stat_result) -> Key:
+    return facts.st_ino % _WORD, facts.st_mtime_ns % _WORD, facts.st_size % _WORD
+
+
+def _listed(folder: OpenFolder, names: list[tuple[str, bool]]) -> Iterator[Arrival]:
+    for name, is_folder in names:
         try:
             inner = folder.within(name) if is_folder else None
         except OSError as fault:
@@ -157,13 +267,7 @@ def read(arrival: Arrival, class_names: Sequence[str], image_size: int, square: 
     if arrival.class_name is not None:
         with _faults_of(arrival):
             label = _label_of(arrival.class_name, class_names)
-        _check_kind(arrival, SUFFIXES)
-        content = _content(arrival, MAX_FILE)
-        try:
-            picture = square(content, Framing.of_files(image_size))
-        except DataError as fault:  # and no other: an OSError is about the decoder, not about this file
-            raise DataError(f"{printable(arrival.name)}: {fault}") from fault
-        return picture[None], np.array([label], dtype=np.int64)
+        return picture(arrival, image_size, square)[None], np.array([label], dtype=np.int64)
     _check_kind(arrival, (_ARCHIVE,))
     content = _content(arrival)
     with _faults_of(arrival), _archive(content) as archive:
@@ -172,6 +276,22 @@ def read(arrival: Arrival, class_names: Sequence[str], image_size: int, square: 
             raise DataError(f"holds {size} bytes unpacked; must be at most {LARGEST_FILE}")
         images, labels = _array(archive, _IMAGES), _array(archive, _LABELS)
         return _images_as_agreed(images, _rows(labels.shape), image_size), _labels_as_agreed(labels, class_names)
+
+
+def picture(arrival: Arrival, image_size: int, square: Square) -> NDArray[np.uint8]:
+    """Read a picture, uint8 (3, S, S).
+
+    Raises
+    ------
+    DataError, OSError
+        As :func:`read`.
+    """
+    _check_kind(arrival, SUFFIXES)
+    content = _content(arrival, MAX_FILE)
+    try:
+        return square(content, Framing.of_files(image_size))
+    except DataError as fault:  # and no other: an OSError is about the decoder, not about this file
+        raise DataError(f"{printable(arrival.name)}: {fault}") from fault
 
 
 class _faults_of:

@@ -80,7 +80,8 @@ class StreamPartitioner(Partitioner):  # type: ignore[misc]  # untyped where it 
             **keys,
         }
         declared = keys_of(StreamConfig)
-        del declared["fraction_train"]  # who trains is the strategy's choice, and changes no partition
+        for name in ("fraction_train", "label_delay", "label_share"):
+            del declared[name]  # who trains, and when labels come, is the strategy's choice, and changes no partition
         for name in given.keys() - declared.keys():
             raise ConfigError(
                 f"unknown key {name} = {keys[name]!r:.100}; must be one of {', '.join(declared)}{closest(name, declared)}"

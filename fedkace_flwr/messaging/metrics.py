@@ -187,6 +187,12 @@ def _text(end: float | Bound) -> str:
 SHARE = 1 + 1e-6
 """Largest value of a share: rounding may push a mean of probabilities slightly above 1."""
 
+_MOST_FILES = 1e12
+MOST_UNTRAINED = 200
+"""Most samples that a device tests a candidate on beside those of its buffer."""
+
+_TESTED = Bound(f"`capacity` plus {MOST_UNTRAINED}", lambda limits: limits.capacity + MOST_UNTRAINED)
+
 _LONGEST, _LATEST = 1e9, 1e12  # seconds; small enough that sums stay finite
 
 COMMON: tuple[Metric, ...] = (
@@ -308,12 +314,60 @@ COMMON: tuple[Metric, ...] = (
         tag="buffer_classes",
     ),
     Metric(
+        wire.GATE_TESTED,
+        "With `gate = hold`: number of own samples on which the client tested the candidate and the accepted model.",
+        phase="own",
+        high=_TESTED,
+        whole=True,
+        unit="samples",
+    ),
+    Metric(
+        wire.GATE_CANDIDATE,
+        "Number of them that the candidate answers rightly.",
+        phase="own",
+        high=_TESTED,
+        whole=True,
+        unit="samples",
+    ),
+    Metric(
+        wire.GATE_ACCEPTED,
+        "Number of them that the accepted model answers rightly.",
+        phase="own",
+        high=_TESTED,
+        whole=True,
+        unit="samples",
+    ),
+    Metric(
         wire.INTERPOLATED,
         "Whether the accuracy was interpolated between two trained rounds (`centralized-rounds`).",
         phase="evaluation",
         whole=True,
         column="interpolated",
         any_client=True,
+    ),
+    Metric(
+        wire.UNLABELLED,
+        "Number of pictures in the client's inbox that wait for a label.",
+        phase="evaluation",
+        high=_MOST_FILES,
+        whole=True,
+        unit="pictures",
+    ),
+    Metric(
+        wire.DROPPED,
+        "Number of pictures without a label that the client has dropped in this run, because they were too old or too many.",
+        phase="evaluation",
+        high=_MOST_FILES,
+        whole=True,
+        unit="pictures",
+    ),
+    Metric(
+        wire.REJECTED,
+        "Number of files in the inbox's `rejected/`.",
+        phase="evaluation",
+        high=_MOST_FILES,
+        whole=True,
+        unit="files",
     ),
     Metric(
         wire.STARTED,

@@ -23,6 +23,9 @@ ROUND, CLIENT, RUN = "round", "client", "run"
 INBOX, TEST = "inbox", "test"
 WORKING = "working"
 WAITING, MOST = "waiting", "most"
+UNLABELLED, DROPPED, REJECTED = "unlabelled", "dropped", "rejected"
+GATE, ACCEPTED = "gate", "accepted"
+UNDONE = "undone-rounds"
 CLASS_NAMES, CLASS_ROUNDS, NEW_CLASSES = "class-names", "class-rounds", "new-classes"
 PARTITION, PARTITIONS = "partition-id", "num-partitions"
 EXAMPLES = "num-examples"
@@ -37,6 +40,7 @@ CLASS_ACCURACY = "class-accuracy"
 NEW_CLASS_ACCURACY = "new-class-accuracy"
 PREQUENTIAL_ACCURACY, PREQUENTIAL_SAMPLES = "prequential-accuracy", "prequential-samples"
 UNTESTED = -1.0  # entry of the accuracies of classes for a class that was not tested
+GATE_TESTED, GATE_CANDIDATE, GATE_ACCEPTED = "gate-tested", "gate-candidate", "gate-accepted"
 SWITCHED_AT = "switched-at"
 SEEN_CLASSES = "seen-classes"
 INTERPOLATED = "interpolated"
@@ -131,6 +135,20 @@ def agreed_classes(told: Mapping[str, Any], most: int) -> AgreedClasses:
     if not all(type(begun) is int and begun >= 0 for begun in rounds):
         raise MessageError(f"{CLASS_ROUNDS} = {shown(rounds)}: must be whole numbers from 0")
     return AgreedClasses(tuple(names), tuple(rounds))
+
+
+def undone_rounds(told: Mapping[str, Any]) -> list[int]:
+    """Read the undone rounds in a message from the server: the first and the last of each span, one after the other.
+
+    Raises
+    ------
+    MessageError
+        They are no pairs of whole numbers.
+    """
+    rounds = told.get(UNDONE, [])
+    if not isinstance(rounds, list) or len(rounds) % 2 or not all(type(each) is int for each in rounds):
+        raise MessageError(f"{UNDONE} = {shown(rounds)}: must be first and last rounds")
+    return rounds
 
 
 def size_in_bytes(content: RecordDict) -> int:

@@ -1,16 +1,19 @@
 """Orders to a run, which another process leaves in the run's folder and the run reads between rounds and while it waits.
 
-An order is an empty file in ``orders/`` that stays: ``stop``, or ``remove-N`` for client N. A run that is started again
-finds it.
+An order is an empty file in ``orders/`` that stays, so that a run that is started again finds it: ``stop``; ``remove-N``
+for client N; or, until it is done, ``rollback-N`` for the model of round N.
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from fedkace_flwr.storage.folders import make_folder
 
 _STOP = "stop"
 _REMOVE = re.compile(r"remove-(\d{1,6})", re.ASCII)
+_ROLLBACK = re.compile(r"rollback-(\d{1,18})", re.ASCII)
 
 
 class Orders:
@@ -37,6 +40,21 @@ class Orders:
         """Order that a client takes part no longer, for good."""
         self._give(f"remove-{client}")
 
+    def roll_back(self, to: int) -> None:
+        """Order that the next round goes back to the model of an earlier one, instead of any that was ordered before."""
+        self._give(f"rollback-{to}")
+        for other in [number for number, _ in self._rollbacks() if number != to]:
+            self.rolled_back(other)
+
+    def rolled_back(self, to: int) -> None:
+        """Take away the order of :meth:`roll_back`, which is done."""
+        (self._folder / f"rollback-{to}").unlink(missing_ok=True)
+
+    @property
+    def rollback(self) -> int | None:
+        """The round whose model the next round goes back to; None if that is not ordered."""
+        return max(self._rollbacks(), key=lambda order: order[1], default=(None, 0))[0]
+
     @property
     def stopped(self) -> bool:
         """Whether the run is to end."""
@@ -44,11 +62,20 @@ class Orders:
 
     def removed(self) -> frozenset[int]:
         """The clients that take part no longer."""
+        return frozenset(int(found[1]) for path in self._files() if (found := _REMOVE.fullmatch(path.name)))
+
+    def _rollbacks(self) -> Iterator[tuple[int, int]]:
+        """Round and time of each rollback that is ordered: two if a process was killed while it replaced one."""
+        for path in self._files():
+            if found := _ROLLBACK.fullmatch(path.name):
+                with suppress(FileNotFoundError):
+                    yield int(found[1]), path.stat().st_mtime_ns
+
+    def _files(self) -> list[Path]:
         try:
-            names = [path.name for path in self._folder.iterdir()]
+            return list(self._folder.iterdir())
         except FileNotFoundError:
-            return frozenset()
-        return frozenset(int(found[1]) for name in names if (found := _REMOVE.fullmatch(name)))
+            return []
 
     def _give(self, name: str) -> None:
         make_folder(self._folder)

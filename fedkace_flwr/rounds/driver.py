@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,7 +14,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedkace_flwr.config import Config
-from fedkace_flwr.errors import MessageError, RunError
+from fedkace_flwr.errors import MessageError, RunError, StateError
 from fedkace_flwr.keys import word_of
 from fedkace_flwr.messaging import validation, wire
 from fedkace_flwr.messaging.metrics import Limits
@@ -24,12 +25,15 @@ from fedkace_flwr.results.orders import Orders
 from fedkace_flwr.rounds.class_names import CLASSES, ClassNames
 from fedkace_flwr.rounds.defence import Defence
 from fedkace_flwr.rounds.exchange import client_of
+from fedkace_flwr.rounds.gate import Gate
+from fedkace_flwr.rounds.gate import check as check_counts
 from fedkace_flwr.rounds.members import Members
 from fedkace_flwr.rounds.pace import Pace
 from fedkace_flwr.rounds.secure_aggregation import MaskedSumError, MaskedTraining, moved
-from fedkace_flwr.rounds.server_round import EVALUATION, TRAINING, Messenger, RoundReport, ServerRound
+from fedkace_flwr.rounds.server_round import EVALUATION, GATE, TRAINING, Messenger, RoundReport, ServerRound
 from fedkace_flwr.rounds.watch import ACCURACY, Watch
 from fedkace_flwr.sections import SECAGG_RANGE, RunConfig
+from fedkace_flwr.storage.checkpoint import Checkpoint
 from fedkace_flwr.strategies.base import ServerRule
 
 logger = logging.getLogger(__name__)
@@ -80,6 +84,8 @@ class RoundDriver(Strategy):
         Receives each round's report and the global model after it.
     orders : Orders, optional
         What the run is ordered to do meanwhile.
+    past : callable, optional
+        The checkpoint of a round, to go back to.
 
     Attributes
     ----------
@@ -97,6 +103,7 @@ class RoundDriver(Strategy):
         parameters: frozenset[str],
         on_round: Callable[[RoundReport, ArrayRecord], None],
         orders: Orders | None = None,
+        past: Callable[[int], Checkpoint] | None = None,
     ) -> None:
         self.rule = rule
         self.members = Members(config, orders)
@@ -105,7 +112,9 @@ class RoundDriver(Strategy):
         self._parameters = parameters
         self._on_round = on_round
         self.class_names = ClassNames(config.data)
+        self._orders, self._past = orders, past
         self._pace = Pace(config, self.members, self.class_names, orders)
+        self._gate = Gate(config.run)
         self._quorum = Quorum(config.run, arrives=config.data.arrives)
         self._limits = Limits.of(config, shapes)
         self._noise = CentralNoise(config.privacy, config.run.seed, parameters)
@@ -122,6 +131,7 @@ class RoundDriver(Strategy):
             _MEMBERS: self.members.state(),
             CLASSES: self.class_names.state(),
             _WATCH: self.watch.state(),
+            GATE: self._gate.state(),
         }
         return arrays, {**record, **own}
 
@@ -132,6 +142,7 @@ class RoundDriver(Strategy):
         self.members.restore(record.get(_MEMBERS, []))
         self.class_names.restore(record.get(CLASSES, {}))
         self.watch.restore(record.get(_WATCH, []))
+        self._gate.restore(record.get(GATE, {}), done)
         self.rule.restore(arrays, record)
 
     def summary(self) -> None:
@@ -163,29 +174,20 @@ class RoundDriver(Strategy):
         result = Result(arrays=initial_arrays)
         fields = dict(train_config or {}), dict(evaluate_config or {})
         for number in range(self._done + 1, num_rounds + 1) if num_rounds else itertools.count(self._done + 1):
-            if not self._pace.wait(grid):
+            back, goes_on = self._wait(grid)
+            if not goes_on:
                 logger.info("ordered to stop after round %d", number - 1)
                 break
             begun = time.monotonic()
-            train_config, evaluate_config = (ConfigRecord({**each, **self.class_names.told()}) for each in fields)
-            now = self._open(number, grid, train_config)
-            arrays = result.arrays
+            now = self._open(number, grid, self._told(fields[0]), trains=back is None)
+            arrays = self._go_back(now, back) if back else result.arrays
             self.rule.begin_round(now, arrays)
-
-            def training(model: ArrayRecord = arrays, told: ConfigRecord = train_config) -> ArrayRecord | None:
-                return self._train(model, told, grid, timeout)
-
-            merged, short_of_training = self._phase(training, grid)
-            if merged is not None:
-                result.arrays = arrays = self.rule.between(now, merged)
-
-            def evaluation(model: ArrayRecord = arrays, told: ConfigRecord = evaluate_config) -> MetricRecord | None:
-                return self._evaluate(model, told, grid, timeout)
-
+            result.arrays, short_of_model = (arrays, None) if back else self._renew(arrays, grid, timeout)
+            evaluation = partial(self._evaluate, result.arrays, self._told(fields[1]), grid, timeout)
             metrics, short_of_evaluation = self._phase(evaluation, grid)
             result.evaluate_metrics_clientapp[number] = metrics or MetricRecord()
             result.evaluate_metrics_clientapp.pop(number - _KEPT, None)
-            if evaluate_fn and (central := evaluate_fn(number, arrays)) is not None:
+            if evaluate_fn and (central := evaluate_fn(number, result.arrays)) is not None:
                 result.evaluate_metrics_serverapp[number] = central
 
             if agreed := self.class_names.settle(number):
@@ -193,8 +195,10 @@ class RoundDriver(Strategy):
             for client, text in self.watch.take(now.report.trained).items():
                 now.report.alarm(ACCURACY, client, text)
             now.report.seconds = time.monotonic() - begun
-            self._on_round(now.report, arrays)
-            shortfall = short_of_evaluation or short_of_training
+            self._on_round(now.report, result.arrays)
+            if back and self._orders:  # only now: after a crash the round is repeated
+                self._orders.rolled_back(back.round)
+            shortfall = short_of_evaluation or short_of_model
             if shortfall is None:
                 self._quorum.met()
             elif number != num_rounds:
@@ -202,12 +206,78 @@ class RoundDriver(Strategy):
                 self.members.gather(grid, self._quorum.share)
         return result
 
-    def _open(self, number: int, grid: Grid, run_fields: ConfigRecord) -> ServerRound:
+    def _told(self, fields: Mapping[str, Any]) -> ConfigRecord:
+        """The configuration record of a phase's messages: what the run tells all, as it is now."""
+        return ConfigRecord({**fields, **self.class_names.told(), **self._gate.told()})
+
+    def _wait(self, grid: Grid) -> tuple[Checkpoint | None, bool]:
+        """Wait for the next round: what it is ordered to go back to, and whether there is one."""
+        while self._pace.wait(grid):
+            to = self._orders.rollback if self._orders else None
+            if to is None or self._orders is None:
+                return None, True
+            try:
+                if self._past is None:
+                    raise StateError("the run keeps no past models")
+                return self._past(to), True
+            except StateError as error:
+                logger.error("cannot go back to round %d, as was ordered: %s", to, error)
+                self._orders.rolled_back(to)
+        return None, False
+
+    def _go_back(self, now: ServerRound, back: Checkpoint) -> ArrayRecord:
+        """Take the global model and the rule's state from an earlier round, and distrust what came after it."""
+        self.rule.restore(back.arrays, back.record)
+        self._gate.undo(back.record.get(GATE, {}), back.round, now.number)
+        now.report.own["rolled_back_to"] = back.round
+        logger.warning("round %d: goes back to the model of round %d, as was ordered", now.number, back.round)
+        return wire.array_record(back.weights)
+
+    def _renew(self, arrays: ArrayRecord, grid: Grid, timeout: float) -> tuple[ArrayRecord, BelowQuorumError | None]:
+        """Train and merge, and test the outcome if there is a gate; the global model to continue with."""
+        now, judges = self._now, self._gate.judges
+        before = (self.rule.state(), self._defence.state()) if judges else None
+        config = ConfigRecord({**now.run_fields})
+        merged, shortfall = self._phase(partial(self._train, arrays, config, grid, timeout), grid)
+        if merged is None:
+            return arrays, shortfall
+        candidate = self.rule.between(now, merged)
+        if before is None:
+            self._gate.settle(now.number, held=False)
+            return candidate, None
+        verdict, shortfall = self._phase(partial(self._judge, candidate, arrays, grid, timeout), grid)
+        now.report.own[GATE] = verdict or {"candidate": None, "accepted": None, "tested": 0, "held": True}
+        self._gate.settle(now.number, held=now.report.own[GATE]["held"])
+        if not now.report.own[GATE]["held"]:
+            return candidate, None
+        self.rule.restore(*before[0])
+        self._defence.restore(before[1])
+        return arrays, shortfall
+
+    def _judge(self, candidate: ArrayRecord, accepted: ArrayRecord, grid: Grid, timeout: float) -> dict[str, Any]:
+        """The gate's phase: all clients test two models on samples of their own."""
+        now = self._now
+        config = ConfigRecord({**now.run_fields})
+        questions = self._instructions(f"{MessageType.QUERY}.{wire.GATE}", candidate, config, self.members.present)
+        for question in questions:
+            question.content[wire.ACCEPTED] = accepted
+        replies = now.messenger.exchange(GATE, questions, timeout, self.members.present)
+        verdict = self._gate.judge(self._with_quorum(GATE, self._read(GATE, replies.values())))
+        if verdict["held"]:
+            now.report.alarm(
+                "gate",
+                None,
+                f"its model is held: it answers {100 * verdict['candidate']:.1f} % of {verdict['tested']} samples "
+                f"rightly, and the accepted one {100 * verdict['accepted']:.1f} %, which everyone keeps",
+            )
+        return verdict
+
+    def _open(self, number: int, grid: Grid, run_fields: ConfigRecord, *, trains: bool) -> ServerRound:
         self.members.open(number, grid)
         present = self.members.present
-        asked = (
-            self._config.stream.participants(number, self._config.run.seed, present) if self.rule.train_action else ()
-        )
+        asked: tuple[int, ...] = ()
+        if trains and self.rule.train_action:
+            asked = self._config.stream.participants(number, self._config.run.seed, present)
         report = RoundReport(number, asked, away=list(self.members.away))
         messenger = Messenger(grid, self.members, self._config.run, report)
         self._now = ServerRound(
@@ -257,7 +327,7 @@ class RoundDriver(Strategy):
         metrics = {reply.client: reply.metrics for reply in shortfall.valid if not reply.sat_out}
         if shortfall.phase == TRAINING:
             report.trained = metrics
-        else:
+        elif shortfall.phase == EVALUATION:
             report.evaluated = {client: held for client, held in metrics.items() if wire.SEEN_CLASSES in held}
         if self._quorum.skips:
             report.below_quorum.append(shortfall.phase)
@@ -367,7 +437,7 @@ class RoundDriver(Strategy):
         """
         valid = self._with_quorum(EVALUATION, self._read(EVALUATION, replies))
         waiting = {reply.client: int(reply.metrics.get(wire.WAITING, 0)) for reply in valid}
-        self._pace.told(waiting, trained=bool(self._now.report.trained))
+        self._pace.told(waiting, trained=bool(self._now.report.trained) or not self._now.report.asked)
         met = [reply for reply in valid if wire.SEEN_CLASSES in reply.metrics]
         self._now.report.evaluated = {reply.client: reply.metrics for reply in met}
         accuracies = [float(reply.metrics[wire.ACCURACY]) for reply in met if wire.ACCURACY in reply.metrics]
@@ -388,6 +458,8 @@ class RoundDriver(Strategy):
                 else:
                     reply = wire.read_reply(message, client, None)
                     validation.check_metrics(reply.metrics, self._limits)
+                    if phase == GATE:
+                        check_counts(reply)
                 valid.append(reply)
                 self.class_names.take(client, message.content)
             except MessageError as error:

@@ -56,14 +56,12 @@ class Pace:
         self._waiting, self._left = waiting, {} if trained else waiting
 
     def wait(self, grid: Grid) -> bool:
-        """Wait until a round is due; False if the run was ordered to stop."""
+        """Wait until a round is due, or a rollback is ordered; False if the run was ordered to stop."""
         pause = max(self._interval, _LEAST_PAUSE)
         if self._arrives:
-            if not self._sleep(self._begun + self._interval):
-                return False
-            while not self._enough(grid):
-                if not self._sleep(time.monotonic() + pause):
-                    return False
+            self._sleep(self._begun + self._interval)
+            while not self._is_ordered and not self._enough(grid):
+                self._sleep(time.monotonic() + pause)
                 pause = pause if self._interval else min(2 * pause, _LONGEST_PAUSE)
         self._begun = time.monotonic()
         return not self.is_stopped
@@ -100,13 +98,15 @@ class Pace:
                 logger.warning("client %d cannot say how many samples wait: %s", client, cause)
         return answers
 
-    def _sleep(self, end: float) -> bool:
-        """Sleep until a time; False if the run was ordered to stop meanwhile."""
-        while (left := end - time.monotonic()) > 0:
-            if self.is_stopped:
-                return False
+    def _sleep(self, end: float) -> None:
+        """Sleep until a time, or an order."""
+        while (left := end - time.monotonic()) > 0 and not self._is_ordered:
             time.sleep(min(left, _LOOK))
-        return not self.is_stopped
+
+    @property
+    def _is_ordered(self) -> bool:
+        """Whether an order ends the wait."""
+        return self.is_stopped or (self._orders is not None and self._orders.rollback is not None)
 
     @property
     def is_stopped(self) -> bool:

@@ -22,8 +22,8 @@ from fedkace_flwr.sections import RunConfig
 
 logger = logging.getLogger(__name__)
 
-TRAINING, EVALUATION = "training", "evaluation"
-"""Names of the two phases that every round has."""
+TRAINING, GATE, EVALUATION = "training", "gate", "evaluation"
+"""Names of the two phases that every round has, and of the one between them in which a candidate is tested."""
 
 _WORKER_LOST = 0  # Flower's error code when a simulation loses the worker process; no client raised the error
 _REFUSED = "the grid did not accept the message to it: its SuperNode has left, or the message is too large"

@@ -45,19 +45,20 @@ class Watch:
 
     def take(self, trained: Mapping[int, Mapping[str, Any]]) -> dict[int | None, str]:
         """Take a round's training metrics by client; for each client that needs an alarm, and None for all, the text."""
-        found: dict[int | None, tuple[float, int]] = {}
-        for client, metrics in trained.items():
-            if samples := int(metrics.get(wire.PREQUENTIAL_SAMPLES, 0)):
-                found[client] = float(metrics[wire.PREQUENTIAL_ACCURACY]), samples
+        found: dict[int | None, tuple[float, int]] = {
+            client: (float(metrics[wire.PREQUENTIAL_ACCURACY]), int(metrics[wire.PREQUENTIAL_SAMPLES]))
+            for client, metrics in trained.items()
+            if metrics.get(wire.PREQUENTIAL_SAMPLES) and wire.PREQUENTIAL_ACCURACY in metrics
+        }
         if found:
             count = sum(samples for _, samples in found.values())
             found[None] = sum(accuracy * samples for accuracy, samples in found.values()) / count, count
-        texts = {}
-        for client, (accuracy, samples) in found.items():
-            stream = self._streams.setdefault(client, PageHinkley())
+        texts: dict[int | None, str] = {}
+        for who, (accuracy, samples) in found.items():
+            stream = self._streams.setdefault(who, PageHinkley())
             if stream.add(accuracy, samples):
-                texts[client] = (
-                    f"prequential accuracy{'' if client is not None else ' of all clients'} has fallen: "
+                texts[who] = (
+                    f"prequential accuracy{'' if who is not None else ' of all clients'} has fallen: "
                     f"{accuracy:.0%} of {samples} new samples in this round, {stream.before:.0%} in the mean before"
                 )
         return texts

@@ -68,6 +68,21 @@ class DataConfig:
         "What happens to an inbox's files once they are learned: `keep` moves them to `done/`, `delete` deletes them.",
         affects="place",
     )
+    unlabelled_bound: int = key(
+        10000,
+        "Maximum number of pictures in an inbox that wait for a label; the oldest of more are dropped, as learned files are.",
+        unit="pictures",
+        low=0,
+        high=100_000,
+        living=True,
+    )
+    unlabelled_age: float = key(
+        2592000.0,
+        "Time after which a picture that waits for a label is dropped; by default 30 days.",
+        unit="seconds",
+        above=0,
+        living=True,
+    )
 
     @property
     def source(self) -> str:

@@ -303,6 +303,25 @@ class RunConfig:
         affects="waiting",
         words={"auto": (), "stop": (), "skip": (Number("limit", 5, low=0),), "repeat": (Number("limit", 5, low=0),)},
     )
+    gate: Literal["off", "hold"] = key(
+        "off",
+        "With `hold`, a new global model is a candidate: devices test it and the accepted one on samples of their own, and one that is worse by more than `gate-tolerance` over all devices is held: everyone keeps the accepted one (docs/living.md).",
+        living=True,
+    )
+    gate_tolerance: float = key(
+        0.02,
+        "With `gate = hold`: share of all tested samples by which a candidate may be worse.",
+        low=0,
+        high=1,
+        living=True,
+    )
+    past_models: int = key(
+        1000,
+        "Megabytes that the server keeps of past models, from which `fedkace rollback` goes on, with `dataset = inbox` or `gate = hold`; 0: none.",
+        unit="MB",
+        low=0,
+        affects="place",
+    )
     deadline: float = key(
         7200.0, "Maximum wait for the replies of one phase of a round.", unit="seconds", above=0, affects="waiting"
     )

@@ -77,6 +77,19 @@ class StreamConfig:
         True,
         "Whether clients draw independently, as in the paper, so that two clients may receive the same sample; `false` divides each class's samples among the clients.",
     )
+    label_delay: int = key(
+        0,
+        "In simulations: the number of rounds by which the labels of a chunk come after its images. Until then clients predict them; they learn them once the labels are there. An inbox gets labels whenever somebody gives them (docs/edge-data.md).",
+        unit="rounds",
+        low=0,
+        high=100_000,
+    )
+    label_share: float = key(
+        1.0,
+        "In simulations: the probability with which an image ever gets a label; the others are never learned.",
+        above=0,
+        high=1,
+    )
 
     @property
     def kind(self) -> str:
@@ -138,10 +151,14 @@ class StreamConfig:
         return self.window * self.samples_per_class
 
     def mean_chunk(self, seed: int) -> int:
-        """Return the number of samples in a chunk, averaged over clients and rounded; ``seed`` is the experiment's."""
-        if self.kind != "quantity-skew":
-            return self.largest_chunk
-        return round(self.window * sum(self.samples_of(client, seed) for client in range(self.clients)) / self.clients)
+        """Return the number of labelled samples in a chunk, averaged over clients and rounded, at least 1.
+
+        ``seed`` is the experiment's.
+        """
+        mean: float = self.largest_chunk
+        if self.kind == "quantity-skew":
+            mean = self.window * sum(self.samples_of(client, seed) for client in range(self.clients)) / self.clients
+        return max(1, round(self.label_share * mean))
 
     def samples_of(self, client: int, seed: int) -> int:
         """Return the number of samples of each class in a window of a client, from 0; ``seed`` is the experiment's."""

@@ -15,10 +15,12 @@ from fedkace_flwr.errors import RunError, StateError, UnreadableStateError
 from fedkace_flwr.storage import atomic
 from fedkace_flwr.storage.atomic import CHECKPOINT, Array
 from fedkace_flwr.storage.files import remove_partials
+from fedkace_flwr.storage.past_models import PastModels
 
 logger = logging.getLogger(__name__)
 
 _GENERATIONS = 2
+_MEGABYTE = 10**6
 LARGEST_CHECKPOINT = 2**34
 """Most bytes of a checkpoint; methods whose server keeps a model for each client have large ones."""
 
@@ -57,14 +59,36 @@ class Checkpoints:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.past = PastModels(folder)
+        self._most_past = 0
+
+    def keep_past(self, megabytes: int) -> None:
+        """Keep further checkpoints from now on, up to so many megabytes, as past models."""
+        self._most_past = megabytes * _MEGABYTE
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Store a checkpoint, on disk before this returns; drop all but the last two."""
+        """Store a checkpoint, on disk before this returns; keep it as a past model, and drop all but the last two."""
         weights = {f"weights.{name}": array for name, array in checkpoint.weights.items()}
         arrays = {f"strategy.{name}": array for name, array in checkpoint.arrays.items()}
         record = {"round": checkpoint.round, "run": checkpoint.run, "strategy": dict(checkpoint.record)}
         atomic.write(self._path(checkpoint.round), {**weights, **arrays}, record, most=LARGEST_CHECKPOINT)
+        if self._most_past:
+            self.past.add(checkpoint.round, self._most_past)
         self.thin(_GENERATIONS)
+
+    def of_round(self, number: int) -> Checkpoint:
+        """A past model's checkpoint.
+
+        Raises
+        ------
+        StateError
+            It is not there, or cannot be read.
+        """
+        path = self.past.path_of(number)
+        found: Checkpoint | None = atomic.read(path, parse=functools.partial(_parse, number), most=LARGEST_CHECKPOINT)
+        if found is None:
+            raise StateError(f"{path}: is not there")
+        return found
 
     def newest(self) -> Checkpoint | None:
         """The last readable checkpoint; None if none was ever made.

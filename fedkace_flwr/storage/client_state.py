@@ -17,6 +17,9 @@ from fedkace_flwr.storage.atomic import Array, Content
 VERSION = 3
 """Version of state files; version 1.0 of the program, the first that was released, wrote it as well."""
 
+UNDONE = "undone"
+"""Stored tensor; see :attr:`ClientState.undone`."""
+
 _LARGEST = 2**63
 _BUFFER = {"content": "buffer.content", "labels": "buffer.labels", "rounds": "buffer.rounds"}
 _WAITING = {"content": "waiting.content", "labels": "waiting.labels", "rounds": "waiting.rounds"}
@@ -83,6 +86,16 @@ class ClientState:
     dataset: str = ""
     waiting: Samples = field(default_factory=Samples.none)
     waiting_names: Sequence[str] = ()
+
+    @property
+    def undone(self) -> Tensor:
+        """First and last rounds, int64 (k, 2), of the spans that count as if they had not been, as the server told."""
+        return self.extra.get(UNDONE, torch.empty((0, 2), dtype=torch.int64))
+
+    @property
+    def has_local_model(self) -> bool:
+        """Whether the client has a model of its own to predict with: one of this run, of a round that is not undone."""
+        return self.round > 0 and not bool(within(torch.tensor([self.round]), self.undone))
 
     def to_record(self) -> Content:
         """Split into arrays and a JSON-ready record."""
@@ -188,6 +201,11 @@ class Answer:
         if type(answer.examples) is not int or not 0 <= answer.examples < _LARGEST or not _are_metrics(answer.metrics):
             raise StateError("holds examples or metrics that are not numbers")
         return run, answer
+
+
+def within(rounds: Tensor, spans: Tensor) -> Tensor:
+    """Which rounds, int64 (n,), are in one of the spans, int64 (k, 2), their ends included; bool (n,)."""
+    return ((rounds[:, None] >= spans[:, 0]) & (rounds[:, None] <= spans[:, 1])).any(dim=1)
 
 
 def _texts(arrays: Mapping[str, Array]) -> dict[str, Any]:

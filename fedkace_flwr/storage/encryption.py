@@ -17,7 +17,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from fedkace_flwr.errors import ConfigError, StateError, UnreadableStateError
-from fedkace_flwr.storage.folders import EARLIER
+from fedkace_flwr.storage.folders import EARLIER, PAST
 
 VARIABLE = "FEDKACE_STATE_KEY"
 """The environment variable for the keys: files are written with the first and read with any."""
@@ -147,6 +147,6 @@ def _place_of(path: Path) -> bytes:
     folder = path.parent.resolve()
     if folder.parent.name == EARLIER:  # CLIENT/earlier/RUN/FILE
         folder = folder.parent.parent
-    elif path.name.startswith("checkpoint-"):  # RUN/server/FILE
-        folder = folder.parent
+    elif path.name.startswith("checkpoint-"):  # RUN/server/FILE, or another name of it, RUN/server/past/FILE
+        folder = folder.parent.parent if folder.name == PAST else folder.parent
     return os.fsencode(f"{folder.name}/{path.name}")

@@ -10,6 +10,7 @@ from typing import Self
 from fedkace_flwr.errors import ConfigError
 
 EARLIER = "earlier"
+PAST = "past"
 """The folder in a client's folder that holds the files of earlier runs, ``earlier/RUN/``."""
 
 _WRITERS = 0o022

@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from support.made.inboxes import RUN, SIZE, drop, names_in, numbers_of, opened
 
 from fedkace_flwr.samples import Samples
@@ -130,3 +132,34 @@ def test_crashes_during_recovery_too(
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("life")
         assert live(folder, Disk(patch), kills, keep=keep, skips=skips) == EVERYTHING
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_crash_while_labels_are_applied_loses_no_picture_and_learns_none_twice(
+    keep: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(monkeypatch)
+
+    def labelled(folder: Path, kill: int) -> None:
+        place = folder / "inbox" / "new" / "unlabelled"
+        place.mkdir(parents=True)
+        for number in (1, 2, 4):
+            Image.new("RGB", (SIZE, SIZE), (number, 0, 0)).save(place / f"{number}.png")
+        (folder / "inbox" / "new" / "labels.csv").write_text("1.png,b\n2.png,c\n4.png,b\nnone.png,a\n")
+        disk.left, disk.done = kill, 0
+        with suppress(Crash):
+            learn(folder, 1, keep=keep)
+        disk.left = -1
+
+    labelled(tmp_path / "whole", -1)
+    changes = disk.done
+    for kill in range(changes):
+        folder = tmp_path / str(kill)
+        labelled(folder, kill)
+        for number in (1, 2):
+            learn(folder, number, keep=keep)
+        assert ledger_of(folder, 2) == [1, 2, 4], f"killed before change {kill}"
+        texts = [path.read_text() for path in (folder / "inbox" / "rejected").glob("labels*.reason.txt")]
+        assert texts and all("1 of 4 rows" in text for text in texts)
+        assert names_in(folder / "inbox" / "new") == []

@@ -50,6 +50,7 @@ def over_inbox(make: Make, **changes: Any) -> Config:
     return make(dataset="inbox", class_names=DIGITS, image_size=8, inbox_bound=bound, normalise=False, **changes)
 
 
+NOTHING = {wire.EXAMPLES: 0, wire.UNLABELLED: 0, wire.DROPPED: 0, wire.REJECTED: 0}
 OTHERS = ["er", "ofcl", "refed", "fedcbdr", "tfcl", "dcfcl"]
 
 
@@ -117,7 +118,7 @@ def test_an_empty_inbox_sits_the_round_out_and_goes_on_answering(
     nothing = device(MessageType.TRAIN, 1)
     assert nothing.content.metric_records[wire.METRICS] == {wire.EXAMPLES: 0, wire.SAT_OUT: 1}
     assert not nothing.content.array_records
-    assert device(MessageType.EVALUATE, 1).content.metric_records[wire.METRICS] == {wire.EXAMPLES: 0, wire.WAITING: 0}
+    assert device(MessageType.EVALUATE, 1).content.metric_records[wire.METRICS] == {**NOTHING, wire.WAITING: 0}
 
     arrive(tmp_path, 1)
     first = device(MessageType.TRAIN, 2).content.metric_records[wire.METRICS]
@@ -146,10 +147,8 @@ def test_a_single_image_waits_until_it_can_be_trained_with_another(
     drop_one(tmp_path, "a.npz", 0)
     for number in (2, 3):
         assert trained(number) == trained(number) == sat_out  # a repeated message finds the file, too
-        assert device(MessageType.EVALUATE, number).content.metric_records[wire.METRICS] == {
-            wire.EXAMPLES: 0,
-            wire.WAITING: 1,
-        }
+        told = device(MessageType.EVALUATE, number).content.metric_records[wire.METRICS]
+        assert told == {**NOTHING, wire.WAITING: 1}
     drop_one(tmp_path, "b.npz", 1)
     assert trained(4)[wire.EXAMPLES] == 2
     drop_one(tmp_path, "c.npz", 2)
