@@ -20,6 +20,7 @@ from fedkace_flwr.storage.files import write_bytes, write_text
 _SHOWN_FAULTS = 5
 _SETTLED = 50  # rounds; in fewer, buffers and caches are still being filled at a quarter
 _ABOUT = 5  # rounds before and after a week of wrong labels, with which it is compared
+_KNOWN = 10  # tests of a node before its accuracy is watched
 _LOSS = 0.05  # most that the mean accuracy over a few rounds may fall in it and after it
 _MEGA = 1e6
 _UNITS = {
@@ -126,16 +127,14 @@ def watching(
         before, during, after = (_mean_accuracy(records, *part) for part in parts)
         raised = [alarm for alarm in alarms if week.before < alarm["round"] <= last]
         held = sum(alarm["kind"] == "gate" for alarm in raised)
-        fell = {f"node-{alarm['client'] + 1}" for alarm in raised if alarm["client"] is not None}
-        name, told = (
-            f"wrong labels after round {week.before}",
-            f"{', '.join(sorted(fell))}; wrong: {', '.join(week.nodes)}",
-        )
+        fell = {_called(alarm["client"]) for alarm in raised if alarm["kind"] == "accuracy"}
+        due = {node for node in week.nodes if _tests(records, node, week.before) >= _KNOWN}
+        name, told = f"wrong labels after round {week.before}", ", ".join(sorted(fell)) or "none"
         shown = f"{100 * before:.1f} % before, {100 * during:.1f} % in this time, {100 * after:.1f} % after it"
         lines += [
             Line(f"{name}: accuracy", shown, min(during, after) >= before - _LOSS),
             Line(f"{name}: held", f"{held} of {last - week.before}", held > 0),
-            Line(f"{name}: alarms", told, fell >= set(week.nodes)),
+            Line(f"{name}: alarms", f"{told}; due: {', '.join(sorted(due))}", bool(fell) and fell >= due),
             Line(f"{name}: rollback", f"taken in round {back}", back is not None),
         ]
     early = [alarm for alarm in alarms if alarm["round"] in quiet]
@@ -147,6 +146,16 @@ def watching(
     ]
 
 
+def _called(client: int | None) -> str:
+    return "all" if client is None else f"node-{client + 1}"
+
+
+def _tests(records: Sequence[Mapping[str, Any]], node: str, until: int) -> int:
+    """In how many rounds a node has tested a new chunk before it trained."""
+    found = [record.get("prequential_accuracy", ()) for record in records if record["round"] <= until]
+    return sum(value is not None for values in found for client, value in enumerate(values) if _called(client) == node)
+
+
 def alarms_of(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return all alarms."""
     return [alarm for record in records for alarm in record.get("alarms", ())]
@@ -154,7 +163,7 @@ def alarms_of(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _mean_accuracy(records: Sequence[Mapping[str, Any]], after: int, until: int) -> float:
     values = [record["accuracy"] for record in records if after < record["round"] <= until]
-    return mean([value for value in values if value is not None] or [nan])
+    return float(mean([value for value in values if value is not None] or [nan]))
 
 
 def growth(members: Mapping[str, Sequence[Figures]]) -> list[Line]:

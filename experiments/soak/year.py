@@ -14,7 +14,7 @@ import numpy as np
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import RunError
 from fedkace_flwr.experiment import Experiment
-from fedkace_flwr.experiments.living import remove, rollback, stop
+from fedkace_flwr.experiments.living import remove, roll_back, stop
 from fedkace_flwr.experiments.running.processes import staged_app
 from fedkace_flwr.experiments.soak.federation import CLIENT, HUB, SERVERAPP, Federation
 from fedkace_flwr.experiments.soak.ledger import Form, Ledger, Pixels
@@ -32,7 +32,7 @@ _PICTURES = 5  # each chunk of this number arrives as pictures instead of an arc
 _UNLABELLED = 3  # each chunk of this number arrives as pictures without labels
 _NEVER = 0.25  # share of these that never get one
 _LATE = (2, 4)  # rounds after which the others do; a chunk is there up to a round before its own
-_AGE = 120.0  # seconds that a node keeps them; all labels come within half of it, even if no round ends
+_AGE = 180.0  # seconds that a node keeps them; all labels come within a third of it, even if no round ends
 _TESTS = 20  # of each class
 _QUIET = 45.0  # seconds
 _END = 120.0  # seconds in which a run must end that is told to
@@ -266,7 +266,7 @@ class Year:
         files = self.ledger.drop(node, images, names, "unlabelled")
         classes = {file: name for file, name in zip(files, names, strict=True) if name}
         if classes:
-            self._late.append((done + chance.randint(*_LATE), time.monotonic() + _AGE / 2, node, classes))
+            self._late.append((done + chance.randint(*_LATE), time.monotonic() + _AGE / 3, node, classes))
 
     def _label(self, done: int) -> None:
         """Tell nodes what pictures show whose time has come: half of them by lists."""
@@ -301,6 +301,11 @@ class Year:
         fewest = min(memory.classes for node, memory in named if node in self._nodes)
         told = f"{self._classes} were given, each node has met {fewest} or more"
         self.checks.append(("classes", told, fewest > START_CLASSES))
+        environment = json.loads((self.federation.run / "environment.json").read_text())
+        upgrade = next(event.round for event, _ in self.happened if event.kind == "upgrade")
+        versions = [each["fedkace_flwr"] for each in environment["resumptions"] if each["round"] > upgrade]
+        told = f"the run goes on with {', '.join(dict.fromkeys(versions))}"
+        self.checks.append(("upgrade", told, bool(versions) and environment["fedkace_flwr"] not in versions))
 
     def _stop(self) -> None:
         """Stop the run as an operator does."""
@@ -364,7 +369,7 @@ class Year:
         self._honest = ""
         if self._wrong:
             return False
-        rollback(self.federation.run, self.weeks[-1].before)
+        roll_back(self.federation.run, self.weeks[-1].before)
         return True
 
     def _quiet(self, _: str) -> bool:

@@ -13,7 +13,7 @@ from fedkace_flwr.experiments.soak.measures import Figures
 from fedkace_flwr.experiments.soak.plan import Event
 
 RECORD = {"accuracy": 0.5, "bytes": {"down": 2_000_000, "up": 1_000_000}}
-WEEK = verdict.Week(10, ["node-1"])
+WEEK = verdict.Week(10, ["node-1", "node-2"])
 RAISED = (
     {"round": 12, "kind": "gate", "client": None, "text": "held"},
     {"round": 13, "kind": "accuracy", "client": 0, "text": "fell"},
@@ -46,7 +46,10 @@ def test_a_year_without_one_of_its_events_or_rounds_fails() -> None:
 
 def a_week(*, within: float = 0.9, back: int = 17, raised: Sequence[Mapping[str, Any]] = RAISED) -> list[str]:
     """What fails of a year of 24 rounds in which the labels of node-1 were wrong from round 11 on."""
-    records = [{"round": number, "accuracy": within if 10 < number < back else 0.92} for number in range(1, 25)]
+    records: list[dict[str, Any]] = [
+        {"round": number, "accuracy": within if 10 < number < back else 0.92, "prequential_accuracy": [0.9, None]}
+        for number in range(1, 25)
+    ]
     records[back - 1]["rolled_back_to"] = 10
     for alarm in raised:
         records[alarm["round"] - 1].setdefault("alarms", []).append(alarm)
