@@ -142,7 +142,8 @@ new = folder / "run" / "config.toml.new"
 new.write_text("".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in told.items()), encoding="utf-8")
 new.replace(folder / "run" / "config.toml")
 PYTHON
-  write "$folder/run/env" "FEDKACE_APP=$app" "FEDKACE_CONNECTION=$connection" "FEDKACE_RUN=$folder/run/config.toml" \
+  ln -sfn "$app" "$folder/run/app"  # which the service reads at each submission
+  write "$folder/run/env" "FEDKACE_APP=$folder/run/app" "FEDKACE_CONNECTION=$connection" "FEDKACE_RUN=$folder/run/config.toml" \
     "FEDKACE_RUN_ID=$folder/run/id"
   if running run; then
     kill -HUP "$(cat "$folder/run/pid")"

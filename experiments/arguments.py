@@ -231,7 +231,7 @@ def make_parser(program: str) -> Parser:
     soak = commands.add_parser(
         "soak", help="in a checkout: a simulated year of a federation on this machine, with a ledger and a verdict"
     )
-    soak.add_argument("--rounds", type=int, default=200, help="rounds of the year (default: 200; 15 are a short one)")
+    soak.add_argument("--rounds", type=int, default=200, help="rounds of the year (default: 200; 20 are a short one)")
     soak.add_argument("--seed", type=int, default=0, help="seed of all that happens (default: 0)")
     soak.add_argument(
         "--output", type=Path, default=Path("soak"), help="folder for figures and picture: new or empty (default: soak)"

@@ -4,11 +4,11 @@ import hashlib
 import io
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,11 @@ from fedkace_flwr.storage.folders import make_folder
 
 _LEARNED = re.compile(r"(?P<run>[0-9A-Za-z]+)-(?P<round>\d+)(?P<mark>|\.learned)(~.*)?")
 
+_UNLABELLED = "unlabelled"
+
 Pixels = NDArray[np.uint8]
+Form = Literal["archive", "pictures", "unlabelled"]
+"""How samples arrive: as one archive, or as one picture each, in the folder of its class or in that for those without."""
 
 
 @dataclass
@@ -35,13 +39,21 @@ class File:
         The node.
     samples : list of str
         Digests of its samples' pixels.
+    label : {"given", "to come", "never", "dropped"}
+        Whether the node has been told what it shows; or, as nobody has, has put it away.
     learned : list of int
         The rounds in which it was learned.
     """
 
     node: str
     samples: list[str]
+    label: Literal["given", "to come", "never", "dropped"] = "given"
     learned: list[int] = field(default_factory=list)
+
+    @property
+    def is_to_be_learned(self) -> bool:
+        """Whether it has a label, or will."""
+        return self.label in ("given", "to come")
 
 
 @dataclass
@@ -70,6 +82,17 @@ class Ledger:
     ----------
     folder : Path
         The federation's folder; node NAME has its inbox in ``NAME/inbox`` and its state in ``NAME/state/NAME``.
+
+    Attributes
+    ----------
+    files : dict of str to File
+        All files, by name.
+    memories : dict of str to Memory
+        What each node remembers.
+    faults : list of str
+        What should not be.
+    late : int
+        Number of pictures whose labels came late.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -77,11 +100,12 @@ class Ledger:
         self.files: dict[str, File] = {}
         self.memories: defaultdict[str, Memory] = defaultdict(Memory)
         self.faults: list[str] = []
+        self.late = 0
         self._given: dict[str, tuple[str, str]] = {}  # the file and the class of each sample
         self._trained: dict[tuple[str, int], int] = {}  # samples of each node and round
 
-    def drop(self, node: str, images: Pixels, names: Sequence[str], *, as_pictures: bool = False) -> None:
-        """Put samples into a node's inbox, as one archive, or as one picture each in the folder of its class.
+    def drop(self, node: str, images: Pixels, names: Sequence[str], form: Form = "archive") -> list[str]:
+        """Put samples into a node's inbox; return the names of the files.
 
         Parameters
         ----------
@@ -90,37 +114,75 @@ class Ledger:
         images : array
             Grey pictures, uint8 (n, S, S), each different from all before.
         names : sequence of str
-            Their classes.
-        as_pictures : bool
-            Whether as pictures.
+            Their classes, as the node is told. Of pictures without labels, an empty one says that none will come.
+        form : {"archive", "pictures", "unlabelled"}
+            How they arrive.
         """
         number = len(self.files)
         new = self._folder / node / "inbox" / "new"
         digests = [digest(np.repeat(image[None], 3, axis=0)) for image in images]
         if self._given.keys() & digests or len(set(digests)) < len(digests):
             raise ValueError(f"{node}: a sample would be given twice")
-        if not as_pictures:
+        if form == "archive":
             content = io.BytesIO()
             np.savez(content, images=images, labels=np.array(names))
-            self._add(node, new / f"{number:06d}.npz", content.getvalue(), digests, names)
-            return
-        for place, (image, name) in enumerate(zip(images, names, strict=True)):
-            self._add(node, new / name / f"{number + place:06d}.png", _png(image), [digests[place]], [name])
+            self._add(new / f"{number:06d}.npz", content.getvalue(), File(node, digests), names)
+        else:
+            for place, (image, name) in enumerate(zip(images, names, strict=True)):
+                file, folder = File(node, [digests[place]]), name
+                if form == "unlabelled":
+                    file.label, folder = "to come" if name else "never", _UNLABELLED
+                self._add(new / folder / f"{number + place:06d}.png", _png(image), file, [name])
+        return list(self.files)[number:]
 
-    def _add(self, node: str, path: Path, content: bytes, digests: list[str], names: Sequence[str]) -> None:
+    def _add(self, path: Path, content: bytes, file: File, names: Sequence[str]) -> None:
         # Noted before it is written: what the ledger does not know could be learned unseen.
-        self.files[path.name] = File(node, digests)
-        self._given |= {sample: (path.name, name) for sample, name in zip(digests, names, strict=True)}
+        self.files[path.name] = file
+        self._given |= {sample: (path.name, name) for sample, name in zip(file.samples, names, strict=True)}
         make_folder(path.parent)
         write_bytes(path, content, mode=0o600)
 
+    def label(self, classes: Mapping[str, str], *, as_list: bool) -> None:
+        """Tell a node what pictures show: by a list, or by moving each into the folder of its class.
+
+        Parameters
+        ----------
+        classes : mapping of str to str
+            For files of one node whose labels are to come, what it is told.
+        as_list : bool
+            Whether by a list.
+        """
+        first = next(iter(classes))
+        node, self.late = self.files[first].node, self.late + len(classes)
+        new = self._folder / node / "inbox" / "new"
+        for name, told in classes.items():
+            self.files[name].label = "given"
+            self._given[self.files[name].samples[0]] = name, told
+        if as_list:
+            lines = ["name,label", *(f"{name},{told}" for name, told in classes.items()), ""]
+            write_bytes(new / f"labels-{first}.csv", "\n".join(lines).encode(), mode=0o600)
+            return
+        for name, told in classes.items():
+            make_folder(new / told)
+            try:
+                (new / _UNLABELLED / name).rename(new / told / name)
+            except FileNotFoundError:
+                self._fault(f"{node}: {name} was gone before its label came")
+
+    def unlabelled(self) -> tuple[int, int]:
+        """Return how many pictures wait for a label that never comes, and how many were put away."""
+        labels = [file.label for file in self.files.values()]
+        return labels.count("never"), labels.count("dropped")
+
     def waiting(self, node: str) -> int:
-        """Return the number of files that the node has not taken."""
-        return sum(path.is_file() for path in (self._folder / node / "inbox" / "new").rglob("*.*"))
+        """Return the number of files with labels that the node has not taken."""
+        new = self._folder / node / "inbox" / "new"
+        return sum(path.parent.name != _UNLABELLED and path.suffix != ".csv" for path in _files(new))
 
     def open(self, node: str) -> list[str]:
-        """Return the files of a node that are not known to be learned."""
-        return [name for name, file in self.files.items() if file.node == node and not file.learned]
+        """Return the files of a node that are still to be learned, as far as is known."""
+        mine = {name: file for name, file in self.files.items() if file.node == node and file.is_to_be_learned}
+        return [name for name, file in mine.items() if not file.learned]
 
     @property
     def last_round(self) -> int:
@@ -141,6 +203,11 @@ class Ledger:
                         path.unlink()
                 if is_done:
                     _remove_folders(claim)
+        for path in _files(inbox / "done" / _UNLABELLED):
+            self._dropped(node, path.name)
+            path.unlink()
+        for path in (inbox / "done").glob("labels-*"):
+            path.unlink()
         for path in _files(inbox / "rejected"):
             self._fault(f"{node}: {path.name} was rejected" if path.suffix != ".txt" else "")
 
@@ -150,8 +217,17 @@ class Ledger:
             self._fault(f"{node}: {name} was learned, and was not given to it")
         elif number not in file.learned:
             file.learned.append(number)
+            if file.label != "given":
+                self._fault(f"{node}: {name} was learned in round {number}, and has no label")
             if len(file.learned) > 1:
                 self._fault(f"{node}: {name} was learned in rounds {file.learned}")
+
+    def _dropped(self, node: str, name: str) -> None:
+        file = self.files.get(name)
+        if file is None or file.is_to_be_learned:
+            self._fault(f"{node}: {name} was put away without having been learned")
+        else:
+            file.label = "dropped"
 
     def recall(self, node: str) -> None:
         """Note what the node remembers; a class or a buffer that it has lost, or a sample not its own, is a fault."""
@@ -204,8 +280,8 @@ class Ledger:
                 self._fault(f"{node}: trained on {samples} samples in round {number}, and has filed {filed} under it")
 
     def totals(self) -> dict[str, int]:
-        """Return the numbers of samples that were given, learned once, learned more often, and never."""
-        each = [(len(file.learned), len(file.samples)) for file in self.files.values()]
+        """Return the numbers of samples that were given with a label, learned once, learned more often, and never."""
+        each = [(len(file.learned), len(file.samples)) for file in self.files.values() if file.is_to_be_learned]
         return {
             "given": sum(samples for _, samples in each),
             "learned once": sum(samples for times, samples in each if times == 1),

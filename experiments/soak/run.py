@@ -71,11 +71,13 @@ def soak(console: Console, *, rounds: int, seed: int, output: Path, only_plan: b
         *ended,
         *verdict.course(rounds, records, year.plan, happened),
         *(verdict.Line(*check) for check in year.checks),
-        *verdict.learning(year.ledger),
+        *verdict.learning(year.ledger, year.dropped()),
+        *verdict.watching(records, year.weeks, year.heard()),
         *verdict.growth(members),
         *verdict.costs(members, records, time.monotonic() - begun),
     ]
     console.print(verdict.table_of(lines))
+    picture = verdict.draw(records, year.online, happened, members, year.weeks)
     told = {
         "seed": seed,
         "plan": [event.record() for event in year.plan],
@@ -83,7 +85,7 @@ def soak(console: Console, *, rounds: int, seed: int, output: Path, only_plan: b
         "online": year.online,
         "members": year.measures.record(),
     }
-    verdict.write(output, lines, told, records, verdict.draw(records, year.online, happened, members))
+    verdict.write(output, lines, told, records, picture)
     say(f"written: {output / 'soak.json'}, {output / 'year.png'}")
     return all(line.ok is not False for line in lines)
 

@@ -4,7 +4,10 @@ import io
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import nan
 from pathlib import Path
+from statistics import mean
 from typing import Any, NamedTuple
 
 from rich.table import Table
@@ -16,6 +19,9 @@ from fedkace_flwr.storage.files import write_bytes, write_text
 
 _SHOWN_FAULTS = 5
 _SETTLED = 50  # rounds; in fewer, buffers and caches are still being filled at a quarter
+_ABOUT = 5  # rounds before and after a week of wrong labels, with which it is compared
+_KNOWN = 10  # tests of a node before its accuracy is watched
+_LOSS = 0.05  # most that the mean accuracy over a few rounds may fall in it and after it
 _MEGA = 1e6
 _UNITS = {
     "files": (1.0, "{:.0f}"),
@@ -43,6 +49,27 @@ class Line(NamedTuple):
     ok: bool | None = None
 
 
+@dataclass(frozen=True)
+class Week:
+    """Rounds in which nodes labelled wrongly, and their model was taken back.
+
+    Attributes
+    ----------
+    before : int
+        The last round before it, whose model was ordered back.
+    nodes : list of str
+        Who labelled wrongly.
+    """
+
+    before: int
+    nodes: list[str]
+
+    def back(self, records: Sequence[Mapping[str, Any]]) -> int | None:
+        """Return the round in which the model of before was taken back."""
+        rounds = (record["round"] for record in records if record.get("rolled_back_to") == self.before)
+        return next(rounds, None)
+
+
 def course(
     rounds: int, records: Sequence[Mapping[str, Any]], plan: Sequence[Event], happened: Sequence[Event]
 ) -> list[Line]:
@@ -55,9 +82,10 @@ def course(
     ]
 
 
-def learning(ledger: Ledger) -> list[Line]:
-    """Return lines on samples and memories."""
-    totals = ledger.totals()
+def learning(ledger: Ledger, counted: int) -> list[Line]:
+    """Return lines on samples and memories; ``counted`` is how many pictures were dropped, by the hub's count."""
+    totals, (wait, dropped) = ledger.totals(), ledger.unlabelled()
+    unlabelled = f"{wait + dropped}: {wait} wait, {dropped} were dropped; the hub has counted {counted}"
     faults = [Line("fault", fault, False) for fault in ledger.faults[:_SHOWN_FAULTS]]
     if more := ledger.faults[_SHOWN_FAULTS:]:
         faults.append(Line("fault", f"and {len(more)} more", False))
@@ -69,9 +97,73 @@ def learning(ledger: Ledger) -> list[Line]:
         Line("learned exactly once", str(totals["learned once"]), totals["learned once"] == totals["given"]),
         Line("learned more often", str(totals["learned again"]), totals["learned again"] == 0),
         Line("not learned", str(totals["not learned"]), totals["not learned"] == 0),
+        Line("labelled late", str(ledger.late), ledger.late > 0),
+        Line("never labelled", unlabelled, dropped == counted > 0),
         *(Line(f"{node}: buffer", memory, True) for node, memory in memories.items()),
         *faults,
     ]
+
+
+def watching(
+    records: Sequence[Mapping[str, Any]], weeks: Sequence[Week], heard: Sequence[Mapping[str, Any]]
+) -> list[Line]:
+    """Return lines on weeks of wrong labels, and on alarms in them and in quiet rounds.
+
+    Parameters
+    ----------
+    records : sequence of mapping
+        The rounds.
+    weeks : sequence of Week
+        The weeks.
+    heard : sequence of mapping
+        The alarms that came to the command of ``on-alarm``.
+    """
+    lines, alarms, quiet = list[Line](), alarms_of(records), {record["round"] for record in records}
+    for week in weeks:
+        back = week.back(records)
+        last = records[-1]["round"] if back is None else back
+        quiet -= set(range(week.before + 1, last + _ABOUT + 1))
+        parts = ((week.before - _ABOUT, week.before), (week.before, last - 1), (last - 1, last - 1 + _ABOUT))
+        before, during, after = (_mean_accuracy(records, *part) for part in parts)
+        raised = [alarm for alarm in alarms if week.before < alarm["round"] <= last]
+        held = sum(alarm["kind"] == "gate" for alarm in raised)
+        fell = {_called(alarm["client"]) for alarm in raised if alarm["kind"] == "accuracy"}
+        due = {node for node in week.nodes if _tests(records, node, week.before) >= _KNOWN}
+        name, told = f"wrong labels after round {week.before}", ", ".join(sorted(fell)) or "none"
+        shown = f"{100 * before:.1f} % before, {100 * during:.1f} % in this time, {100 * after:.1f} % after it"
+        lines += [
+            Line(f"{name}: accuracy", shown, min(during, after) >= before - _LOSS),
+            Line(f"{name}: held", f"{held} of {last - week.before}", held > 0),
+            Line(f"{name}: alarms", f"{told}; due: {', '.join(sorted(due))}", bool(fell) and fell >= due),
+            Line(f"{name}: rollback", f"taken in round {back}", back is not None),
+        ]
+    early = [alarm for alarm in alarms if alarm["round"] in quiet]
+    unheard = [alarm for alarm in alarms if alarm not in heard]
+    return [
+        *lines,
+        Line("alarms in quiet rounds", f"{len(early)} in {len(quiet)}", not early),
+        Line("alarms without on-alarm", f"{len(unheard)} of {len(alarms)}", not unheard),
+    ]
+
+
+def _called(client: int | None) -> str:
+    return "all" if client is None else f"node-{client + 1}"
+
+
+def _tests(records: Sequence[Mapping[str, Any]], node: str, until: int) -> int:
+    """In how many rounds a node has tested a new chunk before it trained."""
+    found = [record.get("prequential_accuracy", ()) for record in records if record["round"] <= until]
+    return sum(value is not None for values in found for client, value in enumerate(values) if _called(client) == node)
+
+
+def alarms_of(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return all alarms."""
+    return [alarm for record in records for alarm in record.get("alarms", ())]
+
+
+def _mean_accuracy(records: Sequence[Mapping[str, Any]], after: int, until: int) -> float:
+    values = [record["accuracy"] for record in records if after < record["round"] <= until]
+    return float(mean([value for value in values if value is not None] or [nan]))
 
 
 def growth(members: Mapping[str, Sequence[Figures]]) -> list[Line]:
@@ -128,23 +220,31 @@ def draw(
     online: Sequence[int],
     happened: Sequence[Event],
     members: Mapping[str, Sequence[Figures]],
+    weeks: Sequence[Week] = (),
 ) -> bytes:
-    """Draw accuracy, members, events and figures over the rounds; a PNG."""
+    """Draw accuracy, alarms, members, events and figures over the rounds; a PNG."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
     figure = Figure(figsize=(10, 8), layout="constrained")
     accuracy, nodes, memory, disk = figure.subplots(4, 1, sharex=True, height_ratios=(4, 1, 2, 2))
     numbers = [record["round"] for record in records]
-    accuracy.plot(numbers, [record["accuracy"] for record in records], color="#1b3a57")
+    for week in weeks:
+        accuracy.axvspan(week.before + 0.5, (week.back(records) or numbers[-1]) - 0.5, color="#d1495b", alpha=0.12)
+    asked = [[value for value in record.get("prequential_accuracy", ()) if value is not None] for record in records]
+    before = [mean(values) if values else None for values in asked]
+    accuracy.plot(numbers, before, color="#9aa5b1", linewidth=0.8, label="before training, on new samples")
+    accuracy.plot(numbers, [record["accuracy"] for record in records], color="#1b3a57", label="on test samples")
+    for kind, mark, height in (("accuracy", "v", 1.05), ("gate", "x", 1.12)):
+        raised = [alarm["round"] for alarm in alarms_of(records) if alarm["kind"] == kind]
+        accuracy.plot(raised, [height] * len(raised), mark, color="#d1495b", markersize=5, label=f"alarm: {kind}")
     accuracy.yaxis.set_major_formatter(PercentFormatter(1.0))
-    accuracy.set(ylabel="accuracy", ylim=(0, 1))
-    texts = Counter[int]()
-    for event in happened:
+    accuracy.set(ylabel="accuracy", ylim=(0, 1.18))
+    accuracy.legend(fontsize=7, ncols=4, loc="upper center", bbox_to_anchor=(0.5, 1.12), frameon=False)
+    for place, event in enumerate(happened):
         accuracy.axvline(event.round, color="#d1495b", linewidth=0.7, alpha=0.6)
         text = event.kind + (f" {event.node}" if event.node else "")
-        height = 0.02 + 0.25 * texts[event.round]
-        texts[event.round] += 1
+        height = 0.02 + 0.27 * (place % 3)
         accuracy.text(event.round, height, text, rotation=90, fontsize=7, va="bottom", ha="right", color="#d1495b")
     nodes.step(range(1, len(online) + 1), online, where="mid", color="#1b3a57")
     nodes.yaxis.set_major_locator(MaxNLocator(integer=True))

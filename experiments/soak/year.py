@@ -1,8 +1,11 @@
 """The course of a simulated year: samples arrive, rounds pass, and what was planned happens."""
 
 import json
+import random
+import shlex
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +14,13 @@ import numpy as np
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import RunError
 from fedkace_flwr.experiment import Experiment
-from fedkace_flwr.experiments.living import remove, stop
+from fedkace_flwr.experiments.living import remove, roll_back, stop
 from fedkace_flwr.experiments.running.processes import staged_app
 from fedkace_flwr.experiments.soak.federation import CLIENT, HUB, SERVERAPP, Federation
-from fedkace_flwr.experiments.soak.ledger import Ledger, Pixels
+from fedkace_flwr.experiments.soak.ledger import Form, Ledger, Pixels
 from fedkace_flwr.experiments.soak.measures import Measures
-from fedkace_flwr.experiments.soak.plan import BACK, START_CLASSES, START_NODES, Event, draw
+from fedkace_flwr.experiments.soak.plan import BACK, ROLLBACK, START_CLASSES, START_NODES, SWAP, Event, draw
+from fedkace_flwr.experiments.soak.verdict import Week
 from fedkace_flwr.seeding import seed_for
 
 _LOOK = 1.0  # seconds between two looks at the federation
@@ -25,6 +29,10 @@ _CHUNK = (6, 10)  # samples of a node in a round
 _CLASSES = 2  # of which they are
 _NOISE = 12  # of 255; makes each picture unique
 _PICTURES = 5  # each chunk of this number arrives as pictures instead of an archive
+_UNLABELLED = 3  # each chunk of this number arrives as pictures without labels
+_NEVER = 0.25  # share of these that never get one
+_LATE = (2, 4)  # rounds after which the others do; a chunk is there up to a round before its own
+_AGE = 180.0  # seconds that a node keeps them; all labels come within a third of it, even if no round ends
 _TESTS = 20  # of each class
 _QUIET = 45.0  # seconds
 _END = 120.0  # seconds in which a run must end that is told to
@@ -44,6 +52,8 @@ _CONFIG = {
     "away-after": 30.0,
     "probe": 20.0,
     "deadline": 300.0,
+    "unlabelled-age": _AGE,
+    "gate": "hold",
 }
 
 
@@ -109,12 +119,15 @@ class Year:
         Number of nodes that are meant to run, after each round.
     checks : list of (str, str, bool)
         What was looked at on the way, what was found, and whether it is right.
+    weeks : list of Week
+        In which nodes labelled wrongly.
     """
 
     def __init__(self, rounds: int, seed: int, folder: Path, say: Callable[[str], None]) -> None:
         self.rounds, self._seed, self._say = rounds, seed, say
         self.plan = draw(rounds, seed)
         self._tests, self._config = folder / "test", folder / "run.toml"
+        self._heard = folder / "alarms"
         self.cameras = Cameras(seed)
         self._classes = START_CLASSES
         for label in range(self._classes):
@@ -125,10 +138,15 @@ class Year:
         self.happened: list[tuple[Event, float]] = []
         self.online: list[int] = []
         self.checks: list[tuple[str, str, bool]] = []
+        self.weeks: list[Week] = []
         self._nodes = [f"node-{number}" for number in range(1, START_NODES + 1)]
         self._gone: dict[str, int] = {}  # nodes that have left, each with the round
         self._fed = dict.fromkeys(self._nodes, 0)  # chunks that each node was given
         self._feeds = True
+        # After which round a node learns the classes of pictures, and at which second at the latest.
+        self._late: list[tuple[int, float, str, dict[str, str]]] = []
+        self._honest = ""  # if any: all others label wrongly
+        self._wrong: list[str] = []  # files, some with such labels, that are to be learned before they are forgotten
         # Since when nothing happens, after which round, what was spent until then, and by whom.
         self._still: tuple[float, int, float, list[str]] | None = None
         federation = self.federation
@@ -137,6 +155,8 @@ class Year:
             "leave": self._leave,
             "absence": federation.stop,
             BACK: federation.start,
+            SWAP: self._swap,
+            ROLLBACK: self._rollback,
             "new-class": self._new_class,
             "quiet": self._quiet,
             "kill-client": lambda node: federation.kill([node], CLIENT),
@@ -160,6 +180,8 @@ class Year:
             No round ends any more, or some files are never learned.
         """
         told = {**_CONFIG, "seed": self._seed, "class-names": ", ".join(self.cameras.names[:START_CLASSES])}
+        heard = shlex.quote(str(self._heard))
+        told["on-alarm"] = f"sh -c '{{ echo; cat; }} >> \"$0\"' {heard}"
         self._config.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in told.items()))
         self._feed(0)
         self.federation.begin(self._config)
@@ -176,6 +198,7 @@ class Year:
                 due.append((now + event.delay, event))
             due = [(when, event) for when, event in due if when > now or not self._happen(event)]
             self._feed(done)
+            self._label(done)
             if now - since > _STALL:
                 raise RunError(f"no round has ended for {_STALL:g} seconds after round {done}")
             time.sleep(_LOOK)
@@ -187,6 +210,19 @@ class Year:
         path = self.federation.run / "rounds.jsonl"
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def heard(self) -> list[dict[str, Any]]:
+        """Return the alarms that came to the operator's command."""
+        alarms = []
+        for line in self._heard.read_text().splitlines() if self._heard.exists() else ():
+            with suppress(ValueError):  # the command was killed, too
+                alarms += json.loads(line)["alarms"]
+        return alarms
+
+    def dropped(self) -> int:
+        """Return how many pictures without labels were dropped, by the hub's count."""
+        members = json.loads((self.federation.run / "members.json").read_text())
+        return sum(each["dropped"] or 0 for each in members["members"])
 
     def _recorded(self) -> int:
         path = self.federation.run / "rounds.jsonl"
@@ -215,14 +251,43 @@ class Year:
             wants = given <= done or (given == done + 1 and not self.ledger.waiting(node))
             if wants and given < self.rounds:
                 number = self._fed[node] = given + 1
-                images, names = self.cameras.chunk(int(node.removeprefix("node-")), number, self._classes)
-                self.ledger.drop(node, images, names, as_pictures=number % _PICTURES == 0)
+                self._give(node, number, done)
+
+    def _give(self, node: str, number: int, done: int) -> None:
+        """Give a node a chunk."""
+        seat = int(node.removeprefix("node-"))
+        images, names = self.cameras.chunk(seat, number, self._classes)
+        if (number + seat) % _UNLABELLED:
+            form: Form = "archive" if number % _PICTURES else "pictures"
+            self.ledger.drop(node, images, [self._said(node, name) for name in names], form)
+            return
+        chance = random.Random(seed_for(self._seed, "soak", "late", seat, number))
+        names = ["" if chance.random() < _NEVER else name for name in names]
+        files = self.ledger.drop(node, images, names, "unlabelled")
+        classes = {file: name for file, name in zip(files, names, strict=True) if name}
+        if classes:
+            self._late.append((done + chance.randint(*_LATE), time.monotonic() + _AGE / 3, node, classes))
+
+    def _label(self, done: int) -> None:
+        """Tell nodes what pictures show whose time has come: half of them by lists."""
+        for late in list(self._late):
+            after, at_latest, node, classes = late
+            if after <= done or at_latest <= time.monotonic():
+                self._late.remove(late)
+                told = {file: self._said(node, name) for file, name in classes.items()}
+                self.ledger.label(told, as_list=after % 2 == 0)
+
+    def _said(self, node: str, name: str) -> str:
+        """What a node says that a picture of a class is."""
+        names = self.cameras.names[: self._classes]
+        return name if self._honest in ("", node) else names[(names.index(name) + 1) % len(names)]
 
     def _settle(self) -> None:
         """Let the nodes learn what is left, without further disturbance."""
         since = time.monotonic()
         while any(self.ledger.open(node) for node in self._nodes):
             self._look()
+            self._label(self._recorded())
             for node in self._nodes:
                 self.ledger.count(node)
             if time.monotonic() - since > _STALL:
@@ -236,6 +301,11 @@ class Year:
         fewest = min(memory.classes for node, memory in named if node in self._nodes)
         told = f"{self._classes} were given, each node has met {fewest} or more"
         self.checks.append(("classes", told, fewest > START_CLASSES))
+        environment = json.loads((self.federation.run / "environment.json").read_text())
+        upgrade = next(event.round for event, _ in self.happened if event.kind == "upgrade")
+        versions = [each["fedkace_flwr"] for each in environment["resumptions"] if each["round"] > upgrade]
+        told = f"the run goes on with {', '.join(dict.fromkeys(versions))}"
+        self.checks.append(("upgrade", told, bool(versions) and environment["fedkace_flwr"] not in versions))
 
     def _stop(self) -> None:
         """Stop the run as an operator does."""
@@ -281,7 +351,26 @@ class Year:
         self.cameras.write_tests(self._tests, label)
         for place, node in enumerate(self._nodes[:2]):
             images, names = self.cameras.of_class(int(node.removeprefix("node-")), label)
-            self.ledger.drop(node, images, names, as_pictures=place == 0)
+            self.ledger.drop(node, images, names, "archive" if place else "pictures")
+
+    def _swap(self, honest: str) -> None:
+        """Let all other nodes label wrongly from now on."""
+        self._honest = honest
+        self.weeks.append(Week(self._recorded(), [node for node in self._nodes if node != honest]))
+
+    def _rollback(self, _: str) -> bool:
+        """Let them label rightly; when all that is wrong has been learned, order the model of before."""
+        for node in self._nodes:
+            self.ledger.count(node)
+        labelled = [
+            name for node in self._nodes for name in self.ledger.open(node) if self.ledger.files[name].label == "given"
+        ]
+        self._wrong = labelled if self._honest else [name for name in self._wrong if name in labelled]
+        self._honest = ""
+        if self._wrong:
+            return False
+        roll_back(self.federation.run, self.weeks[-1].before)
+        return True
 
     def _quiet(self, _: str) -> bool:
         """Give nothing to anyone until all is learned, and then for a while, in which no round may take place."""

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.federation, pytest.mark.timeout(3000
 
 def test_a_federation_lives_through_a_year(tmp_path: Path) -> None:
     need_tools("openssl", "ssh-keygen")
-    command = [sys.executable, "-m", "experiments", "soak", "--rounds", "15", "--output", str(tmp_path / "soak")]
+    command = [sys.executable, "-m", "experiments", "soak", "--rounds", "20", "--output", str(tmp_path / "soak")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "FAIL" not in done.stdout and (tmp_path / "soak" / "year.png").exists()

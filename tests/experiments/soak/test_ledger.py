@@ -1,5 +1,6 @@
 """The ledger of a simulated year, over the inbox and the states of a device."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from fedkace_flwr.data.inbox import Inbox
-from fedkace_flwr.experiments.soak.ledger import Ledger
+from fedkace_flwr.experiments.soak.ledger import Form, Ledger
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.storage import atomic, client_state
 from fedkace_flwr.storage.atomic import ANSWER, STATE
@@ -52,15 +53,15 @@ def device(tmp_path: Path) -> Device:
     return Device(tmp_path)
 
 
-def drop(ledger: Ledger, number: int, *, as_pictures: bool = False) -> None:
-    """Give the node one sample of each class."""
+def drop(ledger: Ledger, number: int, form: Form = "archive", names: Sequence[str] = CLASSES) -> list[str]:
+    """Give the node two samples, one of each class."""
     images = np.random.default_rng(number).integers(0, 256, (2, 8, 8), dtype=np.uint8)
-    ledger.drop(NODE, images, CLASSES, as_pictures=as_pictures)
+    return ledger.drop(NODE, images, names, form)
 
 
 def test_what_is_learned_once_is_in_order(ledger: Ledger, device: Device) -> None:
     drop(ledger, 0)
-    drop(ledger, 1, as_pictures=True)
+    drop(ledger, 1, "pictures")
     assert ledger.waiting(NODE) == 3 and len(ledger.open(NODE)) == 3
     first = device.learn()
     device.remember(first, trained=4)
@@ -95,6 +96,39 @@ def test_a_file_that_is_lost_one_learned_twice_and_one_rejected_are_found(ledger
     assert f"{NODE}: {twice.name} was learned in rounds [1, 2]" in ledger.faults
     assert f"{NODE}: {bad.name} was rejected" in ledger.faults and len(ledger.faults) == 2
     assert ledger.open(NODE) == [lost.name, bad.name]
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_labels_come_late_or_never(ledger: Ledger, device: Device, as_list: bool) -> None:
+    late, never = drop(ledger, 0, "unlabelled", ("a", ""))
+    assert not len(device.learn()) and not ledger.waiting(NODE) and ledger.open(NODE) == [late]
+    ledger.label({late: "a"}, as_list=as_list)
+    learned = device.learn()
+    device.remember(learned, trained=1)
+    ledger.count(NODE)
+    ledger.recall(NODE)
+    ledger.compare()
+    assert learned.labels.tolist() == [0] and not ledger.faults and not ledger.open(NODE)
+    assert ledger.totals()["learned once"] == ledger.late == 1 and ledger.unlabelled() == (1, 0)
+    new = device.home / "inbox" / "new"
+    (new / "a").mkdir(exist_ok=True)
+    (new / "unlabelled" / never).rename(new / "a" / never)
+    device.remember(learned.followed_by(device.learn()))
+    ledger.count(NODE)
+    ledger.recall(NODE)
+    assert f"{NODE}: {never} was learned in round 3, and has no label" in ledger.faults and len(ledger.faults) == 2
+
+
+def test_a_picture_that_was_not_kept_until_its_label_came_is_found(ledger: Ledger, tmp_path: Path) -> None:
+    late, never = drop(ledger, 0, "unlabelled", ("a", ""))
+    done = tmp_path / NODE / "inbox" / "done" / "unlabelled"
+    done.mkdir(parents=True)
+    for name in (late, never):
+        next(tmp_path.rglob(name)).rename(done / name)
+    ledger.count(NODE)
+    ledger.label({late: "a"}, as_list=False)
+    faults = ("was put away without having been learned", "was gone before its label came")
+    assert ledger.faults == [f"{NODE}: {late} {fault}" for fault in faults] and ledger.unlabelled() == (0, 1)
 
 
 def test_a_lost_memory_and_a_strange_one_are_found(ledger: Ledger, device: Device) -> None:

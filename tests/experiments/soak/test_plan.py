@@ -4,7 +4,10 @@ from collections import Counter
 
 import pytest
 
-from fedkace_flwr.experiments.soak.plan import BACK, FEWEST_ROUNDS, KINDS, Event, draw
+from fedkace_flwr.experiments.soak.plan import BACK, FEWEST_ROUNDS, KINDS, ROLLBACK, SWAP, WEEK, Event, draw
+
+UNSETTLING = {"join", "leave", "absence", "new-class", "quiet"}
+"""What changes how well devices predict, or whether they do, apart from labels."""
 
 
 @pytest.mark.parametrize("rounds", [FEWEST_ROUNDS, 200])
@@ -18,12 +21,19 @@ def check(events: list[Event], rounds: int) -> None:
     assert all(counts[kind.name] == max(1, round(kind.per_year * rounds / 200)) for kind in KINDS)
     assert counts[BACK] == counts["absence"]
     assert all(1 < event.round < rounds for event in events)
-    present, away = {1, 2, 3}, set[int]()
+    weeks = [event.round for event in events if event.kind == SWAP]
+    assert len(weeks) == (2 if rounds == 200 else 1) and weeks[0] > 10
+    assert [event.round for event in events if event.kind == ROLLBACK] == [week + WEEK for week in weeks]
+    present, away, ever = {1, 2, 3}, set[int](), {1, 2, 3}
     for event in events:
         assert not event.node or (event.node in present) != (event.kind == "join")
+        assert event.kind != "join" or event.node not in ever, "federation.sh gives no number again"
+        ever.add(event.node)
+        assert not any(week <= event.round <= week + WEEK for week in weeks if event.kind in UNSETTLING)
         assert (event.node in away) == (event.kind == BACK)
         present, away = after(event, present, away)
         assert len(present - away) >= 2
+        assert event.kind != SWAP or (not away and event.node)
     assert not away, "the last part of the year is undisturbed"
 
 
