@@ -54,6 +54,7 @@ _CONFIG = {
     "deadline": 300.0,
     "unlabelled-age": _AGE,
     "gate": "hold",
+    "gate-tolerance": 0.1,
 }
 
 
