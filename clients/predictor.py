@@ -249,7 +249,7 @@ class Ensemble(Predictor):
         if sent and (self.settings.recalibrate_batchnorm or self._discriminant_share(round_number)):
             own = self._own_samples(state, round_number)
             self.recalibrate(net, own, round_number)
-            self._refit(net, own, round_number)
+            self._refit(net, state.buffer if state.is_undone else own, round_number)
         return net
 
     def local_weights(self, state: ClientState, round_number: int) -> Mapping[str, Array] | None:
@@ -303,10 +303,13 @@ class Ensemble(Predictor):
             refit(net, images, samples.labels, preprocess, share)
 
     def _own_samples(self, state: ClientState, round_number: int) -> Samples:
-        """All samples that the client holds in a round, once it has trained: its buffer, and the chunk if it had one."""
-        if state.round != round_number or not state.has_local_model:
+        """All samples that the client holds in a round, once it has trained: its buffer, and the chunk if it had one.
+
+        After an undone round, whose labels do not count, they include its chunk until the client trains again.
+        """
+        if state.round != round_number and not state.is_undone:
             return state.buffer
-        return state.buffer.followed_by(self.tools.source.again(round_number, state.follows))
+        return state.buffer.followed_by(self.tools.source.again(state.round, state.follows))
 
 
 def _label_probabilities(logits: Tensor, labels: Tensor, seen: Tensor) -> Tensor:

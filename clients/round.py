@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from flwr.app import RecordDict
 from flwr.client import NumPyClient
 from torch import Tensor
@@ -43,6 +44,8 @@ class StreamingClient(NumPyClient):
 
     Attributes
     ----------
+    is_device : bool
+        Whether this machine is a device, whose costs are reported, and not a part of a simulation.
     unnamed : list of str
         After training: names of the classes that the client remembers from an earlier run and that this one lacks.
     """
@@ -57,9 +60,10 @@ class StreamingClient(NumPyClient):
     ) -> None:
         self.rule = rule
         self.content = content if content is not None else RecordDict()
-        self._told = self.content.config_records.get(wire.CONFIG, {})
+        self._told: Mapping[str, Any] = self.content.config_records.get(wire.CONFIG, {})
         self._models = models or (rule.store.folder, None)
         self.unnamed: list[str] = []
+        self.is_device = on_device or rule.config.data.arrives
         self._keeps_models = rule.config.keeps_models(on_device=on_device)
 
     def fit(self, parameters: Parameters, config: dict[str, Any]) -> tuple[list[Any], int, Metrics]:
@@ -118,7 +122,8 @@ class StreamingClient(NumPyClient):
         waiting = waiting.take(state.seen[waiting.labels].nonzero().flatten())
         if len(waiting):
             samples = samples.followed_by(waiting)
-        alone = replace(state, round=0)  # as a client without a local model predicts
+        # As a client without a local model predicts; and not adapted to the samples on which it is tested.
+        alone = replace(state, round=0, buffer=rule.source.none())
         right = {wire.GATE_CANDIDATE: 0, wire.GATE_ACCEPTED: 0}
         for name, weights in zip(right, (candidate, accepted), strict=True) if len(samples) else ():
             found = rule.predictions(weights, alone, round_number, samples)
@@ -205,6 +210,8 @@ class StreamingClient(NumPyClient):
         report |= tested.report
         if tested.accuracy is not None:
             report[wire.ACCURACY] = tested.accuracy
+            if came := rule.source.late.tests(round_number):
+                report[wire.ARRIVED_ACCURACY] = tested.accuracy * tested.examples / came
         if tested.classes:
             report[wire.CLASS_ACCURACY] = tested.classes
         if state.global_since is not None:
@@ -220,7 +227,7 @@ class StreamingClient(NumPyClient):
         if rule.config.data.arrives:  # the newest, so that a round's time is bounded
             fresh = fresh[-rule.config.data.inbox_bound :]
         block = max(1, _BLOCK // (3 * rule.experiment.dataset.image_size**2))
-        for keys in fresh.split(block) if answering is not None and len(fresh) else ():
+        for keys in torch.split(fresh, block) if answering is not None and len(fresh) else ():
             places, samples = source.samples(keys)
             if len(samples) and answering is not None:
                 answers = rule.answers(answering, rule.views(answering, samples), state.seen)

@@ -292,6 +292,12 @@ def _members(options: argparse.Namespace, console: Console) -> None:
     console.print(members_table(options.run))
 
 
+def _status(options: argparse.Namespace, console: Console) -> None:
+    from fedkace_flwr.experiments.living import show_status
+
+    show_status(options.run, console, watch=options.watch, as_json=options.json)
+
+
 def _stop(options: argparse.Namespace, console: Console) -> None:
     from fedkace_flwr.experiments.living import stop
 
@@ -322,6 +328,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace, Console], int | None]] = {
     "export": _export,
     "stream": _stream,
     "feed": _feed,
+    "status": _status,
     "members": _members,
     "stop": _stop,
     "rollback": _rollback,

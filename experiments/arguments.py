@@ -168,6 +168,11 @@ def make_parser(program: str) -> Parser:
         "--every", type=float, default=0.0, help="seconds between the files of two rounds (default: 0, all at once)"
     )
 
+    status = commands.add_parser("status", help="show how a run goes, and each of its clients, see docs/living.md")
+    status.add_argument("run", type=Path, help="the run's folder; on devices: on the hub")
+    status.add_argument("--watch", action="store_true", help="go on showing it until Ctrl-C")
+    status.add_argument("--json", action="store_true", help="print all that is known, as JSON")
+
     members = commands.add_parser("members", help="list who takes part in a run on devices, see docs/living.md")
     members.add_argument("run", type=Path, help="the run's folder, on the hub")
     members.add_argument("--remove", type=int, metavar="SEAT", help="let this client take part no longer, for good")

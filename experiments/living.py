@@ -1,23 +1,30 @@
-"""Commands for a run that goes on: who takes part in it, its past models, and its end."""
+"""Commands for a run that goes on: how it goes, who takes part in it, its past models, and its end."""
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console, Group
+from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from fedkace_flwr.errors import ConfigError, ResultsError
 from fedkace_flwr.results.orders import Orders
 from fedkace_flwr.results.run_folder import is_run, read_json
+from fedkace_flwr.results.status import MEMBERS, alarms, facts, table
+from fedkace_flwr.storage.client_store import is_locked
 from fedkace_flwr.storage.files import LARGEST_LOG, read_text
 from fedkace_flwr.storage.names import printable
 from fedkace_flwr.storage.past_models import PastModel, PastModels
 
 _COLUMNS = ("seat", "name", "status", "joined", "last", "node", "note")
 _NAMED = 20  # rounds in an error
+_LOOK = 2.0  # seconds between two looks at a run that is watched
 _TITLES = {"joined": "since round", "last": "last seen"}
 
 
@@ -75,6 +82,114 @@ def members_table(run: Path) -> Table:
         told = {**each, "status": "removed"} if each["seat"] in removed else each
         table.add_row(*("" if told.get(column) is None else printable(str(told[column])) for column in _COLUMNS))
     return table
+
+
+def show_status(run: Path, console: Console, *, watch: bool = False, as_json: bool = False) -> None:
+    """Print how a run goes and what is known of each client; with ``watch`` again and again, until Ctrl-C.
+
+    Raises
+    ------
+    ConfigError
+        The folder holds no run.
+    RunError
+        A file of the run is damaged.
+    """
+    status = status_of(run)
+    if as_json:
+        print(json.dumps(status, indent=2))
+        return
+    if not watch:
+        console.print(_shown(status))
+        return
+    with Live(_shown(status), console=console, screen=console.is_terminal, auto_refresh=False) as live:
+        try:
+            while True:
+                time.sleep(_LOOK)
+                live.update(_shown(status_of(run)), refresh=True)
+        except KeyboardInterrupt:
+            return
+
+
+def status_of(run: Path) -> dict[str, Any]:
+    """Read how a run goes, as its server wrote it last; of a run without such a file, what its records tell.
+
+    Raises
+    ------
+    ConfigError
+        The folder holds no run.
+    ResultsError, RunError
+        A file of the run is damaged.
+    """
+    _orders(run)
+    status = _told(run) if (run / MEMBERS).exists() else {}
+    if "waits_for" not in status:  # no seats, or written by an earlier version
+        status = {**_from_records(run), **status}
+    if (run / "summary.json").exists():
+        status["waits_for"] = "nothing: the run has ended"
+    else:
+        with suppress(OSError):  # another user's run
+            if not is_locked(run):
+                status["waits_for"] = "its server, which is not running"
+    return status
+
+
+def _from_records(run: Path) -> dict[str, Any]:
+    """What ``config.json`` and the last file of records tell."""
+    path, config = run / "rounds.jsonl", read_json(run / "config.json")
+    try:
+        records = [json.loads(line) for line in read_text(path, LARGEST_LOG).splitlines()]
+    except FileNotFoundError:
+        records = []
+    except (OSError, ValueError) as error:
+        raise ResultsError(f"{path}: cannot be read ({error})") from error
+    raised = [alarm for record in records for alarm in record.get("alarms", [])]
+    clients = max([config["clients"], *(len(record["client_accuracy"]) for record in records)])
+    members = []
+    for client in range(clients):
+        own = [alarm["text"] for alarm in raised if alarm["client"] == client]
+        trained = [record["round"] for record in records if _has_trained(client, record)]
+        known = {"trained": trained[-1] if trained else None, "alarms": len(own)}
+        for name, column in (("accuracy", "client_accuracy"), ("prequential_accuracy", "prequential_accuracy")):
+            values = [record[column][client] for record in records if client < len(record.get(column, ()))]
+            known[name] = next((value for value in reversed(values) if value is not None), None)
+        members.append({"seat": client, "name": "", **known, "alarm": own[-1] if own else ""})
+    return {
+        "run": run.resolve().name,
+        "method": config["method"],
+        "version": read_json(run / "environment.json").get("fedkace_flwr"),
+        "round": records[-1]["round"] if records else 0,
+        "accuracy": records[-1]["accuracy"] if records else None,
+        "alarms": raised[-10:],
+        "members": members,
+    }
+
+
+def _has_trained(client: int, record: dict[str, Any]) -> bool:
+    """Whether a client has trained in a round; who was asked is told unless all were who are not away."""
+    away = [*record.get("away", ()), *record.get("sat_out", ())]
+    failed = [each["client"] for each in record["failures"] if each["phase"] == "training"]
+    asked = record.get("asked", range(len(record["client_accuracy"])))
+    return client in asked and client not in away and client not in failed
+
+
+def _shown(status: dict[str, Any]) -> Group:
+    head = Table(box=None, show_header=False, padding=(0, 1, 0, 0))
+    head.add_column(no_wrap=True)
+    head.add_column(overflow="fold")
+    for word, value in facts(status):
+        head.add_row(Text(word, "dim"), Text(value))
+    for line in alarms(status):
+        head.add_row(Text("alarm", "red"), Text(line))
+    columns, rows = table(status["members"], narrow=True)
+    clients = Table(box=None, padding=(0, 1, 0, 0))
+    for column in columns:
+        words = column.is_text
+        clients.add_column(
+            column.short, justify="left" if words else "right", no_wrap=True, max_width=16 if words else None
+        )
+    for row in rows:
+        clients.add_row(*map(Text, row))
+    return Group(head, "", clients)
 
 
 def roll_back(run: Path, to: int) -> str:
@@ -159,13 +274,19 @@ def _orders(run: Path) -> Orders:
 
 
 def _members(run: Path) -> list[dict[str, Any]]:
-    if not (run / "members.json").exists():
+    if not (run / MEMBERS).exists():
         raise ConfigError(
             f"{run}: has no seats; only runs over inboxes or nodes with keys have, from their first round on"
         )
-    members = read_json(run / "members.json").get("members")
+    return list(_told(run)["members"])
+
+
+def _told(run: Path) -> dict[str, Any]:
+    """What the server has written of a run and its seats."""
+    told = read_json(run / MEMBERS)
+    members = told.get("members")
     if not isinstance(members, list) or not all(
         isinstance(each, dict) and type(each.get("seat")) is int for each in members
     ):
-        raise ConfigError(f"{run / 'members.json'}: lists no seats")
-    return members
+        raise ConfigError(f"{run / MEMBERS}: lists no seats")
+    return told

@@ -10,8 +10,10 @@ from pathlib import Path
 import torch
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 
+from fedkace_flwr import __version__
 from fedkace_flwr.clients.memory import memory_of
 from fedkace_flwr.clients.round import StreamingClient
+from fedkace_flwr.compute.costs import cpu_meter, peak_memory
 from fedkace_flwr.compute.devices import GPU_SHARE, limit_memory
 from fedkace_flwr.config import Config
 from fedkace_flwr.configured import configured, find_method, known_names
@@ -142,12 +144,25 @@ def gate(message: Message, context: Context) -> Message:
         return Message(wire.reply_content(None, *client.judge(candidate, accepted, number)), reply_to=message)
 
 
+_cpu_seconds = cpu_meter()
+
+
 def _reply(message: Message, client: StreamingClient, content: RecordDict, number: int) -> Message:
-    """The reply with this content, and with the names of classes that wait for a number."""
+    """The reply with this content, with the names of classes that wait for a number, and with the costs of a device.
+
+    What a repeated answer costs is not what its round has cost: costs are no part of the answer that is stored.
+    """
     source = client.rule.source
-    names = {*source.new_classes(number), *(client.unnamed if source.tells else ())}
-    if names:
-        content[wire.CONFIG] = ConfigRecord({wire.NEW_CLASSES: sorted(names)[: wire.MOST_NEW_CLASSES]})
+    told = ConfigRecord()
+    if names := {*source.new_classes(number), *(client.unnamed if source.tells else ())}:
+        told[wire.NEW_CLASSES] = sorted(names)[: wire.MOST_NEW_CLASSES]
+    if client.is_device:
+        told[wire.VERSION] = __version__
+        metrics = content.metric_records[wire.METRICS]
+        metrics[wire.PEAK_MEMORY] = peak_memory()
+        metrics[wire.CPU_SECONDS] = _cpu_seconds()
+    if told:
+        content[wire.CONFIG] = told
     return Message(content, reply_to=message)
 
 

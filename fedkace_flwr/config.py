@@ -335,10 +335,6 @@ class Config:
                 "rounds = 0: only with dataset = 'inbox'; the streams of data sets end, must be at least 1"
             )
         self._check_absences()
-        if not self.data.arrives and stream.label_delay >= stream.rounds:
-            raise ConfigError(
-                f"label-delay = {stream.label_delay}: must be less than rounds = {stream.rounds}, or no label would come"
-            )
         if stream.overlap > stream.window:
             raise ConfigError(f"overlap = {stream.overlap}: must be between 0 and window = {stream.window}")
         if stream.window * stream.samples_per_class < 2:

@@ -75,16 +75,22 @@ def configured(config: Config) -> tuple[Method, Config]:
             f"method = {config.method!r}: trains on the whole stream at once, where no class waits for a name; works "
             "with classes = 'fixed' only"
         )
-    stream = config.stream
-    if method.needs_stream and (stream.label_delay or stream.label_share < 1):
-        told = f"label-delay = {stream.label_delay}" if stream.label_delay else f"label-share = {stream.label_share:g}"
-        raise ConfigError(
-            f"method = {config.method!r} with {told}: trains on the whole stream at once, with all labels; must be "
-            f"{'0' if stream.label_delay else '1'}"
-        )
+    if not config.data.arrives:
+        _check_labels(method, config)
     if config.privacy.hides:
         config = config.replaced({"report-classes": False})
     return method, config
+
+
+def _check_labels(method: Method, config: Config) -> None:
+    delay, share, rounds = config.stream.label_delay, config.stream.label_share, config.stream.rounds
+    if delay >= rounds:
+        raise ConfigError(f"label-delay = {delay}: must be less than rounds = {rounds}, or no label would come")
+    if method.needs_stream and (delay or share < 1):
+        told, wanted = (f"label-delay = {delay}", 0) if delay else (f"label-share = {share:g}", 1)
+        raise ConfigError(
+            f"{told} with method = {config.method!r}, which trains on the whole stream at once: must be {wanted}"
+        )
 
 
 def check_rounds(config: Config, planned: int, done: int) -> None:

@@ -1,13 +1,15 @@
 """Flower ServerApp: reads the run configuration and runs the rounds with the chosen method's server rule."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedkace_flwr import __version__
 from fedkace_flwr.config import Config, keys_affecting
 from fedkace_flwr.configured import check_network, check_rounds, configured, warn_of_replacements
 from fedkace_flwr.errors import ConfigError, FedkaceError
@@ -24,6 +26,7 @@ from fedkace_flwr.results.on_alarm import check_command, tell
 from fedkace_flwr.results.orders import Orders
 from fedkace_flwr.results.plot import import_ahead
 from fedkace_flwr.results.run_folder import RunFolder
+from fedkace_flwr.results.status import Status
 from fedkace_flwr.results.trackers.catalogue import check_tracker
 from fedkace_flwr.rounds.driver import RoundDriver
 from fedkace_flwr.rounds.server_round import RoundReport
@@ -76,14 +79,48 @@ def run(grid: Grid, config: Config, run_id: int) -> None:
     experiment.check_weights_file()
     check_tracker(config)
     check_command(config)
-    folder = RunFolder(run_folder(config, run_id), resume=config.run.resume, data=experiment.dataset.digest)
+    with ExitStack() as opened:
+        show = opened.enter_context(_exposed(config.run.metrics_port))
+        folder = RunFolder(run_folder(config, run_id), resume=config.run.resume, data=experiment.dataset.digest)
+        opened.callback(folder.close)
+        _run(grid, config, run_id, method, experiment, folder, show)
+
+
+@contextmanager
+def _exposed(port: int) -> Iterator[Callable[[Status], None]]:
+    """What shows the state of the run to Prometheus, at a port; does nothing if that is 0.
+
+    Raises
+    ------
+    ConfigError
+        The package that it needs is not installed, or nothing can listen at the port.
+    """
+    if not port:
+        yield lambda status: None
+        return
     try:
-        _run(grid, config, run_id, method, experiment, folder)
+        from fedkace_flwr.results.exposition import Exposition
+    except ImportError as fault:
+        raise ConfigError(
+            f"metrics-port = {port}: the package prometheus-client cannot be imported ({fault}); "
+            "pip install 'fedkace-flwr[metrics]'"
+        ) from fault
+    exposition = Exposition(port)
+    try:
+        yield exposition.show
     finally:
-        folder.close()
+        exposition.close()
 
 
-def _run(grid: Grid, config: Config, run_id: int, method: Method, experiment: Experiment, folder: RunFolder) -> None:
+def _run(
+    grid: Grid,
+    config: Config,
+    run_id: int,
+    method: Method,
+    experiment: Experiment,
+    folder: RunFolder,
+    show: Callable[[Status], None],
+) -> None:
     orders = Orders(folder.path)
     found, token = None, f"{run_id:020d}"  # of fixed length, so that byte counts do not depend on it
     if config.run.resume and folder.begun:
@@ -102,12 +139,18 @@ def _run(grid: Grid, config: Config, run_id: int, method: Method, experiment: Ex
     initial = as_arrays(experiment.initial_weights())
     weights = found.weights if found else initial
 
+    def publish() -> None:
+        named = {"run": folder.path.name, "method": config.method, "version": __version__}
+        status = {**named, **driver.described()}
+        show(status)
+        if config.data.arrives or driver.members.keyed:
+            folder.write_status(status)
+
     def keep(report: RoundReport, arrays: ArrayRecord) -> None:
         privacy = spent(config.privacy, config.stream.participations(report.number, config.run.seed))
         record = report.record(driver.members.count, method.metrics) | privacy
         folder.add_round(record)
-        if config.data.arrives or driver.members.keyed:
-            folder.write_members(driver.members.table())
+        publish()
         if report.alarms:  # before the checkpoint: a server that is killed meanwhile repeats the round
             names = {seat["seat"]: seat["name"] for seat in driver.members.table()}
             alarms = [{**asdict(alarm), "name": names.get(alarm.client, "")} for alarm in report.alarms]
@@ -118,7 +161,7 @@ def _run(grid: Grid, config: Config, run_id: int, method: Method, experiment: Ex
     rule = method.strategy(config)
     of_all = f" of {config.stream.rounds}" if config.stream.rounds else ""
     past = folder.checkpoints.of_round
-    driver = RoundDriver(rule, config, wire.shapes_of(initial), experiment.parameter_names, keep, orders, past)
+    driver = RoundDriver(rule, config, wire.shapes_of(initial), experiment.parameter_names, keep, orders, past, publish)
     if found:
         driver.restore(found.round, found.arrays, found.record)
         logger.info("going on after round %d%s", found.round, of_all)
@@ -143,6 +186,7 @@ def _run(grid: Grid, config: Config, run_id: int, method: Method, experiment: Ex
             write_folder(folder.path / MODEL, kept, Training(config, rounds))
 
     summary = folder.finish(config, leave_model, stopped=orders.stopped)
+    publish()
     logger.info(
         "average accuracy %s, chance %s; %ssee %s",
         _percent(summary["average_accuracy"]),

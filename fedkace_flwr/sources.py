@@ -47,6 +47,10 @@ class Late(Protocol):
         """Samples that wait, by their keys, int64 (m, k): positions of those that can be read, and these; labels are 0."""
         ...
 
+    def tests(self, number: int) -> int:
+        """Number of test images of the classes whose samples have come up to a round; 0 if all labels come at once."""
+        ...
+
     def overdue(self) -> Tensor:
         """Keys of the samples to drop, as they are too old or too many, int64 (m, k)."""
         ...
@@ -143,6 +147,16 @@ class LateStream:
         """Samples by id."""
         ids = keys[:, 0]
         return torch.arange(len(ids)), Samples.arrived(ids, torch.zeros_like(ids), 0)
+
+    def tests(self, number: int) -> int:
+        """The client's test images of the classes that the stream has brought."""
+        stream = self._experiment.config.stream
+        if not stream.label_delay and stream.label_share == 1:
+            return 0
+        came = torch.zeros(self._experiment.dataset.num_classes, dtype=torch.bool)
+        for earlier in range(1, number + 1):
+            came[self._experiment.drawn(self._client, earlier).labels] = True
+        return len(self._experiment.test_set(self._client, came))
 
     def overdue(self) -> Tensor:
         """None: every label comes in its round."""
@@ -276,6 +290,10 @@ class LateInbox:
         read, images = self._inbox.read_unlabelled([*wanted.values()])
         places = torch.tensor([*wanted], dtype=torch.int64)[torch.tensor(read, dtype=torch.int64)]
         return places, Samples.arrived(torch.from_numpy(images), torch.zeros_like(places), 0)
+
+    def tests(self, number: int) -> int:
+        """0: nobody knows the classes of pictures without a label."""
+        return 0
 
     def overdue(self) -> Tensor:
         """The keys of those that are too old, and of the oldest of too many."""

@@ -182,7 +182,7 @@ class Inbox:
         """
         parts, samples = [self._nothing()], 0
         with self._open() as rooms, PictureProcess() as decoder:
-            for each in arrivals.listing(rooms.new):
+            for each in arrivals.labelled(rooms.new):
                 if samples >= most:
                     break
                 with suppress(DataError, OSError):

@@ -151,7 +151,7 @@ def _within(text: str, low: int, high: int) -> int:
 
 
 _DESCRIPTION = "Classify pictures with the model that a client currently predicts with, or with an exported one."
-_SERVES = "Serve predictions over HTTP: POST /predict with a picture, GET /model, GET /health."
+_SERVES = "Serve predictions over HTTP: POST /predict with a picture, GET /model, GET /health, GET /metrics."
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

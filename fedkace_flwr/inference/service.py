@@ -1,4 +1,4 @@
-"""A small HTTP service on the machine of one client: ``POST /predict``, ``GET /model``, ``GET /health``.
+"""A small HTTP service on the machine of one client: ``POST /predict``, ``GET /model``, ``GET /health``, ``GET /metrics``.
 
 A new model is loaded while the present one still answers, and then replaces it; each request is answered by a single
 model. Bodies are bounded before they are read, and pictures are decoded one after the other in another process
@@ -142,8 +142,15 @@ def application(watched: Watched, access: Access | None = None, limits: Limits |
         Route("/health", health, methods=["GET"]),
     ]
     handlers: dict[Any, Any] = {HTTPException: _refused, ClientDisconnect: _gone, Exception: _broken}
-    guard = Middleware(_Guard, access or Access())
-    return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers, middleware=[guard])
+    layers = [Middleware(_Guard, access or Access())]
+    with suppress(ImportError):  # without prometheus-client there are no metrics
+        from fedkace_flwr.inference.service_metrics import ServiceMetrics
+
+        paths = (*(route.path for route in routes), "/metrics")
+        metrics = ServiceMetrics(watched, paths)
+        routes.append(Route("/metrics", metrics.answer, methods=["GET"]))
+        layers.insert(0, Middleware(metrics.counting))
+    return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers, middleware=layers)
 
 
 class _Guard:

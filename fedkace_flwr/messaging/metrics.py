@@ -237,6 +237,14 @@ COMMON: tuple[Metric, ...] = (
         average="global_accuracy_unmasked",
     ),
     Metric(
+        wire.ARRIVED_ACCURACY,
+        "As `accuracy`, but over all classes whose images have come; one of which no label has come is always answered wrongly. Reported in simulations in which labels come late or not at all.",
+        phase="evaluation",
+        high=SHARE,
+        column="arrived_accuracy",
+        average="arrived_accuracy",
+    ),
+    Metric(
         wire.CLASS_ACCURACY,
         "Test accuracy on each class of the model that the client answers with, -1 (null in the record) for a class that it has not met or has no test images of; reported only with `report-classes`.",
         phase="evaluation",
@@ -346,6 +354,14 @@ COMMON: tuple[Metric, ...] = (
         any_client=True,
     ),
     Metric(
+        wire.WAITING,
+        "Number of labelled samples that wait in the client's inbox.",
+        phase="evaluation",
+        high=_MOST_FILES,
+        whole=True,
+        unit="samples",
+    ),
+    Metric(
         wire.UNLABELLED,
         "Number of pictures in the client's inbox that wait for a label.",
         phase="evaluation",
@@ -406,6 +422,20 @@ COMMON: tuple[Metric, ...] = (
         high=_LONGEST,
         unit="seconds",
         column="evaluation",
+    ),
+    Metric(
+        wire.CPU_SECONDS,
+        "CPU seconds that the device has spent on the message so far, those of starting its process included; reported by devices alone, in both replies, and neither stored with an answer nor recorded ([living.md](living.md)).",
+        phase="either",
+        high=_LONGEST,
+        unit="seconds",
+    ),
+    Metric(
+        wire.PEAK_MEMORY,
+        "The most memory that the largest of the client's processes has held; likewise.",
+        phase="either",
+        high=_LONGEST,
+        unit="MiB",
     ),
 )
 

@@ -22,6 +22,7 @@ ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
 ROUND, CLIENT, RUN = "round", "client", "run"
 INBOX, TEST = "inbox", "test"
 WORKING = "working"
+VERSION = "version"
 WAITING, MOST = "waiting", "most"
 UNLABELLED, DROPPED, REJECTED = "unlabelled", "dropped", "rejected"
 GATE, ACCEPTED = "gate", "accepted"
@@ -34,6 +35,7 @@ SAT_OUT = "sat-out"
 ACCURACY = "accuracy"
 LOCAL_ACCURACY = "local-accuracy"
 GLOBAL_ACCURACY = "global-accuracy"
+ARRIVED_ACCURACY = "arrived-accuracy"
 LOCAL_UNMASKED = "local-accuracy-unmasked"
 GLOBAL_UNMASKED = "global-accuracy-unmasked"
 CLASS_ACCURACY = "class-accuracy"
@@ -47,6 +49,7 @@ INTERPOLATED = "interpolated"
 BUFFER_SIZE = "buffer-size"
 BUFFER_CLASSES = "buffer-classes"
 STARTED, FINISHED = "started", "finished"
+CPU_SECONDS, PEAK_MEMORY = "cpu-seconds", "peak-memory"
 TRAINING_SECONDS = "training-seconds"
 SELECTION_SECONDS = "selection-seconds"
 EVALUATION_SECONDS = "evaluation-seconds"
@@ -60,6 +63,7 @@ _LARGEST_METRICS = 2**20  # bytes of all numbers and their names; thousands of t
 _LARGEST_NUMBER = 2**63
 _LONGEST_TEXT = 200
 _LONGEST_CAUSE = 1000
+_LONGEST_VERSION = 40
 
 NumpyArray = npt.NDArray[Any]
 Weights = Mapping[str, NumpyArray]
@@ -233,6 +237,13 @@ def read_reply(message: Message, client: int, shapes: Shapes | None) -> Reply:
     elif examples < 0:
         raise MessageError(f"{EXAMPLES} = {examples}: must not be negative", "count")
     return Reply(client, weights, examples, numbers)
+
+
+def version_in(reply: Message) -> str:
+    """Return the version of the app that a reply names; empty if it names none, or none that could be one."""
+    told = ConfigRecord() if reply.has_error() else reply.content.config_records.get(CONFIG, ConfigRecord())
+    version = told.get(VERSION)
+    return version if isinstance(version, str) and len(version) <= _LONGEST_VERSION else ""
 
 
 def read_arrays(content: RecordDict, shapes: Shapes) -> Weights:

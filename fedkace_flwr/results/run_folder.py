@@ -7,6 +7,7 @@ that writes to the folder holds ``.lock``. With ``tracker``, rounds are also sho
 """
 
 import json
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,12 +22,16 @@ from fedkace_flwr.former_keys import renewed
 from fedkace_flwr.results.digests import DATA, file_digests
 from fedkace_flwr.results.plot import draw_accuracy
 from fedkace_flwr.results.record import accuracy_so_far, environment, summarise, title
+from fedkace_flwr.results.status import MEMBERS, Status
+from fedkace_flwr.results.status_page import PAGE, page
 from fedkace_flwr.results.trackers.catalogue import Tracking
 from fedkace_flwr.storage import encryption as sealing
 from fedkace_flwr.storage import files
 from fedkace_flwr.storage.checkpoint import Checkpoint, Checkpoints
 from fedkace_flwr.storage.folders import sync_folder
 from fedkace_flwr.storage.targets import claim
+
+logger = logging.getLogger(__name__)
 
 SCHEMA = 1
 _EARLIER = "rounds-earlier.jsonl"
@@ -243,12 +248,13 @@ class RunFolder:
         except OSError as error:
             raise self._full(error) from error
 
-    def write_members(self, members: Sequence[Mapping[str, Any]]) -> None:
-        """Write who takes part, for people."""
+    def write_status(self, status: Status) -> None:
+        """Write the state of the run and of its clients for people, also as a page; the run goes on if that fails."""
         try:
-            self._write("members.json", {"members": list(members)})
+            self._write(MEMBERS, status)
+            files.write_text(self.path / PAGE, page(status))
         except OSError as error:
-            raise self._full(error) from error
+            logger.warning("%s: cannot be written (%s); it shows an earlier state", self.path / MEMBERS, error.strerror)
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Store the state from which the next round starts.

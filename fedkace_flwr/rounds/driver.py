@@ -25,6 +25,7 @@ from fedkace_flwr.results.orders import Orders
 from fedkace_flwr.rounds.class_names import CLASSES, ClassNames
 from fedkace_flwr.rounds.defence import Defence
 from fedkace_flwr.rounds.exchange import client_of
+from fedkace_flwr.rounds.fleet import Fleet
 from fedkace_flwr.rounds.gate import Gate
 from fedkace_flwr.rounds.gate import check as check_counts
 from fedkace_flwr.rounds.members import Members
@@ -40,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 Outcome = TypeVar("Outcome")
 
-_DEFENCE, _MEMBERS, _WATCH = "defence", "members", "watch"
+_DEFENCE, _FLEET, _MEMBERS, _WATCH = "defence", "fleet", "members", "watch"
 _KEPT = 1000  # rounds whose mean accuracies Flower's result holds
 _FIRST_RETRY = 1.0  # seconds before a phase is retried; doubles with each retry
 _LONGEST_RETRY = 60.0
@@ -86,6 +87,8 @@ class RoundDriver(Strategy):
         What the run is ordered to do meanwhile.
     past : callable, optional
         The checkpoint of a round, to go back to.
+    on_change : callable, optional
+        Called at the beginning of each round, and after each look at who is there between two rounds.
 
     Attributes
     ----------
@@ -104,16 +107,18 @@ class RoundDriver(Strategy):
         on_round: Callable[[RoundReport, ArrayRecord], None],
         orders: Orders | None = None,
         past: Callable[[int], Checkpoint] | None = None,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self.rule = rule
         self.members = Members(config, orders)
+        self._fleet = Fleet()
         self._config = config
         self._shapes = shapes
         self._parameters = parameters
-        self._on_round = on_round
+        self._on_round, self._on_change = on_round, on_change
         self.class_names = ClassNames(config.data)
         self._orders, self._past = orders, past
-        self._pace = Pace(config, self.members, self.class_names, orders)
+        self._pace = Pace(config, self.members, self.class_names, orders, self._looked)
         self._gate = Gate(config.run)
         self._quorum = Quorum(config.run, arrives=config.data.arrives)
         self._limits = Limits.of(config, shapes)
@@ -121,6 +126,7 @@ class RoundDriver(Strategy):
         self._defence = Defence(config, parameters)
         self.watch = Watch()
         self._done = 0
+        self._waits_for = ""
         self._now: ServerRound
 
     def checkpoint(self) -> tuple[dict[str, NumpyArray], dict[str, Any]]:
@@ -128,6 +134,7 @@ class RoundDriver(Strategy):
         arrays, record = self.rule.state()
         own = {
             _DEFENCE: self._defence.state(),
+            _FLEET: self._fleet.state(),
             _MEMBERS: self.members.state(),
             CLASSES: self.class_names.state(),
             _WATCH: self.watch.state(),
@@ -141,9 +148,18 @@ class RoundDriver(Strategy):
         self._defence.restore(record.get(_DEFENCE, {}))  # checkpoints of earlier versions lack these
         self.members.restore(record.get(_MEMBERS, []))
         self.class_names.restore(record.get(CLASSES, {}))
+        self._fleet.restore(record.get(_FLEET, {}))
         self.watch.restore(record.get(_WATCH, []))
         self._gate.restore(record.get(GATE, {}), done)
         self.rule.restore(arrays, record)
+
+    def described(self) -> dict[str, Any]:
+        """The state of the run and of its clients for people, JSON-ready."""
+        return {"waits_for": self._waits_for or self._pace.waits_for(), **self._fleet.described(self.members.table())}
+
+    def _looked(self, waiting: Mapping[int, int]) -> None:
+        self._fleet.wait(waiting)
+        self._on_change()
 
     def summary(self) -> None:
         """Log what the rule does."""
@@ -180,6 +196,8 @@ class RoundDriver(Strategy):
                 break
             begun = time.monotonic()
             now = self._open(number, grid, self._told(fields[0]), trains=back is None)
+            self._waits_for = f"the clients' replies in round {number}"
+            self._on_change()
             arrays = self._go_back(now, back) if back else result.arrays
             self.rule.begin_round(now, arrays)
             result.arrays, short_of_model = (arrays, None) if back else self._renew(arrays, grid, timeout)
@@ -195,6 +213,8 @@ class RoundDriver(Strategy):
             for client, text in self.watch.take(now.report.trained).items():
                 now.report.alarm(ACCURACY, client, text)
             now.report.seconds = time.monotonic() - begun
+            self._fleet.add_round(now.report, self.watch.means())
+            self._waits_for = ""
             self._on_round(now.report, result.arrays)
             if back and self._orders:  # only now: after a crash the round is repeated
                 self._orders.rolled_back(back.round)
@@ -204,6 +224,7 @@ class RoundDriver(Strategy):
             elif number != num_rounds:
                 self._quorum.short(shortfall)
                 self.members.gather(grid, self._quorum.share)
+        self._waits_for = "nothing: the run has ended"
         return result
 
     def _told(self, fields: Mapping[str, Any]) -> ConfigRecord:
@@ -354,6 +375,8 @@ class RoundDriver(Strategy):
             reasons = "; ".join(filter(None, [str(error), now.report.reasons()]))
             text = f"round {now.number}, {TRAINING}: secure aggregation: {reasons}"
             raise BelowQuorumError(text, TRAINING, phase.valid) from error
+        finally:
+            self._fleet.trained(phase.valid)
         trained = self._with_quorum(TRAINING, phase.valid)
         now.report.trained = {reply.client: reply.metrics for reply in trained}
         mean = self._noise.add(moved(before, names, update), before, len(trained), now.number) if trained else None
@@ -464,7 +487,9 @@ class RoundDriver(Strategy):
                 self.class_names.take(client, message.content)
             except MessageError as error:
                 now.fail(client, phase, str(error), error.kind)
-        return sorted(valid, key=lambda reply: reply.client)
+        valid.sort(key=lambda reply: reply.client)
+        (self._fleet.trained if phase == TRAINING else self._fleet.heard)(valid)
+        return valid
 
     def _check_training(self, reply: Reply) -> None:
         validation.check_metrics(reply.metrics, self._limits)

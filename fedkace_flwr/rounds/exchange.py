@@ -7,6 +7,7 @@ transparent to senders and readers.
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -51,16 +52,16 @@ class Exchange:
         Clients whose message the grid did not accept.
     unreadable : dict of int to str
         Clients whose reply could not be unpacked, and why.
-    bytes_down, bytes_up : int
-        Size of all records sent and received.
+    down, up : dict of int to int
+        Bytes of all records sent to and received from each client.
     """
 
     replies: dict[int, Message] = field(default_factory=dict)
     silent: list[int] = field(default_factory=list)
     refused: list[int] = field(default_factory=list)
     unreadable: dict[int, str] = field(default_factory=dict)
-    bytes_down: int = 0
-    bytes_up: int = 0
+    down: Counter[int] = field(default_factory=Counter)
+    up: Counter[int] = field(default_factory=Counter)
 
 
 def exchange(grid: Grid, sent: Mapping[int, Message], deadline: float, probe: float = 0.0) -> Exchange:
@@ -82,7 +83,7 @@ def exchange(grid: Grid, sent: Mapping[int, Message], deadline: float, probe: fl
     begun = time.monotonic()
     # Sizes are taken before sending: a grid may drop a message's content once it is sent.
     sizes = {client: wire.size_in_bytes(message.content) for client, message in sent.items()}
-    bytes_down = sum(sizes.values())
+    down = Counter(sizes)
     if crosses_network(grid):
         _fold(sent.values())
     watch = _Probe(grid, sent, probe, begun) if probe > 0 else None
@@ -98,7 +99,7 @@ def exchange(grid: Grid, sent: Mapping[int, Message], deadline: float, probe: fl
             break
         if watch and inbox.waiting and (again := watch.lost(inbox.clients(), time.monotonic(), end)):
             inbox.waiting |= post(grid, again, end)[0]
-            bytes_down += sum(sizes[client] for client in again)
+            down.update({client: sizes[client] for client in again})
         if inbox.waiting:
             time.sleep(min(pause, left))
             longest = max(_LONGEST_PAUSE, _PAUSE_PER_MESSAGE * len(inbox.waiting))
@@ -110,8 +111,10 @@ def exchange(grid: Grid, sent: Mapping[int, Message], deadline: float, probe: fl
         sorted(set(sent) - set(replies) - set(unreadable) - set(refused)),
         refused,
         unreadable,
-        bytes_down=bytes_down,
-        bytes_up=sum(wire.size_in_bytes(reply.content) for reply in replies.values() if reply.has_content()),
+        down=down,
+        up=Counter(
+            {client: wire.size_in_bytes(each.content) for client, each in replies.items() if each.has_content()}
+        ),
     )
 
 

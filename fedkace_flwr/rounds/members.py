@@ -237,6 +237,7 @@ class Members:
                 "node": seat.node,
                 "joined": seat.joined,
                 "last": seat.last or None,
+                "online": seat.reached and number not in removed,
                 "status": "removed" if number in removed else "present" if number in present else "away",
                 "note": seat.note,
             }

@@ -8,7 +8,8 @@ starts a round, after which it has one.
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
@@ -40,13 +41,22 @@ class Pace:
         The classes so far; takes the names that devices bring.
     orders : Orders, optional
         Ends the wait.
+    looked : callable, optional
+        Receives how many samples wait at each client that was asked.
     """
 
-    def __init__(self, config: Config, members: Members, class_names: ClassNames, orders: Orders | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        members: Members,
+        class_names: ClassNames,
+        orders: Orders | None = None,
+        looked: Callable[[Mapping[int, int]], None] = lambda waiting: None,
+    ) -> None:
         self._arrives = config.data.arrives
         self._interval, self._samples = config.run.round_interval, config.run.round_samples
         self._most = config.data.inbox_bound
-        self._members, self._class_names, self._orders = members, class_names, orders
+        self._members, self._class_names, self._orders, self._looked = members, class_names, orders, looked
         self._begun = float("-inf")
         self._waiting: Mapping[int, int] = {}
         self._left: Mapping[int, int] = {}
@@ -66,11 +76,21 @@ class Pace:
         self._begun = time.monotonic()
         return not self.is_stopped
 
+    def waits_for(self) -> str:
+        """Say what the next round waits for."""
+        left = self._begun + self._interval - time.monotonic()
+        if self.is_stopped:
+            return "nothing: the run was ordered to stop"
+        if self._arrives and left > 0:
+            return f"{datetime.now(UTC) + timedelta(seconds=left):%H:%M:%S} UTC, when the next round may begin"
+        return f"samples: {self._count()} of {self._samples} have arrived" if self._arrives else "the next round"
+
     def _enough(self, grid: Grid) -> bool:
         if self._count() >= self._samples:
             return True
         nodes = self._members.welcome(grid)
         self._waiting = self._asked(grid, nodes) if nodes else {}
+        self._looked(self._waiting)
         return self._count() >= self._samples or self._class_names.are_due
 
     def _count(self) -> int:

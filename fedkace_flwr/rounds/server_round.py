@@ -1,6 +1,7 @@
 """A round at the server: its report, its messages, and what a server rule may read and use."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
@@ -63,8 +64,10 @@ class RoundReport:
         Number of retries of each phase for the same reason.
     alarms : list of Alarm
         What an operator should look at; :meth:`alarm` adds to it.
-    bytes_down, bytes_up : int
-        Size of all records sent to clients and received from them.
+    down, up : dict of int to int
+        Bytes of all records sent to each client and received from it.
+    versions : dict of int to str
+        The version of the app that each client says it runs.
     own : dict of str to object
         Further JSON-ready fields of the record that the method adds.
     seconds : float
@@ -83,8 +86,9 @@ class RoundReport:
     below_quorum: list[str] = field(default_factory=list)
     repeated: dict[str, int] = field(default_factory=dict)
     alarms: list[Alarm] = field(default_factory=list)
-    bytes_down: int = 0
-    bytes_up: int = 0
+    down: Counter[int] = field(default_factory=Counter)
+    up: Counter[int] = field(default_factory=Counter)
+    versions: dict[int, str] = field(default_factory=dict)
     own: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -138,7 +142,7 @@ class RoundReport:
             **reported,
             **columns([each for each in own if each not in COMMON]),
             "client_drift": self.drift,
-            "bytes": {"down": self.bytes_down, "up": self.bytes_up},
+            "bytes": {"down": self.down.total(), "up": self.up.total()},
             "failures": list(self.failures),
             "seconds": {
                 "round": self.seconds,
@@ -245,8 +249,9 @@ class Messenger:
         sent = by_client(questions)
         probe = 0.0 if is_simulation(self._grid) else self._settings.probe
         found = exchange(self._grid, sent, deadline, probe)
-        self.report.bytes_down += found.bytes_down
-        self.report.bytes_up += found.bytes_up
+        self.report.down.update(found.down)
+        self.report.up.update(found.up)
+        self.report.versions |= {client: wire.version_in(reply) for client, reply in found.replies.items()}
         for client in sorted(set(wanted) - set(sent)):
             self.fail(client, phase, "its SuperNode is not connected", "absent")
         for client in found.refused:

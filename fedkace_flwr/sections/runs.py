@@ -357,3 +357,10 @@ class RunConfig:
         low=0,
         affects="waiting",
     )
+    metrics_port: int = key(
+        0,
+        "Port of the server's machine, at 127.0.0.1 alone, where Prometheus can read the state of the run and of its clients (docs/living.md); 0: none. Needs the extra `metrics`.",
+        low=0,
+        high=65535,
+        affects="place",
+    )

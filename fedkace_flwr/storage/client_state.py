@@ -93,9 +93,14 @@ class ClientState:
         return self.extra.get(UNDONE, torch.empty((0, 2), dtype=torch.int64))
 
     @property
+    def is_undone(self) -> bool:
+        """Whether the last trained round is undone."""
+        return bool(within(torch.tensor([self.round]), self.undone))
+
+    @property
     def has_local_model(self) -> bool:
         """Whether the client has a model of its own to predict with: one of this run, of a round that is not undone."""
-        return self.round > 0 and not bool(within(torch.tensor([self.round]), self.undone))
+        return self.round > 0 and not self.is_undone
 
     def to_record(self) -> Content:
         """Split into arrays and a JSON-ready record."""

@@ -76,7 +76,7 @@ def test_labels_come_with_the_delay_and_to_the_share_that_are_asked_for(small: M
     assert [source.chunk(number, number - 1).content.tolist() for number in (1, 2, 3, 4)] == [[], [], *expected[:2]]
     assert source.late.waiting(1).flatten().tolist() == expected[0]
     assert source.late.waiting(3).flatten().tolist() == expected[1] + expected[2]
-    assert source.again(4, 3).rounds.unique().tolist() == [4]
+    assert set(source.again(4, 3).rounds.tolist()) == {4}
     assert experiment.learned(1, 4).content.tolist() == expected[0] + expected[1]
     assert experiment.drawn(1, 1).content.tolist() == drawn[0].tolist()
 
@@ -104,18 +104,33 @@ def test_old_predictions_count_in_the_prequential_accuracy(small: Make, tmp_path
         keys, answers, rounds = (state.extra[f"late.{name}"] for name in ("keys", "answers", "rounds"))
         assert rounds.tolist() == [3] * 20 + [4] * 20
         predicted = dict(zip(keys.flatten().tolist(), answers.tolist(), strict=True))
-        right = [predicted[key] for key in chunk.content.tolist()] == chunk.labels.numpy()
+        right = torch.tensor([predicted[key] for key in chunk.content.tolist()]) == chunk.labels
         assert records[4]["prequential_samples"][client] == 20
-        assert records[4]["prequential_accuracy"][client] == right.sum() / 20
+        assert records[4]["prequential_accuracy"][client] == int(right.sum()) / 20
         assert set(read_state(folder / "state-000005.npz").extra["late.rounds"].tolist()) == {4, 5}
+
+
+def test_classes_whose_labels_have_not_come_count_as_wrong_answers(small: Make, tmp_path: Path) -> None:
+    config = small(method="er", rounds=4, label_delay=1)
+    run_inline(config)
+    record, experiment = rounds_of(tmp_path / "run")[3], Experiment(config)
+    for client in range(3):
+        classes = [set(experiment.stream(client).windows[number]) for number in range(4)]
+        tests = [len(experiment.dataset.test_ids(label)) for label in set().union(*classes)]
+        met = [len(experiment.dataset.test_ids(label)) for label in set().union(*classes[:3])]
+        assert sum(met) < sum(tests)
+        expected = record["client_accuracy"][client] * sum(met) / sum(tests)
+        assert record["arrived_accuracy"][client] == pytest.approx(expected)
+    run_inline(small(run_name="usual"))
+    assert rounds_of(tmp_path / "usual")[2]["arrived_accuracy"] == [None] * 3
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"label_delay": 3}, "label-delay = 3: must be less than rounds = 3"),
-        ({"label_delay": 1, "method": "centralized"}, "'centralized' with label-delay = 1"),
-        ({"label_share": 0.5, "method": "centralized"}, "'centralized' with label-share = 0.5"),
+        ({"label_delay": 1, "method": "centralized"}, "label-delay = 1 with method = 'centralized'"),
+        ({"label_share": 0.5, "method": "centralized"}, "label-share = 0.5 with method = 'centralized'"),
         ({"label_share": 0.0}, "label-share = 0"),
     ],
 )

@@ -1,6 +1,7 @@
 """The service, as a process of its own, while models come and go."""
 
 import asyncio
+import hashlib
 import signal
 import socket
 import threading
@@ -10,11 +11,13 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from prometheus_client.parser import text_string_to_metric_families
 from support.made.models import CLASSES, blank, constant, picture
-from support.systems.service import Service, living, predict, serving_of
+from support.systems.service import Service, living, predict, served, serving_of
 
 from fedkace_flwr.export.folder import write_folder
 from fedkace_flwr.inference import model_files as serving
+from fedkace_flwr.inference.access import Access
 from fedkace_flwr.inference.kept_models import GLOBAL
 from fedkace_flwr.inference.service import Watched, application
 
@@ -33,6 +36,30 @@ def test_the_service_answers_and_says_what_it_is(folder: Path) -> None:
         assert (model["round"], model["model"], model["seen"]) == (3, "global", ["class 1", "class 3", "class 4"])
         assert service.client.get("/health").json() == {"status": "ok", "round": 3}
         assert service.stop() == 0
+
+
+def test_its_metrics_count_what_was_answered_and_what_was_refused(folder: Path) -> None:
+    with served(folder, Access(token=hashlib.sha256(b"a" * 16).digest())) as port:
+        bearer = {"Authorization": f"Bearer {'a' * 16}"}
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=bearer) as client:
+            for picture_or_not in (picture(), picture(), b"no picture"):
+                client.post("/predict", content=picture_or_not)
+            client.get("/elsewhere"), client.get("/other"), client.get("/health", headers={"Authorization": "none"})
+            assert client.get("/metrics", headers={"Authorization": "none"}).status_code == 401
+            families = list(text_string_to_metric_families(client.get("/metrics").text))
+    found = {(each.name, *each.labels.values()): each.value for family in families for each in family.samples}
+    counted = {
+        tuple(labels): value for (name, *labels), value in found.items() if name == "fedkace_predict_requests_total"
+    }
+    assert counted == {
+        ("/predict", "200"): 2,
+        ("/predict", "422"): 1,
+        ("other", "404"): 2,
+        ("/health", "401"): 1,
+        ("/metrics", "401"): 1,
+    }
+    assert found["fedkace_predict_request_seconds_count", "/predict"] == 3
+    assert (found["fedkace_predict_model_round",], found["fedkace_predict_failing",]) == (3, 0)
 
 
 @pytest.mark.slow

@@ -121,7 +121,7 @@ def test_a_server_names_no_folder_on_a_machine_with_keys_at_their_defaults(
     with pytest.raises(RunError, match=f"results-dir = '{config.run.results_dir}': this site accepts only its default"):
         run_inline(config, node_config=lambda _: {"policy": str(path)})
     own = {"policy": str(path), "state-dir": str(path.parent / "state")}
-    run_inline(small(run_name="other", resume=True, deadline=50), node_config=lambda _: own)
+    run_inline(small(run_name="other", resume=True, deadline=50, on_alarm="true"), node_config=lambda _: own)
 
 
 @pytest.mark.matrix

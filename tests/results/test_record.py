@@ -4,6 +4,7 @@ import json
 import math
 import random
 import warnings
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,8 @@ def made(number: int, clients: int = 3, **changes: Any) -> dict[str, Any]:
         },
         "drift": 0.125,
         "failures": [{"client": 1, "phase": "training", "reason": "no reply"}],
-        "bytes_down": 1000,
-        "bytes_up": 900,
+        "down": Counter({0: 600, 1: 400}),
+        "up": Counter({0: 900}),
         "seconds": 7.5,
     }
     return RoundReport(number, tuple(range(clients)), **(arguments | changes)).record(clients)
@@ -231,7 +232,7 @@ def test_the_summary_worked_by_hand(tmp_path: Path) -> None:
         0: span(305, 306) | {wire.ACCURACY: 1.0, wire.SEEN_CLASSES: 5, wire.SWITCHED_AT: 2},
         2: span(305, 306) | {wire.ACCURACY: 0.75, wire.SEEN_CLASSES: 4, wire.SWITCHED_AT: 3},
     }
-    for record in (made(1), nothing(2), made(3, evaluated=late, failures=[], bytes_up=1)):
+    for record in (made(1), nothing(2), made(3, evaluated=late, failures=[], up=Counter({0: 1}))):
         folder.add_round(record)
     summary = folder.finish(config)
     assert strictly((tmp_path / "run" / "summary.json").read_text()) == summary

@@ -82,7 +82,7 @@ def test_a_clients_first_reply_counts_and_others_are_ignored() -> None:
     found = exchange(grid, questions(grid, range(3), 3), LONG)
     assert [client_said(reply) for reply in found.replies.values()] == [0, 1, 2]
     single = RecordingGrid(echo(), 3)
-    assert found.bytes_up == exchange(single, questions(single, range(3), 3), LONG).bytes_up
+    assert found.up.total() == exchange(single, questions(single, range(3), 3), LONG).up.total()
 
 
 def test_a_message_that_the_grid_does_not_take_is_refused_at_once_and_nobody_is_silent(clock: FakeTime) -> None:
@@ -103,7 +103,7 @@ def test_an_error_is_a_reply_and_brings_no_bytes() -> None:
     found = exchange(grid, questions(grid, range(3), 3), LONG)
     assert list(found.replies) == [0, 1, 2]
     assert [reply.has_error() for reply in found.replies.values()] == [False, True, False]
-    assert found.bytes_up == sum(wire.size_in_bytes(found.replies[client].content) for client in (0, 2))
+    assert found.up.total() == sum(wire.size_in_bytes(found.replies[client].content) for client in (0, 2))
 
 
 def test_bytes_of_both_ways_are_counted() -> None:
@@ -111,17 +111,17 @@ def test_bytes_of_both_ways_are_counted() -> None:
     sent = questions(grid, range(3), 3)
     sizes = [wire.size_in_bytes(message.content) for message in sent.values()]
     found = exchange(grid, sent, LONG)
-    assert found.bytes_down == sum(sizes)
-    assert found.bytes_up == sum(wire.size_in_bytes(reply.content) for reply in found.replies.values())
-    assert min(found.bytes_down, found.bytes_up) > 3 * WEIGHTS["w"].nbytes
+    assert found.down.total() == sum(sizes)
+    assert found.up.total() == sum(wire.size_in_bytes(reply.content) for reply in found.replies.values())
+    assert min(found.down.total(), found.up.total()) > 3 * WEIGHTS["w"].nbytes
 
 
 def test_a_silent_clients_message_counts_as_sent_and_not_as_received(clock: FakeTime) -> None:
     grid = SilentGrid(echo(), 2, silent={0})
     sent = questions(grid, range(2), 2)
     found = exchange(grid, sent, 0.05)
-    assert found.bytes_down == sum(wire.size_in_bytes(message.content) for message in sent.values())
-    assert found.bytes_up == wire.size_in_bytes(found.replies[1].content)
+    assert found.down.total() == sum(wire.size_in_bytes(message.content) for message in sent.values())
+    assert found.up.total() == wire.size_in_bytes(found.replies[1].content)
 
 
 def test_a_grid_that_drops_content_on_sending_does_not_disturb_the_count() -> None:
@@ -137,10 +137,10 @@ def test_a_grid_that_drops_content_on_sending_does_not_disturb_the_count() -> No
 
     grid, plain = DroppingGrid(echo(), 2), RecordingGrid(echo(), 2)
     found = exchange(grid, questions(grid, range(2), 2), LONG)
-    assert found.bytes_down == exchange(plain, questions(plain, range(2), 2), LONG).bytes_down > 0
+    assert found.down.total() == exchange(plain, questions(plain, range(2), 2), LONG).down.total() > 0
     assert list(found.replies) == [0, 1]
 
 
 def test_nobody_to_ask_is_an_empty_exchange() -> None:
     found = exchange(RecordingGrid(echo(), 1), {}, LONG)
-    assert (found.replies, found.silent, found.bytes_down, found.bytes_up) == ({}, [], 0, 0)
+    assert (found.replies, found.silent, found.down.total(), found.up.total()) == ({}, [], 0, 0)

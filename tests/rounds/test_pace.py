@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import MessageType
+from PIL import Image
 from support.common import FakeTime, rounds_of
 from support.doubles.grids import RecordingGrid
 
@@ -58,7 +59,7 @@ def living(made: Make, **changes: Any) -> Config:
     return made("living", rounds=0, **inbox, **changes)
 
 
-def at(clock: FakeTime, seconds: float, act: Callable[[], None]) -> None:
+def at(clock: FakeTime, seconds: float, act: Callable[[], object]) -> None:
     """Do something when the clock of the server reaches a time."""
     sleep, done = clock.sleep, list[bool]()
 
@@ -121,6 +122,20 @@ def test_samples_that_nobody_can_train_on_start_no_second_round(made: Make, tmp_
     assert first["sat_out"] == [0, 1, 2] and second["sat_out"] == [1, 2]
 
 
+def test_labels_alone_start_a_round(made: Make, chunks: Path, tmp_path: Path, clock: FakeTime) -> None:
+    config, inboxes, begun = living(made, round_samples=2), tmp_path / "inboxes", clock.now
+    arrive(chunks, inboxes, 1)
+    new = inboxes / "client-1" / "new"
+    (new / "unlabelled").mkdir()
+    for name in ("a", "b"):
+        Image.new("RGB", (8, 8), (9, 9, 200)).save(new / "unlabelled" / f"{name}.png")
+    at(clock, begun + 500, lambda: (new / "labels.csv").write_text("a.png,3\nb.png,3\n"))
+    at(clock, begun + 1000, Orders(tmp_path / "living").stop)
+    server_app.run(Devices(config, inboxes), config, run_id=1)
+    records = rounds_of(tmp_path / "living")
+    assert [record.get("sat_out") for record in records] == [None, [0, 2]]
+
+
 def test_a_stopped_run_goes_on_only_when_that_is_taken_back(
     made: Make, chunks: Path, tmp_path: Path, clock: FakeTime
 ) -> None:
@@ -133,6 +148,38 @@ def test_a_stopped_run_goes_on_only_when_that_is_taken_back(
         server_app.run(Devices(config, inboxes), config, run_id=number)
         assert len(rounds_of(tmp_path / "living")) == number, "it stays stopped"
         Orders(tmp_path / "living").go_on()
+
+
+def test_a_rollback_does_not_wait_for_the_next_round(made: Make, chunks: Path, tmp_path: Path, clock: FakeTime) -> None:
+    """What waited before it starts a round after it, which trains from the old model."""
+    config, inboxes, begun = living(made, round_interval=3600.0, round_samples=32), tmp_path / "inboxes", clock.now
+    arrive(chunks, inboxes, 1)
+    at(clock, begun + 3600 + 5, lambda: arrive(chunks, inboxes, 2))
+    at(clock, begun + 2 * 3600 + 5, lambda: arrive(chunks, inboxes, 3, [0]))
+    taken: list[float] = []
+    at(clock, begun + 10 * 3600 + 100, lambda: Orders(tmp_path / "living").roll_back(1))
+    at(clock, begun + 10 * 3600 + 110, lambda: taken.append(len(rounds_of(tmp_path / "living"))))
+    at(clock, begun + 12 * 3600, lambda: arrive(chunks, inboxes, 3, [1, 2]))
+    at(clock, begun + 30 * 3600, Orders(tmp_path / "living").stop)
+    grid = Devices(config, inboxes)
+    server_app.run(grid, config, run_id=1)
+    lines = rounds_of(tmp_path / "living")
+    assert taken == [3] and [line.get("rolled_back_to") for line in lines] == [None, None, 1, None]
+    assert lines[2]["buffer_size"] == [None] * 3 and "sat_out" not in lines[3]
+
+
+def test_samples_that_wait_judge_a_candidate(made: Make, tmp_path: Path, clock: FakeTime) -> None:
+    """Each chunk has one sample of every class, and a round takes one chunk."""
+    feed(made("fed", window=10, samples_per_class=1), tmp_path / "source")
+    config, inboxes, begun = living(made, method="er", gate="hold", gate_tolerance=1.0), tmp_path / "inboxes", clock.now
+    for number in (1, 2, 3):
+        arrive(tmp_path / "source", inboxes, number)
+    at(clock, begun + 1000, Orders(tmp_path / "living").stop)
+    server_app.run(Devices(config, inboxes), config, run_id=1)
+    first, second, third = rounds_of(tmp_path / "living")
+    assert "gate" not in first
+    assert second["gate"]["tested"] == 3 * (10 + 10), "the buffers after the first round, and the third chunk"
+    assert third["gate"]["tested"] == 3 * 12, "nothing waits any more"
 
 
 def test_a_device_is_asked_without_importing_pytorch(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_a_client_that_lost_its_message_is_sent_it_once_more(clock: FakeTime) ->
     assert second.metadata.dst_node_id == first.metadata.dst_node_id
     assert second.metadata.group_id == "1" and 0 < second.metadata.ttl <= HOUR
     assert len(grid.of(WORKING)) == 2
-    assert found.bytes_down == 2 * wire.size_in_bytes(question(grid)[0].content)
+    assert found.down.total() == 2 * wire.size_in_bytes(question(grid)[0].content)
 
 
 def test_a_client_at_work_is_left_alone_and_asked_more_and_more_rarely(clock: FakeTime) -> None:
@@ -90,7 +90,7 @@ def test_a_client_that_stays_silent_is_silent_at_the_deadline(clock: FakeTime) -
     found = exchange(grid, question(grid), 600, probe=60)
     assert found.silent == [0] and 600 <= clock.now - 100 < 610
     assert len(grid.of(TRAIN)) == 5
-    assert found.bytes_down == 5 * wire.size_in_bytes(question(grid)[0].content)
+    assert found.down.total() == 5 * wire.size_in_bytes(question(grid)[0].content)
 
 
 def test_a_copy_that_fails_does_not_count_while_the_first_may_come(clock: FakeTime) -> None:

@@ -113,8 +113,10 @@ def scalars(record: Mapping[str, Any], average: float | None) -> dict[str, float
     average : float, optional
         Average accuracy up to this round.
     """
+    prequential = [value for value in record.get("prequential_accuracy", ()) if value is not None]
     found: dict[str, float | None] = {
         "accuracy/mean": record["accuracy"],
+        "accuracy/prequential": sum(prequential) / len(prequential) if prequential else None,
         "accuracy/chance": record["chance"],
         "accuracy/average_so_far": average,
     }

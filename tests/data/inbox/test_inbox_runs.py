@@ -16,7 +16,7 @@ from support.common import rounds_of
 from support.made.inboxes import RUN, names_in
 from support.made.stored import read_state
 
-from fedkace_flwr import client_app
+from fedkace_flwr import __version__, client_app
 from fedkace_flwr.config import Config
 from fedkace_flwr.configured import configured
 from fedkace_flwr.data.images import Framing
@@ -107,6 +107,13 @@ def device(small: Make, tmp_path: Path) -> Iterator[Callable[[str, int], Message
     yield send
 
 
+def told(reply: Message) -> dict[str, Any]:
+    """The numbers of a reply, less what it has cost."""
+    metrics: dict[str, Any] = dict(reply.content.metric_records[wire.METRICS])
+    assert metrics.pop(wire.CPU_SECONDS) >= 0 and metrics.pop(wire.PEAK_MEMORY) > 1
+    return metrics
+
+
 def arrive(tmp_path: Path, number: int) -> None:
     name = f"chunk-{number:06d}.npz"
     shutil.copy(tmp_path / "source" / "client-0" / "new" / name, tmp_path / "data" / "client-0" / "new" / name)
@@ -116,9 +123,9 @@ def test_an_empty_inbox_sits_the_round_out_and_goes_on_answering(
     device: Callable[[str, int], Message], tmp_path: Path
 ) -> None:
     nothing = device(MessageType.TRAIN, 1)
-    assert nothing.content.metric_records[wire.METRICS] == {wire.EXAMPLES: 0, wire.SAT_OUT: 1}
+    assert told(nothing) == {wire.EXAMPLES: 0, wire.SAT_OUT: 1}
     assert not nothing.content.array_records
-    assert device(MessageType.EVALUATE, 1).content.metric_records[wire.METRICS] == {**NOTHING, wire.WAITING: 0}
+    assert told(device(MessageType.EVALUATE, 1)) == {**NOTHING, wire.WAITING: 0}
 
     arrive(tmp_path, 1)
     first = device(MessageType.TRAIN, 2).content.metric_records[wire.METRICS]
@@ -140,15 +147,14 @@ def test_a_single_image_waits_until_it_can_be_trained_with_another(
     """Batch normalisation over maps of one pixel needs two samples; the buffer may hold the other."""
 
     def trained(number: int) -> dict[str, Any]:
-        return dict(device(MessageType.TRAIN, number).content.metric_records[wire.METRICS])
+        return told(device(MessageType.TRAIN, number))
 
     sat_out = {wire.EXAMPLES: 0, wire.SAT_OUT: 1}
     assert trained(1) == sat_out
     drop_one(tmp_path, "a.npz", 0)
     for number in (2, 3):
         assert trained(number) == trained(number) == sat_out  # a repeated message finds the file, too
-        told = device(MessageType.EVALUATE, number).content.metric_records[wire.METRICS]
-        assert told == {**NOTHING, wire.WAITING: 1}
+        assert told(device(MessageType.EVALUATE, number)) == {**NOTHING, wire.WAITING: 1}
     drop_one(tmp_path, "b.npz", 1)
     assert trained(4)[wire.EXAMPLES] == 2
     drop_one(tmp_path, "c.npz", 2)
@@ -156,6 +162,18 @@ def test_a_single_image_waits_until_it_can_be_trained_with_another(
     assert trained(6) == sat_out
     done = [name for name in names_in(tmp_path / "data" / "client-0") if name.startswith(("taken/", "done/"))]
     assert sorted(Path(name).name for name in done if name.endswith(".npz")) == ["a.npz", "b.npz", "c.npz"]
+
+
+def test_a_repeated_answer_says_what_it_has_cost_itself(device: Callable[[str, int], Message], tmp_path: Path) -> None:
+    device(MessageType.TRAIN, 1)
+    arrive(tmp_path, 1)
+    first, again = device(MessageType.TRAIN, 2), device(MessageType.TRAIN, 2)
+    assert told(first) == told(again)
+    spent: Any
+    since: Any
+    spent, since = (reply.content.metric_records[wire.METRICS][wire.CPU_SECONDS] for reply in (first, again))
+    assert 0 <= since < spent, "the answer is stored without what it has cost"
+    assert wire.version_in(first) == wire.version_in(device(MessageType.EVALUATE, 2)) == __version__
 
 
 def test_buffers_on_a_device_hold_pixels(device: Callable[[str, int], Message], tmp_path: Path) -> None:

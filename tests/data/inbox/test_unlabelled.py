@@ -3,15 +3,18 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 from support.made.inboxes import CLASSES, RUN, SIZE, names_in, numbers_of, opened
+from support.made.parsers import Parsers
 
 from fedkace_flwr.config import Config
-from fedkace_flwr.data import inbox
 from fedkace_flwr.data.inbox import waiting
 from fedkace_flwr.errors import ConfigError
 
@@ -128,6 +131,16 @@ def test_what_is_no_file_of_labels_is_rejected_and_moves_nothing(tmp_path: Path,
     assert names_in(tmp_path / "new") == ["unlabelled/1.png"]
 
 
+@given(st.binary(max_size=60) | st.text('"name,label\r\n\t \0;\u00e9\ufeff', max_size=40).map(str.encode))
+def test_any_bytes_are_rows_or_are_rejected_in_one_line(content: bytes) -> None:
+    parsers = Parsers()
+    try:
+        parsers.labels(content)
+    finally:
+        (parsers.folder / "labels.csv").unlink()
+        parsers.close()
+
+
 def test_links_and_pipes_hold_no_labels_and_are_no_pictures(tmp_path: Path) -> None:
     arrive(tmp_path, 1)
     (tmp_path / "mine.csv").write_text("1.png,b\n")
@@ -189,8 +202,8 @@ def test_what_is_too_old_or_too_many_is_dropped_the_oldest_first(
     assert overdue(3, 1000.0) == ["1.png"] and overdue(0, 1000.0) == [f"{number}.png" for number in (1, 2, 3, 4)]
     box.drop([box.unlabelled()[0].key])
     label(tmp_path, 2)  # in time
-    later = inbox.time.time() + 2000
-    monkeypatch.setattr(inbox.time, "time", lambda: later)
+    later = time.time() + 2000
+    monkeypatch.setattr(time, "time", lambda: later)
     assert overdue(9, 1000.0) == ["3.png", "4.png"] and overdue(9, 3000.0) == []
     box.drop([picture.key for picture in box.overdue(9, 1000.0)])
     assert numbers_of(box.take(1, 0)) == [2]

@@ -102,8 +102,8 @@ def test_a_narrow_terminal_loses_columns_of_bytes_and_no_letter_of_a_name(tmp_pa
         lines = capture.get().splitlines()
         assert len(lines) == 2 and name in lines[1] and "…" not in capture.get(), width
         assert "aa" in shown and "down" not in shown
-        assert set(hidden_columns(runs, width)) == set(COLUMNS) - {"ar", "fwt"} - set(shown)
-    assert set(shown_columns(runs, 200)) == set(COLUMNS) - {"ar", "fwt"}  # without a value
+        assert set(hidden_columns(runs, width)) == set(COLUMNS) - {"ar", "fwt", "alarms"} - set(shown)
+    assert set(shown_columns(runs, 200)) == set(COLUMNS) - {"ar", "fwt", "alarms"}  # without a value
 
 
 def test_columns_of_bytes_are_dropped_first_and_those_that_are_missing_are_named(

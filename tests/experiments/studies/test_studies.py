@@ -32,6 +32,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
         ("privacy", ""),
         ("fedframe", ""),
         ("poisoning", ""),
+        ("labels", ""),
     ],
 )
 def test_a_study_runs_at_its_smallest_scale_to_its_table(

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,8 @@ def made(number: int, accuracy: float = 0.5) -> dict[str, Any]:
         },
         drift=0.125,
         failures=[{"client": 1, "phase": "training", "reason": "no reply"}],
-        bytes_down=1000,
-        bytes_up=900,
+        down=Counter({0: 600, 1: 400}),
+        up=Counter({0: 900}),
         seconds=7.5,
     )
     return report.record(3, METRICS)
@@ -96,7 +97,7 @@ def test_a_singular_matrix_leaves_no_point() -> None:
 
 
 def test_a_round_without_any_client_still_has_a_cost() -> None:
-    record = RoundReport(1, (), bytes_down=5, seconds=1.0).record(2)
+    record = RoundReport(1, (), down=Counter({0: 5}), seconds=1.0).record(2)
     found = scalars(record, None)
     assert found["bytes/down"] == 5
     assert not any(tag.startswith(("accuracy", "client", "gap", "replay")) for tag in found)

@@ -131,6 +131,17 @@ class Parsers:
         """Read as an image in a class's folder of an inbox."""
         self._arrived("a.png", "dog", content)
 
+    def labels(self, content: bytes) -> None:
+        """Read as a file of labels in an inbox."""
+        (self.folder / "labels.csv").write_bytes(content)
+        with OpenFolder.at(self.folder) as folder:
+            try:
+                rows = arrivals.labels(arrivals.Arrival(folder, "labels.csv", None))
+            except DataError as error:
+                _assert_line(error)
+                return
+        assert all(line > 0 and isinstance(name, str) and label == label.strip() for line, name, label in rows)
+
     def _arrived(self, name: str, class_name: str | None, content: bytes) -> None:
         (self.folder / name).write_bytes(content)
         claimed = None
