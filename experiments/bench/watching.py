@@ -5,7 +5,6 @@ import json
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -83,7 +82,7 @@ def _tests(rounds: int) -> list[float]:
     spent: list[float] = []
     test = ClientRule.prequential
 
-    def timed(rule: ClientRule, now: ClientRound, earlier: torch.Tensor) -> tuple[Metrics, dict[str, Any]]:
+    def timed(rule: ClientRule, now: ClientRound, earlier: torch.Tensor) -> tuple[Metrics, dict[str, torch.Tensor]]:
         begun = time.process_time()
         try:
             return test(rule, now, earlier)
@@ -91,7 +90,7 @@ def _tests(rounds: int) -> list[float]:
             spent.append(time.process_time() - begun)
 
     with tempfile.TemporaryDirectory() as folder:
-        ClientRule.prequential = timed  # type: ignore[method-assign]
+        ClientRule.prequential = timed  # type: ignore[method-assign, assignment]
         try:
             run_inline(Config.parse({"dataset": "digits", "clients": 1, "rounds": rounds, "results-dir": folder}))
         finally:

@@ -67,7 +67,7 @@ def test_the_local_model_begins_with_twice_its_weight(
     store = federation.store(0)
     rule = ClientRule(0, federation.experiment, StreamSource(federation.experiment, 0), store)
     for number, expected in zip((1, 2, 3, 8), locals_, strict=True):  # from round 8 on, nothing is left of the excess
-        state = replace(store.before(1), evaluated=number)
+        state = replace(store.before(1), round=number, evaluated=number)
         names = rule.predictor.models(state)
         shares = rule.predictor.shares(names, state)
         assert shares["local"] == pytest.approx(expected)

@@ -30,7 +30,7 @@ Make = Callable[..., Config]
 pytestmark = pytest.mark.usefixtures("quick")
 
 GATE = f"{MessageType.QUERY}.{wire.GATE}"
-ROUNDS = {"gate": "hold", "rounds": 6, "method": "er", "gate_tolerance": 0.1, "epochs": 4, "window": 4}
+ROUNDS = {"gate": "hold", "rounds": 6, "method": "er", "gate_tolerance": 0.2, "epochs": 4, "window": 4}
 BAD = (3, 4)
 
 
@@ -109,7 +109,8 @@ def test_what_does_not_fit_a_gate_is_refused(made: Make, keys: dict[str, Any], w
 )
 def test_a_held_round_has_not_been(made: Make, method: str) -> None:
     """Model, server's state, buffers, classes met and predictions are those from before."""
-    config = made(**{**ROUNDS, "method": method})
+    tolerance = {"gate_tolerance": 0.15} if method == "fedkace" else {}  # its first models have less to lose
+    config = made(**{**ROUNDS, "method": method, **tolerance})
     at: dict[int, Checkpoint] = {}
 
     def look(kind: str, number: int, client: int, reply: Message) -> Message:
