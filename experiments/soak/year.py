@@ -54,6 +54,7 @@ _CONFIG = {
     "deadline": 300.0,
     "unlabelled-age": _AGE,
     "gate": "hold",
+    "gate-tolerance": 0.1,
 }
 
 
@@ -222,7 +223,7 @@ class Year:
     def dropped(self) -> int:
         """Return how many pictures without labels were dropped, by the hub's count."""
         members = json.loads((self.federation.run / "members.json").read_text())
-        return sum(each["dropped"] or 0 for each in members["members"])
+        return sum(each.get("dropped") or 0 for each in members["members"])
 
     def _recorded(self) -> int:
         path = self.federation.run / "rounds.jsonl"
