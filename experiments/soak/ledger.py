@@ -68,11 +68,14 @@ class Memory:
         Samples in its buffer when it was last read.
     round : int
         The round of that state.
+    undone : list of list of int
+        Spans of rounds that count as not having been.
     """
 
     classes: int = 0
     samples: int = 0
     round: int = 0
+    undone: list[list[int]] = field(default_factory=list)
 
 
 class Ledger:
@@ -239,9 +242,10 @@ class Ledger:
                 self._fault(f"{node}: has no state any more")
             return
         classes, samples = int(state.seen.sum()), len(state.buffer)
-        if classes < before.classes:
+        takes_back = state.undone.tolist() != before.undone  # rounds count as not having been, since it was last read
+        if classes < before.classes and not takes_back:
             self._fault(f"{node}: has met {classes} classes after round {state.round}, and had met {before.classes}")
-        if before.samples and not samples:
+        if before.samples and not samples and not takes_back:
             self._fault(f"{node}: its buffer is empty after round {state.round}")
         if state.round < before.round:
             self._fault(f"{node}: is at round {state.round}, and was at {before.round}")
@@ -251,7 +255,7 @@ class Ledger:
             held, state.buffer.labels.tolist(), state.buffer.rounds.tolist(), strict=True
         ):
             self._check_sample(node, sample, copies[sample], state.names[label] if state.names else "", arrived)
-        self.memories[node] = Memory(classes, samples, state.round)
+        self.memories[node] = Memory(classes, samples, state.round, state.undone.tolist())
         answer = newest(home, ANSWER, lambda arrays, record: Answer.from_record(arrays, record)[1])
         # Read after the state: this answer is of its round, or of a later one.
         if answer is not None and atomic.numbered(home, STATE)[:1] == atomic.numbered(home, ANSWER)[:1] == [

@@ -134,7 +134,7 @@ def watching(
         lines += [
             Line(f"{name}: accuracy", shown, min(during, after) >= before - _LOSS),
             Line(f"{name}: held", f"{held} of {last - week.before}", held > 0),
-            Line(f"{name}: alarms", f"{told}; due: {', '.join(sorted(due))}", bool(fell) and fell >= due),
+            Line(f"{name}: alarms", f"{told}; due: {', '.join(sorted(due)) or 'none'}", fell >= due),
             Line(f"{name}: rollback", f"taken in round {back}", back is not None),
         ]
     early = [alarm for alarm in alarms if alarm["round"] in quiet]

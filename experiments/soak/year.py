@@ -27,6 +27,7 @@ _LOOK = 1.0  # seconds between two looks at the federation
 _STALL = 600.0  # seconds without a round, or with files that nobody learns, after which the year is given up
 _CHUNK = (6, 10)  # samples of a node in a round
 _CLASSES = 2  # of which they are
+_WRONG = 30  # samples of a node, of all classes, in a round in which labels are wrong: they must do harm
 _NOISE = 12  # of 255; makes each picture unique
 _PICTURES = 5  # each chunk of this number arrives as pictures instead of an archive
 _UNLABELLED = 3  # each chunk of this number arrives as pictures without labels
@@ -79,6 +80,11 @@ class Cameras:
         chance = np.random.default_rng(seed_for(self._seed, "soak", "chunk", node, number))
         chosen = chance.choice(classes, _CLASSES, replace=False)
         return self._drawn(chance, chosen, int(chance.integers(*_CHUNK, endpoint=True)), number)
+
+    def large_chunk(self, node: int, number: int, classes: int) -> tuple[Pixels, list[str]]:
+        """Return many pictures of all of the first classes."""
+        chance = np.random.default_rng(seed_for(self._seed, "soak", "large chunk", node, number))
+        return self._drawn(chance, np.arange(classes), _WRONG, number)
 
     def of_class(self, node: int, label: int) -> tuple[Pixels, list[str]]:
         """Return pictures of one class alone."""
@@ -257,8 +263,9 @@ class Year:
     def _give(self, node: str, number: int, done: int) -> None:
         """Give a node a chunk."""
         seat = int(node.removeprefix("node-"))
-        images, names = self.cameras.chunk(seat, number, self._classes)
-        if (number + seat) % _UNLABELLED:
+        drawn = self.cameras.large_chunk if self._honest else self.cameras.chunk
+        images, names = drawn(seat, number, self._classes)
+        if self._honest or (number + seat) % _UNLABELLED:
             form: Form = "archive" if number % _PICTURES else "pictures"
             self.ledger.drop(node, images, [self._said(node, name) for name in names], form)
             return
