@@ -152,12 +152,13 @@ class Device:
         self.weights = as_arrays(Experiment(self.config).initial_weights())
 
     def send(self, kind: str, number: int) -> dict[str, Any]:
-        """Send a message; the metrics of the reply."""
+        """Send a message; the metrics of the reply, without its costs."""
         grid = InlineGrid(client_app.app, 3, self.config.flat(), 1, lambda client: {wire.INBOX: str(self.home)})
         content = wire.instruction(wire.array_record(self.weights), {wire.RUN: RUN}, 0, number)
         (reply,) = grid.send_and_receive([Message(content, dst_node_id=2, message_type=kind)])
         assert reply.has_content(), reply
-        return dict(reply.content.metric_records[wire.METRICS])
+        costs = (wire.CPU_SECONDS, wire.PEAK_MEMORY)
+        return {name: value for name, value in reply.content.metric_records[wire.METRICS].items() if name not in costs}
 
     def round(self, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """A round's replies."""
