@@ -55,7 +55,7 @@ _CONFIG = {
     "deadline": 300.0,
     "unlabelled-age": _AGE,
     "gate": "hold",
-    "gate-tolerance": 0.1,
+    "gate-tolerance": 0.05,
 }
 
 
@@ -219,12 +219,12 @@ class Year:
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def heard(self) -> list[dict[str, Any]]:
-        """Return the alarms that came to the operator's command."""
-        alarms = []
+        """Return the alarms that came to the operator's command, as the record has them: without names."""
+        alarms: list[dict[str, Any]] = []
         for line in self._heard.read_text().splitlines() if self._heard.exists() else ():
             with suppress(ValueError):  # the command was killed, too
                 alarms += json.loads(line)["alarms"]
-        return alarms
+        return [{name: value for name, value in alarm.items() if name != "name"} for alarm in alarms]
 
     def dropped(self) -> int:
         """Return how many pictures without labels were dropped, by the hub's count."""

@@ -45,10 +45,10 @@ def test_a_year_without_one_of_its_events_or_rounds_fails() -> None:
 
 
 def a_week(*, within: float = 0.9, back: int = 17, raised: Sequence[Mapping[str, Any]] = RAISED) -> list[str]:
-    """What fails of a year of 24 rounds in which the labels of node-1 were wrong from round 11 on."""
+    """What fails of a year of 60 rounds in which the labels of node-1 were wrong from round 11 on."""
     records: list[dict[str, Any]] = [
         {"round": number, "accuracy": within if 10 < number < back else 0.92, "prequential_accuracy": [0.9, None]}
-        for number in range(1, 25)
+        for number in range(1, 61)
     ]
     records[back - 1]["rolled_back_to"] = 10
     for alarm in raised:
