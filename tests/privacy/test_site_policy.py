@@ -70,8 +70,8 @@ def test_a_run_that_every_site_accepts_gives_the_same_numbers_as_without_policie
     small: Make, policy: Callable[[str], Path]
 ) -> None:
     path = policy(STRICT)
-    own = {"policy": str(path), "state-dir": str(path.parent / "state")}
-    for name, node in (("with", own), ("without", {})):
+    for name, own in (("with", {"policy": str(path)}), ("without", {})):
+        node = {**own, "state-dir": str(path.parent / f"state-{name}")}
         run_inline(small(run_name=name, **ACCEPTED), node_config=lambda _, node=node: node)  # type: ignore[misc]
     folder = path.parent
     assert rounds_of(folder / "with") == rounds_of(folder / "without")
