@@ -321,6 +321,8 @@ class Year:
         since, summary = time.monotonic(), self.federation.run / "summary.json"
         while not summary.exists() and time.monotonic() - since < _END:
             time.sleep(_LOOK)
+        for node in (*self._nodes, *self._gone):  # the last evaluation may have dropped pictures
+            self.ledger.count(node)
         self.checks.append(("fedkace stop", "the run has ended" if summary.exists() else "no end", summary.exists()))
 
     def _clock(self) -> float:
