@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedkace_flwr.clients import late
 from fedkace_flwr.clients.base import Array, ClientRound, ClientRule, Evaluation, Metrics, Stopwatch
+from fedkace_flwr.clients.judges import judges, renewed
 from fedkace_flwr.clients.memory import joined, undone, unnamed
 from fedkace_flwr.errors import MessageError, ModelError
 from fedkace_flwr.experiment import as_arrays
@@ -20,7 +21,6 @@ from fedkace_flwr.export.global_model import models_of
 from fedkace_flwr.inference import model_files
 from fedkace_flwr.inference.kept_models import Answering, Predictor, labels_of
 from fedkace_flwr.messaging import wire
-from fedkace_flwr.messaging.metrics import MOST_UNTRAINED
 from fedkace_flwr.storage.client_state import Answer, ClientState
 
 _BLOCK = 2**26  # bytes of pixels that are predicted at once
@@ -110,18 +110,11 @@ class StreamingClient(NumPyClient):
     ) -> tuple[int, Metrics]:
         """Test two global models, each alone, before one of them answers; nothing is stored.
 
-        The samples are those of the client's buffer before the round, and as many that wait to be learned, of classes
-        met before.
-
-        Returns the number of samples, and the metrics of the test.
+        The samples are those of :mod:`fedkace_flwr.clients.judges`. Returns their number, and the metrics of the test.
         """
         rule = self.rule
         state = undone(rule.store.before(round_number), self._told, rule.store)
-        samples = state.buffer
-        waiting = rule.source.upcoming(min(len(samples) or MOST_UNTRAINED, MOST_UNTRAINED))
-        waiting = waiting.take(state.seen[waiting.labels].nonzero().flatten())
-        if len(waiting):
-            samples = samples.followed_by(waiting)
+        samples = judges(state)
         # As a client without a local model predicts; and not adapted to the samples on which it is tested.
         alone = replace(state, round=0, buffer=rule.source.none())
         right = {wire.GATE_CANDIDATE: 0, wire.GATE_ACCEPTED: 0}
@@ -167,6 +160,9 @@ class StreamingClient(NumPyClient):
         with watch(wire.SELECTION_SECONDS):
             kept = rule.maintain(now, training)
             stored = rule.with_new_logits(now, training.net).tensors() if training.stored is not None else {}
+            if rule.config.run.gate == "hold":
+                capacity = rule.config.buffer.capacity
+                stored |= renewed(now, kept.buffer, capacity, rule.generator("judges", round_number))
         with watch(wire.EVALUATION_SECONDS):
             local = (
                 rule.predictor.test_local(now, training, kept) if rule.needs_local_test(state) else Evaluation(None, 0)

@@ -1,8 +1,8 @@
 """The attacks of the study ``poisoning``: what hostile clients do in a simulation.
 
-A hostile client trains honestly, except under ``label-flip``, and then alters its reply. It is not bound by the
-clipping of its own modifiers, but its messages have the right form: the checks of form are tested elsewhere. Each
-attack is an entry point in ``pyproject.toml``.
+A hostile client trains honestly, except on flipped labels, and then alters its reply. It is not bound by the clipping
+of its own modifiers, but its messages have the right form: the checks of form are tested elsewhere. Each attack is an
+entry point in ``pyproject.toml``.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,6 +27,9 @@ from fedkace_flwr.sources import Late, Source
 
 _MEAN, _VARIANCE = ".running_mean", ".running_var"
 _OUTPUT = ("output.weight", "output.bias")
+_BRIEF = "brief-label-flip"
+_BRIEF_ROUNDS = 5
+_FLIPS = ("label-flip", _BRIEF)
 
 
 class StudyAttack(Attack):
@@ -35,14 +38,14 @@ class StudyAttack(Attack):
     def check(self, *, sends_models: bool, trains_on_chunks: bool) -> None:
         """Check that the attack changes anything."""
         config, kind, scale = self.config, self.config.attack.name, self.config.attack.scale
-        told, flips = f"attack = {config.attack.attack!r} with", kind == "label-flip"
+        told, flips = f"attack = {config.attack.attack!r} with", kind in _FLIPS
         if not (sends_models or trains_on_chunks):
             raise ConfigError(f"{told} method = {config.method!r}, whose clients send no models: must be 'none'")
         if not sends_models and not flips:
             raise ConfigError(
                 f"{told} method = {config.method!r}, whose clients send no models: must be 'label-flip' or 'none'"
             )
-        if not sends_models and scale != 1:
+        if not sends_models and self.factor != 1:
             raise ConfigError(
                 f"{told} method = {config.method!r}, whose clients send no models: must be 'label-flip', without a scale"
             )
@@ -75,9 +78,18 @@ class StudyAttack(Attack):
         if not facts_of(model.network, blueprint).has_running_means:
             raise ConfigError(f"{told} network = {model.network!r}, which has no running means: must be another attack")
 
+    @property
+    def factor(self) -> float:
+        """By which hostile clients enlarge what they send."""
+        return 1.0 if self.config.attack.name == _BRIEF else self.config.attack.scale
+
     def source(self, source: Source, client: int) -> Source:
-        """The source of samples, with flipped labels if the attack is ``label-flip`` and the client hostile."""
-        return FlippedLabels(source) if self.config.attack.name == "label-flip" and self.is_hostile(client) else source
+        """The source of samples, with flipped labels if the attack asks for them and the client is hostile."""
+        kind, number = self.config.attack.name, self.config.attack.scale
+        if kind not in _FLIPS or not self.is_hostile(client):
+            return source
+        rounds = range(int(number), int(number) + _BRIEF_ROUNDS) if kind == _BRIEF else None
+        return FlippedLabels(source, rounds)
 
     def modifier(self, experiment: Experiment) -> Mod:
         """What alters the replies of hostile clients."""
@@ -89,7 +101,7 @@ class Altered:
 
     Parameters
     ----------
-    attack : Attack
+    attack : StudyAttack
         The attack.
     parameters : frozenset of str
         Names of the arrays that are trained by gradient.
@@ -97,10 +109,10 @@ class Altered:
         Returns the global model with which the run begins.
     """
 
-    def __init__(self, attack: Attack, parameters: frozenset[str], initial: Callable[[], Weights]) -> None:
+    def __init__(self, attack: StudyAttack, parameters: frozenset[str], initial: Callable[[], Weights]) -> None:
         self._attack = attack
         self._kind = attack.config.attack.name
-        self._scale = attack.config.attack.scale
+        self._scale = attack.factor
         self._parameters = parameters
         self._initial = initial
 
@@ -155,7 +167,7 @@ class Altered:
         if self._kind == "replacement":
             draws = self._draws("replacement")
             return {name: draws.permutation(learned[name].ravel()).reshape(learned[name].shape) for name in trained}
-        if self._kind == "label-flip":  # the data are wrong already
+        if self._kind in _FLIPS:  # the data are wrong already
             return {name: learned[name] for name in trained} if self._scale != 1 else {}
         if self._kind == "stale-model":
             return self._initial() if number > 1 else {}
@@ -185,10 +197,12 @@ class FlippedLabels:
     ----------
     source : Source
         The client's true source.
+    rounds : range, optional
+        The rounds in which they are; by default all.
     """
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
+    def __init__(self, source: Source, rounds: range | None = None) -> None:
+        self._source, self._rounds = source, rounds
 
     def none(self) -> Samples:
         """No samples, held in the same way as the true source's."""
@@ -206,21 +220,19 @@ class FlippedLabels:
 
     def chunk(self, number: int, learned: int) -> Samples:
         """The chunk of a round, with the labels exchanged."""
-        return self._exchanged(self._source.chunk(number, learned))
+        return self._exchanged(number, self._source.chunk(number, learned))
 
     def again(self, number: int, follows: int) -> Samples:
         """The chunk of the last trained round, with the labels exchanged."""
-        return self._exchanged(self._source.again(number, follows))
-
-    def upcoming(self, most: int) -> Samples:
-        """Samples that wait, with the labels exchanged."""
-        return self._exchanged(self._source.upcoming(most))
+        return self._exchanged(number, self._source.again(number, follows))
 
     def new_classes(self, number: int) -> list[str]:
         """Names of classes that the true source has met."""
         return self._source.new_classes(number)
 
-    def _exchanged(self, chunk: Samples) -> Samples:
+    def _exchanged(self, number: int, chunk: Samples) -> Samples:
+        if self._rounds is not None and number not in self._rounds:
+            return chunk
         classes, places = torch.unique(chunk.labels, return_inverse=True)
         return Samples(chunk.content, classes.roll(-1)[places] if len(classes) else chunk.labels, chunk.rounds)
 

@@ -97,10 +97,6 @@ class Source(Protocol):
         """The chunk of the last trained round, as it was; ``follows`` is the round trained before it."""
         ...
 
-    def upcoming(self, most: int) -> Samples:
-        """Labelled samples that wait to be learned, at most so many, and go on waiting."""
-        ...
-
     def learned(self, number: int) -> None:
         """Acknowledge that a round's outcome is on disk."""
         ...
@@ -218,10 +214,6 @@ class StreamSource:
     def again(self, number: int, follows: int) -> Samples:
         """The chunk of a round; a stream can give every chunk again."""
         return self.chunk(number, follows)
-
-    def upcoming(self, most: int) -> Samples:
-        """None: nothing waits in a simulation."""
-        return self.none()
 
     def learned(self, number: int) -> None:
         """Do nothing: a stream has no files to put away."""
@@ -375,11 +367,6 @@ class InboxSource:
     def again(self, number: int, follows: int) -> Samples:
         """The round's samples once more, whether its files are marked by now or not."""
         return self.chunk(number, number)
-
-    def upcoming(self, most: int) -> Samples:
-        """Samples of the inbox that no round has taken."""
-        images, labels = self._inbox.peek(most)
-        return Samples.arrived(torch.from_numpy(images), torch.from_numpy(labels), 0)
 
     def learned(self, number: int) -> None:
         """Mark the round's files as learned."""

@@ -170,28 +170,6 @@ class Inbox:
             self.keys = []
             return self._read(rooms, claim) if claim is not None else self._nothing()
 
-    def peek(self, most: int) -> Arrived:
-        """Samples of agreed classes that no round has taken, at most so many; no file is moved.
-
-        Files that cannot be used are passed over; the round that takes them rejects them.
-
-        Raises
-        ------
-        DataError
-            The folder cannot be used.
-        """
-        parts, samples = [self._nothing()], 0
-        with self._open() as rooms, PictureProcess() as decoder:
-            for each in arrivals.labelled(rooms.new):
-                if samples >= most:
-                    break
-                with suppress(DataError, OSError):
-                    images, labels = arrivals.read(each, self._classes, self._size, decoder.square)
-                    parts.append((images[: most - samples], labels[: most - samples]))
-                    samples += len(parts[-1][1])
-        images, labels = (np.concatenate(column) for column in zip(*parts, strict=True))
-        return images, labels
-
     def learned(self, number: int) -> None:
         """Mark a round's files as learned, once the round's outcome is on disk."""
         with self._open() as rooms:

@@ -188,10 +188,7 @@ SHARE = 1 + 1e-6
 """Largest value of a share: rounding may push a mean of probabilities slightly above 1."""
 
 _MOST_FILES = 1e12
-MOST_UNTRAINED = 200
-"""Most samples that a device tests a candidate on beside those of its buffer."""
-
-_TESTED = Bound(f"`capacity` plus {MOST_UNTRAINED}", lambda limits: limits.capacity + MOST_UNTRAINED)
+_TESTED = Bound("twice `capacity`", lambda limits: 2 * limits.capacity)
 
 _LONGEST, _LATEST = 1e9, 1e12  # seconds; small enough that sums stay finite
 

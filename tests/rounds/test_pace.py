@@ -168,20 +168,6 @@ def test_a_rollback_does_not_wait_for_the_next_round(made: Make, chunks: Path, t
     assert lines[2]["buffer_size"] == [None] * 3 and "sat_out" not in lines[3]
 
 
-def test_samples_that_wait_judge_a_candidate(made: Make, tmp_path: Path, clock: FakeTime) -> None:
-    """Each chunk has one sample of every class, and a round takes one chunk."""
-    feed(made("fed", window=10, samples_per_class=1), tmp_path / "source")
-    config, inboxes, begun = living(made, method="er", gate="hold", gate_tolerance=1.0), tmp_path / "inboxes", clock.now
-    for number in (1, 2, 3):
-        arrive(tmp_path / "source", inboxes, number)
-    at(clock, begun + 1000, Orders(tmp_path / "living").stop)
-    server_app.run(Devices(config, inboxes), config, run_id=1)
-    first, second, third = rounds_of(tmp_path / "living")
-    assert "gate" not in first
-    assert second["gate"]["tested"] == 3 * (10 + 10), "the buffers after the first round, and the third chunk"
-    assert third["gate"]["tested"] == 3 * 12, "nothing waits any more"
-
-
 def test_a_device_is_asked_without_importing_pytorch(tmp_path: Path) -> None:
     program = (
         "import sys; from flwr.app import *; from fedkace_flwr import apps; from fedkace_flwr.messaging import wire;"

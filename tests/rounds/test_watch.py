@@ -11,11 +11,9 @@ from support.systems.runs import folder_of, ran, records
 
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError
-from fedkace_flwr.experiments.attacks import FlippedLabels
 from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.messaging import wire
 from fedkace_flwr.rounds.watch import Watch
-from fedkace_flwr.samples import Samples
 
 Make = Callable[..., Config]
 
@@ -70,24 +68,13 @@ def test_a_restored_watch_goes_on() -> None:
 LAST_GOOD = 18
 
 
-@pytest.fixture
-def swapping(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hostile client's labels are right at first."""
-    exchanged = FlippedLabels.chunk
-
-    def chunk(source: FlippedLabels, number: int, learned: int) -> Samples:
-        return exchanged(source, number, learned) if number > LAST_GOOD else source._source.chunk(number, learned)
-
-    monkeypatch.setattr(FlippedLabels, "chunk", chunk)
-
-
 def long(made: Make, **changes: Any) -> Config:
     stream = {"stream": "dirichlet:100", "samples_per_class": 16, "capacity": 40}
     return made(method="er", network="cnn", width=8, clients=3, rounds=24, epochs=3, **stream, **changes)
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("quick", "swapping")
+@pytest.mark.usefixtures("quick")
 def test_swapped_labels_raise_an_alarm_for_their_client_alone(
     made: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,7 +83,7 @@ def test_swapped_labels_raise_an_alarm_for_their_client_alone(
         f"#!/bin/sh\ncat >> {tmp_path}/told; echo >> {tmp_path}/told; wc -l < $1/rounds.jsonl >> {tmp_path}/told\n"
     )
     bell.chmod(0o755)
-    config = long(made, attack="label-flip", on_alarm=f"{bell} {tmp_path}/run")
+    config = long(made, attack=f"brief-label-flip:{LAST_GOOD + 1}", on_alarm=f"{bell} {tmp_path}/run")
     found = ran(config)
     (alarm,) = (alarm for record in found for alarm in record.get("alarms", ()))
     assert alarm["client"] == 2 and alarm["kind"] == "accuracy" and LAST_GOOD + 3 <= alarm["round"] <= 24
@@ -107,7 +94,7 @@ def test_swapped_labels_raise_an_alarm_for_their_client_alone(
     assert json.loads(line) == {"folder": str(tmp_path / "run"), "alarms": [alarm | {"name": ""}]}
     assert int(lines) == alarm["round"], "the round is in its file by then"
 
-    resumed = long(made, name="cut", attack="label-flip", resume=True)
+    resumed = long(made, name="cut", attack=f"brief-label-flip:{LAST_GOOD + 1}", resume=True)
     cut_after_round(resumed, alarm["round"] - 1, monkeypatch)
     run_inline(resumed)
     assert records(resumed) == found
