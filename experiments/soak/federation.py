@@ -149,6 +149,12 @@ class Federation:
         self._settle(members)
         self.script("stop", *members)
 
+    def last_words(self, lines: int = 12) -> str:
+        """Return the end of each member's log, and of what came of its starts."""
+        logs = [*sorted(self.folder.glob("*/log")), self.root / "starts.log"]
+        ends = [(log, log.read_text(errors="replace").splitlines()[-lines:]) for log in logs if log.exists()]
+        return "\n".join("\n  ".join([f"{log.relative_to(self.root)}:", *end]) for log, end in ends)
+
     def end(self) -> None:
         """End every process, whatever state the federation is in."""
         self.meant = []

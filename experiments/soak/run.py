@@ -63,6 +63,7 @@ def soak(console: Console, *, rounds: int, seed: int, output: Path, only_plan: b
         year.live()
     except (RunError, KeyboardInterrupt) as error:
         ended.append(verdict.Line("the year ended early", str(error) or "interrupted", False))
+        say(year.federation.last_words())
     finally:
         year.federation.end()
     happened, records = [event for event, _ in year.happened], year.records()
