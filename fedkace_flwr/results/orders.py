@@ -1,7 +1,8 @@
 """Orders to a run, which another process leaves in the run's folder and the run reads between rounds and while it waits.
 
 An order is an empty file in ``orders/`` that stays, so that a run that is started again finds it: ``stop``; ``remove-N``
-for client N; or, until it is done, ``rollback-N`` for the model of round N.
+for client N; or, until it is done, ``rollback-N`` for the model of round N. A run over inboxes orders itself ``finish-N``
+while it is in round N: devices may have learned all that they had before the server was killed.
 """
 
 import re
@@ -27,6 +28,18 @@ class Orders:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "orders"
+
+    def finish(self, number: int) -> None:
+        """Order that a round takes place whether or not samples wait."""
+        self._give(f"finish-{number}")
+
+    def finished(self, number: int) -> None:
+        """Take away the order of :meth:`finish`."""
+        (self._folder / f"finish-{number}").unlink(missing_ok=True)
+
+    def must_finish(self, number: int) -> bool:
+        """Whether a round takes place whether or not samples wait."""
+        return (self._folder / f"finish-{number}").exists()
 
     def stop(self) -> None:
         """Order the run to end after the present round."""

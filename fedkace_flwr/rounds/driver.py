@@ -190,12 +190,14 @@ class RoundDriver(Strategy):
         result = Result(arrays=initial_arrays)
         fields = dict(train_config or {}), dict(evaluate_config or {})
         for number in range(self._done + 1, num_rounds + 1) if num_rounds else itertools.count(self._done + 1):
-            back, goes_on = self._wait(grid)
+            back, goes_on = self._wait(grid, number)
             if not goes_on:
                 logger.info("ordered to stop after round %d", number - 1)
                 break
             begun = time.monotonic()
             now = self._open(number, grid, self._told(fields[0]), trains=back is None)
+            if self._orders and self._config.data.arrives:
+                self._orders.finish(number)
             self._waits_for = f"the clients' replies in round {number}"
             self._on_change()
             arrays = self._go_back(now, back) if back else result.arrays
@@ -216,8 +218,10 @@ class RoundDriver(Strategy):
             self._fleet.add_round(now.report, self.watch.means())
             self._waits_for = ""
             self._on_round(now.report, result.arrays)
-            if back and self._orders:  # only now: after a crash the round is repeated
-                self._orders.rolled_back(back.round)
+            if self._orders:  # only now: after a crash the round is repeated
+                self._orders.finished(number)
+                if back:
+                    self._orders.rolled_back(back.round)
             shortfall = short_of_evaluation or short_of_model
             if shortfall is None:
                 self._quorum.met()
@@ -231,9 +235,9 @@ class RoundDriver(Strategy):
         """The configuration record of a phase's messages: what the run tells all, as it is now."""
         return ConfigRecord({**fields, **self.class_names.told(), **self._gate.told()})
 
-    def _wait(self, grid: Grid) -> tuple[Checkpoint | None, bool]:
+    def _wait(self, grid: Grid, number: int) -> tuple[Checkpoint | None, bool]:
         """Wait for the next round: what it is ordered to go back to, and whether there is one."""
-        while self._pace.wait(grid):
+        while self._pace.wait(grid, number):
             to = self._orders.rollback if self._orders else None
             if to is None or self._orders is None:
                 return None, True

@@ -3,7 +3,7 @@
 Devices are asked how many labelled samples wait, which costs a small message and no model, unless their replies of the
 last round say that there are enough. Samples that no client could train on in that round, such as a single one, do not
 count until there are more. Where classes are open, files of a class without a number do not count either, but its name
-starts a round, after which it has one.
+starts a round, after which it has one. A round that had begun when the server was killed waits for nothing.
 """
 
 import logging
@@ -65,10 +65,10 @@ class Pace:
         """Take note of how many samples wait at clients after a round, and whether any client has trained in it."""
         self._waiting, self._left = waiting, {} if trained else waiting
 
-    def wait(self, grid: Grid) -> bool:
+    def wait(self, grid: Grid, number: int) -> bool:
         """Wait until a round is due, or a rollback is ordered; False if the run was ordered to stop."""
         pause = max(self._interval, _LEAST_PAUSE)
-        if self._arrives:
+        if self._arrives and not (self._orders and self._orders.must_finish(number)):
             self._sleep(self._begun + self._interval)
             while not self._is_ordered and not self._enough(grid):
                 self._sleep(time.monotonic() + pause)

@@ -2,13 +2,13 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import MessageType
+from flwr.app import Message, MessageType
 from PIL import Image
 from support.common import FakeTime, rounds_of
 from support.doubles.grids import RecordingGrid
@@ -104,6 +104,31 @@ def test_a_round_waits_until_the_devices_together_have_enough(
     server_app.run(grid, config, run_id=1)
     (record,) = rounds_of(tmp_path / "living")
     assert record["sat_out"] == [1]
+
+
+def test_a_round_whose_end_the_server_did_not_live_to_see_goes_on_without_new_samples(
+    made: Make, chunks: Path, tmp_path: Path, clock: FakeTime
+) -> None:
+    """All devices have learned what they had, and the server has lost their models."""
+    config, inboxes, begun = living(made, resume=True), tmp_path / "inboxes", clock.now
+    arrive(chunks, inboxes, 1)
+
+    class Dying(Devices):
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            messages = list(messages)
+            if messages[0].metadata.message_type == MessageType.EVALUATE:
+                raise KeyboardInterrupt
+            return super().push_messages(messages)
+
+    with pytest.raises(KeyboardInterrupt):
+        server_app.run(Dying(config, inboxes), config, run_id=1)
+    assert not list(inboxes.glob("client-*/new/*"))
+    at(clock, begun + 1000, Orders(tmp_path / "living").stop)
+    grid = Devices(config, inboxes)
+    server_app.run(grid, config, run_id=1)
+    (record,) = rounds_of(tmp_path / "living")
+    assert "sat_out" not in record and record["accuracy"] is None
+    assert len(grid.of(MessageType.TRAIN)) == 3, "and no second round"
 
 
 def test_samples_that_nobody_can_train_on_start_no_second_round(made: Make, tmp_path: Path, clock: FakeTime) -> None:
