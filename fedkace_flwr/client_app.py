@@ -204,7 +204,7 @@ def _client(message: Message, context: Context) -> Iterator[tuple[StreamingClien
     classes = wire.agreed_classes(told, experiment.num_classes) if config.data.grows else None
     source = _source(experiment, number, run, context.node_config, classes)
     unmet = torch.zeros(experiment.num_classes, dtype=torch.bool)
-    digest = experiment.dataset.digest
+    digest = experiment.dataset.split_digest or experiment.dataset.digest
     empty = ClientState(unmet, source.none(), run=run, client=number, names=source.class_names, dataset=digest)
     folder = client_folder(config, context.run_id, number, context.node_config)
     store = ClientStore(folder, empty, memory_of(config, number))

@@ -44,7 +44,7 @@ LARGEST_SUM = 1000
 
 Section = TypeVar("Section")
 
-_OF_DATA_SETS = frozenset({"data-dir", "num-classes", "test-per-class"})
+_OF_DATA_SETS = frozenset({"data-dir", "num-classes", "test-per-class", "test-share"})
 """Keys that an inbox ignores, beside those of streams."""
 
 

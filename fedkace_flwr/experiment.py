@@ -57,7 +57,7 @@ class Experiment:
     ) -> None:
         self.config = config
         self._share = share
-        self.dataset: Dataset = load_dataset(config.data, progress=progress, download=download)
+        self.dataset: Dataset = load_dataset(config.data, config.run.seed, progress=progress, download=download)
         self.num_classes = config.data.max_classes if config.data.grows else self.dataset.num_classes
         self._streams: dict[int, ClientStream] = {}
         self._tests: dict[int, list[npt.NDArray[np.int64]]] = {}

@@ -12,6 +12,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedkace_flwr import __version__
 from fedkace_flwr.config import Config, keys_affecting
 from fedkace_flwr.configured import check_network, check_rounds, configured, warn_of_replacements
+from fedkace_flwr.data.datasets import Dataset
 from fedkace_flwr.errors import ConfigError, FedkaceError
 from fedkace_flwr.experiment import Experiment, as_arrays
 from fedkace_flwr.export.card import Training
@@ -75,6 +76,7 @@ def run(grid: Grid, config: Config, run_id: int) -> None:
         )
     check_network(method, config)
     experiment = Experiment(config)
+    _tell_of_test_share(config.data.test_share, experiment.dataset)
     experiment.check_streams()
     experiment.check_weights_file()
     check_tracker(config)
@@ -84,6 +86,13 @@ def run(grid: Grid, config: Config, run_id: int) -> None:
         folder = RunFolder(run_folder(config, run_id), resume=config.run.resume, data=experiment.dataset.digest)
         opened.callback(folder.close)
         _run(grid, config, run_id, method, experiment, folder, show)
+
+
+def _tell_of_test_share(share: float, dataset: Dataset) -> None:
+    if dataset.split_digest:
+        logger.info("%s has no test split; test-share = %g of each class is one", dataset.name, share)
+    elif dataset.digest and share != Config().data.test_share:
+        logger.warning("test-share = %r has no effect: data set %s has a test split", share, dataset.name)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -23,10 +24,11 @@ from filelock import FileLock
 from numpy.typing import NDArray
 
 from fedkace_flwr.data.readers.catalogue import source_of
-from fedkace_flwr.data.readers.source import Content, Form, check_num_classes, checked, found
+from fedkace_flwr.data.readers.source import BLOCK, Content, Form, check_num_classes, checked, found
 from fedkace_flwr.errors import DataError, MissingDataError
 from fedkace_flwr.sections import DataConfig
-from fedkace_flwr.storage.files import read_text
+from fedkace_flwr.seeding import seed_for
+from fedkace_flwr.storage.files import read_text, write_text
 from fedkace_flwr.storage.folders import absolute
 
 logger = logging.getLogger(__name__)
@@ -52,24 +54,32 @@ class Dataset:
         uint8, shape (N, 3, H, W), memory-mapped and read-only.
     labels : ndarray
         int64, shape (N,).
-    train_size : int
-        Rows [0, train_size) are the training split, the others the test split.
+    held_out : ndarray
+        bool, shape (N,): the test split: the last rows, or those that ``test-share`` has drawn.
     class_names : tuple of str
         The classes kept; labels of ``num_classes`` and above belong to classes that are not used.
     mean, std : tuple of float
         Per channel, over all prepared training images scaled to [0, 1].
     digest : str
         SHA-256 of images, labels and class names and of where the training split ends; empty without images.
+    split_digest : str
+        The same with the test split that ``test-share`` has drawn; empty if the data set has one of its own.
     """
 
     name: str
     images: NDArray[np.uint8]
     labels: NDArray[np.int64]
-    train_size: int
+    held_out: NDArray[np.bool_]
     class_names: tuple[str, ...]
     mean: _Triple
     std: _Triple
     digest: str = ""
+    split_digest: str = ""
+
+    @property
+    def train_size(self) -> int:
+        """Number of training samples."""
+        return len(self.labels) - int(self.held_out.sum())
 
     @property
     def num_classes(self) -> int:
@@ -123,32 +133,35 @@ class Dataset:
 
     @cached_property
     def _train_index(self) -> list[NDArray[np.int64]]:
-        return _by_class(self.labels[: self.train_size], self.num_classes, first_id=0)
+        return _by_class(np.flatnonzero(~self.held_out), self.labels, self.num_classes)
 
     @cached_property
     def _test_index(self) -> list[NDArray[np.int64]]:
-        return _by_class(self.labels[self.train_size :], self.num_classes, first_id=self.train_size)
+        return _by_class(np.flatnonzero(self.held_out), self.labels, self.num_classes)
 
 
-def _by_class(labels: NDArray[np.int64], classes: int, first_id: int) -> list[NDArray[np.int64]]:
-    order = np.argsort(labels, kind="stable")  # stable: ascending ids within a class
-    bounds = np.searchsorted(labels[order], np.arange(classes + 1))
-    return [first_id + order[start:stop] for start, stop in pairwise(bounds)]
+def _by_class(ids: NDArray[np.int64], labels: NDArray[np.int64], classes: int) -> list[NDArray[np.int64]]:
+    ids = ids[np.argsort(labels[ids], kind="stable")]  # stable: ascending ids within a class
+    bounds = np.searchsorted(labels[ids], np.arange(classes + 1))
+    return [ids[start:stop] for start, stop in pairwise(bounds)]
 
 
-def load_dataset(config: DataConfig, *, progress: bool = False, download: bool = True) -> Dataset:
+def load_dataset(config: DataConfig, seed: int = 0, *, progress: bool = False, download: bool = True) -> Dataset:
     """Open a data set; prepare it first if the cache has no usable copy.
 
     With ``dataset = inbox`` there is no data set to open: the result has the agreed classes, no images, mean 0.5
     and standard deviation 0.25.
 
     Any number of processes may call this at once: one prepares the data set, the others wait. If files change, they
-    are prepared again next to the old copy. The cache can be deleted at any time.
+    are prepared again next to the old copy. The cache can be deleted at any time. One prepared copy serves all seeds and
+    values of ``test-share``.
 
     Parameters
     ----------
     config : DataConfig
         Which data set, where its files and the cache are, the number of classes to keep and the image size.
+    seed : int
+        The experiment's, which draws the test split of a data set that has none.
     progress : bool
         Show a progress bar while preparing.
     download : bool
@@ -190,6 +203,8 @@ def load_dataset(config: DataConfig, *, progress: bool = False, download: bool =
                 if dataset is None:
                     content = checked(name, origin, form)
                     dataset = _prepare(folder, name, content, form, progress)
+        if not dataset.held_out.any():
+            dataset = _split(dataset, config.test_share, seed, folder)
     except OSError as fault:
         raise DataError(f"{CACHE} = {cache}: cannot be used ({fault}); must be writable and have room") from fault
     check_num_classes(config, dataset.num_classes)
@@ -199,7 +214,8 @@ def load_dataset(config: DataConfig, *, progress: bool = False, download: bool =
 def _agreed(config: DataConfig) -> Dataset:
     """A data set without images for data from inboxes: the classes and the image size that the configuration fixes."""
     none = np.empty((0, 3, config.image_size, config.image_size), dtype=np.uint8)
-    return Dataset("inbox", none, np.empty(0, dtype=np.int64), 0, config.named_classes(), (0.5,) * 3, (0.25,) * 3)
+    unheld = np.empty(0, dtype=np.bool_)
+    return Dataset("inbox", none, np.empty(0, dtype=np.int64), unheld, config.named_classes(), (0.5,) * 3, (0.25,) * 3)
 
 
 def cache_dir() -> Path:
@@ -239,8 +255,10 @@ def _read(folder: Path, name: str, form: Form) -> Dataset:
             raise ValueError(f"{_LABELS}: {labels.dtype} {labels.shape}, expected int64 {images.shape[:1]}")
         if not 0 <= labels.min() <= labels.max() < len(names):
             raise ValueError(f"{_LABELS}: labels {labels.min()} to {labels.max()}, expected 0 to {len(names) - 1}")
-        train_size, mean, std = int(meta["train_size"]), _triple(meta["mean"]), _triple(meta["std"])
-        return Dataset(name, images, labels, train_size, names, mean, std, str(meta["digest"]))
+        held_out = np.arange(len(labels)) >= int(meta["train_size"])
+        return Dataset(
+            name, images, labels, held_out, names, _triple(meta["mean"]), _triple(meta["std"]), str(meta["digest"])
+        )
     except OSError:  # a matter of permissions or of the disk, not of damaged bytes: keep the folder
         raise
     except Exception as fault:  # parsers may raise anything on damaged bytes
@@ -250,6 +268,34 @@ def _read(folder: Path, name: str, form: Form) -> Dataset:
 def _triple(values: list[float]) -> _Triple:
     red, green, blue = values
     return float(red), float(green), float(blue)
+
+
+def _split(whole: Dataset, share: float, seed: int, folder: Path) -> Dataset:
+    """Hold out a share of each class, at least one sample, and leave at least one."""
+    held_out = np.zeros(len(whole.labels), dtype=np.bool_)
+    for label in range(whole.num_classes):
+        ids = whole.train_ids(label)
+        count = max(min(max(round(share * len(ids)), 1), len(ids) - 1), 0)
+        held_out[np.random.default_rng(seed_for(seed, "test split", label)).permutation(ids)[:count]] = True
+    digest = hashlib.sha256(whole.digest.encode() + np.packbits(held_out).tobytes()).hexdigest()
+    mean, std = _known_statistics(folder / f"split-{digest[:16]}.json", whole.images, ~held_out)
+    return replace(whole, held_out=held_out, split_digest=digest, mean=mean, std=std)
+
+
+def _known_statistics(path: Path, images: NDArray[np.uint8], chosen: NDArray[np.bool_]) -> tuple[_Triple, _Triple]:
+    """Mean and standard deviation of the chosen images, kept in a file beside them, if there can be one."""
+    try:
+        stored = json.loads(read_text(path))
+        return _triple(stored["mean"]), _triple(stored["std"])
+    except (OSError, RecursionError, ValueError, KeyError, TypeError):  # missing or damaged
+        counts = _no_counts()
+        for start in range(0, len(images), BLOCK):
+            rows = slice(start, start + BLOCK)
+            _count(counts, images[rows][chosen[rows]])
+    mean, std = _statistics(counts)
+    with suppress(OSError):  # the disk may be read-only
+        write_text(path, json.dumps({"mean": mean, "std": std}))
+    return _triple(mean), _triple(std)
 
 
 def _prepare(folder: Path, name: str, content: Content, form: Form, progress: bool) -> Dataset:
@@ -292,7 +338,7 @@ def _write_images(
     """Stream the images into an .npy file; return the training images' mean and std, and the hash of all images."""
     # Written as a plain file, not through a memory map: a full disk then raises an error instead of a bus error.
     rows, hashed = 0, hashlib.sha256()
-    counts = np.zeros((3, 256), dtype=np.int64)  # a histogram is exact for any number of images
+    counts = _no_counts()
     with path.open("wb") as file:
         header = {"descr": "|u1", "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)
@@ -300,16 +346,29 @@ def _write_images(
             values = np.ascontiguousarray(block).data
             file.write(values)
             hashed.update(values)
-            for channel, of_one in enumerate(np.moveaxis(block[: max(content.train_size - rows, 0)], 1, 0)):
-                counts[channel] += np.bincount(of_one.reshape(-1), minlength=256)
+            _count(counts, block[: max(content.train_size - rows, 0)])
             rows += len(block)
         file.flush()
         os.fsync(file.fileno())
+    return *_statistics(counts), hashed
+
+
+def _no_counts() -> NDArray[np.int64]:
+    return np.zeros((3, 256), dtype=np.int64)  # a histogram is exact for any number of images
+
+
+def _count(counts: NDArray[np.int64], block: NDArray[np.uint8]) -> None:
+    for channel, of_one in enumerate(np.moveaxis(block, 1, 0)):
+        counts[channel] += np.bincount(of_one.reshape(-1), minlength=256)
+
+
+def _statistics(counts: NDArray[np.int64]) -> tuple[list[float], list[float]]:
+    """Mean and standard deviation per channel of values scaled to [0, 1]."""
     scaled = np.arange(256) / 255
     shares = counts / counts.sum(axis=1, keepdims=True)
     mean = shares @ scaled
     std = np.sqrt((shares * (scaled - mean[:, None]) ** 2).sum(axis=1))
-    return mean.tolist(), std.tolist(), hashed
+    return mean.tolist(), std.tolist()
 
 
 def _sync(*paths: Path) -> None:

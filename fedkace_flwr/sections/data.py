@@ -13,7 +13,7 @@ class DataConfig:
 
     dataset: str = key(
         "digits",
-        "Data set: `digits` (bundled with scikit-learn), `cifar10`, `cifar100`, `mnist`, `emnist-SPLIT` (`balanced`, `byclass`, `bymerge`, `letters`, `digits` or `mnist`), `imagenet100`, `folder` (any image folder with `train/` and `val/` or `test/`), `hub:OWNER/NAME` (Hugging Face Hub; `hub` alone reads what `save_to_disk` has written to `data-dir`; docs/running.md), `inbox` (files that arrive on each device; docs/edge-data.md), or one of another package (docs/extend.md).",
+        "Data set: `digits` (bundled with scikit-learn), `cifar10`, `cifar100`, `mnist`, `emnist-SPLIT` (`balanced`, `byclass`, `bymerge`, `letters`, `digits` or `mnist`), `imagenet100`, `folder` (any image folder with `train/` and perhaps `val/` or `test/`), `hub:OWNER/NAME` (Hugging Face Hub; `hub` alone reads what `save_to_disk` has written to `data-dir`; docs/running.md), `inbox` (files that arrive on each device; docs/edge-data.md), or one of another package (docs/extend.md).",
     )
     data_dir: str = key(
         "data",
@@ -40,6 +40,12 @@ class DataConfig:
         "Number of test images per class that each client draws once for its test set; 0 uses the whole test split (the paper draws 100 of 300 on ImageNet100).",
         unit="images",
         low=0,
+    )
+    test_share: float = key(
+        0.2,
+        "Share of each class's samples that is drawn from the seed as the test split of a data set that has none, at least one sample (docs/running.md).",
+        above=0,
+        high=0.99,
     )
     classes: Literal["fixed", "open"] = key(
         "fixed",

@@ -27,7 +27,7 @@ from fedkace_flwr.sections import DataConfig
 
 _NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?(@[\w-][\w./-]*)?", re.ASCII)
 _TRAIN, _HELD_OUT = "train", ("test", "validation", "valid", "val")
-_MARK = "dataset_dict.json"
+_MARKS = ("dataset_dict.json", "state.json")  # of a DatasetDict, and of a single Dataset
 _OPTIONS = {"subset", "image", "label", "test"}
 
 _Row = Mapping[str, Any]
@@ -90,11 +90,10 @@ def find_hub(config: DataConfig, size: int) -> Origin:
         return Origin(digest(pixels.READING, asked.name, *choice), read, remote=f"dataset = {config.dataset!r:.200}")
     folder = data_dir(config)
     try:
-        if not (folder / _MARK).is_file():
+        if not any((folder / mark).is_file() for mark in _MARKS):
             raise MissingDataError(
-                f"{folder}: holds no {_MARK}; data-dir should be a folder to which save_to_disk of the package datasets "
-                "wrote the splits of a data set (of a single Dataset, write what its train_test_split returns), or "
-                "dataset one on the Hugging Face Hub, as hub:OWNER/NAME"
+                f"{folder}: holds no {' or '.join(_MARKS)}; data-dir should be a folder to which save_to_disk of the "
+                "package datasets wrote a data set, or dataset one on the Hugging Face Hub, as hub:OWNER/NAME"
             )
         files = sorted(Path(place, name) for place, _, names in os.walk(folder) for name in names)
         facts = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
@@ -120,21 +119,25 @@ def _read(asked: _Asked, size: int, folder: Path | None) -> Content:
     except Exception as fault:  # its errors, and those of what it builds on, have no common class
         reason = (str(fault).splitlines() or [type(fault).__name__])[0]
         raise DataError(f"{where}: cannot be opened with the package datasets ({reason:.300})") from fault
-    train, test = (_Split(where, found, name, asked, package) for name in _splits(where, found, asked))
-    names = train.class_names
-    labels = np.concatenate([train.labels(names), test.labels(names)])
+    if isinstance(found, package.Dataset):
+        found = {_TRAIN: found}
+    splits = [_Split(where, found, name, asked, package) for name in _splits(where, found, asked)]
+    names = splits[0].class_names
+    labels = np.concatenate([split.labels(names) for split in splits])
     framing = Framing.of_files(size)
-    return Content(names, labels, len(train), (block for split in (train, test) for block in split.blocks(framing)))
+    return Content(names, labels, len(splits[0]), (block for split in splits for block in split.blocks(framing)))
 
 
-def _splits(where: str, found: Mapping[str, Any], asked: _Asked) -> tuple[str, str]:
+def _splits(where: str, found: Mapping[str, Any], asked: _Asked) -> tuple[str, ...]:
+    """The splits for training and for testing; if there is one split alone, that one."""
+    if len(found) == 1 and not asked.test:
+        return tuple(found)
     wanted = (asked.test,) if asked.test else _HELD_OUT
     test = next((name for name in wanted if name in found), None)
     if _TRAIN not in found or test is None:
         raise DataError(
             f"{where}: has the splits {', '.join(map(str, found))}; must have {_TRAIN}, and for testing "
-            f"{' or '.join(wanted)} (?test= names another); of a set with one split alone, write what its "
-            "train_test_split returns with save_to_disk, and name the folder as data-dir"
+            f"{' or '.join(wanted)} (?test= names another), or one split alone"
         )
     return _TRAIN, test
 

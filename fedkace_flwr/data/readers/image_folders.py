@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from unicodedata import normalize
 
@@ -37,7 +38,7 @@ logger = logging.getLogger(__name__)
 _JPEG = (".jpeg", ".jpg", ".jfif", ".jpe")
 _PICTURES = (*_JPEG, ".bmp", ".gif", ".png", ".ppm", ".tif", ".tiff", ".webp")
 _IMAGENET_LAYOUT = "ILSVRC2012's train/<synset>/*.JPEG"
-_FOLDER_LAYOUT = "train/<class>/<image> and val/<class>/<image> (or test/)"
+_FOLDER_LAYOUT = "train/<class>/<image> and perhaps val/<class>/<image> (or test/)"
 
 _NOT_OURS = ("__MACOSX", "@eaDir", "#recycle", "$RECYCLE.BIN", "System Volume Information", "lost+found")
 _NAMED = 3  # of the files that are not taken
@@ -126,31 +127,40 @@ def imagenet_framing(size: int) -> Framing:
 
 
 def find_folder(config: DataConfig, size: int) -> Origin:
-    """Any images sorted into ``train/<class>/`` and ``val/<class>/`` (or ``test/<class>/``) in ``data-dir``."""
+    """Any images sorted into ``train/<class>/`` and perhaps ``val/<class>/`` (or ``test/<class>/``) in ``data-dir``."""
     root = data_dir(config)
     train = root / "train"
-    held_out = root / "val" if (root / "val").is_dir() else root / "test"
     splits = [_split(train, _FOLDER_LAYOUT)]
-    if not splits[0].folders:
+    names = splits[0].folders
+    if not names:
         raise MissingDataError(f"{train}: no class folders; data-dir should hold {_FOLDER_LAYOUT}")
-    splits.append(_split(held_out, f"{_FOLDER_LAYOUT}; of a set without one, move some of each class's images there"))
-    names, others = (split.folders for split in splits)
-    if names.keys() != others.keys():
-        sides = ((held_out, set(names) - set(others)), (train, set(others) - set(names)))
-        lacks = "; ".join(f"{where} lacks {', '.join(sorted(missing))}" for where, missing in sides if missing)
-        raise DataError(f"{lacks}: both need the same class folders")
+    held_out = next((root / name for name in ("val", "test") if (root / name).is_dir()), None)
+    if held_out is None:
+        if unknown := _split(root, _FOLDER_LAYOUT).folders.keys() - {"train"}:
+            raise DataError(
+                f"{root}: has {', '.join(sorted(unknown))}; should hold {_FOLDER_LAYOUT}, and no other folder"
+            )
+    else:
+        splits.append(_split(held_out, _FOLDER_LAYOUT))
+        others = splits[1].folders
+        if names.keys() != others.keys():
+            sides = ((held_out, set(names) - set(others)), (train, set(others) - set(names)))
+            lacks = "; ".join(f"{where} lacks {', '.join(sorted(missing))}" for where, missing in sides if missing)
+            raise DataError(f"{lacks}: both need the same class folders")
     check_num_classes(config, len(names))
-    listings = [_listed(split, _PICTURES) for split in splits]
-    found = digest(pixels.READING, str(root), held_out.name, [listing.facts for listing in listings])
+    listings = [_listed(split, _PICTURES, at_least=2 if held_out is None else 1) for split in splits]
+    named = held_out.name if held_out is not None else ""
+    found = digest(pixels.READING, str(root), named, [listing.facts for listing in listings])
     return Origin(found, partial(_read_folder, listings, size))
 
 
 def _read_folder(listings: Sequence[_Listing], size: int) -> Content:
     _tell(*listings)
-    train, test = (
+    train, *tests = (
         [(label, each.path) for label, files in enumerate(listing.pictures.values()) for each in files]
         for listing in listings
     )
+    test = list(chain(*tests))
     foreign = sorted({path.suffix.lower() for _, path in train + test} - set(pixels.SUFFIXES))
     if foreign:
         logger.warning(

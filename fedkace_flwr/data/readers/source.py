@@ -37,7 +37,7 @@ class Content:
     labels : ndarray
         int64, shape (N,): the training split, then the test split.
     train_size : int
-        Length of the training split.
+        Length of the training split; N if there is no test split, which ``test-share`` then draws.
     blocks : iterator of ndarray
         uint8, shape (n, 3, H, W) each; together the N images, in the order of ``labels``.
     """
@@ -184,8 +184,8 @@ def _wrong(content: Content) -> str:
     names, labels, train = content.class_names, content.labels, content.train_size
     if not isinstance(labels, np.ndarray) or labels.dtype != np.int64 or labels.ndim != 1:
         return f"its labels are {_described(labels)}; must be int64 of shape (N,)"
-    if not isinstance(train, int | np.integer) or not 0 < train < len(labels):
-        return f"train_size = {train} of {len(labels)} samples; there must be some for training, and others for testing"
+    if not isinstance(train, int | np.integer) or not 0 < train <= len(labels):
+        return f"train_size = {train} of {len(labels)} samples; some must be for training, and all if there is no test split"
     texts = not isinstance(names, str) and all(isinstance(each, str) for each in names)
     if not texts or len({normalize("NFC", each) for each in names}) < len(names):
         return f"it has the class names {names!r:.200}; must be different texts"

@@ -151,6 +151,19 @@ def test_the_split_for_testing_is_the_usual_one_or_that_of_the_key(hf: Any, save
         load_dataset(replace(config, dataset="hub?test=test"))
 
 
+def test_one_split_alone_is_split_by_class(hf: Any, save: Save, tmp_path: Path) -> None:
+    """Whether it is a single Dataset or the only split of a DatasetDict."""
+    split(hf, 12).save_to_disk(tmp_path / "single")
+    alone = load_dataset(DataConfig("hub", str(tmp_path / "single"), image_size=8))
+    assert_consistent(alone)
+    np.testing.assert_array_equal(alone.images, expected(pictures(12), 8))
+    assert [len(alone.test_ids(label)) for label in range(3)] == [1, 1, 1]
+    config = save(everything=split(hf, 12))
+    assert load_dataset(config).split_digest == alone.split_digest
+    with pytest.raises(DataError, match=r"has the splits everything; must have train, and .* test \(\?test="):
+        load_dataset(replace(config, dataset="hub?test=test"))
+
+
 def test_hidden_labels_are_refused_by_row(hf: Any, save: Save) -> None:
     hidden = split(hf, 3, kind=([0, -1, 1], hf.ClassLabel(names=NAMES)))
     with pytest.raises(DataError, match=r"split test, row 1: label -1 is none of the 3 classes .* \?test= may name"):
@@ -186,7 +199,8 @@ def test_a_bad_picture_is_named_by_split_and_row(content: bytes | None, reason: 
 
 def test_folders_without_a_data_set_are_named(tmp_path: Path) -> None:
     with pytest.raises(
-        MissingDataError, match=rf"^{tmp_path}: holds no dataset_dict\.json; data-dir should .*hub:OWNER/NAME"
+        MissingDataError,
+        match=rf"^{tmp_path}: holds no dataset_dict\.json or state\.json; data-dir should .*hub:OWNER/NAME",
     ):
         load_dataset(DataConfig("hub", str(tmp_path)))
 

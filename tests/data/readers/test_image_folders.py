@@ -148,13 +148,26 @@ def test_folder_without_images_or_splits(folder: DataConfig, tmp_path: Path) -> 
     (root / "train" / "dog").mkdir()
     with pytest.raises(DataError, match=f"{root}/train/dog: 0 images"):
         load_dataset(folder)
-    shutil.rmtree(root / "val")
-    with pytest.raises(DataError, match=f"{root}/test: cannot be read .*data-dir.*move some of each class's images"):
-        load_dataset(folder)
     with pytest.raises(DataError, match=f"{tmp_path}/nowhere/train: cannot be read .*data-dir"):
         load_dataset(replace(folder, data_dir=str(tmp_path / "nowhere")))
     with pytest.raises(DataError, match=f"{tmp_path}/nowhere: cannot be read .*data-dir"):
         load_dataset(replace(folder, dataset="imagenet100", data_dir=str(tmp_path / "nowhere")))
+
+
+def test_a_folder_without_a_test_split_is_split_by_class(folder: DataConfig) -> None:
+    root = Path(folder.data_dir)
+    before = load_dataset(folder)
+    (root / "val").rename(root / "valid")
+    with pytest.raises(DataError, match=rf"^{root}: has valid; should hold train/<class>/<image> and perhaps val/"):
+        load_dataset(folder)
+    shutil.rmtree(root / "valid")
+    dataset = load_dataset(folder)
+    assert_consistent(dataset)
+    np.testing.assert_array_equal(dataset.images, before.images[:10])
+    assert [len(dataset.test_ids(label)) for label in range(2)] == [1, 1]
+    write_picture(root / "train" / "eel" / "only.png")
+    with pytest.raises(DataError, match=f"^{root}/train/eel: 1 images .*, expected at least 2"):
+        load_dataset(folder)
 
 
 def test_pictures_below_the_folder_of_a_class_are_its_own(folder: DataConfig) -> None:
