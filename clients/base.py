@@ -29,10 +29,10 @@ from fedkace_flwr.seeding import generator_for
 from fedkace_flwr.sources import Source
 from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.storage.client_store import ClientStore
-from fedkace_flwr.training.adam import Adam
 from fedkace_flwr.training.batches import Batching
 from fedkace_flwr.training.loop import predict, train
 from fedkace_flwr.training.losses import Objective, TaskLoss
+from fedkace_flwr.training.optimisers import Optimiser
 from fedkace_flwr.training.stored_logits import StoredLogits, StoredLogitsLoss
 
 Metrics = dict[str, Any]
@@ -84,13 +84,13 @@ class Training:
     objective : Objective
         The loss; its tensors are on the experiment's device.
     settings : TrainingConfig
-        Epochs, batch size, learning rate, weight decay, batching, augmentation and logit adjustment.
+        Epochs, batch size, optimiser, learning rate, weight decay, batching, augmentation and logit adjustment.
     generator : torch.Generator
         CPU generator that orders the samples.
     batching : str, optional
         A key of :data:`fedkace_flwr.training.batches.EPOCHS`; by default that of the settings.
-    optimiser : Adam, optional
-        By default a new AdamW.
+    optimiser : Optimiser, optional
+        By default a new one, as the settings say.
     epochs : range, optional
         The epochs to run, from 0; by default all.
     after_step : callable, optional
@@ -108,7 +108,7 @@ class Training:
     settings: TrainingConfig
     generator: torch.Generator
     batching: Batching | None = None
-    optimiser: Adam | None = None
+    optimiser: Optimiser | None = None
     epochs: range | None = None
     after_step: Callable[[int, float], None] | None = None
     augmentation: torch.Generator | None = None

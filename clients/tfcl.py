@@ -33,9 +33,9 @@ from fedkace_flwr.metrics import accuracy
 from fedkace_flwr.networks.network import Network
 from fedkace_flwr.registry import Method, Traffic
 from fedkace_flwr.storage.client_state import ClientState
-from fedkace_flwr.training.adam import Adam
 from fedkace_flwr.training.distillation import DistilledLoss
-from fedkace_flwr.training.loop import adamw
+from fedkace_flwr.training.loop import optimiser_of
+from fedkace_flwr.training.optimisers import Optimiser
 
 HEAD_ACTION, TAIL_ACTION = "train.head", "train.tail"
 """Actions of the exchange.
@@ -96,13 +96,10 @@ class HalfTraining(Training):
         The task that is trained.
     claim : Claim
         Its weights in the network, and its pick mask.
-    adam : Adam
-        The optimiser of the weights.
     """
 
     task: int
     claim: tags.Claim
-    adam: Adam
 
 
 class TfclClient(ClientRule):
@@ -149,18 +146,18 @@ class TfclClient(ClientRule):
         """The first half of the epochs, on the weights that the round claims."""
         begun = self._begun(net, now)
         claim = self._claim(net, begun)
-        adam = adamw(claim.net, self.config.training)
-        return self._half(claim, adam, int(begun[submodels.TASK]), now, None, self._halves()[0], prunes=False)
+        optimiser = optimiser_of(claim.net, self.config.training)
+        return self._half(claim, optimiser, int(begun[submodels.TASK]), now, None, self._halves()[0], prunes=False)
 
     def maintain(self, now: ClientRound, training: Training) -> Kept:
         """Keep what was learned, and the optimisers for the second half."""
-        assert isinstance(training, HalfTraining)
+        assert isinstance(training, HalfTraining) and training.optimiser is not None
         claim, task = training.claim, training.task
         weights, others, owners, pick = claim.read()
         pending = {
             _PICK: pick,
-            _MOMENTS: tags.read_moments(training.adam),
-            _PICK_MOMENTS: tags.read_moments(claim.pick_optimiser),
+            _MOMENTS: tags.read_means(training.optimiser),
+            _PICK_MOMENTS: tags.read_means(claim.pick_optimiser),
             _STEPS: torch.tensor(claim.steps),
         }
         known = {**now.state.extra, submodels.classes_of(task): now.current}
@@ -210,10 +207,12 @@ class TfclClient(ClientRule):
         now = ClientRound(state.round, chunk, state, state.extra[submodels.classes_of(task)])
         teacher = self._teacher(content, len(chunk)) if content is not None else None
         claim = self._claim(self.network({}), state.extra)
-        adam = adamw(claim.net, self.config.training)
-        tags.write_moments(adam, state.extra[_MOMENTS], steps)
-        tags.write_moments(claim.pick_optimiser, state.extra[_PICK_MOMENTS], steps)
-        self.train(self._half(claim, adam, task, now, teacher, self._halves()[1], prunes=True), chunk, state.buffer)
+        optimiser = optimiser_of(claim.net, self.config.training)
+        tags.write_means(optimiser, state.extra[_MOMENTS], steps)
+        tags.write_means(claim.pick_optimiser, state.extra[_PICK_MOMENTS], steps)
+        self.train(
+            self._half(claim, optimiser, task, now, teacher, self._halves()[1], prunes=True), chunk, state.buffer
+        )
         claim.prune()
 
         weights, others, owners, pick = claim.read()
@@ -300,7 +299,7 @@ class TfclClient(ClientRule):
     def _half(
         self,
         claim: tags.Claim,
-        adam: Adam,
+        optimiser: Optimiser,
         task: int,
         now: ClientRound,
         teacher: Tensor | None,
@@ -321,13 +320,12 @@ class TfclClient(ClientRule):
             objective,
             self.config.training,
             self.generator(f"batches-{epochs.start}", now.number),
-            optimiser=adam,
+            optimiser=optimiser,
             epochs=epochs,
             after_step=lambda epoch, share: claim.after_step(share if epoch == last else None),
             augmentation=self.generator(f"augmentation-{epochs.start}", now.number),
             task=task,
             claim=claim,
-            adam=adam,
         )
 
     @torch.inference_mode()

@@ -383,6 +383,11 @@ class Config:
             )
 
     def _check_defence_has_effect(self) -> None:
+        if self.aggregation.defence == "on" and self.training.optimiser != "adamw":
+            raise ConfigError(
+                f"defence = 'on' with optimiser = {self.training.optimiser!r}: the defence knows how far AdamW's steps go; "
+                "must be 'off'"
+            )
         if self.privacy.secagg:
             reason = "secagg = true: the server sees no single update"
         elif self.privacy.dp == "central":

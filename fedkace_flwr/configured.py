@@ -65,6 +65,7 @@ def configured(config: Config) -> tuple[Method, Config]:
     _check_privacy(method, config)
     _check_aggregation(method, config)
     _check_attack(method, config)
+    _check_server_optimiser(method, config)
     _check_gate(method, config)
     if method.needs_stream and config.data.arrives:
         raise ConfigError(
@@ -209,6 +210,14 @@ def _check_aggregation(method: Method, config: Config) -> None:
         raise ConfigError(
             f"aggregation = {rule!r} with method = {config.method!r}, whose server aggregates no models; must be 'mean'"
         )
+
+
+def _check_server_optimiser(method: Method, config: Config) -> None:
+    wanted, rule = config.aggregation.server_optimiser, method.strategy
+    if wanted == "none":
+        return
+    if reason := rule(config).lacks_global_model() or ("" if rule.aggregates else "its server takes no mean of models"):
+        raise ConfigError(f"server-optimiser = {wanted!r} with method = {config.method!r}: {reason}; must be 'none'")
 
 
 def _check_gate(method: Method, config: Config) -> None:

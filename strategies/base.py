@@ -90,7 +90,10 @@ class ServerRule:
         return 1.0
 
     def merge(self, now: ServerRound, replies: Sequence[Reply]) -> Weights:
-        """New global model from at least one valid reply, in the order of client numbers; by default by ``aggregation``."""
+        """New global model from at least one valid reply, in the order of client numbers; by default by ``aggregation``.
+
+        With a ``server-optimiser``, the driver takes its step towards this model.
+        """
         aggregate = Aggregator(self.config.aggregation, now.parameters)
         return aggregate([reply.weights for reply in replies], [self.weight(reply) for reply in replies])
 

@@ -38,8 +38,8 @@ class Tfcl(ServerRule):
     The upper half of ResNet-18 consists of stages 3 and 4.
 
     Inferred: all clients of a round form one group. Its network is new each round, and is trained like a client's, by
-    AdamW on a cosine schedule over ``tfcl-server-epochs``; the loss of a sample is over all classes that its sender has
-    met.
+    the same optimiser on a cosine schedule over ``tfcl-server-epochs``; the loss of a sample is over all classes that its
+    sender has met.
     """
 
     train_action = names.HEAD_ACTION

@@ -134,7 +134,7 @@ def configurations(draw: st.DrawFn) -> dict[str, Any]:
     # These go with some methods, rules, numbers of clients or capacities alone: test_privacy.py, test_attacks.py,
     # test_open_classes.py.
     elsewhere = {"dp", "dp-seeded", "secagg", "batchnorm-statistics", "attack", "hostile-clients", "aggregation"}
-    elsewhere |= {"classes"}
+    elsewhere |= {"classes", "optimiser"}
     names = draw(st.lists(st.sampled_from(sorted(set(KEYS) - {*together, *elsewhere})), unique=True, max_size=8))
     classes = draw(st.integers(1, 1000))
     window = draw(st.integers(1, classes))
@@ -400,6 +400,9 @@ def test_a_word_takes_numbers_and_those_that_are_the_defaults_are_left_out() -> 
         ({"stream": "blurred:much"}, "stream = 'blurred:much': share: must be a number"),
         ({"stream": "windows:1"}, "stream = 'windows:1': windows takes no numbers after it"),
         ({"below-quorum": "skip:1.5"}, "below-quorum = 'skip:1.5': limit: must be a whole number"),
+        ({"optimiser": "adamw:0.9"}, "optimiser = 'adamw:0.9': adamw takes no numbers after it"),
+        ({"optimiser": "sgd:1"}, "optimiser = 'sgd:1': momentum = 1.0: must be >= 0 and <= 0.999"),
+        ({"server-optimiser": "adam:0"}, "server-optimiser = 'adam:0': rate = 0.0: must be > 0"),
         ({"attack": "noise:nan"}, "attack = 'noise:nan': scale = nan: must be finite and > 0"),
         ({"precision": "bf16:1"}, "precision = 'bf16:1': must be one of fp32, tf32, bf16, auto"),
     ],

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from fedkace_flwr.networks.network import Network
-from fedkace_flwr.training.adam import Adam, Moments
+from fedkace_flwr.training.optimisers import Adam, Optimiser
 
 FREE = 0
 PICK_START, PICK_THRESHOLD = 0.01, 0.005
@@ -248,21 +248,20 @@ class Claim:
         return [(claim, _stored(layer)) for claim, layer in zip(self._claims, self._layers, strict=True)]
 
 
-def read_moments(optimiser: Adam) -> Tensor:
-    """Adam's two moments, float32 (2, P), parameter after parameter, to keep between two halves of a training."""
-    kept = [optimiser.moments[parameter] for parameter in optimiser.parameters]
-    return torch.stack([_joined([each.first for each in kept]), _joined([each.second for each in kept])])
+def read_means(optimiser: Optimiser) -> Tensor:
+    """An optimiser's means, float32 (means, P), parameter after parameter, to keep between two halves of a training."""
+    kept = [optimiser.memory[parameter] for parameter in optimiser.parameters]
+    rows = [_joined([each.means[row] for each in kept]) for row in range(optimiser.means)]
+    return torch.stack(rows) if rows else torch.empty(0)
 
 
-def write_moments(optimiser: Adam, moments: Tensor, steps: int) -> None:
-    """Undo :func:`read_moments`; ``steps`` have been taken so far."""
-    for parameter in optimiser.parameters:
-        taken = torch.tensor(float(steps), device=parameter.device)
-        empty = torch.empty_like(parameter, requires_grad=False)  # the fused kernel requires the parameter's strides
-        optimiser.moments[parameter] = Moments(taken, empty, empty.clone())
-    kept = [optimiser.moments[parameter] for parameter in optimiser.parameters]
-    _scatter([each.first for each in kept], moments[0])
-    _scatter([each.second for each in kept], moments[1])
+def write_means(optimiser: Optimiser, means: Tensor, steps: int) -> None:
+    """Undo :func:`read_means`; ``steps`` have been taken so far."""
+    kept = [optimiser.begin(parameter) for parameter in optimiser.parameters]
+    for each in kept:
+        each.steps.fill_(steps)
+    for row, values in enumerate(means):
+        _scatter([each.means[row] for each in kept], values)
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:

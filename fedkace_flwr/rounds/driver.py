@@ -13,6 +13,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from fedkace_flwr.algorithms.server_optimisers import ServerOptimiser
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import MessageError, RunError, StateError
 from fedkace_flwr.keys import word_of
@@ -124,6 +125,8 @@ class RoundDriver(Strategy):
         self._limits = Limits.of(config, shapes)
         self._noise = CentralNoise(config.privacy, config.run.seed, parameters)
         self._defence = Defence(config, parameters)
+        word, numbers = word_of(config.aggregation, "server_optimiser")
+        self._optimiser = ServerOptimiser(word, numbers.get("rate", 1.0))
         self.watch = Watch()
         self._done = 0
         self._waits_for = ""
@@ -131,7 +134,7 @@ class RoundDriver(Strategy):
 
     def checkpoint(self) -> tuple[dict[str, NumpyArray], dict[str, Any]]:
         """Arrays, and a JSON-ready record, that later rounds need beside the global model."""
-        arrays, record = self.rule.state()
+        arrays, record = self._aggregation()
         own = {
             _DEFENCE: self._defence.state(),
             _FLEET: self._fleet.state(),
@@ -151,7 +154,7 @@ class RoundDriver(Strategy):
         self._fleet.restore(record.get(_FLEET, {}))
         self.watch.restore(record.get(_WATCH, []))
         self._gate.restore(record.get(GATE, {}), done)
-        self.rule.restore(arrays, record)
+        self._restore_aggregation(arrays, record)
 
     def described(self) -> dict[str, Any]:
         """The state of the run and of its clients for people, JSON-ready."""
@@ -251,8 +254,8 @@ class RoundDriver(Strategy):
         return None, False
 
     def _go_back(self, now: ServerRound, back: Checkpoint) -> ArrayRecord:
-        """Take the global model and the rule's state from an earlier round, and distrust what came after it."""
-        self.rule.restore(back.arrays, back.record)
+        """Take the global model, and what it was made with, from an earlier round, and distrust what came after it."""
+        self._restore_aggregation(back.arrays, back.record)
         self._gate.undo(back.record.get(GATE, {}), back.round, now.number)
         now.report.own["rolled_back_to"] = back.round
         logger.warning("round %d: goes back to the model of round %d, as was ordered", now.number, back.round)
@@ -261,12 +264,12 @@ class RoundDriver(Strategy):
     def _renew(self, arrays: ArrayRecord, grid: Grid, timeout: float) -> tuple[ArrayRecord, BelowQuorumError | None]:
         """Train and merge, and test the outcome if there is a gate; the global model to continue with."""
         now, judges = self._now, self._gate.judges
-        before = (self.rule.state(), self._defence.state()) if judges else None
+        before = (self._aggregation(), self._defence.state()) if judges else None
         config = ConfigRecord({**now.run_fields})
         merged, shortfall = self._phase(partial(self._train, arrays, config, grid, timeout), grid)
         if merged is None:
             return arrays, shortfall
-        candidate = self.rule.between(now, merged)
+        candidate = self.rule.between(now, self._stepped(arrays, merged))
         if before is None:
             self._gate.settle(now.number, held=False)
             return candidate, None
@@ -275,9 +278,23 @@ class RoundDriver(Strategy):
         self._gate.settle(now.number, held=now.report.own[GATE]["held"])
         if not now.report.own[GATE]["held"]:
             return candidate, None
-        self.rule.restore(*before[0])
+        self._restore_aggregation(*before[0])
         self._defence.restore(before[1])
         return arrays, shortfall
+
+    def _stepped(self, arrays: ArrayRecord, aggregate: ArrayRecord) -> ArrayRecord:
+        """The model after the server optimiser's step from the global model towards the clients' aggregate."""
+        if not self._optimiser.is_on:
+            return aggregate
+        return wire.array_record(self._optimiser.step(wire.unpack(arrays), wire.unpack(aggregate), self._parameters))
+
+    def _aggregation(self) -> tuple[dict[str, NumpyArray], dict[str, Any]]:
+        """What the rule and the server optimiser need in later rounds: arrays, and a record ready for JSON."""
+        arrays, record = self.rule.state()
+        return {**arrays, **self._optimiser.state()}, record
+
+    def _restore_aggregation(self, arrays: Mapping[str, NumpyArray], record: Mapping[str, Any]) -> None:
+        self.rule.restore(self._optimiser.restored(arrays), record)
 
     def _judge(self, candidate: ArrayRecord, accepted: ArrayRecord, grid: Grid, timeout: float) -> dict[str, Any]:
         """The gate's phase: all clients test two models on samples of their own."""

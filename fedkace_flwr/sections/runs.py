@@ -40,13 +40,27 @@ class TrainingConfig:
 
     epochs: int = key(5, "Local epochs per round, J.", unit="epochs", low=1, high=10_000, living=True)
     batch_size: int = key(32, "Samples per step.", unit="samples", low=2, living=True)
+    optimiser: str = key(
+        "adamw",
+        "Optimiser of local training, which starts anew in each round: `adamw`; `sgd`, plain or with momentum; or `nesterov`, SGD with Nesterov's momentum.",
+        words={
+            "adamw": (),
+            "sgd": (Number("momentum", 0.0, low=0, high=0.999),),
+            "nesterov": (Number("momentum", 0.9, above=0, high=0.999),),
+        },
+    )
     learning_rate: float = key(
         0.01,
-        "Learning rate of AdamW in the first epoch; follows a cosine towards 0 over the round's epochs.",
+        "Learning rate in the first epoch; follows a cosine towards 0 over the round's epochs.",
         above=0,
         living=True,
     )
-    weight_decay: float = key(0.001, "Weight decay of AdamW.", low=0, living=True)
+    weight_decay: float = key(
+        0.001,
+        "Weight decay: with `adamw` decoupled, so that each step multiplies the weights by 1 - `learning-rate` x `weight-decay`; with `sgd` and `nesterov` as in PyTorch, where `weight-decay` times the weights is added to the gradient.",
+        low=0,
+        living=True,
+    )
     batching: Literal["union", "paired", "random-replay"] = key(
         "union",
         "Reading: `union` passes once over chunk and buffer shuffled together; `paired` takes `batch-size` samples of each in every step and cycles through the smaller one; `random-replay` passes once over the chunk and adds as many random draws from the buffer to every step.",
@@ -170,6 +184,16 @@ class AggregationConfig:
             "geometric-median": (),
         },
         living=True,
+    )
+    server_optimiser: str = key(
+        "none",
+        "How the server moves the parameters of the global model towards what `aggregation` gives, for methods whose server takes a mean: `none` goes all the way; `momentum` (FedAvgM), `adam` (FedAdam) and `yogi` (FedYogi) take a step of Reddi et al. (ICLR 2021, algorithm 2), with their beta1 = 0.9, beta2 = 0.99 and tau = 0.001. The number is the server's learning rate; the defaults are what the publication's tuning chose for most tasks (`momentum`: 1) and for its language tasks (`adam`, `yogi`: 0.01). Batch-norm statistics are aggregated as without it.",
+        words={
+            "none": (),
+            "momentum": (Number("rate", 1.0, above=0),),
+            "adam": (Number("rate", 0.01, above=0),),
+            "yogi": (Number("rate", 0.01, above=0),),
+        },
     )
     defence: Literal["off", "on"] = key(
         "off",

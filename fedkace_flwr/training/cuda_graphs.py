@@ -25,8 +25,8 @@ from torch import Tensor
 
 from fedkace_flwr.compute.seats import Parts, is_writable, own_memory, seats_in, signature, take_over, undone
 from fedkace_flwr.networks.network import Network
-from fedkace_flwr.training.adam import Adam
 from fedkace_flwr.training.losses import Objective
+from fedkace_flwr.training.optimisers import Optimiser
 from fedkace_flwr.training.steps import Pool, take_step
 
 logger = logging.getLogger(__name__)
@@ -187,14 +187,14 @@ class Ready:
     ----------
     steps : StaticSteps
         Its steps.
-    optimiser : Adam
+    optimiser : Optimiser
         The optimiser, without memory of earlier trainings.
     pool : Pool
         The samples where steps find them.
     """
 
     steps: StaticSteps
-    optimiser: Adam
+    optimiser: Optimiser
     pool: Pool
 
 
@@ -226,7 +226,7 @@ class KeptSteps:
         self._constants: tuple[object, ...] = ()
         self._net: Network | None = None
         self._pool: Pool | None = None
-        self._optimiser: Adam | None = None
+        self._optimiser: Optimiser | None = None
         self._total = torch.zeros(())
         self._kinds: OrderedDict[tuple[object, ...], _Kind] = OrderedDict()
 
@@ -236,7 +236,7 @@ class KeptSteps:
         return held if samples <= held else max(samples, self._room, min(2 * held, 2 * samples))
 
     def ready(
-        self, net: Network, pool: Pool, objective: Objective, optimiser: Callable[[], Adam], *constants: object
+        self, net: Network, pool: Pool, objective: Objective, optimiser: Callable[[], Optimiser], *constants: object
     ) -> Ready:
         """Prepare a training.
 
@@ -276,7 +276,7 @@ class KeptSteps:
         kind.steps.go_on_with(take, changed)
         return Ready(kind.steps, self._optimiser, placed)
 
-    def _begin(self, net: Network, pool: Pool, optimiser: Adam) -> None:
+    def _begin(self, net: Network, pool: Pool, optimiser: Optimiser) -> None:
         device = next(net.parameters()).device
         room = self.room_for(len(pool.labels))
         images, labels, replayed = (
@@ -307,21 +307,21 @@ class KeptSteps:
         return kind
 
 
-def tensors_in(net: torch.nn.Module, optimiser: Adam, *others: object) -> list[Tensor]:
+def tensors_in(net: torch.nn.Module, optimiser: Optimiser, *others: object) -> list[Tensor]:
     """All tensors that a training step may change in place and that outlive it, each once.
 
     Parameters
     ----------
     net : Module
         Parameters and buffers count.
-    optimiser : Adam
-        Its moments count.
+    optimiser : Optimiser
+        Its memory counts.
     others : object
         Tensors count that are reachable through attributes, mappings and sequences, such as those of a loss.
     """
     found: dict[int, Tensor] = {}
     visited: set[int] = set()
-    open_ends: list[object] = [*net.parameters(), *net.buffers(), *optimiser.moments.values(), *others]
+    open_ends: list[object] = [*net.parameters(), *net.buffers(), *optimiser.memory.values(), *others]
     while open_ends:
         each = open_ends.pop()
         if id(each) in visited:

@@ -14,13 +14,14 @@ from torch import Tensor
 
 from fedkace_flwr.compute.memory import images_at_once
 from fedkace_flwr.errors import RunError
+from fedkace_flwr.keys import word_of
 from fedkace_flwr.networks.network import Network
 from fedkace_flwr.sections import TrainingConfig
-from fedkace_flwr.training.adam import Adam
 from fedkace_flwr.training.augmentation import FlipShift
 from fedkace_flwr.training.batches import EPOCHS, Batching, Epoch
 from fedkace_flwr.training.cuda_graphs import KeptSteps
 from fedkace_flwr.training.losses import Objective
+from fedkace_flwr.training.optimisers import Adam, Optimiser, Sgd
 from fedkace_flwr.training.steps import Pool, take_step
 
 _FETCHED = 128  # images at a time on a CPU
@@ -65,7 +66,7 @@ def train(
     generator: torch.Generator,
     *,
     batching: Batching | None = None,
-    optimiser: Adam | None = None,
+    optimiser: Optimiser | None = None,
     epochs: range | None = None,
     after_step: Callable[[int, float], None] | None = None,
     augmentation: torch.Generator | None = None,
@@ -74,7 +75,7 @@ def train(
 ) -> None:
     """Train ``net`` in place on chunk and buffer for one round (paper, section A.3).
 
-    By default with a new AdamW, whose learning rate falls from the first epoch's to 0 along a cosine over the epochs.
+    By default with a new optimiser, whose learning rate falls from the first epoch's to 0 along a cosine over the epochs.
 
     Parameters
     ----------
@@ -85,15 +86,15 @@ def train(
     objective : Objective
         The loss.
     settings : TrainingConfig
-        Epochs, batch size, learning rate, weight decay, batching, augmentation and logit adjustment.
+        Epochs, batch size, optimiser, learning rate, weight decay, batching, augmentation and logit adjustment.
     preprocess : Preprocess
         Normalisation and device.
     generator : torch.Generator
         CPU generator that orders the samples.
     batching : str, optional
         A key of :data:`fedkace_flwr.training.batches.EPOCHS`, in place of the settings'.
-    optimiser : Adam, optional
-        An optimiser of :func:`adamw` to continue with, for training in parts.
+    optimiser : Optimiser, optional
+        An optimiser of :func:`optimiser_of` to continue with, for training in parts.
     epochs : range, optional
         The epochs to run, from 0, at the learning rates that they have among all epochs. By default all.
     after_step : callable, optional
@@ -125,7 +126,7 @@ def train(
         pool = replace(pool, augment=FlipShift(samples, height, width, device, augmentation, room=room))
     if settings.logit_adjustment:
         pool = replace(pool, adjustment=torch.zeros(net.output.out_features, device=device))
-    optimiser = optimiser or (None if static else adamw(net, settings))
+    optimiser = optimiser or (None if static else optimiser_of(net, settings))
     steps = None
     epochs = range(settings.epochs) if epochs is None else epochs
     net.train()
@@ -138,8 +139,8 @@ def train(
             counts = log_class_counts(chunk[1], buffer[1], epoch, len(pool.adjustment))
             pool.adjustment.copy_(settings.logit_adjustment * counts)
         if optimiser is None:  # the first epoch has shown what the loss reads
-            new = partial(adamw, net, settings, capturable=True)
-            ready = kept.ready(net, pool, objective, new, settings.weight_decay)
+            new = partial(optimiser_of, net, settings, capturable=True)
+            ready = kept.ready(net, pool, objective, new, settings.optimiser, settings.weight_decay)
             steps, optimiser, pool = ready.steps, ready.optimiser, ready.pool
         optimiser.set_rate(rate)
         if steps is not None:
@@ -185,24 +186,24 @@ def pool_of(
     return Pool(images, labels, torch.arange(len(labels), device=device) >= len(chunk[1]), preprocess)
 
 
-def adamw(net: Network, settings: TrainingConfig, *, capturable: bool = False) -> Adam:
-    """The optimiser of local training, at the first epoch's learning rate.
+def optimiser_of(net: Network, settings: TrainingConfig, *, capturable: bool = False) -> Optimiser:
+    """The optimiser of local training (key ``optimiser``), at the first epoch's learning rate.
 
     With ``capturable``, and always on CUDA, its whole state is in tensors on the device, including the learning rate.
     Recorded and plain steps then compute the same.
     """
-    return optimiser_of(list(net.parameters()), settings, capturable=capturable)
-
-
-def optimiser_of(parameters: list[Tensor], settings: TrainingConfig, *, capturable: bool = False) -> Adam:
-    """As :func:`adamw`, for any parameters."""
+    parameters = list(net.parameters())
     rate: float | Tensor = settings.learning_rate
     recorded = parameters[0].device.type == "cuda"
     if capturable or recorded:
         # CUDA's fused kernel accepts the rate in float32 only; the CPU's reads a Python number as float64.
         precision = torch.float32 if recorded else torch.float64
         rate = torch.tensor(rate, dtype=precision, device=parameters[0].device)
-    return Adam(parameters, rate, weight_decay=settings.weight_decay, capturable=recorded)
+    word, numbers = word_of(settings, "optimiser")
+    if word == "adamw":
+        return Adam(parameters, rate, weight_decay=settings.weight_decay, capturable=recorded)
+    momentum, nesterov = numbers["momentum"], word == "nesterov"
+    return Sgd(parameters, rate, weight_decay=settings.weight_decay, momentum=momentum, nesterov=nesterov)
 
 
 def learning_rates(settings: TrainingConfig, epochs: range) -> list[float]:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from fedkace_flwr.networks.network import Network
-from fedkace_flwr.training.adam import Adam
 from fedkace_flwr.training.augmentation import FlipShift
 from fedkace_flwr.training.losses import Batch, Objective
+from fedkace_flwr.training.optimisers import Optimiser
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Pool:
         return Batch(images, self.labels[positions], self.replayed[positions], positions, self.adjustment)
 
 
-def take_step(net: Network, pool: Pool, objective: Objective, optimiser: Adam, positions: Tensor) -> Tensor:
+def take_step(net: Network, pool: Pool, objective: Objective, optimiser: Optimiser, positions: Tensor) -> Tensor:
     """Forward, backward and update on the samples at ``positions``, int64 (B,); return the detached scalar loss."""
     batch = pool.batch(positions)
     features = net.features(batch.images)

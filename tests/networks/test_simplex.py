@@ -8,7 +8,7 @@ from torch.nn import functional
 from fedkace_flwr.networks.network import load_weights
 from fedkace_flwr.networks.output import simplex
 from fedkace_flwr.sections import TrainingConfig
-from fedkace_flwr.training.loop import adamw
+from fedkace_flwr.training.loop import optimiser_of
 
 
 @pytest.mark.parametrize(("classes", "features"), [(2, 2), (10, 64), (100, 128), (8, 8)])
@@ -30,7 +30,7 @@ def test_a_fixed_output_layer_stays_through_training_and_keeps_its_names() -> No
     assert fixed.state_dict().keys() == learned.state_dict().keys()
     images = torch.randn(6, 3, 8, 8, generator=torch.Generator().manual_seed(1))
     before = fixed.features(images).detach()
-    optimiser = adamw(fixed, TrainingConfig())
+    optimiser = optimiser_of(fixed, TrainingConfig())
     for _ in range(3):
         functional.cross_entropy(fixed(images), torch.arange(6) % 5).backward()
         optimiser.step()

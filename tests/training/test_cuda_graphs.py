@@ -21,7 +21,7 @@ from fedkace_flwr.training import loop as training
 from fedkace_flwr.training.batches import EPOCHS
 from fedkace_flwr.training.cuda_graphs import KeptSteps, StaticSteps, tensors_in
 from fedkace_flwr.training.distillation import DistillationLoss
-from fedkace_flwr.training.loop import Preprocess, adamw, train
+from fedkace_flwr.training.loop import Preprocess, optimiser_of, train
 from fedkace_flwr.training.losses import Batch, Objective, TaskLoss
 from fedkace_flwr.training.steps import take_step
 
@@ -223,8 +223,18 @@ def test_another_loss_shape_or_optimiser_is_another_step(recordings):
     for decay in (0.0, 0.1, 0.1):
         Round("task", 8, 0).carried_out(net, kept, weight_decay=decay)
     assert len(recordings) == 4
-    Round("task", 8, 0).carried_out(seeded_resnet18(CLASSES, 2, "cifar", 0), kept, weight_decay=0.1)
+    another = seeded_resnet18(CLASSES, 2, "cifar", 0)
+    Round("task", 8, 0).carried_out(another, kept, weight_decay=0.1)
     assert len(recordings) == 5
+    for word in ("sgd", "sgd:0.9", "sgd:0.9", "nesterov"):
+        Round("task", 8, 0).carried_out(another, kept, weight_decay=0.1, optimiser=word)
+    assert len(recordings) == 8
+
+
+@pytest.mark.parametrize("word", ["sgd", "sgd:0.9", "nesterov"])
+def test_a_recorded_step_of_sgd_serves_all_rounds(word, recordings):
+    same_in_all([Round("task", 8, held, 0.01 * (1 + held)) for held in (0, 8, 0)], 16, optimiser=word)
+    assert len(recordings) == 1
 
 
 def test_a_loss_that_hides_tensors_is_recorded_each_time(recordings):
@@ -288,7 +298,7 @@ def test_a_hook_between_steps_or_an_optimiser_to_continue_with_takes_the_plain_l
             settings,
             PREPROCESS,
             torch.Generator(),
-            optimiser=adamw(net, settings) if more == "optimiser" else None,
+            optimiser=optimiser_of(net, settings) if more == "optimiser" else None,
             after_step=(lambda *step: called.append(step)) if more == "hook" else None,
             captured=True,
         )
@@ -300,7 +310,7 @@ def test_warm_up_steps_leave_no_trace():
     """What a recording does before it records: steps that change everything, taken back in place."""
     net = seeded_resnet18(CLASSES, 2, "cifar", 0).train()
     objective = BalancedReplayLoss(CURRENT, OLD, GradientBalance())
-    optimiser = adamw(net, TrainingConfig(), capturable=True)
+    optimiser = optimiser_of(net, TrainingConfig(), capturable=True)
     pool = training.pool_of(samples(6, CURRENT, 1), samples(4, OLD, 2), PREPROCESS)
     objective.begin_epoch(1.0, 1.0)
 

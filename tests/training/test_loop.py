@@ -17,10 +17,10 @@ from fedkace_flwr.algorithms.fedkace_replay import GradientBalance
 from fedkace_flwr.errors import RunError
 from fedkace_flwr.networks.resnet import ResNet18
 from fedkace_flwr.sections import TrainingConfig
-from fedkace_flwr.training.adam import Adam
 from fedkace_flwr.training.batches import EPOCHS
 from fedkace_flwr.training.loop import Preprocess, predict, train
 from fedkace_flwr.training.losses import Batch, TaskLoss
+from fedkace_flwr.training.optimisers import Adam
 
 CLASSES = 5
 CURRENT = torch.tensor([False, True, True, False, False])
@@ -180,6 +180,31 @@ def test_weight_of_the_next_epoch_is_the_full_batchs_ratio_however_the_epoch_was
     assert objective.weights[0] == 1.0
     assert objective.weights[1:] == pytest.approx([expected, expected], rel=1e-4)
     assert not 0.99 < expected < 1.01
+
+
+@pytest.mark.parametrize(
+    ("word", "options"),
+    [
+        ("sgd", {}),
+        ("sgd:0.5", {"momentum": 0.5}),
+        ("nesterov", {"momentum": 0.9, "nesterov": True}),
+    ],
+)
+def test_sgd_is_pytorchs_on_the_rounds_cosine(word: str, options: dict[str, Any]) -> None:
+    """Steps of one full batch, with PyTorch's weight decay."""
+    chunk, buffer, net, by_hand = samples(8, CURRENT, 1), samples(0, OLD, 2), network(1), network(1)
+    seen = CURRENT | OLD
+    common = {"batch_size": 8, "epochs": 3, "learning_rate": 0.01, "weight_decay": 0.01}
+    trained(chunk, buffer, TaskLoss(seen, seen), net=net, optimiser=word, **common)
+    reference = torch.optim.SGD(by_hand.parameters(), lr=0.01, weight_decay=0.01, **options)
+    allowed = torch.where(seen, 0.0, -torch.inf)
+    for rate in (0.01, 0.0075, 0.0025):
+        reference.param_groups[0]["lr"] = rate
+        reference.zero_grad()
+        nn.functional.cross_entropy(by_hand.train()(PREPROCESS(chunk[0])) + allowed, chunk[1]).backward()
+        reference.step()
+    for one, other in zip(net.parameters(), by_hand.parameters(), strict=True):
+        assert torch.allclose(one, other, rtol=0, atol=1e-5)
 
 
 def test_weight_of_the_epoch_before_scales_the_replay_loss_of_the_next():

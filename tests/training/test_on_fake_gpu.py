@@ -20,7 +20,7 @@ from fedkace_flwr.networks.resnet import ResNet18, resnet18
 from fedkace_flwr.sections import TrainingConfig
 from fedkace_flwr.training.augmentation import FlipShift
 from fedkace_flwr.training.distillation import DistilledLoss
-from fedkace_flwr.training.loop import Preprocess, adamw, features_of, predict
+from fedkace_flwr.training.loop import Preprocess, features_of, optimiser_of, predict
 from fedkace_flwr.training.losses import Objective, TaskLoss
 from fedkace_flwr.training.sample_gradients import squared_norms_of
 from fedkace_flwr.training.steps import Pool, take_step
@@ -81,7 +81,7 @@ def step(name: str, *, of: torch.device = GPU, **changes: Any) -> Tensor:
     objective = LOSSES[name](net, of)
     if isinstance(objective, BalancedReplayLoss):
         objective._replays = True
-    optimiser = adamw(net, TrainingConfig())
+    optimiser = optimiser_of(net, TrainingConfig())
     positions = torch.zeros(BATCH, dtype=torch.int64, device=GPU)
     return take_step(net, pool(GPU), objective, optimiser, positions)
 
@@ -99,11 +99,12 @@ def test_a_step_stays_on_its_device_and_reads_nothing_back(
         assert step(name).device == GPU
 
 
-def test_on_cuda_the_learning_rate_is_on_the_device() -> None:
+@pytest.mark.parametrize("word", ["adamw", "sgd"])
+def test_on_cuda_the_learning_rate_is_on_the_device(word: str) -> None:
     """Plain steps too, so that they round as recorded ones do."""
     with fake_tensors():
         net = network(CUDA)
-        optimiser = adamw(net, TrainingConfig())
+        optimiser = optimiser_of(net, TrainingConfig(optimiser=word))
         assert isinstance(optimiser.rate, Tensor)
         assert (optimiser.rate.device, optimiser.rate.dtype) == (CUDA, torch.float32)
 

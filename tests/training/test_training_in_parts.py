@@ -9,12 +9,13 @@ from support.made.networks import seeded_resnet18
 
 from fedkace_flwr.algorithms import tfcl_tags as tags
 from fedkace_flwr.sections import TrainingConfig
-from fedkace_flwr.training.loop import Preprocess, adamw, train
+from fedkace_flwr.training.loop import Preprocess, optimiser_of, train
 from fedkace_flwr.training.losses import TaskLoss
 
 
-def test_training_in_two_parts_with_the_optimiser_kept_is_training_at_once():
-    plan, mask = TrainingConfig(epochs=4, batch_size=8), torch.ones(5, dtype=torch.bool)
+@pytest.mark.parametrize("word", ["adamw", "sgd", "nesterov"])
+def test_training_in_two_parts_with_the_optimiser_kept_is_training_at_once(word: str) -> None:
+    plan, mask = TrainingConfig(epochs=4, batch_size=8, optimiser=word), torch.ones(5, dtype=torch.bool)
     draws = torch.Generator().manual_seed(0)
     chunk = torch.randint(0, 256, (8, 3, 8, 8), dtype=torch.uint8, generator=draws), torch.arange(8) % 5
     empty = chunk[0][:0], chunk[1][:0]
@@ -30,11 +31,11 @@ def test_training_in_two_parts_with_the_optimiser_kept_is_training_at_once():
     draws.manual_seed(1)
     run(once)
     draws.manual_seed(1)
-    optimiser = adamw(parts, plan)
+    optimiser = optimiser_of(parts, plan)
     shares: list[tuple[int, float]] = []
     run(parts, optimiser=optimiser, epochs=range(2), after_step=lambda *told: shares.append(told))
-    resumed = adamw(parts, plan)
-    tags.write_moments(resumed, tags.read_moments(optimiser), 2)
+    resumed = optimiser_of(parts, plan)
+    tags.write_means(resumed, tags.read_means(optimiser), 2)
     run(parts, optimiser=resumed, epochs=range(2, 4), after_step=lambda *told: shares.append(told))
     assert shares == [(1, 1.0), (2, 1.0), (3, 1.0), (4, 1.0)]
     for one, other in zip(once.parameters(), parts.parameters(), strict=True):
@@ -47,7 +48,7 @@ def test_the_learning_rate_of_a_part_is_the_one_it_has_in_the_whole():
     as_is = Preprocess.by_statistics((0.5,) * 3, (0.3,) * 3, torch.device("cpu"))
     rates: list[float] = []
     for part in (range(1), range(1, 3), range(3, 4)):
-        optimiser = adamw(net, plan)
+        optimiser = optimiser_of(net, plan)
         train(
             net,
             (images, labels),
