@@ -283,17 +283,17 @@ def _split(whole: Dataset, share: float, seed: int, folder: Path) -> Dataset:
 
 
 def _known_statistics(path: Path, images: NDArray[np.uint8], chosen: NDArray[np.bool_]) -> tuple[_Triple, _Triple]:
-    """Mean and standard deviation of the chosen images, kept in a file beside them, if there can be one."""
+    """Mean and standard deviation of the chosen images, kept in a file, unless the disk is read-only."""
     try:
         stored = json.loads(read_text(path))
         return _triple(stored["mean"]), _triple(stored["std"])
     except (OSError, RecursionError, ValueError, KeyError, TypeError):  # missing or damaged
-        counts = _no_counts()
+        statistics = _PixelStatistics()
         for start in range(0, len(images), BLOCK):
             rows = slice(start, start + BLOCK)
-            _count(counts, images[rows][chosen[rows]])
-    mean, std = _statistics(counts)
-    with suppress(OSError):  # the disk may be read-only
+            statistics.add(images[rows][chosen[rows]])
+    mean, std = statistics.result()
+    with suppress(OSError):
         write_text(path, json.dumps({"mean": mean, "std": std}))
     return _triple(mean), _triple(std)
 
@@ -332,13 +332,30 @@ def _prepare(folder: Path, name: str, content: Content, form: Form, progress: bo
     return _read(folder, name, form)
 
 
+class _PixelStatistics:
+    """Mean and standard deviation of each channel of pictures; a histogram is exact for any number of them."""
+
+    def __init__(self) -> None:
+        self._counts = np.zeros((3, 256), dtype=np.int64)
+
+    def add(self, block: NDArray[Any]) -> None:
+        for channel, of_one in enumerate(np.moveaxis(block, 1, 0)):
+            self._counts[channel] += np.bincount(of_one.reshape(-1), minlength=256)
+
+    def result(self) -> tuple[list[float], list[float]]:
+        scaled = np.arange(256) / 255
+        shares = self._counts / self._counts.sum(axis=1, keepdims=True)
+        mean = shares @ scaled
+        std = np.sqrt((shares * (scaled - mean[:, None]) ** 2).sum(axis=1))
+        return mean.tolist(), std.tolist()
+
+
 def _write_images(
     path: Path, content: Content, shape: tuple[int, ...], blocks: Iterator[NDArray[Any]]
 ) -> tuple[list[float], list[float], "hashlib._Hash"]:
     """Stream the images into an .npy file; return the training images' mean and std, and the hash of all images."""
     # Written as a plain file, not through a memory map: a full disk then raises an error instead of a bus error.
-    rows, hashed = 0, hashlib.sha256()
-    counts = _no_counts()
+    rows, hashed, statistics = 0, hashlib.sha256(), _PixelStatistics()
     with path.open("wb") as file:
         header = {"descr": "|u1", "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)
@@ -346,29 +363,11 @@ def _write_images(
             values = np.ascontiguousarray(block).data
             file.write(values)
             hashed.update(values)
-            _count(counts, block[: max(content.train_size - rows, 0)])
+            statistics.add(block[: max(content.train_size - rows, 0)])
             rows += len(block)
         file.flush()
         os.fsync(file.fileno())
-    return *_statistics(counts), hashed
-
-
-def _no_counts() -> NDArray[np.int64]:
-    return np.zeros((3, 256), dtype=np.int64)  # a histogram is exact for any number of images
-
-
-def _count(counts: NDArray[np.int64], block: NDArray[np.uint8]) -> None:
-    for channel, of_one in enumerate(np.moveaxis(block, 1, 0)):
-        counts[channel] += np.bincount(of_one.reshape(-1), minlength=256)
-
-
-def _statistics(counts: NDArray[np.int64]) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation per channel of values scaled to [0, 1]."""
-    scaled = np.arange(256) / 255
-    shares = counts / counts.sum(axis=1, keepdims=True)
-    mean = shares @ scaled
-    std = np.sqrt((shares * (scaled - mean[:, None]) ** 2).sum(axis=1))
-    return mean.tolist(), std.tolist()
+    return *statistics.result(), hashed
 
 
 def _sync(*paths: Path) -> None:
