@@ -27,7 +27,8 @@ with a part switched off (ablation), or the reference against which regret is me
 class Traffic:
     """Bytes that a client receives and sends in a round without failures, as formulas over symbols.
 
-    ``docs/methods.md`` explains the symbols. By default, both messages of a round carry a model, and one reply does.
+    ``docs/methods.md`` explains the symbols. By default, both messages of a round carry a model, and one reply does;
+    where :attr:`Method.replies` declares a part, the reply takes ``P + R``.
     """
 
     down: str = "2*(S + c)"
