@@ -431,8 +431,9 @@ class ClientRule(ClientTools):
         return {wire.BUFFER_SIZE: len(kept.buffer), **self.class_histogram(kept.buffer)}
 
     def reply(self, now: ClientRound, training: Training) -> dict[str, Array]:
-        """Arrays of the reply to the training message: the local model, by name."""
-        return as_arrays(training.net.state_dict())
+        """Arrays of the reply to the training message: the local model's by name, those that the method declares."""
+        held = self.experiment.travelling.replied
+        return as_arrays({name: array for name, array in training.net.state_dict().items() if name in held})
 
     def receive(
         self, net: Network, state: ClientState, round_number: int, content: RecordDict

@@ -110,7 +110,7 @@ class FedCbdrClient(ClientRule):
         left = cbdr.random_orthogonal(len(pool), self.generator("fedcbdr-p", round_number))
 
         if action == FEATURES_QUERY:
-            sent = wire.read_arrays(content, self.experiment.weight_shapes)
+            sent = wire.read_arrays(content, self.experiment.travelling.sent)
             # In a resumed run the stored buffer may be the server's choice already.
             state = replace(self.store.before(round_number + 1), buffer=self._drawn(pool, round_number))
             net = self.predictor.received(sent, state, round_number)

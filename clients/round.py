@@ -67,7 +67,7 @@ class StreamingClient(NumPyClient):
         self._keeps_models = rule.config.keeps_models(on_device=on_device)
 
     def fit(self, parameters: Parameters, config: dict[str, Any]) -> tuple[list[Any], int, Metrics]:
-        """As :meth:`train`, in the form of Flower's ``NumPyClient``: arrays in the order of the model's."""
+        """As :meth:`train`, in the form of Flower's ``NumPyClient``: arrays in the model's order."""
         answer = self.train(self._named(parameters), int(config[wire.ROUND]))
         return list(answer.arrays.values()), answer.examples, dict(answer.metrics)
 
@@ -168,9 +168,11 @@ class StreamingClient(NumPyClient):
                 rule.predictor.test_local(now, training, kept) if rule.needs_local_test(state) else Evaluation(None, 0)
             )
         report = {**rule.report(now, training, kept), **untrained, **prequential, **local.report}
-        arrays = rule.reply(now, training)
+        arrays, model = rule.reply(now, training), training.net.state_dict()
+        partial = arrays.keys() < model.keys()
+        rest = as_arrays({name: model[name] for name in model if name not in arrays}) if partial else {}
         report |= watch.times(rule.training_times)
-        answer = Answer(arrays, len(chunk), report)
+        answer = Answer(arrays, len(chunk), report, rest)
         learned = replace(
             state,
             round=round_number,
@@ -278,4 +280,4 @@ class StreamingClient(NumPyClient):
         model_files.write(folder, kept, group)
 
     def _named(self, parameters: Parameters) -> dict[str, Array]:
-        return dict(zip(self.rule.experiment.weight_shapes, parameters, strict=True)) if parameters else {}
+        return dict(zip(self.rule.experiment.travelling.sent, parameters, strict=True)) if parameters else {}

@@ -151,6 +151,7 @@ class Altered:
         moved = {
             name: (sent[name] + self._scale * (array.astype(np.float64) - sent[name])).astype(learned[name].dtype)
             for name, array in target.items()
+            if name in learned
         }
         return {**learned, **moved}
 

@@ -114,7 +114,7 @@ def _guard(message: Message, context: Context, call_next: ClientAppCallable) -> 
         return call_next(message, context)
     experiment = _experiment(config)
     modifier = attack.modifier(experiment) if attack else None
-    return guarded(call_next, config, experiment.parameter_names, modifier)(message, context)
+    return guarded(call_next, config, experiment.travelling.update, modifier)(message, context)
 
 
 @app.train(mods=[_guard])
@@ -270,7 +270,7 @@ def _weights(message: Message, client: StreamingClient, content: RecordDict | No
     """The model that was sent, alone or in a part of a message; empty with a method that sends none."""
     experiment, receives = client.rule.experiment, client.rule.receives_model
     content = message.content if content is None else content
-    weights = dict(wire.read_arrays(content, experiment.weight_shapes if receives else {}))
+    weights = dict(wire.read_arrays(content, experiment.travelling.sent if receives else {}))
     if not receives:
         return {}
     if client.rule.config.privacy.batchnorm_statistics == "local":
@@ -284,5 +284,5 @@ def _own_statistics(client: StreamingClient, message: Message) -> dict[str, wire
     number = _number(message, wire.ROUND)
     before = number if message.metadata.message_type == MessageType.TRAIN else number + 1
     last = store.answer(store.before(before).round)
-    held = last.arrays if last else {}
+    held = last.model if last else {}
     return {name: array for name, array in held.items() if name not in parameters}

@@ -22,9 +22,12 @@ from fedkace_flwr.data.stream import ClientStream, client_stream
 from fedkace_flwr.data.weights_file import weights_for
 from fedkace_flwr.errors import ConfigError, DataError, closest
 from fedkace_flwr.keys import CLASS_NAME, is_class_name
+from fedkace_flwr.messaging.travelling import Travelling
+from fedkace_flwr.messaging.wire import Shapes, shapes_of
 from fedkace_flwr.networks.catalogue import Facts, facts_of, seeded
 from fedkace_flwr.networks.network import Blueprint, Network, load_weights
 from fedkace_flwr.networks.output import simplex
+from fedkace_flwr.registry import METHODS
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.seeding import generator_for, seed_for
 from fedkace_flwr.training.cuda_graphs import KeptSteps, can_record
@@ -208,9 +211,21 @@ class Experiment:
         return KeptSteps(0 if arrives else self.config.largest_chunk + self.config.buffer.capacity)
 
     @cached_property
-    def weight_shapes(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+    def weight_shapes(self) -> Shapes:
         """Shape and dtype of each parameter and batch-norm statistic by name, in the order of messages."""
-        return {name: (array.shape, array.dtype) for name, array in as_arrays(self._network.state_dict()).items()}
+        return shapes_of(as_arrays(self._network.state_dict()))
+
+    @cached_property
+    def travelling(self) -> Travelling:
+        """The arrays that travel between server and clients.
+
+        Raises
+        ------
+        ConfigError
+            The method's clients would reply with none.
+        """
+        replies = METHODS[self.config.method].replies
+        return Travelling.of(self.weight_shapes, self.parameter_names, self.config, replies)
 
     @cached_property
     def fixed_weights(self) -> dict[str, npt.NDArray[Any]]:

@@ -27,7 +27,8 @@ with a part switched off (ablation), or the reference against which regret is me
 class Traffic:
     """Bytes that a client receives and sends in a round without failures, as formulas over symbols.
 
-    ``docs/methods.md`` explains the symbols. By default, both messages of a round carry a model, and one reply does.
+    ``docs/methods.md`` explains the symbols. By default, both messages of a round carry a model, and one reply does;
+    where :attr:`Method.replies` declares a part, the reply takes ``P + R``.
     """
 
     down: str = "2*(S + c)"
@@ -67,6 +68,9 @@ class Method:
     switches : bool
         Whether a client starts with its local model and may go over to the global one, unless ``predict-with`` says
         otherwise.
+    replies : callable, optional
+        Whether a client's reply to training holds an array of the network, from the configuration and the array's
+        name; by default it holds all. The server keeps what it has of the others.
     splits : bool
         Whether it trains the halves of the network apart, which not every network permits, and without sending weights.
     needs_stream : bool
@@ -93,6 +97,7 @@ class Method:
     sends_labels: bool = False
     is_mean: bool = False
     switches: bool = False
+    replies: "Callable[[Config, str], bool] | None" = None
     splits: bool = False
     needs_stream: bool = False
     replays: bool = True

@@ -79,6 +79,7 @@ def run(grid: Grid, config: Config, run_id: int) -> None:
     _tell_of_test_share(config.data.test_share, experiment.dataset)
     experiment.check_streams()
     experiment.check_weights_file()
+    _ = experiment.travelling  # which may be refused
     check_tracker(config)
     check_command(config)
     with ExitStack() as opened:
@@ -170,7 +171,7 @@ def _run(
     rule = method.strategy(config)
     of_all = f" of {config.stream.rounds}" if config.stream.rounds else ""
     past = folder.checkpoints.of_round
-    driver = RoundDriver(rule, config, wire.shapes_of(initial), experiment.parameter_names, keep, orders, past, publish)
+    driver = RoundDriver(rule, config, experiment.travelling, keep, orders, past, publish)
     if found:
         driver.restore(found.round, found.arrays, found.record)
         logger.info("going on after round %d%s", found.round, of_all)

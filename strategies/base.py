@@ -50,7 +50,9 @@ class ServerRule:
         return arrays
 
     def expected(self, now: ServerRound, content: RecordDict) -> Shapes:
-        """Name, shape and dtype of the arrays that a training reply must hold; by default those of the model.
+        """Name, shape and dtype of the arrays that a training reply must hold; by default those that the method declares.
+
+        If these are part of the model, the reply is completed by what its client was sent.
 
         ``content`` is the reply's unchecked content; hooks may read only the declarations of its arrays.
 
@@ -59,7 +61,7 @@ class ServerRule:
         MessageError
             The reply declares impossible arrays.
         """
-        return now.shapes
+        return now.replied
 
     def check(self, now: ServerRound, reply: Reply) -> None:
         """Check a well-formed training reply against the method's own requirements.
@@ -230,7 +232,8 @@ class Aggregator:
 def weighted_mean(models: Sequence[Weights], weights: Sequence[float]) -> dict[str, npt.NDArray[Any]]:
     """Average named arrays; sums are in float64 and in the given order.
 
-    Batch-norm running statistics are averaged like parameters; integer counters are rounded and keep their type.
+    Batch-norm running statistics are averaged like parameters; integer counters are rounded and keep their type. An
+    array that all models share, since no client has sent it, stays exactly as it is.
 
     Parameters
     ----------
@@ -242,6 +245,9 @@ def weighted_mean(models: Sequence[Weights], weights: Sequence[float]) -> dict[s
     total = float(sum(weights))
     mean: dict[str, npt.NDArray[Any]] = {}
     for name, first in models[0].items():
+        if len(models) > 1 and all(model[name] is first for model in models):
+            mean[name] = first
+            continue
         value = np.zeros(first.shape, dtype=np.float64)
         for model, weight in zip(models, weights, strict=True):
             value += model[name] * (weight / total)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.common import SMALL, rounds_of
+from support.made.plugins import declared, plugins_forgotten
 
 from fedkace_flwr import plugins
 from fedkace_flwr.config import Config, all_keys
@@ -21,7 +22,6 @@ from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.experiments.studies.study import load_study
 from fedkace_flwr.inference.model_files import load_newest
 from fedkace_flwr.privacy.site_policy import read_policy
-from fedkace_flwr.registry import METHODS, OWN_METHODS
 from fedkace_flwr.results.run_folder import differences
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -46,30 +46,16 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def forgotten() -> Iterator[None]:
     """What a test adds to the registries of this process is gone afterwards."""
-    modules = set(sys.modules)
-    yield
-    for name in set(METHODS) - set(OWN_METHODS):
-        del METHODS[name]
-    for name in [name for name in sys.modules if name not in modules and name.partition("_")[0] in ("my", "made")]:
-        del sys.modules[name]
+    with plugins_forgotten():
+        yield
 
 
 @pytest.fixture
 def installed(page: Path, forgotten: None, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(page / "site")
     return page
-
-
-def declared(folder: Path, kind: str, name: str, value: str, package: str = "broken", **modules: str) -> None:
-    """Install a package with one entry point, as pip would leave it."""
-    facts = folder / f"{package}-1.0.dist-info"
-    facts.mkdir(parents=True)
-    (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-    (facts / "entry_points.txt").write_text(f"[fedkace_flwr.{kind}s]\n{name} = {value}\n")
-    for module, code in modules.items():
-        (folder / f"{module}.py").write_text(code)
 
 
 @pytest.mark.slow

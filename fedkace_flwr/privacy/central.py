@@ -1,5 +1,7 @@
 """Central differential privacy: the server clips models and adds noise to their mean."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from fedkace_flwr.algorithms.robust_aggregation import distance
@@ -19,14 +21,14 @@ class CentralNoise:
         The keys of privacy.
     seed : int
         The run's seed, from which noise comes with ``dp-seeded`` alone.
-    parameters : frozenset of str
-        Names of the arrays that are trained by gradient.
+    names : sequence of str
+        The arrays that leave a client (:attr:`fedkace_flwr.messaging.travelling.Travelling.update`).
     """
 
-    def __init__(self, settings: PrivacyConfig, seed: int, parameters: frozenset[str]) -> None:
+    def __init__(self, settings: PrivacyConfig, seed: int, names: Sequence[str]) -> None:
         self._settings = settings
         self._seed = seed
-        self._parameters = parameters
+        self._names = names
 
     @property
     def is_on(self) -> bool:
@@ -43,14 +45,13 @@ class CentralNoise:
         model, before : mapping
             The local model, and the global model from which it was trained.
         """
-        names = noise.travelling(self._settings, before, self._parameters)
-        length = distance(model, before, names)
+        length = distance(model, before, self._names)
         if length <= self._settings.dp_clip * (1 + _ROUNDING):
             return model
         factor = self._settings.dp_clip / length
         moved = {
             name: (before[name] + factor * (model[name].astype(np.float64) - before[name])).astype(before[name].dtype)
-            for name in names
+            for name in self._names
         }
         return {**model, **moved}
 
@@ -72,5 +73,4 @@ class CentralNoise:
             return mean
         seeded = self._settings.dp_seeded
         seed = noise.seeded_secret(self._seed, "server", number) if seeded else noise.fresh_secret()
-        names = noise.travelling(self._settings, mean, self._parameters)
-        return noise.noised_mean(mean, before, names, clients, self._settings, seed)
+        return noise.noised_mean(mean, before, self._names, clients, self._settings, seed)

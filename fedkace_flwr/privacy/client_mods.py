@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -15,13 +16,13 @@ from fedkace_flwr.flower.internals import KEY_CLIPPING_NORM, ClientAppCallable, 
 from fedkace_flwr.messaging import wire
 from fedkace_flwr.messaging.wire import NumpyArray, Weights
 from fedkace_flwr.privacy import noise
-from fedkace_flwr.sections import DELTA, SECAGG_RANGE, PrivacyConfig
+from fedkace_flwr.sections import DELTA, SECAGG_RANGE
 
 _SECRET = "fedkace.noise"
 
 
 def guarded(
-    handler: ClientAppCallable, config: Config, parameters: frozenset[str], attack: Mod | None = None
+    handler: ClientAppCallable, config: Config, names: Sequence[str], attack: Mod | None = None
 ) -> ClientAppCallable:
     """Wrap a handler of training messages in the modifiers that the configuration asks for.
 
@@ -31,19 +32,19 @@ def guarded(
         Trains and replies with the local model.
     config : Config
         The configuration.
-    parameters : frozenset of str
-        Names of the arrays that are trained by gradient.
+    names : sequence of str
+        The arrays that leave a client (:attr:`fedkace_flwr.messaging.travelling.Travelling.update`).
     attack : Mod, optional
         What a hostile client does to its reply after clipping and noise, and before masks.
     """
     settings = config.privacy
     chain: list[Mod] = []
     if settings.secagg:
-        chain += [secaggplus_mod, _Update(settings, parameters)]
+        chain += [secaggplus_mod, _Update(names)]
     if attack is not None:
         chain.append(attack)
     if settings.dp != "none" or settings.batchnorm_statistics == "local":
-        chain.append(_Limit(config, parameters))
+        chain.append(_Limit(config, names))
     return make_ffn(handler, chain)
 
 
@@ -57,10 +58,10 @@ class _Limit:
     gives the same reply; with fresh noise, the mean of several replies would be less private.
     """
 
-    def __init__(self, config: Config, parameters: frozenset[str]) -> None:
+    def __init__(self, config: Config, names: Sequence[str]) -> None:
         self._config = config
         self._settings = config.privacy
-        self._parameters = parameters
+        self._names = names
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         reply = call_next(message, context)
@@ -68,7 +69,7 @@ class _Limit:
             return reply
         sent = wire.unpack(message.content.array_records[wire.ARRAYS])
         learned = wire.unpack(reply.content.array_records[wire.ARRAYS])
-        names = noise.travelling(self._settings, learned, self._parameters)
+        names = [name for name in self._names if name in learned]
         before: Weights = {name: sent[name] for name in names}
         after: Weights = {name: learned[name] for name in names}
         if self._settings.dp != "none":
@@ -126,23 +127,21 @@ class _Update:
     """Turns a reply into the update that SecAgg+ masks, in the form of Flower's earlier interface.
 
     Updates, unlike models, are centred at zero, so one range serves all arrays. A client that sits the round out adds a
-    zero update of weight zero, because its masks are part of the sum.
+    zero update of weight zero, because its masks are part of the sum. What a reply does not hold has not moved.
     """
 
-    def __init__(self, settings: PrivacyConfig, parameters: frozenset[str]) -> None:
-        self._settings = settings
-        self._parameters = parameters
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         reply = call_next(message, context)
         if reply.has_error():
             return reply
         sent = wire.unpack(message.content.array_records[wire.ARRAYS])
-        names = noise.travelling(self._settings, sent, self._parameters)
         trained = wire.ARRAYS in reply.content.array_records
-        learned = wire.unpack(reply.content.array_records[wire.ARRAYS]) if trained else sent
-        update = [learned[name].astype(np.float64) - sent[name] for name in names]
-        for name, moved in zip(names, update, strict=True):
+        learned = {**sent, **wire.unpack(reply.content.array_records[wire.ARRAYS])} if trained else sent
+        update = [learned[name].astype(np.float64) - sent[name] for name in self._names]
+        for name, moved in zip(self._names, update, strict=True):
             self._check(name, moved)
         result = FitRes(Status(Code.OK, ""), ndarrays_to_parameters(update), int(trained), {})
         content = fitres_to_recorddict(result, keep_input=False)

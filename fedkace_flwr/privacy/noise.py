@@ -8,17 +8,17 @@ remains a Mersenne Twister and the noise floating-point numbers; docs/privacy.md
 import hashlib
 import secrets
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 
 from fedkace_flwr.flower.internals import add_gaussian_noise_inplace, compute_stdv
+from fedkace_flwr.messaging.travelling import VARIANCE
 from fedkace_flwr.messaging.wire import NumpyArray, Weights
 from fedkace_flwr.sections import PrivacyConfig
 from fedkace_flwr.seeding import seed_for
 
-MEAN, VARIANCE = ".running_mean", ".running_var"
 SECRET_BYTES = 32
 _FLOOR = 0.25
 _one_at_a_time = threading.Lock()
@@ -56,20 +56,8 @@ def numpy_noise(seed: bytes) -> Iterator[None]:
             np.random.set_state(kept)  # noqa: NPY002
 
 
-def travelling(
-    settings: PrivacyConfig, names: Mapping[str, object] | list[str], parameters: frozenset[str]
-) -> list[str]:
-    """Names of the arrays that leave a client, in the model's order.
-
-    Batch counters never leave it: nothing is computed from them, they would dominate the norm, and they reveal the
-    number of samples. A fixed output layer, which is no parameter, does not either: everyone has it.
-    """
-    shared = settings.batchnorm_statistics == "shared"
-    return [name for name in names if name in parameters or (shared and name.endswith((MEAN, VARIANCE)))]
-
-
 def noised_mean(
-    mean: Weights, before: Weights, names: list[str], clients: int, settings: PrivacyConfig, seed: bytes
+    mean: Weights, before: Weights, names: Sequence[str], clients: int, settings: PrivacyConfig, seed: bytes
 ) -> Weights:
     """The mean of clipped models with the noise of central differential privacy.
 
@@ -79,7 +67,7 @@ def noised_mean(
         The mean of ``clients`` models, each at most ``dp-clip`` from ``before``.
     before : mapping
         The global model from which they started.
-    names : list of str
+    names : sequence of str
         Arrays that get noise; the others stay as in ``before``.
     clients : int
         Number of models.

@@ -31,8 +31,8 @@ from flwr.app import ArrayRecord
 from fedkace_flwr.algorithms.robust_aggregation import cosines_to_others, distance, gram_matrix, length
 from fedkace_flwr.config import Config
 from fedkace_flwr.messaging import wire
+from fedkace_flwr.messaging.travelling import MEAN, VARIANCE
 from fedkace_flwr.messaging.wire import NumpyArray, Reply, Weights
-from fedkace_flwr.privacy.noise import MEAN, VARIANCE
 from fedkace_flwr.training.loop import learning_rates
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Defence:
     config : Config
         The configuration.
     parameters : frozenset of str
-        Names of the model's arrays that are trained by gradient.
+        Names of a reply's arrays that are trained by gradient.
     """
 
     def __init__(self, config: Config, parameters: frozenset[str]) -> None:

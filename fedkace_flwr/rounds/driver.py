@@ -19,8 +19,8 @@ from fedkace_flwr.errors import MessageError, RunError, StateError
 from fedkace_flwr.keys import word_of
 from fedkace_flwr.messaging import validation, wire
 from fedkace_flwr.messaging.metrics import Limits
-from fedkace_flwr.messaging.wire import NumpyArray, Reply, Shapes
-from fedkace_flwr.privacy import noise
+from fedkace_flwr.messaging.travelling import Travelling
+from fedkace_flwr.messaging.wire import NumpyArray, Reply, Weights
 from fedkace_flwr.privacy.central import CentralNoise
 from fedkace_flwr.results.orders import Orders
 from fedkace_flwr.rounds.class_names import CLASSES, ClassNames
@@ -78,10 +78,8 @@ class RoundDriver(Strategy):
         The method's hooks.
     config : Config
         The configuration.
-    shapes : mapping
-        Name, shape and dtype of each of the model's arrays.
-    parameters : collection of str
-        Names of those that are trained by gradient.
+    travelling : Travelling
+        The arrays that travel.
     on_round : callable
         Receives each round's report and the global model after it.
     orders : Orders, optional
@@ -103,8 +101,7 @@ class RoundDriver(Strategy):
         self,
         rule: ServerRule,
         config: Config,
-        shapes: Shapes,
-        parameters: frozenset[str],
+        travelling: Travelling,
         on_round: Callable[[RoundReport, ArrayRecord], None],
         orders: Orders | None = None,
         past: Callable[[int], Checkpoint] | None = None,
@@ -114,17 +111,16 @@ class RoundDriver(Strategy):
         self.members = Members(config, orders)
         self._fleet = Fleet()
         self._config = config
-        self._shapes = shapes
-        self._parameters = parameters
+        self._travelling = travelling
         self._on_round, self._on_change = on_round, on_change
         self.class_names = ClassNames(config.data)
         self._orders, self._past = orders, past
         self._pace = Pace(config, self.members, self.class_names, orders, self._looked)
         self._gate = Gate(config.run)
         self._quorum = Quorum(config.run, arrives=config.data.arrives)
-        self._limits = Limits.of(config, shapes)
-        self._noise = CentralNoise(config.privacy, config.run.seed, parameters)
-        self._defence = Defence(config, parameters)
+        self._limits = Limits.of(config, travelling.sent)
+        self._noise = CentralNoise(config.privacy, config.run.seed, travelling.update)
+        self._defence = Defence(config, travelling.parameters)
         word, numbers = word_of(config.aggregation, "server_optimiser")
         self._optimiser = ServerOptimiser(word, numbers.get("rate", 1.0))
         self.watch = Watch()
@@ -286,7 +282,8 @@ class RoundDriver(Strategy):
         """The model after the server optimiser's step from the global model towards the clients' aggregate."""
         if not self._optimiser.is_on:
             return aggregate
-        return wire.array_record(self._optimiser.step(wire.unpack(arrays), wire.unpack(aggregate), self._parameters))
+        parameters = self._travelling.parameters
+        return wire.array_record(self._optimiser.step(wire.unpack(arrays), wire.unpack(aggregate), parameters))
 
     def _aggregation(self) -> tuple[dict[str, NumpyArray], dict[str, Any]]:
         """What the rule and the server optimiser need in later rounds: arrays, and a record ready for JSON."""
@@ -324,8 +321,9 @@ class RoundDriver(Strategy):
         messenger = Messenger(grid, self.members, self._config.run, report)
         self._now = ServerRound(
             self.members.count,
-            self._shapes,
-            self._parameters,
+            self._travelling.sent,
+            self._travelling.replied,
+            self._travelling.parameters,
             messenger,
             self._limits,
             self._defence,
@@ -387,8 +385,7 @@ class RoundDriver(Strategy):
         return self.aggregate_train(self._now.number, replies.values())[0]
 
     def _train_masked(self, arrays: ArrayRecord, questions: Sequence[Message], timeout: float) -> ArrayRecord | None:
-        now, before = self._now, wire.unpack(arrays)
-        names = noise.travelling(self._config.privacy, before, self._parameters)
+        now, before, names = self._now, wire.unpack(arrays), self._travelling.update
         phase = MaskedTraining(now.messenger, now.report.asked, timeout, self._check_training)
         try:
             update = phase.run(questions, before, names, SECAGG_RANGE)
@@ -490,14 +487,14 @@ class RoundDriver(Strategy):
 
     def _read(self, phase: str, replies: Iterable[Message]) -> list[Reply]:
         """The replies that are valid by themselves, in the order of client numbers; the others are recorded."""
-        now, valid = self._now, list[Reply]()
+        now, valid, models = self._now, list[Reply](), dict[int, Weights]()
         for message in replies:
             client = now.messenger.sender(message)
             try:
                 if phase == TRAINING:
                     # An error reply has no content; `read_reply` raises its reason.
-                    shapes = now.shapes if message.has_error() else self.rule.expected(now, message.content)
-                    reply = wire.read_reply(message, client, shapes)
+                    shapes = now.replied if message.has_error() else self.rule.expected(now, message.content)
+                    reply = self._completed(wire.read_reply(message, client, shapes), models)
                     self._check_training(reply)
                 else:
                     reply = wire.read_reply(message, client, None)
@@ -511,6 +508,19 @@ class RoundDriver(Strategy):
         valid.sort(key=lambda reply: reply.client)
         (self._fleet.trained if phase == TRAINING else self._fleet.heard)(valid)
         return valid
+
+    def _completed(self, reply: Reply, models: dict[int, Weights]) -> Reply:
+        """A reply with part of the model, completed by what its client was sent; others stay as they are.
+
+        Clients that were sent the same model, as ``models`` keeps them, share the arrays, which
+        :func:`fedkace_flwr.strategies.base.weighted_mean` therefore leaves as they are.
+        """
+        if not reply.weights or not reply.weights.keys() < self._travelling.sent.keys():
+            return reply
+        sent = self._now.sent[reply.client]
+        if id(sent) not in models:
+            models[id(sent)] = wire.unpack(sent)
+        return replace(reply, weights={**models[id(sent)], **reply.weights})
 
     def _check_training(self, reply: Reply) -> None:
         validation.check_metrics(reply.metrics, self._limits)

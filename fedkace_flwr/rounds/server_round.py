@@ -302,8 +302,10 @@ class ServerRound:
         Number of clients K so far; those that are away or were removed count.
     shapes : mapping
         Name, shape and dtype of each of the model's arrays.
+    replied : mapping
+        Those of a reply to training.
     parameters : frozenset of str
-        Names of the arrays that are trained by gradient.
+        Names of those in a reply that are trained by gradient.
     messenger : Messenger
         Sends messages; rules use :meth:`ask`.
     limits : Limits
@@ -318,6 +320,7 @@ class ServerRound:
 
     clients: int
     shapes: Shapes
+    replied: Shapes
     parameters: frozenset[str]
     messenger: Messenger
     limits: Limits

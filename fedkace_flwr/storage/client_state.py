@@ -23,7 +23,7 @@ UNDONE = "undone"
 _LARGEST = 2**63
 _BUFFER = {"content": "buffer.content", "labels": "buffer.labels", "rounds": "buffer.rounds"}
 _WAITING = {"content": "waiting.content", "labels": "waiting.labels", "rounds": "waiting.rounds"}
-_NAMES = "names"
+_NAMES, _REST = "names", "rest"
 _TEXTS = ("names", "waiting_names", "dataset")
 _TESTED = ("local_accuracy", "local_class_accuracy", "evaluated", "evaluation")
 _RECORD = ("run", "client", "round", "follows", "global_since", *_TESTED)
@@ -179,15 +179,24 @@ class Answer:
         Samples trained on.
     metrics : dict
         Numbers and lists of numbers.
+    rest : dict of str to array
+        Those weights of the local model that are no part of the reply.
     """
 
     arrays: Mapping[str, Array]
     examples: int
     metrics: Mapping[str, Any]
+    rest: Mapping[str, Array] = field(default_factory=dict)
+
+    @property
+    def model(self) -> Mapping[str, Array]:
+        """All weights of the local model."""
+        return {**self.arrays, **self.rest}
 
     def to_record(self, run: str) -> Content:
         """Split into arrays and a JSON-ready record that names the run."""
-        return dict(self.arrays), {"run": run, "examples": self.examples, "metrics": dict(self.metrics)}
+        record = {"run": run, "examples": self.examples, "metrics": dict(self.metrics)}
+        return dict(self.model), {**record, _REST: list(self.rest)} if self.rest else record
 
     @classmethod
     def from_record(cls, arrays: Mapping[str, Array], record: Mapping[str, Any]) -> tuple[str, Self]:
@@ -200,7 +209,8 @@ class Answer:
         """
         fields = dict(record)
         run = fields.pop("run")
-        answer = cls(arrays, **fields)
+        rest = {name: arrays[name] for name in fields.pop(_REST, [])}
+        answer = cls({name: array for name, array in arrays.items() if name not in rest}, **fields, rest=rest)
         if not isinstance(run, str):
             raise StateError(f"holds run = {run!r:.40}")
         if type(answer.examples) is not int or not 0 <= answer.examples < _LARGEST or not _are_metrics(answer.metrics):

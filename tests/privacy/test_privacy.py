@@ -15,6 +15,7 @@ from fedkace_flwr.configured import configured
 from fedkace_flwr.errors import ConfigError, MessageError
 from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.messaging import wire
+from fedkace_flwr.messaging.travelling import Travelling
 from fedkace_flwr.messaging.wire import Reply, Weights
 from fedkace_flwr.privacy import noise
 from fedkace_flwr.privacy.accounting import epsilon, spent
@@ -61,7 +62,9 @@ def left(config: Config, model: Weights, place: Context | None = None, client: i
     def handler(message: Message, context: Context) -> Message:
         return Message(wire.reply_content(model, 5, {}), reply_to=message)
 
-    reply = guarded(handler, config, PARAMETERS)(message, place or device())
+    reply = guarded(handler, config, Travelling.of(wire.shapes_of(SENT), PARAMETERS, config).update)(
+        message, place or device()
+    )
     assert not reply.has_error() and list(reply.content.array_records) == [wire.ARRAYS]
     return wire.unpack(reply.content.array_records[wire.ARRAYS])
 

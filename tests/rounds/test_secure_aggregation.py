@@ -18,6 +18,7 @@ from fedkace_flwr.configured import configured
 from fedkace_flwr.errors import ConfigError, MessageError, RunError
 from fedkace_flwr.experiments.running.inline import InlineGrid, run_inline
 from fedkace_flwr.messaging import wire
+from fedkace_flwr.messaging.travelling import Travelling
 from fedkace_flwr.privacy import client_mods
 from fedkace_flwr.privacy.client_mods import guarded
 from fedkace_flwr.registry import METHODS
@@ -53,7 +54,9 @@ class Bench:
         app = ClientApp()
 
         def guard(message: Message, context: Context, call_next: Any) -> Message:
-            return guarded(call_next, config, PARAMETERS)(message, context)
+            return guarded(
+                call_next, config, Travelling.of(wire.shapes_of({**SENT, **COUNTER}), PARAMETERS, config).update
+            )(message, context)
 
         @app.train(mods=[guard])
         def train(message: Message, context: Context) -> Message:

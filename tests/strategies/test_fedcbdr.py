@@ -38,8 +38,7 @@ def start(config: Config, damage: Damage = honest) -> tuple[list[RoundReport], F
     driver = RoundDriver(
         FedCbdr(config),
         config,
-        wire.shapes_of(weights),
-        experiment.parameter_names,
+        experiment.travelling,
         lambda report, _: reports.append(report),
     )
     driver.start(

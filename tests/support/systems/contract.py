@@ -150,6 +150,11 @@ def assert_bytes_are_as_declared(run: Watched) -> None:
     constant = {
         "c": len("run") + 20 + len("round") + 8 + len("client") + 8,
         "S": sum(128 + len(name) + value.nbytes for name, value in experiment.initial_weights().items()),
+        "P": sum(
+            128 + len(name) + value.nbytes
+            for name, value in experiment.initial_weights().items()
+            if name in experiment.travelling.replied
+        ),
         "C": experiment.num_classes,
         "F": 8 * config.model.width,
         "A": maps.numel(),
