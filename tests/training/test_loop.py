@@ -194,7 +194,7 @@ def test_sgd_is_pytorchs_on_the_rounds_cosine(word: str, options: dict[str, Any]
     """Steps of one full batch, with PyTorch's weight decay."""
     chunk, buffer, net, by_hand = samples(8, CURRENT, 1), samples(0, OLD, 2), network(1), network(1)
     seen = CURRENT | OLD
-    common = {"batch_size": 8, "epochs": 3, "learning_rate": 0.01, "weight_decay": 0.01}
+    common: dict[str, Any] = {"batch_size": 8, "epochs": 3, "learning_rate": 0.01, "weight_decay": 0.01}
     trained(chunk, buffer, TaskLoss(seen, seen), net=net, optimiser=word, **common)
     reference = torch.optim.SGD(by_hand.parameters(), lr=0.01, weight_decay=0.01, **options)
     allowed = torch.where(seen, 0.0, -torch.inf)
