@@ -13,7 +13,7 @@ class DataConfig:
 
     dataset: str = key(
         "digits",
-        "Data set: `digits` (bundled with scikit-learn), `cifar10`, `cifar100`, `mnist`, `emnist-SPLIT` (`balanced`, `byclass`, `bymerge`, `letters`, `digits` or `mnist`), `imagenet100`, `folder` (any image folder with `train/` and `val/` or `test/`), `hub:OWNER/NAME` (Hugging Face Hub; `hub` alone reads what `save_to_disk` has written to `data-dir`; docs/running.md), `arrays` (a table, series or other arrays of numbers in a `.npz` file; docs/running.md), `inbox` (files that arrive on each device; docs/edge-data.md), or one of another package (docs/extend.md).",
+        "Data set: `digits` (bundled with scikit-learn), `cifar10`, `cifar100`, `mnist`, `emnist-SPLIT` (`balanced`, `byclass`, `bymerge`, `letters`, `digits` or `mnist`), `imagenet100`, `folder` (any image folder with `train/` and `val/` or `test/`), `hub:OWNER/NAME` (Hugging Face Hub; `hub` alone reads what `save_to_disk` has written to `data-dir`; docs/running.md), `arrays` (tables, series or other arrays of numbers, in `.npz`, `.csv` or `.parquet` files; `arrays?label=COLUMN` names a table's labels; docs/running.md), `inbox` (files that arrive on each device; docs/edge-data.md), or one of another package (docs/extend.md).",
     )
     data_dir: str = key(
         "data",

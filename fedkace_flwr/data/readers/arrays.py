@@ -1,4 +1,4 @@
-"""Tables, series and other arrays of numbers, from a file in NumPy's format .npz."""
+"""Tables, series and other arrays of numbers, from a file in NumPy's format .npz; tables also from two of text or Parquet."""
 
 import zipfile
 from collections.abc import Iterator
@@ -11,19 +11,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkace_flwr.data.readers.source import Content, Origin, data_dir, digest
+from fedkace_flwr.data.readers.tables import features_of, files_of, read_tables
 from fedkace_flwr.errors import ConfigError, DataError, FedkaceError, MissingDataError
 from fedkace_flwr.npy import Header, HeaderError, read_content, read_header
 from fedkace_flwr.sections import DataConfig
 
 _SUFFIX = ".npz"
 _NAMES = ("x_train", "y_train", "x_test", "y_test")
+_LABEL = "label"
 _BLOCK = 4096  # samples that are written at a time
 
 
 def find_arrays(config: DataConfig, size: int) -> Origin:
-    """Find the file in ``data-dir``, which may also be its path, and read from its header what a sample is."""
-    if config.dataset != "arrays":
-        raise ConfigError(f"dataset = {config.dataset!r:.200}: must be 'arrays'; data-dir says where the file is")
+    """Find the files in ``data-dir``, which may also be the path of one, and read from its head what a sample is."""
+    name, _, label = config.dataset.partition("?label=")
+    if name != "arrays" or (not label and "?" in config.dataset):
+        raise ConfigError(
+            f"dataset = {config.dataset!r:.200}: must be 'arrays' or, to choose a table's column of labels, "
+            "'arrays?label=COLUMN'; data-dir says where the files are"
+        )
+    if (tables := files_of(data_dir(config))) is not None:
+        label = label or _LABEL
+        with _faults_of(tables[0]):
+            facts = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in tables]
+            features = features_of(tables[0], label)
+        return Origin(digest(label, *facts), partial(_read_tables, *tables, label), shape=(features,))
     path = _file(data_dir(config))
     with _faults_of(path):
         stat = path.stat()
@@ -38,7 +50,8 @@ def _file(place: Path) -> Path:
     found = sorted(each for each in place.glob(f"*{_SUFFIX}") if each.is_file()) if place.is_dir() else []
     if not found:
         raise MissingDataError(
-            f"data-dir = {place}: holds no {_SUFFIX} file; dataset = 'arrays' needs one with {_WANTED}"
+            f"data-dir = {place}: holds no {_SUFFIX} file; dataset = 'arrays' needs one with {_WANTED}, or a table's "
+            "train.csv and test.csv, or train.parquet and test.parquet"
         )
     if len(found) > 1:
         names = ", ".join(each.name for each in found[:3])
@@ -58,7 +71,13 @@ def _faults_of(path: Path) -> Iterator[None]:
         raise
     except Exception as fault:
         text = " ".join(str(fault).split()) or type(fault).__name__
-        raise DataError(f"{path}: damaged, or no {_SUFFIX} file with {_WANTED} ({text:.200})") from fault
+        kind = f"{_SUFFIX} file with {_WANTED}" if path.suffix == _SUFFIX else "table"
+        raise DataError(f"{path}: damaged, or no {kind} ({text:.200})") from fault
+
+
+def _read_tables(train: Path, test: Path, label: str) -> Content:
+    with _faults_of(train):
+        return read_tables(train, test, label)
 
 
 def _header(path: Path, archive: zipfile.ZipFile, name: str) -> Header:
