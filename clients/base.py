@@ -224,11 +224,11 @@ class ClientTools:
         return predictor_of(self)
 
     def images(self, samples: Samples) -> Tensor:
-        """Pixels, uint8 (n, 3, H, W)."""
+        """Values, uint8 (n, 3, H, W) or float32 (n, ...)."""
         return samples.images(self.experiment.dataset.fetch)
 
     def resident(self, samples: Samples) -> Callable[[Tensor], Tensor]:
-        """A function from positions, int64 on the CPU, to pixels: on a GPU all pixels are moved there once."""
+        """A function from positions, int64 on the CPU, to values: on a GPU all are moved there once."""
         device = self.experiment.device
         if device.type == "cpu":
             return lambda rows: self.images(samples.take(rows))

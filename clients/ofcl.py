@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from fedkace_flwr.algorithms.ofcl_memory import bregman_information, most_certain
-from fedkace_flwr.algorithms.ofcl_views import VIEWS, View, draw
+from fedkace_flwr.algorithms.ofcl_views import ARRAY_VIEWS, VIEWS, View, draw
 from fedkace_flwr.clients.base import ClientRound, ClientRule, Kept, Training
 from fedkace_flwr.config import Config
 from fedkace_flwr.networks.network import Network
 from fedkace_flwr.registry import Method
 from fedkace_flwr.samples import Samples
-from fedkace_flwr.training.loop import predict
+from fedkace_flwr.training.loop import Preprocess, predict
 from fedkace_flwr.training.stored_logits import identities
 
 
@@ -41,7 +41,8 @@ class OfclClient(ClientRule):
       for several epochs, and the memory is updated once, after the last.
     - The local model scores, in evaluation mode.
     - Views alter the image before normalisation; flips, perspective and inversion always take place; the cut-outs
-      of 10 and 20 pixels become 10/32 and 20/32 of other image sizes, around any pixel of the image.
+      of 10 and 20 pixels become 10/32 and 20/32 of other image sizes, around any pixel of the image. Arrays have views
+      of their own (:data:`~fedkace_flwr.algorithms.ofcl_views.ARRAY_VIEWS`), after normalisation.
     - Places that do not divide evenly among the classes are filled.
     """
 
@@ -70,18 +71,25 @@ class OfclClient(ClientRule):
         """Bregman information, float64 (n,)."""
         numbers = draw(len(samples), self.generator("ofcl-views", now.number))
         images = self.resident(samples)
-        logits = [self._logits_of(view, net, images, numbers) for view in VIEWS.values()]
+        views = VIEWS if self.experiment.dataset.form.is_picture else ARRAY_VIEWS
+        logits = [self._logits_of(view, net, images, numbers) for view in views.values()]
         return bregman_information(torch.stack(logits), now.seen)
 
     def _logits_of(self, view: View, net: Network, images: Callable[[Tensor], Tensor], numbers: Tensor) -> Tensor:
         """Logits of one view of each sample, float32 (n, C) on the experiment's device."""
-        device = self.experiment.device
+        device, preprocess = self.experiment.device, self.experiment.preprocess
+        if not self.experiment.dataset.form.is_picture:  # of normalised values
+
+            def changed(rows: Tensor) -> Tensor:
+                return view(preprocess(images(rows)), numbers[rows].to(device))
+
+            return predict(net, changed, torch.arange(len(numbers)), Preprocess.identity(device), home=False)
 
         def seen_by(rows: Tensor) -> Tensor:
             pixels = images(rows).to(device, torch.float32) / 255
             return view(pixels, numbers[rows].to(device)) * 255
 
-        return predict(net, seen_by, torch.arange(len(numbers)), self.experiment.preprocess, home=False)
+        return predict(net, seen_by, torch.arange(len(numbers)), preprocess, home=False)
 
 
 METHOD = Method(OfclClient, "OFCL", is_mean=True, samples=samples)

@@ -77,7 +77,7 @@ class RefedClient(ClientRule):
             steps=STEPS,
             learning_rate=LEARNING_RATE,
             locality=LAMBDA,
-            size=self.experiment.dataset.image_size,
+            shape=self.experiment.dataset.form.shape,
         ).scores
 
 

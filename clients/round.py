@@ -23,7 +23,7 @@ from fedkace_flwr.inference.kept_models import Answering, Predictor, labels_of
 from fedkace_flwr.messaging import wire
 from fedkace_flwr.storage.client_state import Answer, ClientState
 
-_BLOCK = 2**26  # bytes of pixels that are predicted at once
+_BLOCK = 2**26  # bytes of samples that are predicted at once
 _FEWEST = 2  # samples in a step, for batch normalisation over maps of a single pixel
 
 Parameters = list[np.ndarray[Any, Any]]
@@ -224,7 +224,7 @@ class StreamingClient(NumPyClient):
         fresh = late.unpredicted(extra, waiting)
         if rule.config.data.arrives:  # the newest, so that a round's time is bounded
             fresh = fresh[-rule.config.data.inbox_bound :]
-        block = max(1, _BLOCK // (3 * rule.experiment.dataset.image_size**2))
+        block = max(1, _BLOCK // rule.experiment.dataset.form.size)
         for keys in torch.split(fresh, block) if answering is not None and len(fresh) else ():
             places, samples = source.samples(keys)
             if len(samples) and answering is not None:

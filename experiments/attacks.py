@@ -12,7 +12,7 @@ import torch
 from flwr.app import Context, Message
 from torch import Tensor
 
-from fedkace_flwr.data.readers.catalogue import image_size_of
+from fedkace_flwr.data.readers.catalogue import form_asked
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.experiment import Experiment, as_arrays
 from fedkace_flwr.flower.internals import ClientAppCallable, Mod
@@ -74,7 +74,7 @@ class StudyAttack(Attack):
                 f"{told} batchnorm-statistics = 'local', which are not sent: must be another attack, or "
                 "batchnorm-statistics = 'shared'"
             )
-        blueprint = Blueprint(1, image_size_of(self.config.data), model.width, model.stem)
+        blueprint = Blueprint(1, form_asked(self.config.data).shape, model.width, model.stem)
         if not facts_of(model.network, blueprint).has_running_means:
             raise ConfigError(f"{told} network = {model.network!r}, which has no running means: must be another attack")
 

@@ -42,6 +42,8 @@ def feed(config: Config, folder: Path, *, every: float = 0.0) -> None:
     if not 0 <= every <= _LONGEST:
         raise ConfigError(f"--every {every:g}: must be a number of seconds from 0 to {_LONGEST}")
     experiment = Experiment(config)
+    if not experiment.dataset.form.is_picture:
+        raise ConfigError(f"dataset = {config.data.dataset!r}: its samples are arrays, and inboxes take pictures alone")
     experiment.check_streams()
     everything = torch.ones(experiment.dataset.num_classes, dtype=torch.bool)
     homes = [folder / f"client-{client}" for client in range(config.stream.clients)]

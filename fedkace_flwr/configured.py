@@ -6,7 +6,7 @@ from flwr.app import MessageType
 
 from fedkace_flwr import plugins
 from fedkace_flwr.config import Config, add_method
-from fedkace_flwr.data.readers.catalogue import DATASETS, image_size_of, may_be_mirrored
+from fedkace_flwr.data.readers.catalogue import DATASETS, are_arrays, form_asked, may_be_mirrored
 from fedkace_flwr.errors import ConfigError, closest
 from fedkace_flwr.keys import Scalar
 from fedkace_flwr.messaging.metrics import check_metrics
@@ -62,6 +62,7 @@ def configured(config: Config) -> tuple[Method, Config]:
     used = _with_preset(method, config)
     _check_preset(method, given, used.flat(), [key for key in method.preset if given[key] != defaults[key]])
     config = used
+    _check_arrays(config)
     _check_privacy(method, config)
     _check_aggregation(method, config)
     _check_attack(method, config)
@@ -81,6 +82,19 @@ def configured(config: Config) -> tuple[Method, Config]:
     if config.privacy.hides:
         config = config.replaced({"report-classes": False})
     return method, config
+
+
+def _check_arrays(config: Config) -> None:
+    if not are_arrays(config.data):
+        return
+    of_pictures = {"image-size": 0, "mirroring": "auto", "augment": "none", "test-time-augmentation": "none"}
+    values = config.flat()
+    for key, must in of_pictures.items():
+        if values[key] != must and not (key == "mirroring" and values[key] == "never"):
+            raise ConfigError(
+                f"{key} = {values[key]!r}: with dataset = {config.data.dataset!r}, whose samples are no pictures, must be "
+                f"{must!r}"
+            )
 
 
 def _check_labels(method: Method, config: Config) -> None:
@@ -175,7 +189,7 @@ def check_network(method: Method, config: Config) -> None:
     model = config.model
     if model.network == "resnet18" and not (method.splits and model.weights_file):
         return
-    half = facts_of(model.network, Blueprint(1, image_size_of(config.data), model.width, model.stem)).half
+    half = facts_of(model.network, Blueprint(1, form_asked(config.data).shape, model.width, model.stem)).half
     if method.splits and half is None:
         raise ConfigError(
             f"network = {model.network!r} with method = {config.method!r}, which trains the halves of a network apart: "

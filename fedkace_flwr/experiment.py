@@ -164,19 +164,20 @@ class Experiment:
 
     @cached_property
     def preprocess(self) -> Preprocess:
-        """Normalisation by the data set's statistics, or to [0, 1] only."""
-        return Preprocess.by_statistics(*self.normalisation, self.device)
+        """Normalisation by the data set's statistics; without it, pictures are brought to [0, 1]."""
+        return Preprocess.by_statistics(*self.normalisation, self.device, self.dataset.form)
 
     @property
-    def normalisation(self) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
-        """Mean and standard deviation per channel; 0 and 1 if images are not normalised."""
-        return (self.dataset.mean, self.dataset.std) if self.config.data.normalise else ((0.0,) * 3, (1.0,) * 3)
+    def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and standard deviation, as the data set has them; 0 and 1 if samples are not normalised."""
+        mean, std = self.dataset.mean, self.dataset.std
+        return (mean, std) if self.config.data.normalise else ((0.0,) * len(mean), (1.0,) * len(std))
 
     @property
     def blueprint(self) -> Blueprint:
         """What the networks are built for."""
         model = self.config.model
-        return Blueprint(self.num_classes, self.dataset.image_size, model.width, model.stem)
+        return Blueprint(self.num_classes, self.dataset.form.shape, model.width, model.stem)
 
     def initial_weights(self) -> dict[str, Tensor]:
         """The weights of theta_g^0: drawn from the seed or, apart from the output layer, those of ``weights-file``.
@@ -330,7 +331,7 @@ class Experiment:
 
     def _check_network(self) -> None:
         model, classes = self.config.model, self.num_classes
-        if model.network == "resnet18" and model.output_layer == "learned":
+        if model.network == "resnet18" and model.output_layer == "learned" and self.dataset.form.is_picture:
             return  # nothing to find out, which saves each process the time
         features = self._facts.features
         if model.output_layer == "simplex" and features < classes:

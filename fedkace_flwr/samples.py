@@ -1,18 +1,56 @@
 """Labelled samples: a chunk, a buffer, or the candidates for the next buffer.
 
-Samples are held either by id into a shared array (in a simulation, eight bytes each) or by pixel (on a device). Code
-above this module works with both.
+A sample is a picture or an array of numbers (:class:`Form`). Samples are held either by id into a shared array (in a
+simulation, eight bytes each) or by value (on a device). Code above this module works with both.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
 Fetch = Callable[[Tensor], Tensor]
-"""Map ids, int64 (n,), to images, uint8 (n, 3, H, W)."""
+"""Map ids, int64 (n,), to samples, uint8 (n, 3, H, W) or float32 (n, ...)."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """What each sample of a data set is.
+
+    Attributes
+    ----------
+    dtype : dtype
+        Of its values: uint8 of a picture, float32 of any other array.
+    shape : tuple of int
+        Of one sample.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @classmethod
+    def picture(cls, size: int) -> "Form":
+        """A colour picture with values from 0 to 255."""
+        return cls(np.dtype(np.uint8), (3, size, size))
+
+    @classmethod
+    def array(cls, *shape: int) -> "Form":
+        """An array of numbers: a table's row (features,), a series (channels, length), or of any other shape."""
+        return cls(np.dtype(np.float32), shape)
+
+    @property
+    def is_picture(self) -> bool:
+        """Whether it is a picture."""
+        return self.dtype == np.uint8
+
+    @property
+    def size(self) -> int:
+        """Bytes of one sample."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -22,7 +60,7 @@ class Samples:
     Attributes
     ----------
     content : Tensor
-        Ids, int64 (n,), or pixels, uint8 (n, 3, H, W).
+        Ids, int64 (n,), or values, uint8 (n, 3, H, W) or float32 (n, ...).
     labels : Tensor
         int64 (n,).
     rounds : Tensor
@@ -47,7 +85,7 @@ class Samples:
 
     @property
     def by_id(self) -> bool:
-        """Whether the content is ids rather than pixels."""
+        """Whether the content is ids rather than values."""
         return self.content.dtype == torch.int64
 
     def __len__(self) -> int:
@@ -66,7 +104,7 @@ class Samples:
         )
 
     def images(self, fetch: Fetch) -> Tensor:
-        """Pixels, uint8 (n, 3, H, W); ``fetch`` is called only for samples held by id."""
+        """Values, uint8 (n, 3, H, W) or float32 (n, ...); ``fetch`` is called only for samples held by id."""
         return fetch(self.content) if self.by_id else self.content
 
     def class_counts(self, num_classes: int) -> Tensor:

@@ -13,7 +13,7 @@ from fedkace_flwr.clients import tfcl as names
 from fedkace_flwr.clients.tfcl import TfclKeys
 from fedkace_flwr.compute.devices import choose_device
 from fedkace_flwr.config import Config
-from fedkace_flwr.data.readers.catalogue import image_size_of
+from fedkace_flwr.data.readers.catalogue import form_asked
 from fedkace_flwr.errors import MessageError, RunError
 from fedkace_flwr.messaging import wire
 from fedkace_flwr.messaging.validation import check_labels, read_metrics
@@ -147,7 +147,7 @@ class Tfcl(ServerRule):
 
 def _blueprint(config: Config, classes: int) -> Blueprint:
     """The blueprint of a network with the stem for small images, whatever the clients' is: the upper halves are alike."""
-    return Blueprint(classes, image_size_of(config.data), config.model.width, "cifar")
+    return Blueprint(classes, form_asked(config.data).shape, config.model.width, "cifar")
 
 
 def teach(lessons: Mapping[int, Reply], classes: int, config: Config, number: int) -> dict[int, NumpyArray]:

@@ -170,11 +170,11 @@ class Need:
         step to itself, beside that of the steps taken eagerly before it is recorded.
         """
         experiment = Experiment(config)
-        size = experiment.dataset.image_size
+        form = experiment.dataset.form
         weights = sum(tensor.numel() * tensor.element_size() for tensor in experiment.initial_weights().values())
-        step = _STEP * activations(experiment.network_on_cpu(), size) * config.training.batch_size
+        step = _STEP * activations(experiment.network_on_cpu(), form.shape) * config.training.batch_size
         samples = config.stream.largest_chunk + config.buffer.capacity
-        work = int(_WEIGHT_COPIES * weights + step + 2 * samples * 3 * size * size)
+        work = int(_WEIGHT_COPIES * weights + step + 2 * samples * form.size)
         recorded = 0 if config.run.cuda_graphs == "off" else int(step)
         return cls(_PROCESS + work, CONTEXT + _WORKSPACES + work + recorded + PASS_BYTES)
 
@@ -189,8 +189,8 @@ def largest_need(configs: Iterable[Config]) -> Need:
     return Need(max(need.memory for need in needs), max(need.gpu for need in needs))
 
 
-def activations(net: torch.nn.Module, size: int) -> int:
-    """Return the bytes that the forward pass of one image keeps for the backward pass; ``net`` is on the CPU."""
+def activations(net: torch.nn.Module, shape: tuple[int, ...]) -> int:
+    """Return the bytes that the forward pass of one sample keeps for the backward pass; ``net`` is on the CPU."""
     kept = 0
 
     def count(tensor: torch.Tensor) -> torch.Tensor:
@@ -200,7 +200,7 @@ def activations(net: torch.nn.Module, size: int) -> int:
 
     net.train()
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-        net(torch.zeros(_SAMPLED, 3, size, size))
+        net(torch.zeros(_SAMPLED, *shape))
     return kept // _SAMPLED
 
 

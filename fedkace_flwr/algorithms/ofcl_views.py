@@ -142,3 +142,59 @@ VIEWS: Mapping[str, View] = {
     "resized-crop": _resized_crop,
     "invert": lambda images, numbers: 1.0 - images,
 }
+
+
+def _hidden(share: float, first: int) -> View:
+    """Hide a part of the last dimension, features or time, around a uniformly drawn place: it takes the mean."""
+
+    def view(samples: Tensor, numbers: Tensor) -> Tensor:
+        length = samples.shape[-1]
+        places = torch.arange(length, device=samples.device)
+        centre = (numbers[:, first, None] * length).floor()
+        hidden = (places - centre).abs() <= share * length / 2
+        return samples.masked_fill(hidden.view(len(samples), *(1 for _ in samples.shape[2:]), length), 0.0)
+
+    return view
+
+
+def _scaled(strength: float, first: int) -> View:
+    """Multiply a sample by a drawn factor around 1."""
+
+    def view(samples: Tensor, numbers: Tensor) -> Tensor:
+        factors = _between(numbers[:, first], 1 - strength, 1 + strength)
+        return samples * factors.view(-1, *(1 for _ in samples.shape[1:]))
+
+    return view
+
+
+def _shifted(strength: float, first: int) -> View:
+    """Add a drawn amount to all values of a sample."""
+
+    def view(samples: Tensor, numbers: Tensor) -> Tensor:
+        amounts = _between(numbers[:, first], -strength, strength)
+        return samples + amounts.view(-1, *(1 for _ in samples.shape[1:]))
+
+    return view
+
+
+def _wave(strength: float, first: int) -> View:
+    """Add a sine of a drawn frequency and phase along all values, which changes each by another amount."""
+
+    def view(samples: Tensor, numbers: Tensor) -> Tensor:
+        frequency, phase = numbers[:, first : first + 2].unbind(dim=1)
+        places = torch.arange(samples[0].numel(), device=samples.device)
+        wave = torch.sin(2 * math.pi * (frequency[:, None] * places + phase[:, None]))
+        return samples + strength * wave.view(samples.shape)
+
+    return view
+
+
+ARRAY_VIEWS: Mapping[str, View] = {
+    f"{name}-{strength:g}": make(strength, 5 * place + first)
+    for place, strength in enumerate((0.1, 0.2, 0.4))
+    for first, (name, make) in enumerate(
+        {"hidden": _hidden, "scaled": _scaled, "shifted": _shifted, "wave": _wave}.items()
+    )
+}
+"""As many views of arrays, float (B, ...) and normalised. OFCL has views of images alone; these are chosen like them: a
+part is hidden or values change, slightly and strongly."""

@@ -150,7 +150,7 @@ def network_scores(
     steps: int,
     learning_rate: float,
     locality: float,
-    size: int = 0,
+    shape: tuple[int, ...] = (),
 ) -> Informative:
     """Score samples by an informative model that starts at ``net`` and is pulled towards it.
 
@@ -163,17 +163,17 @@ def network_scores(
     net : Network
         w.
     blocks : callable
-        Given a number of samples, passes once over all of them in blocks no larger: preprocessed images,
-        float (B, 3, H, W), and labels, int64 (B,), on the network's device.
+        Given a number of samples, passes once over all of them in blocks no larger: preprocessed samples,
+        float (B, ...), and labels, int64 (B,), on the network's device.
     seen : Tensor
         bool (C,), on the network's device: the classes to include.
     steps, learning_rate, locality
         As for :func:`informative_scores`.
-    size : int
-        Height and width of the images; decides on a GPU how many pass at once.
+    shape : tuple of int
+        Of a sample; decides on a GPU how many pass at once.
     """
     anchor = {name: parameter.detach() for name, parameter in net.named_parameters()}
-    passes = partial(blocks, _block_of(net, size))
+    passes = partial(blocks, _block_of(net, shape))
     was_training = net.training
     net.eval()
     try:
@@ -185,10 +185,10 @@ def network_scores(
         net.train(was_training)
 
 
-def _block_of(net: Network, size: int) -> int:
-    if net.output.weight.device.type == "cpu" or not size:
+def _block_of(net: Network, shape: tuple[int, ...]) -> int:
+    if net.output.weight.device.type == "cpu" or not shape:
         return _BLOCK
-    return max(_BLOCK, images_at_once(*net.largest_map(3, size, size)) // _GRADIENTS)
+    return max(_BLOCK, images_at_once(*net.largest_map(*shape)) // _GRADIENTS)
 
 
 def most_informative(scores: Tensor, capacity: int) -> Tensor:

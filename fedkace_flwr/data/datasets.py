@@ -1,6 +1,6 @@
-"""Data sets, each as one memory-mapped uint8 array.
+"""Data sets, each as one memory-mapped array.
 
-The images of a data set are read, resized and written to a cache folder once; every process then maps that array
+The samples of a data set are read, pictures resized, and written to a cache folder once; every process then maps that array
 instead of holding a copy. A cache folder is built under a temporary name and then renamed, so it is either complete
 or absent; if it is damaged later, it is built again. :mod:`fedkace_flwr.data.readers` reads the original files.
 """
@@ -24,8 +24,9 @@ from filelock import FileLock
 from numpy.typing import NDArray
 
 from fedkace_flwr.data.readers.catalogue import source_of
-from fedkace_flwr.data.readers.source import BLOCK, Content, Form, check_num_classes, checked, found
+from fedkace_flwr.data.readers.source import BLOCK, Content, check_num_classes, checked, form_of, found
 from fedkace_flwr.errors import DataError, MissingDataError
+from fedkace_flwr.samples import Form
 from fedkace_flwr.sections import DataConfig
 from fedkace_flwr.seeding import seed_for
 from fedkace_flwr.storage.files import read_text, write_text
@@ -37,9 +38,10 @@ CACHE = "FEDKACE_CACHE_DIR"
 """Environment variable that names the folder of prepared data."""
 
 _FORMAT = 1  # increase it whenever the same files would be prepared differently
+_LEAST_CHANGE = 1e-6  # standard deviation, as a share of the mean
 _IMAGES, _LABELS, _META = "images.npy", "labels.npy", "meta.json"
 
-_Triple = tuple[float, float, float]
+_Numbers = tuple[float, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +53,7 @@ class Dataset:
     name : str
         Name in :data:`DATASETS`.
     images : ndarray
-        uint8, shape (N, 3, H, W), memory-mapped and read-only.
+        Samples, memory-mapped and read-only: pictures, uint8 (N, 3, H, W), or arrays, float32 (N, ...).
     labels : ndarray
         int64, shape (N,).
     held_out : ndarray
@@ -59,7 +61,8 @@ class Dataset:
     class_names : tuple of str
         The classes kept; labels of ``num_classes`` and above belong to classes that are not used.
     mean, std : tuple of float
-        Per channel, over all prepared training images scaled to [0, 1].
+        Over all prepared training samples: per channel of pictures scaled to [0, 1], or along an array's first dimension
+        (per feature of a table, per channel of a series), where what never changes has 1 in place of its deviation.
     digest : str
         SHA-256 of images, labels and class names and of where the training split ends; empty without images.
     split_digest : str
@@ -67,12 +70,12 @@ class Dataset:
     """
 
     name: str
-    images: NDArray[np.uint8]
+    images: NDArray[Any]
     labels: NDArray[np.int64]
     held_out: NDArray[np.bool_]
     class_names: tuple[str, ...]
-    mean: _Triple
-    std: _Triple
+    mean: _Numbers
+    std: _Numbers
     digest: str = ""
     split_digest: str = ""
 
@@ -88,8 +91,13 @@ class Dataset:
 
     @property
     def image_size(self) -> int:
-        """Height and width of the images, in pixels."""
+        """Height and width of pictures, in pixels."""
         return int(self.images.shape[-1])
+
+    @property
+    def form(self) -> Form:
+        """What each sample is."""
+        return Form(self.images.dtype, tuple(self.images.shape[1:]))
 
     def train_ids(self, label: int) -> NDArray[np.int64]:
         """Return the ids of a class in the training split, int64, ascending.
@@ -122,7 +130,7 @@ class Dataset:
         Returns
         -------
         Tensor
-            uint8, shape (n, 3, H, W), on the CPU.
+            uint8 (n, 3, H, W) or float32 (n, ...), on the CPU.
         """
         return torch.from_numpy(np.asarray(self.images[ids.cpu().numpy()]))
 
@@ -189,7 +197,8 @@ def load_dataset(config: DataConfig, seed: int = 0, *, progress: bool = False, d
     place = absolute(config.data_dir, "data-dir") / source.downloaded
     if source.downloaded and not download and not place.exists():
         raise MissingDataError(f"{place}: is missing; a run would download {name} there")
-    origin, form = found(name, source, config, size), Form.picture(size)
+    origin = found(name, source, config, size)
+    form = form_of(origin, source, size)
     cache = cache_dir()
     folder = cache / f"{name}-{size}-{origin.fingerprint}"
     try:
@@ -256,18 +265,18 @@ def _read(folder: Path, name: str, form: Form) -> Dataset:
         if not 0 <= labels.min() <= labels.max() < len(names):
             raise ValueError(f"{_LABELS}: labels {labels.min()} to {labels.max()}, expected 0 to {len(names) - 1}")
         held_out = np.arange(len(labels)) >= int(meta["train_size"])
-        return Dataset(
-            name, images, labels, held_out, names, _triple(meta["mean"]), _triple(meta["std"]), str(meta["digest"])
-        )
+        mean, std = (_numbers(meta[each], form) for each in ("mean", "std"))
+        return Dataset(name, images, labels, held_out, names, mean, std, str(meta["digest"]))
     except OSError:  # a matter of permissions or of the disk, not of damaged bytes: keep the folder
         raise
     except Exception as fault:  # parsers may raise anything on damaged bytes
         raise _DamagedError(str(fault)) from fault
 
 
-def _triple(values: list[float]) -> _Triple:
-    red, green, blue = values
-    return float(red), float(green), float(blue)
+def _numbers(values: list[float], form: Form) -> _Numbers:
+    if len(values) != form.shape[0]:
+        raise ValueError(f"{len(values)} statistics, expected {form.shape[0]}")
+    return tuple(map(float, values))
 
 
 def _split(whole: Dataset, share: float, seed: int, folder: Path) -> Dataset:
@@ -278,24 +287,25 @@ def _split(whole: Dataset, share: float, seed: int, folder: Path) -> Dataset:
         count = max(min(max(round(share * len(ids)), 1), len(ids) - 1), 0)
         held_out[np.random.default_rng(seed_for(seed, "test split", label)).permutation(ids)[:count]] = True
     digest = hashlib.sha256(whole.digest.encode() + np.packbits(held_out).tobytes()).hexdigest()
-    mean, std = _known_statistics(folder / f"split-{digest[:16]}.json", whole.images, ~held_out)
+    mean, std = _known_statistics(folder / f"split-{digest[:16]}.json", whole, ~held_out)
     return replace(whole, held_out=held_out, split_digest=digest, mean=mean, std=std)
 
 
-def _known_statistics(path: Path, images: NDArray[np.uint8], chosen: NDArray[np.bool_]) -> tuple[_Triple, _Triple]:
-    """Mean and standard deviation of the chosen images, kept in a file, unless the disk is read-only."""
+def _known_statistics(path: Path, whole: Dataset, chosen: NDArray[np.bool_]) -> tuple[_Numbers, _Numbers]:
+    """Mean and standard deviation of the chosen samples, kept in a file, unless the disk is read-only."""
+    form = whole.form
     try:
         stored = json.loads(read_text(path))
-        return _triple(stored["mean"]), _triple(stored["std"])
+        return _numbers(stored["mean"], form), _numbers(stored["std"], form)
     except (OSError, RecursionError, ValueError, KeyError, TypeError):  # missing or damaged
-        statistics = _PixelStatistics()
-        for start in range(0, len(images), BLOCK):
+        statistics = _PixelStatistics() if form.is_picture else _Statistics(form.shape[0])
+        for start in range(0, len(whole.images), BLOCK):
             rows = slice(start, start + BLOCK)
-            statistics.add(images[rows][chosen[rows]])
+            statistics.add(whole.images[rows][chosen[rows]])
     mean, std = statistics.result()
     with suppress(OSError):
         write_text(path, json.dumps({"mean": mean, "std": std}))
-    return _triple(mean), _triple(std)
+    return _numbers(mean, form), _numbers(std, form)
 
 
 def _prepare(folder: Path, name: str, content: Content, form: Form, progress: bool) -> Dataset:
@@ -309,7 +319,10 @@ def _prepare(folder: Path, name: str, content: Content, form: Form, progress: bo
     aside.mkdir()
     try:
         shape = (len(content.labels), *form.shape)
-        mean, std, hashed = _write_images(aside / _IMAGES, content, shape, _shown(content, name, progress))
+        statistics = _PixelStatistics() if form.is_picture else _Statistics(form.shape[0])
+        blocks = _shown(content, name, progress)
+        hashed = _write_samples(aside / _IMAGES, content.train_size, form.dtype, shape, blocks, statistics)
+        mean, std = statistics.result()
         hashed.update(content.labels.tobytes())
         hashed.update(json.dumps([content.train_size, list(content.class_names)]).encode())
         np.save(aside / _LABELS, content.labels)
@@ -328,7 +341,7 @@ def _prepare(folder: Path, name: str, content: Content, form: Form, progress: bo
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
-    logger.info("prepared %s: %d images in %s", name, len(content.labels), folder)
+    logger.info("prepared %s: %d samples in %s", name, len(content.labels), folder)
     return _read(folder, name, form)
 
 
@@ -350,24 +363,51 @@ class _PixelStatistics:
         return mean.tolist(), std.tolist()
 
 
-def _write_images(
-    path: Path, content: Content, shape: tuple[int, ...], blocks: Iterator[NDArray[Any]]
-) -> tuple[list[float], list[float], "hashlib._Hash"]:
-    """Stream the images into an .npy file; return the training images' mean and std, and the hash of all images."""
+class _Statistics:
+    """Mean and standard deviation along the first dimension of arrays, joined block by block (Chan et al., 1983)."""
+
+    def __init__(self, length: int) -> None:
+        self._values, self._mean, self._squares = 0, np.zeros(length), np.zeros(length)
+
+    def add(self, block: NDArray[Any]) -> None:
+        rows = np.moveaxis(block.astype(np.float64), 1, 0).reshape(len(self._mean), -1)
+        if not rows.shape[1]:
+            return
+        mean, values = rows.mean(axis=1), self._values + rows.shape[1]
+        apart, share = mean - self._mean, rows.shape[1] / values
+        self._squares += ((rows - mean[:, None]) ** 2).sum(axis=1) + apart**2 * self._values * share
+        self._mean += apart * share
+        self._values = values
+
+    def result(self) -> tuple[list[float], list[float]]:
+        std = np.sqrt(self._squares / self._values)
+        changes = std > _LEAST_CHANGE * np.abs(self._mean)  # below it, float32 has nothing left to tell samples apart
+        return self._mean.tolist(), np.where(changes, std, 1.0).tolist()
+
+
+def _write_samples(
+    path: Path,
+    train_size: int,
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...],
+    blocks: Iterator[NDArray[Any]],
+    statistics: _PixelStatistics | _Statistics,
+) -> "hashlib._Hash":
+    """Stream the samples into an .npy file, and the training samples into the statistics; return the hash of all."""
     # Written as a plain file, not through a memory map: a full disk then raises an error instead of a bus error.
-    rows, hashed, statistics = 0, hashlib.sha256(), _PixelStatistics()
+    rows, hashed = 0, hashlib.sha256()
     with path.open("wb") as file:
-        header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+        header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)
         for block in blocks:
             values = np.ascontiguousarray(block).data
             file.write(values)
             hashed.update(values)
-            statistics.add(block[: max(content.train_size - rows, 0)])
+            statistics.add(block[: max(train_size - rows, 0)])
             rows += len(block)
         file.flush()
         os.fsync(file.fileno())
-    return *statistics.result(), hashed
+    return hashed
 
 
 def _sync(*paths: Path) -> None:
@@ -377,7 +417,7 @@ def _sync(*paths: Path) -> None:
             os.fsync(file.fileno())
 
 
-def _shown(content: Content, name: str, progress: bool) -> Iterator[NDArray[np.uint8]]:
+def _shown(content: Content, name: str, progress: bool) -> Iterator[NDArray[Any]]:
     if not progress:
         yield from content.blocks
         return

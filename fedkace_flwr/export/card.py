@@ -166,18 +166,24 @@ def _answering(kept: KeptModels) -> str:
 
 def _model(kept: KeptModels) -> dict[str, str]:
     size = sum(array.size for name in kept.answers for array in kept.weights[name].values())
-    side, shares = kept.framing.size, [f"{in_markdown(name)} {share:.3f}" for name, share in kept.shares.items()]
+    shares = [f"{in_markdown(name)} {share:.3f}" for name, share in kept.shares.items()]
     return {
         "method": in_markdown(kept.method),
         "network": f"{in_markdown(kept.network)}, width {kept.width}, stem {in_markdown(kept.stem)}",
         "networks in the file": str(len(kept.answers)),
         "numbers in the file": f"{size:,}",
-        "input": f"RGB images of {side} x {side} pixels",
+        "input": _input(kept),
         "output": f"probabilities of {len(kept.class_names)} classes, of which {len(kept.seen)} have been met",
         **({"views": "also the mirror image of each image"} if kept.mirrored else {}),
         **({"weights in the mean, for each view": ", ".join(shares)} if shares else {}),
         **({"switched to the global model in round": str(kept.switched_at)} if kept.switched_at else {}),
     }
+
+
+def _input(kept: KeptModels) -> str:
+    if kept.framing:
+        return f"RGB images of {kept.framing.size} x {kept.framing.size} pixels"
+    return f"arrays of shape ({', '.join(map(str, kept.shape))}), float32"
 
 
 def _data(kept: KeptModels, config: Config) -> dict[str, str]:

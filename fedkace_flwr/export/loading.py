@@ -1,11 +1,11 @@
 """Loading a model that was taken away, and predicting with it: no run, no data set and no Flower are needed.
 
-Shapes: n images, S height and width of the network's input, C classes.
+Shapes: n samples, S height and width of the network's input, C classes.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,22 +16,26 @@ from torch import Tensor
 from fedkace_flwr.data import pixels
 from fedkace_flwr.data.images import Framing, read_square
 from fedkace_flwr.errors import DataError, FedkaceError, ModelError
+from fedkace_flwr.inference.array_input import as_arrays_of
 from fedkace_flwr.inference.kept_models import KeptModels, Predictor
 from fedkace_flwr.inference.model_files import read_model
 
 Picture = str | Path | Image | NDArray[np.uint8] | Tensor
 """What :meth:`LoadedModel.predict` takes for one image."""
 
+Numbers = NDArray[np.float32] | Tensor
+"""What it takes for arrays."""
+
 
 class Predictions(NamedTuple):
-    """What a model says about n images.
+    """What a model says about n samples.
 
     Attributes
     ----------
     labels : list of str
-        Name of each image's likeliest class.
+        Name of each sample's likeliest class.
     probabilities : array
-        float64 (n, C): each image's probabilities of all classes, in the order of ``class_names``; 0 for classes that
+        float64 (n, C): each sample's probabilities of all classes, in the order of ``class_names``; 0 for classes that
         had not been met.
     """
 
@@ -54,7 +58,9 @@ class LoadedModel:
     classes_met : tuple of str
         Names of those that can be predicted.
     image_size : int
-        S; pictures of other sizes are scaled and cropped as the data set's were.
+        S; pictures of other sizes are scaled and cropped as the data set's were. 0 of a model of arrays.
+    shape : tuple of int
+        Of the sample that the networks take: (3, S, S) or the array's.
     method, network : str
         How it was trained, and what it is.
     round : int
@@ -75,32 +81,32 @@ class LoadedModel:
         self._framing = kept.framing
         self.class_names = kept.class_names
         self.classes_met = tuple(kept.class_names[label] for label in kept.seen)
-        self.image_size = kept.framing.size
+        self.image_size, self.shape = kept.framing.size if kept.framing else 0, kept.form.shape
         self.method, self.network, self.round = kept.method, kept.network, kept.round
 
     def __repr__(self) -> str:
-        size = self.image_size
-        return (
-            f"<{self.network} by {self.method}, round {self.round}: {len(self.class_names)} classes, {size} x {size}>"
-        )
+        size = " x ".join(map(str, self.shape[1:] if self.image_size else self.shape))
+        return f"<{self.network} by {self.method}, round {self.round}: {len(self.class_names)} classes, {size}>"
 
-    def predict(self, images: Picture | Sequence[Picture]) -> Predictions:
-        """Classify images.
+    def predict(self, images: Picture | Sequence[Picture] | Numbers) -> Predictions:
+        """Classify images or, by a model of arrays, these.
 
         Parameters
         ----------
-        images : picture, or sequence of pictures
-            Each a file's path, a Pillow image, or an array or tensor of uint8: (H, W, 3) or (H, W) of any size, or
+        images : picture, or sequence of pictures; or array
+            An array or tensor of float32, of the model's ``shape`` or of n such. A picture is a file's path, a Pillow image, or an array or tensor of uint8: (H, W, 3) or (H, W) of any size, or
             (3, S, S) as the network takes it. An array (n, 3, S, S) or (n, H, W, 3) holds n images.
 
         Raises
         ------
         DataError
-            Something is not an image; the message names it.
+            Something is not an image, or not such an array; the message names it.
         """
-        squares = [_square(name, picture, self._framing) for name, picture in _listed(images)]
-        size = self.image_size
-        stack = np.stack(squares) if squares else np.empty((0, 3, size, size), np.uint8)
+        if self._framing is None:
+            stack: NDArray[Any] = as_arrays_of(self.shape, images)
+        else:
+            squares = [_square(name, picture, self._framing) for name, picture in _listed(images)]
+            stack = np.stack(squares) if squares else np.empty((0, *self.shape), np.uint8)
         found = self._predictor.probabilities(torch.from_numpy(stack)).numpy()
         return Predictions([self.class_names[label] for label in found.argmax(axis=1)], found)
 

@@ -1,6 +1,6 @@
 """A model as ONNX, with its preprocessing inside: what a device needs to predict without PyTorch.
 
-Shapes: n images, S height and width of the networks' input, C classes.
+Shapes: n samples, S height and width of the networks' input, C classes.
 """
 
 import importlib.util
@@ -28,7 +28,7 @@ _INSTALL = "pip install 'fedkace-flwr[onnx]'"
 _BATCHES = (1, 3)
 
 
-class PixelsToProbabilities(nn.Module):
+class ToProbabilities(nn.Module):
     """What :meth:`fedkace_flwr.inference.kept_models.Predictor.probabilities` computes, in float32 from end to end.
 
     Parameters
@@ -54,7 +54,7 @@ class PixelsToProbabilities(nn.Module):
         return self._seen if self._averages else own
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map uint8 (n, 3, S, S) to probabilities, float32 (n, C)."""
+        """Map uint8 (n, 3, S, S), or float32 (n, ...), to probabilities, float32 (n, C)."""
         x = images.to(torch.float32) * self._scale + self._shift
         found: list[Tensor] = []
         for net, mask, mirrored in zip(self.networks, self._masks, self._mirrored, strict=True):
@@ -87,7 +87,7 @@ def check_installed() -> None:
 def to_onnx(kept: KeptModels) -> tuple[bytes, float | None]:
     """Return the content of ``model.onnx``, and how far it is from the model.
 
-    Its input is ``images``, uint8 (n, 3, S, S) for any n; its output ``probabilities``, float32 (n, C). It computes in
+    Its input is ``images``, uint8 (n, 3, S, S), or ``arrays``, float32 (n, ...), for any n; its output ``probabilities``, float32 (n, C). It computes in
     float32, also where the model computes in bfloat16. Its metadata are those of ``model.safetensors``.
 
     Parameters
@@ -100,7 +100,7 @@ def to_onnx(kept: KeptModels) -> tuple[bytes, float | None]:
     content : bytes
         The file.
     difference : float or None
-        Largest difference of a probability on images of noise, with onnxruntime; None if that is not installed.
+        Largest difference of a probability on samples of noise, with onnxruntime; None if that is not installed.
 
     Raises
     ------
@@ -123,7 +123,7 @@ def _exported(predictor: Predictor) -> bytes:
     import onnx
 
     kept = predictor.kept
-    images, *_ = _images(kept, (2,))
+    samples, *_ = _noise(kept, (2,))
     dimensions = ({0: torch.export.Dim("n", min=1)},)
     logger = logging.getLogger("torch.onnx")
     level = logger.level
@@ -132,11 +132,11 @@ def _exported(predictor: Predictor) -> bytes:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             program = torch.onnx.export(
-                PixelsToProbabilities(predictor).eval(),
-                (torch.from_numpy(images),),
+                ToProbabilities(predictor).eval(),
+                (torch.from_numpy(samples),),
                 dynamo=True,
                 dynamic_shapes=dimensions,
-                input_names=["images"],
+                input_names=[input_of(kept)],
                 output_names=["probabilities"],
                 external_data=False,
                 verbose=False,
@@ -174,16 +174,24 @@ def _difference(content: bytes, predictor: Predictor) -> float | None:
     settings.log_severity_level = 3
     session = onnxruntime.InferenceSession(content, settings, providers=["CPUExecutionProvider"])
     most = 0.0
-    for images in _images(predictor.kept, _BATCHES):
-        (found,) = session.run(["probabilities"], {"images": images})
-        wanted = predictor.probabilities(torch.from_numpy(images)).numpy()
+    for samples in _noise(predictor.kept, _BATCHES):
+        (found,) = session.run(["probabilities"], {input_of(predictor.kept): samples})
+        wanted = predictor.probabilities(torch.from_numpy(samples)).numpy()
         if found.shape != wanted.shape:
             return float("inf")
         most = max(most, float(np.abs(found - wanted).max()))
     return most
 
 
-def _images(kept: KeptModels, sizes: tuple[int, ...]) -> list[NDArray[np.uint8]]:
-    """Batches of noise, uint8 (n, 3, S, S)."""
-    generator, size = generator_for(0, "images for ONNX"), kept.framing.size
-    return [torch.randint(256, (n, 3, size, size), generator=generator).to(torch.uint8).numpy() for n in sizes]
+def input_of(kept: KeptModels) -> str:
+    """Name of the input."""
+    return "images" if kept.form.is_picture else "arrays"
+
+
+def _noise(kept: KeptModels, sizes: tuple[int, ...]) -> list[NDArray[Any]]:
+    """Batches of noise, uint8 (n, 3, S, S), or float32 (n, ...) with the mean and deviation of the training samples."""
+    generator, form = generator_for(0, "images for ONNX"), kept.form
+    if form.is_picture:
+        return [torch.randint(256, (n, *form.shape), generator=generator).to(torch.uint8).numpy() for n in sizes]
+    mean, std = (torch.tensor(each).view(-1, *(1 for _ in form.shape[1:])) for each in (kept.mean, kept.std))
+    return [(torch.randn((n, *form.shape), generator=generator) * std + mean).numpy() for n in sizes]

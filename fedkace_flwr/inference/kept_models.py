@@ -19,6 +19,7 @@ from fedkace_flwr.errors import ConfigError, ModelError
 from fedkace_flwr.metrics import combined_scores
 from fedkace_flwr.networks.catalogue import seeded
 from fedkace_flwr.networks.network import Blueprint, Network, load_weights
+from fedkace_flwr.samples import Form
 from fedkace_flwr.storage.atomic import Array
 from fedkace_flwr.training.loop import Preprocess, predict
 
@@ -27,8 +28,6 @@ GLOBAL, LOCAL = "global", "local"
 
 MODEL, TENSORS = "model", "model.safetensors"
 """Where :mod:`fedkace_flwr.export` writes a model: the folder in that of its run, and the file of the tensors in it."""
-
-_Triple = tuple[float, float, float]
 
 
 def labels_of(classes: Tensor) -> tuple[int, ...]:
@@ -86,10 +85,12 @@ class KeptModels(Answering):
         The classes met.
     class_names : tuple of str
         Names of all C classes.
-    framing : Framing
-        How a picture becomes the networks' input.
+    framing : Framing or None
+        How a picture becomes the networks' input; None if they take arrays.
+    shape : tuple of int
+        Of such an array, float32; empty for pictures.
     mean, std : tuple of float
-        Normalisation of the input per channel, for pixels scaled to [0, 1].
+        Normalisation of the input: per channel of pictures scaled to [0, 1], or along an array's first dimension.
     network : str
         Name of the networks' kind.
     width, stem : int and str
@@ -105,13 +106,19 @@ class KeptModels(Answering):
     switched_at: int | None
     seen: tuple[int, ...]
     class_names: tuple[str, ...]
-    framing: Framing
-    mean: _Triple
-    std: _Triple
+    framing: Framing | None
+    shape: tuple[int, ...] = ()
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
     network: str = "resnet18"
     width: int
     stem: str
     precision: str
+
+    @property
+    def form(self) -> Form:
+        """What the networks take."""
+        return Form.picture(self.framing.size) if self.framing else Form.array(*self.shape)
 
     @property
     def answering(self) -> str:
@@ -129,7 +136,7 @@ class KeptModels(Answering):
             **{name: getattr(self, name) for name in plain},
             "seen": [self.class_names[label] for label in self.seen],
             "classes": len(self.class_names),
-            "image_size": self.framing.size,
+            **({"image_size": self.framing.size} if self.framing else {"shape": list(self.shape)}),
         }
 
 
@@ -180,7 +187,7 @@ class Predictor:
 
     def __init__(self, kept: KeptModels) -> None:
         self.kept = kept
-        self.preprocess = Preprocess.by_statistics(kept.mean, kept.std, torch.device("cpu"))
+        self.preprocess = Preprocess.by_statistics(kept.mean, kept.std, torch.device("cpu"), kept.form)
         self.networks = [
             (self._network(name), mask_of(classes, len(kept.class_names)), name in kept.mirrored)
             for name, classes in kept.answers.items()
@@ -196,7 +203,7 @@ class Predictor:
         Parameters
         ----------
         images : Tensor
-            uint8 (n, 3, S, S).
+            uint8 (n, 3, S, S), or float32 (n, ...) of the arrays' shape.
 
         Returns
         -------
@@ -215,8 +222,8 @@ class Predictor:
         scores = combined_answers(found, self.seen, self.kept.combined, self.shares).double()
         return scores / scores.sum(dim=1, keepdim=True) if self.kept.combined == "most-confident" else scores
 
-    def answer(self, image: NDArray[np.uint8], top: int) -> dict[str, Any]:
-        """The ``top`` likeliest classes of one image, uint8 (3, S, S), JSON-ready; only classes that were met.
+    def answer(self, image: NDArray[Any], top: int) -> dict[str, Any]:
+        """The ``top`` likeliest classes of one sample, as :meth:`probabilities` takes it, JSON-ready; only classes that were met.
 
         Raises
         ------
@@ -233,24 +240,24 @@ class Predictor:
         return {"round": self.kept.round, "model": self.kept.answering, "classes": classes}
 
     def check(self) -> None:
-        """Predict a black and a white image, which also takes the memory that answers need.
+        """Predict a black and a white image, or arrays of zeros and ones, which also takes the memory that answers need.
 
         Raises
         ------
         ModelError
             As :meth:`answer`, or a network of another package fails.
         """
-        size = self.kept.framing.size
+        form = self.kept.form
         try:
-            for shade in (0, 255):
-                self.answer(np.full((3, size, size), shade, dtype=np.uint8), 1)
+            for shade in (0, 255 if form.is_picture else 1):
+                self.answer(np.full(form.shape, shade, dtype=form.dtype), 1)
         except (RuntimeError, ValueError) as error:
             raise ModelError(f"it cannot predict ({' '.join(str(error).split())})") from error
 
     def _network(self, name: str) -> Network:
         kept = self.kept
         try:
-            blueprint = Blueprint(len(kept.class_names), kept.framing.size, kept.width, kept.stem)
+            blueprint = Blueprint(len(kept.class_names), kept.form.shape, kept.width, kept.stem)
             net = seeded(kept.network, blueprint, 0)  # which leaves the global generator alone
             load_weights(net, {key: torch.from_numpy(array) for key, array in kept.weights[name].items()})
             net.precision = {"float32": torch.float32, "bfloat16": torch.bfloat16}[kept.precision]

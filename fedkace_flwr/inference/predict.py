@@ -16,8 +16,10 @@ import torch
 
 from fedkace_flwr.data.images import read_square
 from fedkace_flwr.errors import ConfigError, DataError, FedkaceError
+from fedkace_flwr.inference.array_input import MAX_ARRAY_BYTES, read_samples
 from fedkace_flwr.inference.kept_models import Predictor
 from fedkace_flwr.inference.model_files import check, load_newest
+from fedkace_flwr.storage.files import read_bytes
 
 _FAILED = 2
 _MODULE = "python -m fedkace_flwr.inference.predict"
@@ -62,7 +64,7 @@ def main(arguments: Sequence[str], program: str = "") -> int:
 
 def _predict(options: argparse.Namespace) -> int:
     predictor = load_newest(options.state)
-    answers = [_answer(predictor, path, options.top) for path in options.images]
+    answers = [answer for path in options.images for answer in _answers(predictor, path, options.top)]
     if options.json:
         print(json.dumps({"model": predictor.kept.described(), "answers": answers}))
     else:
@@ -79,12 +81,23 @@ def _predict(options: argparse.Namespace) -> int:
     return _FAILED if failed else 0
 
 
-def _answer(predictor: Predictor, path: Path, top: int) -> dict[str, Any]:
+def _answers(predictor: Predictor, path: Path, top: int) -> list[dict[str, Any]]:
+    """The answer to a picture, or to each of a file's arrays."""
+    kept = predictor.kept
     try:
-        square = read_square(path, predictor.kept.framing)
+        samples = read_square(path, kept.framing)[None] if kept.framing else read_samples(kept.shape, _content(path))
     except DataError as error:
-        return {"image": str(path), "error": str(error)}
-    return {"image": str(path), "classes": predictor.answer(square, top)["classes"]}
+        return [{"image": str(path), "error": str(error)}]
+    names = [str(path)] if len(samples) == 1 else [f"{path}[{row}]" for row in range(len(samples))]
+    answers = [predictor.answer(sample, top)["classes"] for sample in samples]
+    return [{"image": name, "classes": classes} for name, classes in zip(names, answers, strict=True)]
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return read_bytes(path, MAX_ARRAY_BYTES)
+    except OSError as fault:
+        raise DataError(f"it cannot be read ({fault.strerror})") from fault
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -107,7 +120,13 @@ def prediction_parser(name: str, service: str) -> Parser:
     """Return the parser of the command ``name``, which points to the command ``service``."""
     parser = Parser(prog=name, description=_DESCRIPTION, epilog=f"As a service: {service} --help")
     _add_common(parser)
-    parser.add_argument("images", type=Path, nargs="+", metavar="IMAGE", help="a picture of any size")
+    parser.add_argument(
+        "images",
+        type=Path,
+        nargs="+",
+        metavar="IMAGE",
+        help="a picture of any size; for a model of arrays, JSON or .npz",
+    )
     parser.add_argument("--top", type=_positive, default=3, help="number of likeliest classes to print (default 3)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser

@@ -27,6 +27,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from fedkace_flwr.data.picture_process import Limits, PictureProcess
 from fedkace_flwr.errors import DataError, FedkaceError, ModelError
 from fedkace_flwr.inference.access import Access, refusal
+from fedkace_flwr.inference.array_input import read_samples
 from fedkace_flwr.inference.kept_models import Predictor
 from fedkace_flwr.inference.model_files import listing, newest
 
@@ -116,11 +117,11 @@ def application(watched: Watched, access: Access | None = None, limits: Limits |
         async with decoding:
             if await request.is_disconnected():
                 raise ClientDisconnect
-            square = await asyncio.to_thread(_square, decoder, content, predictor)
+            sample = await asyncio.to_thread(_sample, decoder, content, predictor)
         del content
         async with predicting:
             try:
-                found = await asyncio.to_thread(predictor.answer, square, top)
+                found = await asyncio.to_thread(predictor.answer, sample, top)
             except ModelError as error:
                 watched.fault, watched.failing = f"the model of round {predictor.kept.round}: {error}", True
                 raise HTTPException(500, watched.fault) from error
@@ -183,11 +184,19 @@ async def _body(request: Request) -> bytes:
     return await request.body()
 
 
-def _square(decoder: PictureProcess, content: bytes, predictor: Predictor) -> NDArray[np.uint8]:
+def _sample(decoder: PictureProcess, content: bytes, predictor: Predictor) -> NDArray[Any]:
+    """What the networks take, from a picture or, of a model of arrays, from JSON or a .npz file."""
+    kept = predictor.kept
     try:
-        return decoder.square(content, predictor.kept.framing)
+        if kept.framing:
+            return decoder.square(content, kept.framing)
+        samples = read_samples(kept.shape, content)
+        if len(samples) != 1:
+            raise DataError(f"it holds {len(samples)} samples; must be one")
+        return np.asarray(samples[0])
     except DataError as error:
-        raise HTTPException(422, f"the picture cannot be used: {error}") from error
+        what = "picture" if kept.framing else "array"
+        raise HTTPException(422, f"the {what} cannot be used: {error}") from error
     except OSError as error:
         logger.exception("no picture can be decoded")
         raise HTTPException(503, str(error), {"Retry-After": "1"}) from error

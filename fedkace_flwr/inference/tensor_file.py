@@ -24,8 +24,9 @@ from fedkace_flwr.networks.catalogue import NETWORKS, built
 from fedkace_flwr.networks.network import Blueprint
 from fedkace_flwr.storage.atomic import METADATA, Array, header_of
 
-FORMATS = ("1", "2")
-"""Versions of what a file says about its tensors: the second has ``shares``, and is written for models that have them."""
+FORMATS = ("1", "2", "3")
+"""Versions of what a file says about its tensors: the second has ``shares``, and is written for models that have them; the
+third is written for models of arrays, and has ``shape`` in place of what is said of pictures."""
 
 _MARK = "fedkace_flwr"  # the name of the string with the format's version
 _RUN, _CHECKSUM = "run", "sha256"  # only a client's file has them: its run, and the SHA-256 of all else in the file
@@ -33,24 +34,28 @@ _TEXTS = ("method", "network", "stem", "precision", "scaling", "combined")  # wr
 _LENGTH_BYTES, _ALIGNED = 8, 8
 _LEAST_STD = 1 / 255  # below it, preprocessing takes this value
 _MOST = 2**31 - 1
-_LARGEST_IMAGE, _MOST_CLASSES = 4096, 2**16
+_LARGEST_IMAGE, _MOST_CLASSES, _MOST_VALUES = 4096, 2**16, 2**26
 _Check = tuple[Callable[[Any], bool], str]  # whether a value is right, and what would be
 
 
 def described(kept: KeptModels) -> dict[str, Any]:
     """What the file says about its tensors, as values ready for JSON; :func:`pack` writes each as a string."""
-    red, green, blue = (max(value, _LEAST_STD) for value in kept.std)
+    taken: dict[str, Any] = {"shape": list(kept.shape)}
+    if kept.framing:
+        taken = {
+            "image_size": kept.framing.size,
+            "shorter_side": kept.framing.shorter,
+            "scaling": kept.framing.scaling,
+        }
     return {
         "method": kept.method,
         "network": kept.network,
         "width": kept.width,
         "stem": kept.stem,
         "precision": kept.precision,
-        "image_size": kept.framing.size,
-        "shorter_side": kept.framing.shorter,
-        "scaling": kept.framing.scaling,
+        **taken,
         "mean": list(kept.mean),
-        "std": [red, green, blue],
+        "std": [max(value, _LEAST_STD) if kept.framing else value for value in kept.std],
         "class_names": list(kept.class_names),
         "classes_met": list(kept.seen),
         "answers": {name: list(classes) for name, classes in kept.answers.items()},
@@ -65,7 +70,7 @@ def described(kept: KeptModels) -> dict[str, Any]:
 
 def format_of(kept: KeptModels) -> str:
     """The oldest format that can describe a model."""
-    return FORMATS[bool(kept.shares)]
+    return FORMATS[bool(kept.shares)] if kept.framing else FORMATS[2]
 
 
 def pack(kept: KeptModels, *, stored: bool = False) -> bytes:
@@ -111,7 +116,7 @@ def unpack(content: bytes) -> KeptModels:
         raise ModelError("it is no model of fedkace_flwr: its metadata does not say how to use it")
     if strings[_MARK] not in FORMATS:
         raise ModelError(
-            f"it has format {strings[_MARK]!r:.40}, and this program reads formats {' and '.join(FORMATS)}"
+            f"it has format {strings[_MARK]!r:.40}, and this program reads formats {', '.join(FORMATS[:-1])} and {FORMATS[-1]}"
         )
     if _CHECKSUM in strings and strings[_CHECKSUM] != _checksum(strings, header, content[start:]):
         raise ModelError("it is damaged: its checksum does not match")
@@ -141,8 +146,9 @@ def _one_of(*choices: str) -> _Check:
     return lambda found: found in choices, " or ".join(choices)
 
 
-def _three(above: float) -> _Check:
-    return lambda found: _is_list(found, int, float) and len(found) == 3 and min(found) > above, "three numbers"
+def _numbers(count: int, above: float) -> _Check:
+    wanted = "three numbers" if count == 3 else f"a list of {count} numbers"
+    return lambda found: _is_list(found, int, float) and len(found) == count and min(found) > above, wanted
 
 
 def _is_list(found: object, *kinds: type) -> bool:
@@ -160,19 +166,39 @@ _CHECKS: dict[str, _Check] = {
     "stem": _one_of("auto", "cifar", "imagenet"),
     "precision": _one_of("float32", "bfloat16"),
     "combined": _one_of("most-confident", "mean"),
-    "scaling": _one_of("pillow", "torch"),
     "round": _whole(0),
     "trained": _whole(0),
     "switched_at": (lambda found: found is None or _whole(0)[0](found), "a round, or null"),
     "width": _whole(1),
-    "image_size": _whole(1, _LARGEST_IMAGE),
-    "shorter_side": _whole(1, _LARGEST_IMAGE),
-    "mean": _three(-math.inf),
-    "std": _three(0),
     "class_names": (lambda found: _is_list(found, str) and 0 < len(found) <= _MOST_CLASSES, "a list of names"),
     "answers": (lambda found: isinstance(found, dict) and bool(found), "networks with the classes that they predict"),
     "mirrored": (lambda found: _is_list(found, str), "a list of networks that predict"),
 }
+_OF_PICTURES: dict[str, _Check] = {
+    "image_size": _whole(1, _LARGEST_IMAGE),
+    "shorter_side": _whole(1, _LARGEST_IMAGE),
+    "scaling": _one_of("pillow", "torch"),
+}
+_OF_ARRAYS: dict[str, _Check] = {
+    "shape": (
+        lambda found: _is_list(found, int) and min(found, default=0) > 0 and math.prod(found) <= _MOST_VALUES,
+        f"lengths of an array of at most {_MOST_VALUES} values",
+    )
+}
+
+
+def _taken(strings: Mapping[str, Any]) -> dict[str, Any]:
+    """What the networks take, as fields of the models."""
+    arrays = strings[_MARK] == FORMATS[2]
+    told = {name: _value(strings, name, *check) for name, check in (_OF_ARRAYS if arrays else _OF_PICTURES).items()}
+    if arrays:
+        taken: dict[str, Any] = {"framing": None, "shape": tuple(told["shape"])}
+    else:
+        taken = {"framing": Framing(told["image_size"], told["shorter_side"], told["scaling"])}
+    length = taken["shape"][0] if arrays else 3
+    for name, above in (("mean", -math.inf), ("std", 0.0)):
+        taken[name] = tuple(map(float, _value(strings, name, *_numbers(length, above))))
+    return taken
 
 
 def _parsed(strings: Mapping[str, Any]) -> KeptModels:
@@ -196,19 +222,18 @@ def _parsed(strings: Mapping[str, Any]) -> KeptModels:
         return min(found.values()) >= 0 and math.isclose(total, 1, abs_tol=1e-6)
 
     shares = {}
-    if strings[_MARK] != FORMATS[0]:
+    if strings[_MARK] == FORMATS[1] or (strings[_MARK] == FORMATS[2] and "shares" in strings):
         wanted = "a weight of each network that predicts; all views have 1 together"
         shares = _value(strings, "shares", are_shares, wanted)
-    told |= {name: tuple(map(float, told[name])) for name in ("mean", "std")}
     return KeptModels(
         run=_value(strings, _RUN, *_TEXT) if _RUN in strings else "",
         seen=tuple(sorted(set(_value(strings, "classes_met", *labels)))),
         class_names=tuple(told.pop("class_names")),
-        framing=Framing(told.pop("image_size"), told.pop("shorter_side"), told.pop("scaling")),
         answers={name: tuple(sorted(set(found))) for name, found in answers.items()},
         weights={},
         mirrored=tuple(mirrored),
         shares=shares,
+        **_taken(strings),
         **told,
     )
 
@@ -246,7 +271,7 @@ def _check_shapes(kept: KeptModels) -> None:
     """Compare the tensors with those of the network that the file names, before any memory is taken for it."""
     if kept.network not in NETWORKS:  # another package's may not permit it; it is compared when it is filled
         return
-    blueprint = Blueprint(len(kept.class_names), kept.framing.size, kept.width, kept.stem)
+    blueprint = Blueprint(len(kept.class_names), kept.form.shape, kept.width, kept.stem)
     try:
         with torch.device("meta"):
             wanted = built(kept.network, blueprint).state_dict()

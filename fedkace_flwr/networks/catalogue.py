@@ -10,9 +10,10 @@ from torch import nn
 from fedkace_flwr import plugins
 from fedkace_flwr.errors import ConfigError, FedkaceError, closest
 from fedkace_flwr.networks import resnet
+from fedkace_flwr.networks.arrays import Cnn1d, Mlp
 from fedkace_flwr.networks.cnn import TwoLayerCnn
 from fedkace_flwr.networks.from_torchvision import EfficientNetB0, MobileNetV3Small, VisionTransformer
-from fedkace_flwr.networks.network import Blueprint, Network
+from fedkace_flwr.networks.network import Blueprint, Network, ShapeError
 
 Build = Callable[[Blueprint], Network]
 """Builds a network with random weights from PyTorch's global generator; raises ConfigError if the blueprint does not fit."""
@@ -23,6 +24,8 @@ NETWORKS: dict[str, Build] = {
     "efficientnet-b0": EfficientNetB0,
     "vit": VisionTransformer,
     "cnn": TwoLayerCnn,
+    "mlp": Mlp,
+    "cnn1d": Cnn1d,
 }
 """The networks that come with the package."""
 
@@ -33,8 +36,15 @@ def built(name: str, blueprint: Blueprint) -> Network:
     Raises
     ------
     ConfigError
-        There is no such network, or it cannot be built so.
+        There is no such network, it does not take such samples, or it cannot be built so.
     """
+    try:
+        return _built(name, blueprint)
+    except ShapeError as fault:
+        raise ConfigError(f"network = {name!r}: {fault}") from fault
+
+
+def _built(name: str, blueprint: Blueprint) -> Network:
     if name in NETWORKS:
         return NETWORKS[name](blueprint)
     build = plugins.loaded("network", name)
@@ -76,7 +86,7 @@ class Facts:
     has_running_means : bool
         Whether batch normalisation keeps statistics in its state.
     half : tuple of int or None
-        Channels, and the larger side, of the map that its lower half makes of an image; None if it cannot be split.
+        Channels, and the larger side, of the map that its lower half makes of a sample; None if it cannot be split.
     """
 
     features: int
@@ -86,7 +96,7 @@ class Facts:
 
 @lru_cache(maxsize=8)
 def facts_of(name: str, blueprint: Blueprint) -> Facts:
-    """Build a network for questions about it, try it on an image, and drop it.
+    """Build a network for questions about it, try it on a sample, and drop it.
 
     Raises
     ------
@@ -94,18 +104,18 @@ def facts_of(name: str, blueprint: Blueprint) -> Facts:
         As :func:`built`.
     """
     net, half = seeded(name, blueprint, 0).eval(), None
-    image = torch.zeros(1, 3, blueprint.image_size, blueprint.image_size)
+    sample = torch.zeros(1, *blueprint.shape)
     try:
         with torch.inference_mode():
-            found = net.features(image).shape
-            maps = net.lower_half()(image) if net.splits else None
+            found = net.features(sample).shape
+            maps = net.lower_half()(sample) if net.splits else None
     except Exception as fault:  # another package's code may raise anything
         if name in NETWORKS:
             raise
-        raise plugins.broken("network", name, f"fails on an image ({type(fault).__name__}: {fault})") from fault
+        raise plugins.broken("network", name, f"fails on a sample ({type(fault).__name__}: {fault})") from fault
     if found != (1, net.output.in_features):
         wanted = f"{net.output.in_features}, the inputs of its output"
-        raise plugins.broken("network", name, f"makes {tuple(found)[1:]} features of an image; must be {wanted}")
+        raise plugins.broken("network", name, f"makes {tuple(found)[1:]} features of a sample; must be {wanted}")
     if maps is not None:
         half = int(maps.shape[1]), int(max(maps.shape[2:]))
     means = any(each.endswith(".running_mean") for each in net.state_dict())

@@ -3,6 +3,7 @@
 Shapes: B batch, H and W image height and width, C classes, F features.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +19,22 @@ from fedkace_flwr.errors import ConfigError
 _IMAGENET_STEM_FROM = 112
 
 
+class ShapeError(ConfigError):
+    """A network does not take samples of this shape.
+
+    Parameters
+    ----------
+    takes : str
+        What it takes.
+    shape : tuple of int
+        What a sample is.
+    """
+
+    def __init__(self, takes: str, shape: tuple[int, ...]) -> None:
+        fitting = "mlp or cnn1d" if len(shape) == 2 else "mlp"
+        super().__init__(f"takes {takes}, and a sample has the shape {shape}; must be {fitting}")
+
+
 @dataclass(frozen=True)
 class Blueprint:
     """What a network is built for.
@@ -26,8 +43,8 @@ class Blueprint:
     ----------
     num_classes : int
         Number of outputs C: always all classes of the data set; each client masks the classes it has not seen.
-    image_size : int
-        Height and width of the images, in pixels.
+    sample : int or tuple of int
+        Shape of a sample; a number S stands for pictures, (3, S, S).
     width : int
         The key ``width``, at least 1.
     stem : {"auto", "cifar", "imagenet"}
@@ -40,7 +57,7 @@ class Blueprint:
     """
 
     num_classes: int
-    image_size: int
+    sample: int | tuple[int, ...]
     width: int
     stem: str = "auto"
 
@@ -49,15 +66,52 @@ class Blueprint:
             raise ConfigError(f"num-classes = {self.num_classes}, width = {self.width}: both must be >= 1")
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of a sample."""
+        return self.sample if isinstance(self.sample, tuple) else (3, self.sample, self.sample)
+
+    @property
+    def values(self) -> int:
+        """Number of values of a sample, of any shape."""
+        return math.prod(self.shape)
+
+    @property
+    def image_size(self) -> int:
+        """Height and width of the images, in pixels.
+
+        Raises
+        ------
+        ShapeError
+            Samples have not the shape of square pictures.
+        """
+        if len(self.shape) != 3 or self.shape[0] != 3 or self.shape[1] != self.shape[2]:
+            raise ShapeError("pictures, (3, S, S)", self.shape)
+        return self.shape[2]
+
+    @property
+    def series(self) -> tuple[int, int]:
+        """Channels and length of series.
+
+        Raises
+        ------
+        ShapeError
+            Samples have not the shape of series.
+        """
+        if len(self.shape) != 2:
+            raise ShapeError("series, (channels, length)", self.shape)
+        return self.shape[0], self.shape[1]
+
+    @property
     def first_layers(self) -> str:
         """``stem`` with ``auto`` resolved."""
         return choose_stem(self.stem, self.image_size)
 
 
 class Network(nn.Module, ABC):
-    """A feature extractor and an output layer, for float images (B, 3, H, W) and logits (B, C).
+    """A feature extractor and an output layer, for float samples and logits (B, C).
 
-    A subclass sets ``output`` in its constructor and defines :meth:`embed`; it may define how it is split
+    Samples are pictures (B, 3, H, W), unless the network takes arrays of other shapes as well: it takes those for which
+    it can be built (:class:`Blueprint`). A subclass sets ``output`` in its constructor and defines :meth:`embed`; it may define how it is split
     (:meth:`lower_half`, :meth:`upper_half`). No sample may influence another's features except by batch normalisation,
     and nothing may be drawn at random in the forward pass.
 
@@ -137,15 +191,15 @@ class Network(nn.Module, ABC):
         """
         raise ConfigError(f"{type(self).__name__} cannot be split into a lower and an upper half")
 
-    def largest_map(self, channels: int, height: int, width: int) -> tuple[int, int, int]:
-        """Height, width and channels of the largest map that the network makes of an input (channels, H, W).
+    def largest_map(self, *shape: int) -> tuple[int, int, int]:
+        """Height, width and channels of the largest map that the network makes of an input of a shape.
 
         It is measured on the network's device when a size is first met. Of what is not a map, the number of values counts.
         """
-        measured: dict[tuple[int, int, int], tuple[int, int, int]] = self.__dict__.setdefault("_largest", {})
-        if (channels, height, width) not in measured:
-            measured[channels, height, width] = _largest_output(self, channels, height, width)
-        return measured[channels, height, width]
+        measured: dict[tuple[int, ...], tuple[int, int, int]] = self.__dict__.setdefault("_largest", {})
+        if shape not in measured:
+            measured[shape] = _largest_output(self, shape)
+        return measured[shape]
 
     @classmethod
     def own_name(cls, name: str) -> str | None:
@@ -154,7 +208,7 @@ class Network(nn.Module, ABC):
 
 
 class Chain(Network):
-    """A network whose feature extractor is a chain of layers.
+    """A network whose feature extractor is a chain of layers; the lower ones make maps.
 
     Attributes
     ----------
@@ -179,7 +233,7 @@ class Chain(Network):
 
 
 @torch.inference_mode()
-def _largest_output(net: Network, channels: int, height: int, width: int) -> tuple[int, int, int]:
+def _largest_output(net: Network, shape: tuple[int, ...]) -> tuple[int, int, int]:
     shapes: list[torch.Size] = []
 
     def note(module: nn.Module, inputs: object, output: object) -> None:
@@ -189,7 +243,7 @@ def _largest_output(net: Network, channels: int, height: int, width: int) -> tup
     was_training = net.training
     hooks = [module.register_forward_hook(note) for module in net.modules()]
     try:
-        net.eval()(torch.zeros(1, channels, height, width, device=net.output.weight.device))
+        net.eval()(torch.zeros(1, *shape, device=net.output.weight.device))
     finally:
         for hook in hooks:
             hook.remove()

@@ -102,8 +102,9 @@ class ResNet18(Network):
         self.stem, self.blocks = nn.Sequential(), nn.Sequential(*list(self.blocks)[_LOWER_BLOCKS:])
         return self
 
-    def largest_map(self, channels: int, height: int, width: int) -> tuple[int, int, int]:
+    def largest_map(self, *shape: int) -> tuple[int, int, int]:
         """Height, width and channels of the largest map that the network makes of an input (channels, H, W)."""
+        _, height, width = shape
         if not len(self.stem):  # an upper half, which begins with maps of the second stage
             return height, width, self.output.in_features // 4
         first = cast(nn.Conv2d, self.stem[0])

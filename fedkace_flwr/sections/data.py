@@ -13,23 +13,24 @@ class DataConfig:
 
     dataset: str = key(
         "digits",
-        "Data set: `digits` (bundled with scikit-learn), `cifar10`, `cifar100`, `mnist`, `emnist-SPLIT` (`balanced`, `byclass`, `bymerge`, `letters`, `digits` or `mnist`), `imagenet100`, `folder` (any image folder with `train/` and perhaps `val/` or `test/`), `hub:OWNER/NAME` (Hugging Face Hub; `hub` alone reads what `save_to_disk` has written to `data-dir`; docs/running.md), `inbox` (files that arrive on each device; docs/edge-data.md), or one of another package (docs/extend.md).",
+        "Data set: `digits` (bundled with scikit-learn), `cifar10`, `cifar100`, `mnist`, `emnist-SPLIT` (`balanced`, `byclass`, `bymerge`, `letters`, `digits` or `mnist`), `imagenet100`, `folder` (any image folder with `train/` and perhaps `val/` or `test/`), `hub:OWNER/NAME` (Hugging Face Hub; `hub` alone reads what `save_to_disk` has written to `data-dir`; docs/running.md), `arrays` (tables, series or other arrays of numbers, in `.npz`, `.csv` or `.parquet` files; `arrays?label=COLUMN` names a table's labels; docs/running.md), `inbox` (files that arrive on each device; docs/edge-data.md), or one of another package (docs/extend.md).",
     )
     data_dir: str = key(
         "data",
-        "Folder with the original files (docs/running.md). CIFAR's are downloaded if they are missing.",
+        "Folder with the original files (docs/running.md); with `arrays`, perhaps the file itself. CIFAR's are downloaded if they are missing.",
         affects="place",
     )
     num_classes: int = key(0, "Use only this many classes, the first ones; 0 uses all.", unit="classes", low=0)
     image_size: int = key(
         0,
-        "Height and width of the images. 0: the data set's own size (digits 8, cifar10 and cifar100 32, mnist and emnist 28, imagenet100 224, folder 64, hub 32); must be set for an inbox.",
+        "Height and width of the images. 0: the data set's own size (digits 8, cifar10 and cifar100 32, mnist and emnist 28, imagenet100 224, folder 64, hub 32); must be set for an inbox, and be 0 with arrays.",
         unit="pixels",
         low=0,
         high=1024,
     )
     normalise: bool = key(
-        True, "Reading: subtract the data set's mean and divide by its standard deviation, per channel."
+        True,
+        "Reading: subtract the data set's mean and divide by its standard deviation, per channel; of a table, per feature.",
     )
     mirroring: Literal["auto", "allowed", "never"] = key(
         "auto",

@@ -12,17 +12,17 @@ class ModelConfig:
 
     network: str = key(
         "resnet18",
-        "Network: `resnet18` (the paper's), `mobilenet-v3-small`, `efficientnet-b0`, `vit` (a small vision transformer), `cnn` (two convolutions, for devices), or one of another package (docs/extend.md).",
+        "Network: `resnet18` (the paper's), `mobilenet-v3-small`, `efficientnet-b0`, `vit` (a small vision transformer), `cnn` (two convolutions, for devices), `mlp` (two hidden layers, for tables and samples of any other shape), `cnn1d` (three convolutions, for series), or one of another package (docs/extend.md).",
     )
     width: int = key(
         8,
-        "Channels of the network's first layers; all others are in proportion. `resnet18`: 16 (CIFAR-100) and 64 (ImageNet100) in the paper. Published: `mobilenet-v3-small` 16, `efficientnet-b0` 32, both with at least 8 in each layer; `cnn` 32. `vit` has 8 x `width` throughout.",
+        "Channels of the network's first layers; all others are in proportion. `resnet18`: 16 (CIFAR-100) and 64 (ImageNet100) in the paper. Published: `mobilenet-v3-small` 16, `efficientnet-b0` 32, both with at least 8 in each layer; `cnn` 32. `vit` has 8 x `width` throughout, `mlp` 4 x `width` units in each layer (published 50), `cnn1d` 128 where published.",
         low=1,
         high=256,
     )
     stem: Literal["auto", "cifar", "imagenet"] = key(
         "auto",
-        "First layers of the network: `cifar`, for small images, or `imagenet`, which `auto` uses from 112 pixels on. `resnet18`: 3x3 with stride 1, or 7x7 with stride 2 and max-pooling. `mobilenet-v3-small`, `efficientnet-b0`: stride 1 or 2 in the first two strided layers. `vit`: patches of an eighth of the image's side, or of 16 pixels. `cnn` has no `imagenet`.",
+        "First layers of the network: `cifar`, for small images, or `imagenet`, which `auto` uses from 112 pixels on. `resnet18`: 3x3 with stride 1, or 7x7 with stride 2 and max-pooling. `mobilenet-v3-small`, `efficientnet-b0`: stride 1 or 2 in the first two strided layers. `vit`: patches of an eighth of the image's side, or of 16 pixels. `cnn`, `mlp` and `cnn1d` have no `imagenet`.",
     )
     weights_file: str = key(
         "",

@@ -238,7 +238,7 @@ def _texts(arrays: Mapping[str, Array]) -> dict[str, Any]:
 
 
 def _check_samples(samples: Samples, classes: int) -> None:
-    is_right = samples.content.ndim == 1 if samples.by_id else _is_pixels(samples.content)
+    is_right = samples.content.ndim == 1 if samples.by_id else _are_values(samples.content)
     if not is_right:
         raise StateError(f"holds a buffer of {samples.content.dtype} {tuple(samples.content.shape)}")
     columns = (samples.labels, samples.rounds)
@@ -250,8 +250,9 @@ def _check_samples(samples: Samples, classes: int) -> None:
         raise StateError(f"holds a label outside its {classes} classes")
 
 
-def _is_pixels(content: Tensor) -> bool:
-    return content.dtype == torch.uint8 and content.ndim == 4
+def _are_values(content: Tensor) -> bool:
+    """Whether they are pictures, or arrays of at least one dimension."""
+    return (content.dtype == torch.uint8 and content.ndim == 4) or (content.dtype == torch.float32 and content.ndim > 1)
 
 
 def _is_number(value: object) -> bool:

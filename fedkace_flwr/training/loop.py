@@ -1,7 +1,7 @@
 """The local training loop and the prediction loop.
 
-Images are gathered from a resident uint8 array and normalised batch by batch in channels-last order, without loader
-processes. Shapes: n images, B batch, H and W height and width, C classes, F features.
+Samples are gathered from a resident array and normalised batch by batch, pictures in channels-last order, without loader
+processes. Shapes: n samples, B batch, H and W height and width, C classes, F features.
 """
 
 import math
@@ -16,6 +16,7 @@ from fedkace_flwr.compute.memory import images_at_once
 from fedkace_flwr.errors import RunError
 from fedkace_flwr.keys import word_of
 from fedkace_flwr.networks.network import Network
+from fedkace_flwr.samples import Form
 from fedkace_flwr.sections import TrainingConfig
 from fedkace_flwr.training.augmentation import FlipShift
 from fedkace_flwr.training.batches import EPOCHS, Batching, Epoch
@@ -30,30 +31,42 @@ _CACHED_PIXELS, _FEWEST = 1 << 15, 16  # pixels whose activations fit a processo
 
 @dataclass(frozen=True)
 class Preprocess:
-    """Turns uint8 images into normalised floats on a device, channels-last.
+    """Turns samples into normalised floats on a device, pictures channels-last.
 
     Attributes
     ----------
     scale, shift : Tensor
-        Float (1, 3, 1, 1) on the device; an image becomes ``image * scale + shift``.
+        Float on the device, (1, 3, 1, 1), or for other arrays one number along their first dimension; a sample becomes
+        ``sample * scale + shift``.
     """
 
     scale: Tensor
     shift: Tensor
 
     @classmethod
+    def identity(cls, device: torch.device) -> "Preprocess":
+        """Change nothing."""
+        return cls(torch.ones((), device=device), torch.zeros((), device=device))
+
+    @classmethod
     def by_statistics(
-        cls, mean: tuple[float, float, float], std: tuple[float, float, float], device: torch.device
+        cls, mean: tuple[float, ...], std: tuple[float, ...], device: torch.device, form: Form | None = None
     ) -> "Preprocess":
-        """Subtract ``mean`` and divide by ``std``, both for images scaled to [0, 1]."""
+        """Subtract ``mean`` and divide by ``std``, both of pictures scaled to [0, 1] unless ``form`` is an array's."""
+        if form is not None and not form.is_picture:
+            across = (1, -1, *(1 for _ in form.shape[1:]))
+            centre, spread = (torch.tensor(values, dtype=torch.float64).view(across) for values in (mean, std))
+            return cls((1 / spread).float().to(device), (-centre / spread).float().to(device))
         centre, spread = (torch.tensor(values, dtype=torch.float64).view(1, 3, 1, 1) for values in (mean, std))
         spread = spread.clamp_min(1 / 255)
         return cls((1 / (255 * spread)).float().to(device), (-centre / spread).float().to(device))
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Map uint8 (B, 3, H, W) to float (B, 3, H, W)."""
+        """Map uint8 (B, 3, H, W), or float of any shape, to float of the same shape."""
+        if images.dim() != 4:
+            return images.to(self.scale.device, self.scale.dtype).mul(self.scale).add_(self.shift)
         x = images.to(self.scale.device, self.scale.dtype, memory_format=torch.channels_last)
-        return x.mul_(self.scale).add_(self.shift)
+        return (x.mul(self.scale) if x is images else x.mul_(self.scale)).add_(self.shift)
 
 
 def train(
@@ -82,7 +95,7 @@ def train(
     net : Network
         On the device of ``preprocess``.
     chunk, buffer : tuple of Tensor
-        Images, uint8 (n, 3, H, W), and labels, int64 (n,). The buffer may be empty.
+        Samples, uint8 (n, 3, H, W) or float32 (n, ...), and labels, int64 (n,). The buffer may be empty.
     objective : Objective
         The loss.
     settings : TrainingConfig
@@ -181,7 +194,8 @@ def pool_of(
 ) -> Pool:
     """A round's samples, the chunk's before the buffer's, by default on the device of ``preprocess``."""
     device = device or preprocess.scale.device
-    images = torch.cat([chunk[0], buffer[0]]).permute(0, 2, 3, 1).contiguous().to(device)
+    images = torch.cat([chunk[0], buffer[0]])
+    images = (images.permute(0, 2, 3, 1).contiguous() if images.dim() == 4 else images).to(device)
     labels = torch.cat([chunk[1], buffer[1]]).to(device)
     return Pool(images, labels, torch.arange(len(labels), device=device) >= len(chunk[1]), preprocess)
 
@@ -246,7 +260,7 @@ def predict(
     net : Network
         On the device of ``preprocess``; left in evaluation mode.
     images_of : callable
-        Maps a slice of ``content`` to uint8 (n, 3, H, W), or to float of the same range.
+        Maps a slice of ``content`` to uint8 (n, 3, H, W), or to float of the same range, or to float32 (n, ...).
     content : Tensor
         Ids or images, (n, ...).
     preprocess : Preprocess
@@ -294,7 +308,7 @@ def _passed(
         blocks = (_cached(images_of(block)) for block in torch.split(content, _FETCHED))
         return torch.cat([function(preprocess(part)) for parts in blocks for part in parts])
     first = images_of(content[:1])
-    size = images_at_once(*net.largest_map(*first.shape[-3:]))
+    size = images_at_once(*net.largest_map(*first.shape[1:]))
     found = []
     for block in torch.split(content, size):
         images = images_of(block)

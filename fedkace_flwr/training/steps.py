@@ -22,13 +22,13 @@ class Pool:
     Attributes
     ----------
     images : Tensor
-        uint8 (n, H, W, 3): the chunk's, followed by the buffer's.
+        uint8 (n, H, W, 3), or for arrays of other than three dimensions (n, ...): the chunk's, followed by the buffer's.
     labels : Tensor
         int64 (n,).
     replayed : Tensor
         bool (n,): whether the sample is from the buffer.
     preprocess : callable
-        Maps uint8 (B, 3, H, W) to normalised float (B, 3, H, W).
+        Maps samples, such as uint8 (B, 3, H, W), to normalised float of the same shape.
     augment : FlipShift, optional
         Changes the images of a batch.
     adjustment : Tensor, optional
@@ -43,10 +43,10 @@ class Pool:
     adjustment: Tensor | None = None
 
     def batch(self, positions: Tensor) -> Batch:
-        """Gather samples by position, int64 on the device, of any shape; images always have shape (B, 3, H, W)."""
+        """Gather samples by position, int64 on the device, of any shape; samples always have shape (B, ...)."""
         flat = positions.flatten()
         images = self.images.index_select(0, flat) if self.augment is None else self.augment(self.images, flat)
-        images = self.preprocess(images.permute(0, 3, 1, 2))
+        images = self.preprocess(images.permute(0, 3, 1, 2) if images.dim() == 4 else images)
         return Batch(images, self.labels[positions], self.replayed[positions], positions, self.adjustment)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedkace_flwr.algorithms.ofcl_views import NUMBERS, VIEWS, draw, projection, rotation_and_scale, warp
+from fedkace_flwr.algorithms.ofcl_views import ARRAY_VIEWS, NUMBERS, VIEWS, draw, projection, rotation_and_scale, warp
 from fedkace_flwr.compute.torchvision_compat import import_torchvision
 
 
@@ -94,3 +94,16 @@ def test_geometry_agrees_with_torchvision() -> None:
     start = [[0.0, 0.0], [32.0, 0.0], [32.0, 32.0], [0.0, 32.0]]
     expected = reference.perspective(images, start, pixels, bilinear)
     torch.testing.assert_close(warp(images, projection(corners), "bilinear"), expected, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("name", ARRAY_VIEWS)
+@pytest.mark.parametrize("shape", [(13,), (3, 20), (2, 3, 4)], ids=str)
+def test_each_view_of_an_array_is_another_and_depends_on_its_own_numbers_alone(
+    name: str, shape: tuple[int, ...]
+) -> None:
+    samples, numbers = torch.randn((5, *shape), generator=generator(4)), draw(5, generator(5))
+    before, seen = samples.clone(), ARRAY_VIEWS[name](samples, numbers)
+    assert len(ARRAY_VIEWS) == len(VIEWS) and torch.equal(samples, before)
+    assert seen.shape == samples.shape and bool(seen.isfinite().all())
+    assert all(not torch.equal(one, other) for one, other in zip(seen, samples, strict=True))
+    torch.testing.assert_close(seen[3:4], ARRAY_VIEWS[name](samples[3:4], numbers[3:4]))

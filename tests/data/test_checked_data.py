@@ -128,3 +128,38 @@ def test_the_digest_is_that_of_the_content(monkeypatch: pytest.MonkeyPatch, tmp_
     meta = json.loads(path.read_text())
     path.write_text(json.dumps({key: value for key, value in meta.items() if key != "digest"}))
     assert digest("a") == first and json.loads(path.read_text()) == meta
+
+
+ARRAYS = np.linspace(-1, 1, 48, dtype=np.float32).reshape(6, 2, 4)
+
+
+def not_finite() -> np.ndarray:
+    values = ARRAYS.copy()
+    values[3, 1, 2] = np.inf
+    return values
+
+
+@pytest.mark.parametrize(
+    ("shape", "blocks", "fault"),
+    [
+        ((2, 4), ARRAYS.astype(np.float64), r"float64 of shape \(2, 2, 4\); must be float32 of shape \(n, 2, 4\)"),
+        ((2, 4), ARRAYS[:, :, :3], r"float32 of shape \(2, 2, 3\); must be"),
+        ((2, 4), not_finite(), "sample 3 holds a value that is not finite"),
+        ((), ARRAYS, r"gives the shape \(\); must be the lengths of an array"),
+        ((2, 0), ARRAYS, r"gives the shape \(2, 0\)"),
+    ],
+    ids=range(5),
+)
+def test_arrays_of_another_package_are_checked_as_well(
+    shape: tuple[int, ...], blocks: np.ndarray, fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def source(blocks: np.ndarray, shape: tuple[int, ...], fingerprint: str) -> Source:
+        content = Content(("a", "b"), LABELS, 4, iter([blocks[:2], blocks[2:]]))
+        return Source(2, 0, lambda config, size: Origin(fingerprint, lambda: content, shape=shape))
+
+    monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
+    monkeypatch.setitem(DATASETS, "theirs", source(blocks, shape, "1"))
+    with pytest.raises(DataError, match=f"^dataset = 'theirs': .*{fault}"):
+        load_dataset(DataConfig("theirs"))
+    monkeypatch.setitem(DATASETS, "theirs", source(ARRAYS, (2, 4), "2"))
+    np.testing.assert_array_equal(load_dataset(DataConfig("theirs")).images, ARRAYS)

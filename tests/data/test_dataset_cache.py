@@ -179,7 +179,7 @@ def test_full_disk_names_the_cache(digits: DataConfig, monkeypatch: pytest.Monke
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(datasets, "_write_images", full)
+    monkeypatch.setattr(datasets, "_write_samples", full)
     with pytest.raises(DataError, match=r"^FEDKACE_CACHE_DIR = .*No space left"):
         load_dataset(digits)
 

@@ -191,7 +191,7 @@ def _not_finite() -> bytes:
         (lambda: with_header([], b""), "is damaged, or no file of safetensors"),
         (lambda: with_header({"__metadata__": {"format": "pt"}}, b""), "is no model of fedkace_flwr"),
         (lambda: pack(constant(1, 3))[:-1], "is damaged .*"),
-        (_described(fedkace_flwr="3"), "it has format '3', and this program reads formats 1 and 2"),
+        (_described(fedkace_flwr="4"), "it has format '4', and this program reads formats 1, 2 and 3"),
         (_described(fedkace_flwr="2"), "its metadata lacks shares"),
         (_described(fedkace_flwr="2", shares='{"local": 1}'), "says shares = .*a weight of each network"),
         (_described(fedkace_flwr="2", shares='{"global": 0.5}'), "says shares = .*all views have 1 together"),

@@ -44,19 +44,21 @@ def weights(net: Network, seed: int) -> dict[str, Array]:
 
 
 def model(network: str, size: int, answers: dict[str, tuple[int, ...]], **changes: object) -> KeptModels:
-    blueprint = Blueprint(CLASSES, size, 4, "cifar")
+    shape = (3, size) if network == "cnn1d" else ()
+    blueprint = Blueprint(CLASSES, shape or size, 4, "cifar")
     kept = constant(1, 1)
     made = {name: weights(seeded(network, blueprint, seed), seed) for seed, name in enumerate(answers)}
     return replace(
         kept,
         network=network,
         width=4,
-        framing=Framing.of_arrays(size),
+        framing=None if shape else Framing.of_arrays(size),
+        shape=shape,
         class_names=tuple("abcde"),
         seen=MET,
         answers=answers,
         weights=made,
-        std=(0.25, 0.0, 0.1),
+        std=(0.25, 1.0 if shape else 0.0, 0.1),
         **changes,  # type: ignore[arg-type]
     )
 
@@ -65,11 +67,14 @@ def assert_same_answers(kept: KeptModels, content: bytes) -> None:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    loaded, size = LoadedModel(kept), kept.framing.size
+    loaded, form = LoadedModel(kept), kept.form
     for count in (1, 2, 7):
-        images = np.random.default_rng(count).integers(0, 256, (count, 3, size, size), dtype=np.uint8)
-        (found,) = session.run(None, {"images": images})
-        wanted = loaded.predict(images).probabilities
+        generator, shape = np.random.default_rng(count), (count, *form.shape)
+        samples = (
+            generator.integers(0, 256, shape, np.uint8) if form.is_picture else generator.random(shape, np.float32)
+        )
+        (found,) = session.run(None, {"images" if form.is_picture else "arrays": samples})
+        wanted = loaded.predict(samples).probabilities
         assert found.dtype == np.float32 and np.abs(found - wanted).max() <= TOLERANCE
         assert (found[:, [2, 4]] == 0).all() and wanted.std() > 0.01
 

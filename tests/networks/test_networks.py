@@ -14,6 +14,7 @@ from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.experiments.running.workers import activations
 from fedkace_flwr.networks.catalogue import NETWORKS, Facts, built, facts_of, seeded
 from fedkace_flwr.networks.network import Blueprint, Network
+from fedkace_flwr.samples import Form
 from fedkace_flwr.sections import TrainingConfig
 from fedkace_flwr.training import sample_gradients
 from fedkace_flwr.training.loop import Preprocess, features_of, train
@@ -21,14 +22,27 @@ from fedkace_flwr.training.losses import TaskLoss
 from fedkace_flwr.training.recalibration import recalibrate
 
 CLASSES = 5
-WITH_NORM = {"resnet18": True, "mobilenet-v3-small": True, "efficientnet-b0": True, "vit": False, "cnn": False}
+WITH_NORM = {
+    "resnet18": True,
+    "mobilenet-v3-small": True,
+    "efficientnet-b0": True,
+    "vit": False,
+    "cnn": False,
+    "mlp": False,
+    "cnn1d": True,
+}
 PIXELS = Preprocess.by_statistics((0.5,) * 3, (0.25,) * 3, torch.device("cpu"))
 
 every_network = pytest.mark.parametrize("name", NETWORKS)
 
 
+def blueprint(name: str, size: int = 8) -> Blueprint:
+    """Of series for the network that takes nothing else, and of pictures for the others."""
+    return Blueprint(CLASSES, (3, size) if name == "cnn1d" else size, 2)
+
+
 def network(name: str, seed: int = 0, size: int = 8) -> Network:
-    net = seeded(name, Blueprint(CLASSES, size, 2), seed)
+    net = seeded(name, blueprint(name, size), seed)
     return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
@@ -37,10 +51,24 @@ def images(count: int, size: int = 8) -> torch.Tensor:
     return torch.randint(0, 256, (count, 3, size, size), generator=draws, dtype=torch.uint8)
 
 
+def samples(name: str, count: int, size: int = 8) -> torch.Tensor:
+    pictures = images(count, size)
+    return pictures[:, :, 0].float() / 255 if name == "cnn1d" else pictures
+
+
+def preprocess(name: str) -> Preprocess:
+    form = Form.array(3, 8) if name == "cnn1d" else None
+    return Preprocess.by_statistics((0.5,) * 3, (0.25,) * 3, torch.device("cpu"), form)
+
+
+def batch_of(name: str, count: int, size: int = 8) -> torch.Tensor:
+    return preprocess(name)(samples(name, count, size))
+
+
 @every_network
 @pytest.mark.parametrize("size", [8, 32])
 def test_features_and_logits(name: str, size: int) -> None:
-    net, batch = network(name, size=size).eval(), PIXELS(images(3, size))
+    net, batch = network(name, size=size).eval(), batch_of(name, 3, size)
     with torch.inference_mode():
         features, logits = net.features(batch), net(batch)
         with net.computing_in(torch.bfloat16):
@@ -65,7 +93,7 @@ def test_initial_weights_follow_the_seed_alone(name: str) -> None:
 @every_network
 def test_nothing_is_drawn_in_a_pass(name: str) -> None:
     """Published networks drop units and layers at random, by a generator that knows nothing of clients and rounds."""
-    net, batch = network(name), PIXELS(images(6))
+    net, batch = network(name), batch_of(name, 6)
     before = torch.get_rng_state()
     first, second = (copy.deepcopy(net).train()(batch) for _ in range(2))
     assert torch.equal(first, second)
@@ -75,14 +103,14 @@ def test_nothing_is_drawn_in_a_pass(name: str) -> None:
 @every_network
 def test_what_is_known_of_it_without_weights(name: str) -> None:
     net = network(name)
-    maps = net.eval().lower_half()(PIXELS(images(1)))
+    maps = net.eval().lower_half()(batch_of(name, 1))
     half = (maps.shape[1], max(maps.shape[2:]))
-    assert facts_of(name, Blueprint(CLASSES, 8, 2)) == Facts(net.output.in_features, WITH_NORM[name], half)
+    assert facts_of(name, blueprint(name)) == Facts(net.output.in_features, WITH_NORM[name], half)
 
 
 @every_network
 def test_its_halves_make_the_whole(name: str) -> None:
-    net, batch = network(name).eval(), PIXELS(images(3))
+    net, batch = network(name).eval(), batch_of(name, 3)
     with torch.inference_mode():
         whole, maps = net(batch), net.lower_half()(batch)
         assert torch.equal(net.upper_half()(maps), whole)
@@ -109,10 +137,10 @@ def test_gradients_of_samples_are_those_taken_one_by_one(
     """
     monkeypatch.setattr(sample_gradients, "_GRADIENTS", together)
     net = network(name).double()
-    net.train()(PIXELS(images(16)).double())  # statistics to normalise by
+    net.train()(batch_of(name, 16).double())  # statistics to normalise by
     net.eval()
     batch, labels, seen = (
-        PIXELS(images(4)).double(),
+        batch_of(name, 4).double(),
         torch.tensor([0, 1, 2, 0]),
         torch.tensor([True, True, True, False, False]),
     )
@@ -135,13 +163,14 @@ def test_a_step_over_kept_tensors_is_the_plain_step(name: str) -> None:
     """The step that a GPU would record; with batches of different sizes, and samples of a buffer."""
     nets = [network(name, 1), network(name, 1)]
     labels, seen = torch.arange(12) % CLASSES, torch.ones(CLASSES, dtype=torch.bool)
-    settings = TrainingConfig(epochs=2, batch_size=5, learning_rate=0.001, augment="flip-shift")
+    given, augment = samples(name, 12), "none" if name == "cnn1d" else "flip-shift"
+    settings = TrainingConfig(epochs=2, batch_size=5, learning_rate=0.001, augment=augment)  # type: ignore[arg-type]
     for net, captured in zip(nets, (False, True), strict=True):
-        training = partial(train, net, (images(12)[:8], labels[:8]), (images(12)[8:], labels[8:]))
+        training = partial(train, net, (given[:8], labels[:8]), (given[8:], labels[8:]))
         training(
             TaskLoss(seen, seen),
             settings,
-            PIXELS,
+            preprocess(name),
             torch.Generator().manual_seed(2),
             augmentation=torch.Generator().manual_seed(3),
             captured=captured,
@@ -157,7 +186,7 @@ def test_gradients_lie_in_memory_as_their_parameters_do(name: str) -> None:
     for size, precision in ((8, torch.float32), (40, torch.float32), (8, torch.bfloat16)):
         net = network(name, size=size).train()
         net.precision = precision
-        torch.autograd.backward(net(PIXELS(images(4, size))).square().mean())
+        torch.autograd.backward(net(batch_of(name, 4, size)).square().mean())
         for key, parameter in net.named_parameters():
             steps = [
                 [step for step, length in zip(each.stride(), each.shape, strict=True) if length > 1]
@@ -170,7 +199,7 @@ def test_gradients_lie_in_memory_as_their_parameters_do(name: str) -> None:
 def test_only_statistics_change_when_they_are_taken_anew(name: str) -> None:
     net = network(name).train()
     before = {key: value.clone() for key, value in net.state_dict().items()}
-    recalibrate(net, images(20), PIXELS, torch.Generator().manual_seed(0))
+    recalibrate(net, samples(name, 20), preprocess(name), torch.Generator().manual_seed(0))
     assert not net.training
     changed = {key for key, value in net.state_dict().items() if not torch.equal(value, before[key])}
     assert bool(changed) == WITH_NORM[name]
@@ -181,12 +210,13 @@ def test_only_statistics_change_when_they_are_taken_anew(name: str) -> None:
 def test_its_memory_is_known(name: str) -> None:
     """Of passes, by the largest map, and of steps, by what a pass keeps for its way back."""
     net = network(name).eval()
-    high, wide, channels = net.largest_map(3, 8, 8)
+    shape, larger_shape = blueprint(name).shape, blueprint(name, 16).shape
+    high, wide, channels = net.largest_map(*shape)
     assert high * wide * channels >= net.output.in_features
-    assert net.largest_map(3, 8, 8) == (high, wide, channels) and not net.training
+    assert net.largest_map(*shape) == (high, wide, channels) and not net.training
     larger = network(name, size=16)
-    assert activations(larger, 16) > 1.5 * activations(net, 8) > 0
-    features = features_of(net, lambda block: block, images(7), PIXELS)
+    assert activations(larger, larger_shape) > 1.4 * activations(net, shape) > 0
+    features = features_of(net, lambda block: block, samples(name, 7), preprocess(name))
     assert features.shape == (7, net.output.in_features)
 
 
@@ -226,6 +256,11 @@ def test_the_published_network_is_that_of_torchvision(name: str, width: int, pub
         ("vit", Blueprint(5, 8, 2, "imagenet"), "image-size = 8: .* multiple of the patches' size, 16"),
         ("mobilenet-v3-small", Blueprint(5, 7, 2), "image-size = 7: .* stem = 'cifar', must be at least 8"),
         ("efficientnet-b0", Blueprint(5, 16, 2, "imagenet"), "image-size = 16: .* must be at least 32"),
+        ("resnet18", Blueprint(5, (13,), 2), r"network = 'resnet18': takes pictures, .*shape \(13,\); must be mlp$"),
+        ("vit", Blueprint(5, (3, 20, 30), 2), r"network = 'vit': takes pictures, .*shape \(3, 20, 30\)"),
+        ("cnn", Blueprint(5, (9, 50), 2), r"network = 'cnn': takes pictures, .*\(9, 50\); must be mlp or cnn1d"),
+        ("cnn1d", Blueprint(5, 8, 2), r"network = 'cnn1d': takes series, .*shape \(3, 8, 8\)"),
+        ("mlp", Blueprint(5, 8, 2, "imagenet"), "stem = 'imagenet': with network = 'mlp'"),
         ("resnet81", Blueprint(5, 8, 2), "network = 'resnet81': must be one of resnet18, .*did you mean resnet18"),
     ],
 )

@@ -16,6 +16,7 @@ from fedkace_flwr.algorithms.fedkace_loss import BalancedReplayLoss
 from fedkace_flwr.algorithms.fedkace_replay import GradientBalance
 from fedkace_flwr.errors import RunError
 from fedkace_flwr.networks.resnet import ResNet18
+from fedkace_flwr.samples import Form
 from fedkace_flwr.sections import TrainingConfig
 from fedkace_flwr.training.batches import EPOCHS
 from fedkace_flwr.training.loop import Preprocess, predict, train
@@ -360,6 +361,16 @@ def test_preprocess_is_scale_subtract_divide_and_channels_last():
     assert torch.equal(images, kept)
     assert result.dtype == torch.float32
     assert result.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_preprocess_of_arrays_goes_by_their_first_dimension_and_leaves_them_as_they_are():
+    for shape in ((3,), (3, 4), (3, 4, 5)):
+        values = torch.rand((6, *shape), generator=generator())
+        kept, mean, std = values.clone(), (1.0, 20.0, -3.0), (0.5, 4.0, 1.0)
+        result = Preprocess.by_statistics(mean, std, torch.device("cpu"), Form.array(*shape))(values)
+        for channel in range(3):
+            torch.testing.assert_close(result[:, channel], (values[:, channel] - mean[channel]) / std[channel])
+        assert torch.equal(values, kept) and result.shape == values.shape
 
 
 def test_preprocess_of_a_constant_channel_is_finite():

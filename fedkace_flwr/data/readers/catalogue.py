@@ -2,13 +2,15 @@
 
 from fedkace_flwr import plugins
 from fedkace_flwr.data.images import Framing
+from fedkace_flwr.data.readers.arrays import find_arrays
 from fedkace_flwr.data.readers.cifar import CIFAR10, CIFAR100
 from fedkace_flwr.data.readers.digits import find_digits
 from fedkace_flwr.data.readers.hub import find_hub
 from fedkace_flwr.data.readers.image_folders import find_folder, find_imagenet100, imagenet_framing
 from fedkace_flwr.data.readers.mnist import EMNIST, find_emnist, find_mnist
-from fedkace_flwr.data.readers.source import Source
+from fedkace_flwr.data.readers.source import Source, found
 from fedkace_flwr.errors import ConfigError, closest
+from fedkace_flwr.samples import Form
 from fedkace_flwr.sections import DataConfig
 
 DATASETS: dict[str, Source] = {
@@ -20,6 +22,7 @@ DATASETS: dict[str, Source] = {
     "imagenet100": Source(classes=100, image_size=224, find=find_imagenet100, framing=imagenet_framing, mirrors=True),
     "folder": Source(classes=None, image_size=64, find=find_folder, framing=Framing.of_files),
     "hub": Source(classes=None, image_size=32, find=find_hub, framing=Framing.of_files),
+    "arrays": Source(classes=None, image_size=0, find=find_arrays),
 }
 """The data sets that come with the package, by name; other packages add theirs by entry points."""
 
@@ -69,15 +72,31 @@ def framing_of(config: DataConfig, size: int) -> Framing:
     return Framing.of_files(size) if config.arrives else source_of(config.source).framing(size)
 
 
-def image_size_of(config: DataConfig) -> int:
-    """Height and width of the images that a configuration asks for; no file is opened.
+def are_arrays(config: DataConfig) -> bool:
+    """Whether the samples that a configuration asks for are arrays of numbers, and not pictures; no file is opened.
 
     Raises
     ------
     ConfigError
         There is no data set of that name.
     """
-    return config.image_size or source_of(config.source).image_size
+    return not config.arrives and not source_of(config.source).image_size
+
+
+def form_asked(config: DataConfig) -> Form:
+    """What each sample is that a configuration asks for; of arrays, the files tell.
+
+    Raises
+    ------
+    FedkaceError
+        There is no data set of that name, or the files of its arrays are missing or not as expected.
+    """
+    if config.arrives:
+        return Form.picture(config.image_size)
+    source = source_of(config.source)
+    if source.image_size:
+        return Form.picture(config.image_size or source.image_size)
+    return Form.array(*found(config.source, source, config, 0).shape)
 
 
 def may_be_mirrored(config: DataConfig) -> bool:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from fedkace_flwr.data.images import Framing, FramingOf, scaled
 from fedkace_flwr.errors import ConfigError, DataError, FedkaceError
 from fedkace_flwr.keys import is_plain_name
+from fedkace_flwr.samples import Form
 from fedkace_flwr.sections import DataConfig
 from fedkace_flwr.storage.folders import absolute
 
@@ -28,7 +29,7 @@ BLOCK = 128
 
 @dataclass(frozen=True)
 class Content:
-    """The images of a data set, ready to be streamed.
+    """The samples of a data set, ready to be streamed.
 
     Attributes
     ----------
@@ -39,13 +40,13 @@ class Content:
     train_size : int
         Length of the training split; N if there is no test split, which ``test-share`` then draws.
     blocks : iterator of ndarray
-        uint8, shape (n, 3, H, W) each; together the N images, in the order of ``labels``.
+        The N samples, in the order of ``labels``: pictures, uint8 (n, 3, H, W) each, or finite arrays, float32 (n, ...).
     """
 
     class_names: tuple[str, ...]
     labels: NDArray[np.int64]
     train_size: int
-    blocks: Iterator[NDArray[np.uint8]]
+    blocks: Iterator[NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -60,11 +61,14 @@ class Origin:
         Reads them.
     remote : str
         What reading downloads, in words, if the files are not on this machine.
+    shape : tuple of int
+        Of each sample, if samples are arrays and not pictures.
     """
 
     fingerprint: str
     read: Callable[[], Content]
     remote: str = ""
+    shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ class Source:
     classes : int or None
         Number of classes; None if it depends on the files.
     image_size : int
-        The data set's own image size, in pixels.
+        The data set's own image size, in pixels; 0 if samples are arrays, whose shape the origin then tells.
     find : callable
         Called with the configuration and the wanted image size; raises :class:`DataError` if files are missing or
         not as expected.
@@ -94,27 +98,6 @@ class Source:
     framing: FramingOf = Framing.of_arrays
     mirrors: bool = False
     downloaded: str = ""
-
-
-@dataclass(frozen=True)
-class Form:
-    """What each sample of a data set is.
-
-    Attributes
-    ----------
-    dtype : dtype
-        Of its values.
-    shape : tuple of int
-        Of one sample.
-    """
-
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-
-    @classmethod
-    def picture(cls, size: int) -> "Form":
-        """A colour picture with values from 0 to 255."""
-        return cls(np.dtype(np.uint8), (3, size, size))
 
 
 @contextmanager
@@ -149,7 +132,18 @@ def found(name: str, source: Source, config: DataConfig, size: int) -> Origin:
                 f"dataset = {name!r}: gives the fingerprint {origin.fingerprint!r:.100}; must be a text that can be a "
                 "part of a file's name"
             )
+        if not source.image_size and not (
+            isinstance(origin.shape, tuple) and origin.shape and all(type(n) is int and n > 0 for n in origin.shape)
+        ):
+            raise DataError(
+                f"dataset = {name!r}: gives the shape {origin.shape!r:.100}; must be the lengths of an array, all above 0"
+            )
     return origin
+
+
+def form_of(origin: Origin, source: Source, size: int) -> Form:
+    """What each sample is: a picture of ``size`` pixels, or an array of the shape that was found."""
+    return Form.picture(size) if source.image_size else Form.array(*origin.shape)
 
 
 def checked(name: str, origin: Origin, form: Form) -> Content:
@@ -209,6 +203,9 @@ def _checked(name: str, blocks: Iterator[Any], labels: int, form: Form) -> Itera
             raise DataError(
                 f"dataset = {name!r}: its samples are {_described(block)}; must be {form.dtype} of shape (n, {wanted})"
             )
+        if not form.is_picture and not bool(np.isfinite(block).all()):
+            row = samples + int(np.isfinite(block.reshape(len(block), -1)).all(axis=1).argmin())
+            raise DataError(f"dataset = {name!r}: sample {row} holds a value that is not finite")
         samples += len(block)
         if samples > labels:
             raise DataError(f"dataset = {name!r}: has more than {labels} samples for {labels} labels")

@@ -217,7 +217,7 @@ def test_gpus_that_cannot_be_measured_are_an_error_of_one_line(monkeypatch: pyte
 def test_a_recorded_step_takes_a_steps_memory_more() -> None:
     """By hand: 1.5 times the activations of a batch of 32; the rest of the need is the same."""
     eager, recorded, auto = (Need.of(Config.parse({"cuda-graphs": wanted})) for wanted in ("off", "on", "auto"))
-    step = int(1.5 * need.activations(Experiment(Config()).network_on_cpu(), 8) * 32)
+    step = int(1.5 * need.activations(Experiment(Config()).network_on_cpu(), (3, 8, 8)) * 32)
     assert recorded.gpu - eager.gpu == step and auto == recorded
     assert recorded.memory == eager.memory
     assert eager.gpu - eager.memory == need.CONTEXT + 64 * 2**20 + 2**30 - 450 * 2**20

@@ -89,9 +89,9 @@ def test_the_tightest_limit_around_a_process_counts(tmp_path: Path) -> None:
 
 def test_activations_grow_with_width_and_area() -> None:
     """Twice the side gives four times the activations; by hand for the least: each convolution keeps its input."""
-    small, large = (activations(resnet18(10, 8, "cifar"), size) for size in (16, 32))
+    small, large = (activations(resnet18(10, 8, "cifar"), (3, size, size)) for size in (16, 32))
     assert 3.5 < large / small <= 4.1
-    wide = activations(resnet18(10, 16, "cifar"), 32)
+    wide = activations(resnet18(10, 16, "cifar"), (3, 32, 32))
     assert 1.8 < wide / large <= 2.0
     assert large > 4 * 17 * 8 * 32 * 32 / 4
 

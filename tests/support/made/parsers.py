@@ -240,8 +240,8 @@ class Parsers:
         """Read as a model that was taken away, and predict with it."""
         try:
             kept = unpack(content)
-            if kept.framing.size <= 4 * SIDE:
-                found = LoadedModel(kept).predict(np.zeros((1, 3, kept.framing.size, kept.framing.size), np.uint8))
+            if kept.form.size <= 3 * (4 * SIDE) ** 2:
+                found = LoadedModel(kept).predict(np.zeros((1, *kept.form.shape), kept.form.dtype))
                 assert found.probabilities.shape == (1, len(kept.class_names))
         except ModelError as error:
             _assert_line(error)

@@ -1,0 +1,151 @@
+"""Tables of numbers with a column of labels, in files of comma-separated values or in Parquet's format.
+
+Shapes: n rows, F features.
+"""
+
+import csv
+import importlib.util
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkace_flwr.data.readers.source import Content
+from fedkace_flwr.errors import DataError
+
+SUFFIXES = (".csv", ".parquet")
+PARTS = ("train", "test")
+
+_BLOCK = 4096  # samples that are written at a time
+
+
+@dataclass(frozen=True)
+class _Table:
+    """A file's features, by column and as finite float32 (n, F), and the texts of its labels."""
+
+    path: Path
+    columns: tuple[str, ...]
+    features: NDArray[np.float32]
+    labels: Sequence[str]
+
+
+def files_of(folder: Path) -> tuple[Path, Path] | None:
+    """The files of training and test rows in a folder; None if it holds none."""
+    for suffix in SUFFIXES:
+        train, test = (folder / f"{part}{suffix}" for part in PARTS)
+        if train.is_file() and test.is_file():
+            return train, test
+    return None
+
+
+def features_of(path: Path, label: str) -> int:
+    """Number of features of a file, by the names of its columns alone."""
+    if path.suffix == ".parquet":
+        names = list(_parquet(path).read_schema(path).names)
+    else:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            names = next(csv.reader(file), [])
+    return len(_feature_columns(path, names, label))
+
+
+def read_tables(train: Path, test: Path, label: str) -> Content:
+    """Read the rows of training and test files; classes are named, and numbered, by the sorted labels of training."""
+    tables = [(_read_parquet if path.suffix == ".parquet" else _read_csv)(path, label) for path in (train, test)]
+    first, other = tables
+    if other.columns != first.columns:
+        odd = next(iter(set(first.columns) ^ set(other.columns)), "another order")
+        raise DataError(
+            f"{test}: has other columns than {train.name} ({odd!r:.100}); must have the same, in this order"
+        )
+    names = sorted(set(first.labels), key=_order)
+    if unknown := set(other.labels) - set(names):
+        raise DataError(f"{test}: column {label!r} holds {min(unknown)!r:.100}, which {train.name} does not")
+    number = {name: place for place, name in enumerate(names)}
+    return Content(
+        class_names=tuple(names),
+        labels=np.array([number[each] for table in tables for each in table.labels], dtype=np.int64),
+        train_size=len(first.labels),
+        blocks=(each for table in tables for each in _blocks(table.features)),
+    )
+
+
+def _blocks(features: NDArray[np.float32]) -> Iterator[NDArray[np.float32]]:
+    for start in range(0, len(features), _BLOCK):
+        yield features[start : start + _BLOCK]
+
+
+def _order(name: str) -> tuple[bool, int, str]:
+    """Whole numbers by their size, before all else by its letters."""
+    return (False, int(name), name) if name.isascii() and name.isdigit() else (True, 0, name)
+
+
+def _feature_columns(path: Path, names: Sequence[str], label: str) -> list[str]:
+    if label not in names or len(set(names)) < len(names) or len(names) < 2:
+        raise DataError(
+            f"{path}: has the columns {', '.join(names)!r:.200}; must have different names, a column {label!r} of labels "
+            "(another is chosen by dataset = 'arrays?label=COLUMN'), and at least one of numbers"
+        )
+    return [name for name in names if name != label]
+
+
+def _read_csv(path: Path, label: str) -> _Table:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = csv.reader(file)
+        names = next(rows, [])
+        columns, place = _feature_columns(path, names, label), names.index(label)
+        values: list[list[float]] = []
+        labels: list[str] = []
+        for row in rows:
+            if not row:
+                continue
+            if len(row) != len(names):
+                raise DataError(f"{path}: line {rows.line_num} has {len(row)} cells; must have {len(names)}")
+            labels.append(row.pop(place))
+            try:
+                values.append([float(cell) for cell in row])
+            except ValueError as fault:
+                raise DataError(
+                    f"{path}: line {rows.line_num} ({fault}); must be numbers, but for the label"
+                ) from fault
+    return _checked(path, columns, np.array(values, dtype=np.float64).reshape(-1, len(columns)), labels)
+
+
+def _read_parquet(path: Path, label: str) -> _Table:
+    table = _parquet(path).read_table(path)
+    columns = _feature_columns(path, table.column_names, label)
+    values = []
+    for name in columns:
+        column = table.column(name)
+        array = column.to_numpy()
+        if column.null_count or array.dtype.kind not in "iuf":
+            found = f"{column.null_count} empty cells" if column.null_count else str(column.type)
+            raise DataError(f"{path}: column {name!r:.100} holds {found}; must hold a number in each row")
+        values.append(array.astype(np.float64))
+    labels = [str(each) for each in table.column(label).to_pylist()]
+    return _checked(path, columns, np.stack(values, axis=1), labels)
+
+
+def _checked(path: Path, columns: list[str], values: NDArray[np.float64], labels: list[str]) -> _Table:
+    with np.errstate(over="ignore"):
+        features = values.astype(np.float32)
+    if not len(labels):
+        raise DataError(f"{path}: holds no rows")
+    if not (finite := np.isfinite(features)).all():
+        row, column = (int(place[0]) for place in np.nonzero(~finite))
+        raise DataError(
+            f"{path}: row {row + 1}, column {columns[column]!r:.100}: {values[row, column]} is not finite in float32"
+        )
+    if "" in labels or "None" in labels:
+        raise DataError(f"{path}: row {[each in ('', 'None') for each in labels].index(True) + 1} has no label")
+    return _Table(path, tuple(columns), features, labels)
+
+
+def _parquet(path: Path) -> Any:
+    if importlib.util.find_spec("pyarrow") is None:
+        raise DataError(f"{path}: needs the extra report: pip install 'fedkace-flwr[report]'")
+    import pyarrow.parquet
+
+    return pyarrow.parquet
