@@ -147,7 +147,7 @@ def test_a_site_may_rule_over_its_keys_and_refuse_it(installed: Path, tmp_path: 
             "import torch\nfrom fedkace_flwr.networks.network import Network\nclass Net(Network):\n"
             "  def __init__(self, blueprint):\n    super().__init__()\n"
             "    self.output = torch.nn.Linear(5, blueprint.num_classes)\n  def embed(self, x): return x\n",
-            r"makes \(3,\) features of an image; must be 5, the inputs of its output",
+            r"makes \(3,\) features of a sample; must be 5, the inputs of its output",
         ),
         ("dataset", "made_bad:DATA", "DATA = 3", r"must be a fedkace_flwr\.data\.readers\.Source"),
         ("method", "made_bad:METHOD", "METHOD = 3", r"must be a fedkace_flwr\.registry\.Method"),
