@@ -1,7 +1,7 @@
-"""Tables, series and other arrays of numbers, from a file in NumPy's format .npz; tables also from two of text or Parquet."""
+"""Tables, series and other arrays of numbers, from a file in NumPy's format .npz; tables also from text or Parquet."""
 
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -30,12 +30,12 @@ def find_arrays(config: DataConfig, size: int) -> Origin:
             f"dataset = {config.dataset!r:.200}: must be 'arrays' or, to choose a table's column of labels, "
             "'arrays?label=COLUMN'; data-dir says where the files are"
         )
-    if (tables := files_of(data_dir(config))) is not None:
+    if tables := files_of(data_dir(config)):
         label = label or _LABEL
         with _faults_of(tables[0]):
             facts = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in tables]
             features = features_of(tables[0], label)
-        return Origin(digest(label, *facts), partial(_read_tables, *tables, label), shape=(features,))
+        return Origin(digest(label, *facts), partial(_read_tables, tables, label), shape=(features,))
     path = _file(data_dir(config))
     with _faults_of(path):
         stat = path.stat()
@@ -51,7 +51,7 @@ def _file(place: Path) -> Path:
     if not found:
         raise MissingDataError(
             f"data-dir = {place}: holds no {_SUFFIX} file; dataset = 'arrays' needs one with {_WANTED}, or a table's "
-            "train.csv and test.csv, or train.parquet and test.parquet"
+            "train.csv or train.parquet, and perhaps such a test file"
         )
     if len(found) > 1:
         names = ", ".join(each.name for each in found[:3])
@@ -59,7 +59,7 @@ def _file(place: Path) -> Path:
     return found[0]
 
 
-_WANTED = "the arrays x_train, y_train, x_test and y_test"
+_WANTED = "the arrays x_train and y_train, and perhaps x_test and y_test"
 
 
 @contextmanager
@@ -75,9 +75,9 @@ def _faults_of(path: Path) -> Iterator[None]:
         raise DataError(f"{path}: damaged, or no {kind} ({text:.200})") from fault
 
 
-def _read_tables(train: Path, test: Path, label: str) -> Content:
-    with _faults_of(train):
-        return read_tables(train, test, label)
+def _read_tables(files: Sequence[Path], label: str) -> Content:
+    with _faults_of(files[0]):
+        return read_tables(files, label)
 
 
 def _header(path: Path, archive: zipfile.ZipFile, name: str) -> Header:
@@ -101,21 +101,24 @@ def _header(path: Path, archive: zipfile.ZipFile, name: str) -> Header:
 
 def _read(path: Path) -> Content:
     with _faults_of(path), zipfile.ZipFile(path) as archive:
-        read = {name: _array(path, archive, name) for name in _NAMES}
-    x_train, y_train, x_test, y_test = read.values()
-    if x_test.shape[1:] != x_train.shape[1:]:
-        raise DataError(
-            f"{path}: samples of x_test have shape {x_test.shape[1:]}, those of x_train {x_train.shape[1:]}"
-        )
-    for x, name in ((x_train, "y_train"), (x_test, "y_test")):
-        if read[name].shape != (len(x),):
-            raise DataError(f"{path}: {name} has shape {read[name].shape}; must be ({len(x)},), a label of each sample")
-    classes = _check_labels(path, {"y_train": y_train, "y_test": y_test})
+        tests = any(f"{name}.npy" in archive.namelist() for name in _NAMES[2:])
+        read = {name: _array(path, archive, name) for name in (_NAMES if tests else _NAMES[:2])}
+    samples, labels = ({name: each for name, each in read.items() if name.startswith(kind)} for kind in "xy")
+    x_train, *others = samples.values()
+    for x_test in others:
+        if x_test.shape[1:] != x_train.shape[1:]:
+            raise DataError(
+                f"{path}: samples of x_test have shape {x_test.shape[1:]}, those of x_train {x_train.shape[1:]}"
+            )
+    for x, (name, y) in zip(samples.values(), labels.items(), strict=True):
+        if y.shape != (len(x),):
+            raise DataError(f"{path}: {name} has shape {y.shape}; must be ({len(x)},), a label of each sample")
+    classes = _check_labels(path, labels)
     return Content(
         class_names=tuple(str(label) for label in range(classes)),
-        labels=np.concatenate([y_train, y_test]).astype(np.int64),
-        train_size=len(y_train),
-        blocks=(x[start : start + _BLOCK] for x in (x_train, x_test) for start in range(0, len(x), _BLOCK)),
+        labels=np.concatenate([*labels.values()]).astype(np.int64),
+        train_size=len(x_train),
+        blocks=(x[start : start + _BLOCK] for x in samples.values() for start in range(0, len(x), _BLOCK)),
     )
 
 

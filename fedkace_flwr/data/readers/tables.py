@@ -32,13 +32,13 @@ class _Table:
     labels: Sequence[str]
 
 
-def files_of(folder: Path) -> tuple[Path, Path] | None:
-    """The files of training and test rows in a folder; None if it holds none."""
+def files_of(folder: Path) -> list[Path]:
+    """The file of training rows in a folder, and that of test rows if there is one; none if it holds no tables."""
     for suffix in SUFFIXES:
-        train, test = (folder / f"{part}{suffix}" for part in PARTS)
-        if train.is_file() and test.is_file():
-            return train, test
-    return None
+        files = [file for part in PARTS if (file := folder / f"{part}{suffix}").is_file()]
+        if files and files[0].stem == PARTS[0]:
+            return files
+    return []
 
 
 def features_of(path: Path, label: str) -> int:
@@ -51,18 +51,20 @@ def features_of(path: Path, label: str) -> int:
     return len(_feature_columns(path, names, label))
 
 
-def read_tables(train: Path, test: Path, label: str) -> Content:
-    """Read the rows of training and test files; classes are named, and numbered, by the sorted labels of training."""
-    tables = [(_read_parquet if path.suffix == ".parquet" else _read_csv)(path, label) for path in (train, test)]
-    first, other = tables
-    if other.columns != first.columns:
-        odd = next(iter(set(first.columns) ^ set(other.columns)), "another order")
-        raise DataError(
-            f"{test}: has other columns than {train.name} ({odd!r:.100}); must have the same, in this order"
-        )
-    names = sorted(set(first.labels), key=_order)
-    if unknown := set(other.labels) - set(names):
-        raise DataError(f"{test}: column {label!r} holds {min(unknown)!r:.100}, which {train.name} does not")
+def read_tables(files: Sequence[Path], label: str) -> Content:
+    """Read rows for training and perhaps for testing; classes are named, and numbered, by the sorted labels of training."""
+    tables = [(_read_parquet if path.suffix == ".parquet" else _read_csv)(path, label) for path in files]
+    first, names = tables[0], sorted(set(tables[0].labels), key=_order)
+    for other in tables[1:]:
+        if other.columns != first.columns:
+            odd = next(iter(set(first.columns) ^ set(other.columns)), "another order")
+            raise DataError(
+                f"{other.path}: has other columns than {first.path.name} ({odd!r:.100}); must have the same, in this order"
+            )
+        if unknown := set(other.labels) - set(names):
+            raise DataError(
+                f"{other.path}: column {label!r} holds {min(unknown)!r:.100}, which {first.path.name} does not"
+            )
     number = {name: place for place, name in enumerate(names)}
     return Content(
         class_names=tuple(names),

@@ -92,3 +92,10 @@ def test_a_file_is_found_by_its_folder_or_its_path(tmp_path: Path) -> None:
         load_dataset(DataConfig("arrays", str(tmp_path / "other.npz")))
     with pytest.raises(ConfigError, match=r"^dataset = 'arrays:data': must be 'arrays'"):
         load_dataset(DataConfig("arrays:data", str(tmp_path)))
+
+
+def test_samples_for_training_alone_are_split(tmp_path: Path) -> None:
+    dataset = loaded(tmp_path, SERIES, x_test=None, y_test=None)
+    whole = arrays(SERIES)
+    np.testing.assert_array_equal(dataset.images, whole["x_train"])
+    assert dataset.train_size == round(0.8 * len(whole["y_train"]))

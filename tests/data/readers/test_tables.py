@@ -93,3 +93,12 @@ def test_columns_must_have_names_and_be_the_same_ones(tmp_path: Path) -> None:
     write(tmp_path / "test.csv", [row[1:] for row in rows("test")])
     with pytest.raises(FedkaceError, match=r"test\.csv: line 2 has 5 cells; must have 6"):
         loaded(tmp_path)
+
+
+def test_rows_for_training_alone_are_split(tmp_path: Path) -> None:
+    write(tmp_path / "train.csv", rows("train"))
+    dataset = loaded(tmp_path)
+    counts = [(len(dataset.train_ids(label)), len(dataset.test_ids(label))) for label in range(dataset.num_classes)]
+    assert all(test == round(0.2 * (train + test)) for train, test in counts)
+    chosen = dataset.images[~dataset.held_out].astype(np.float64)
+    np.testing.assert_allclose(dataset.mean, chosen.mean(axis=0), atol=1e-7)
