@@ -17,8 +17,10 @@ from fedkace_flwr.experiments.soak.measures import COMPARED, MOST_GROWTH, Figure
 from fedkace_flwr.experiments.soak.plan import Event
 from fedkace_flwr.storage.files import write_bytes, write_text
 
+SETTLED = 50
+"""Rounds; in fewer, buffers and caches are still being filled at a quarter."""
+
 _SHOWN_FAULTS = 5
-_SETTLED = 50  # rounds; in fewer, buffers and caches are still being filled at a quarter
 _ABOUT = 5  # rounds before and after a week of wrong labels, with which it is compared
 _KNOWN = 10  # tests of a node before its accuracy is watched
 _LOSS = 0.05  # most that the mean accuracy over a few rounds may have fallen after it
@@ -124,7 +126,7 @@ def watching(
     lines, alarms, quiet = list[Line](), alarms_of(records), {record["round"] for record in records}
 
     def asked(ok: bool) -> bool | None:
-        return ok if len(records) >= _SETTLED else None
+        return ok if len(records) >= SETTLED else None
 
     for week in weeks:
         back = week.back(records)
@@ -185,7 +187,7 @@ def growth(members: Mapping[str, Sequence[Figures]]) -> list[Line]:
             quarter, end = quarter_and_end(figures, name)
             ratio = end / quarter if quarter else float("inf")
             value = f"{form.format(quarter / unit)} -> {form.format(end / unit)}, x {ratio:.2f}"
-            lines.append(Line(f"{member}: {name}", value, ratio <= MOST_GROWTH if len(figures) >= _SETTLED else None))
+            lines.append(Line(f"{member}: {name}", value, ratio <= MOST_GROWTH if len(figures) >= SETTLED else None))
     return lines
 
 
