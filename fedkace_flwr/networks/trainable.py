@@ -1,0 +1,45 @@
+"""The part of a network that trains (key ``trainable``): what is frozen becomes buffers, which no gradient changes."""
+
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from fedkace_flwr.errors import ConfigError
+from fedkace_flwr.networks.network import Network
+
+NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+
+
+def freeze(net: Network, trainable: str) -> None:
+    """Leave a part of a network to training, in place; names and values of its state stay.
+
+    The output layer trains, unless it is fixed. A layer of which nothing trains computes as in evaluation: a frozen
+    batch normalisation neither uses a batch's statistics nor changes its own.
+
+    Parameters
+    ----------
+    net : Network
+        All of it trains.
+    trainable : {"all", "output", "norm"}
+        The key.
+
+    Raises
+    ------
+    ConfigError
+        The network has no normalisation layers to train.
+    """
+    if trainable == "all":
+        return
+    trains = {id(module) for module in net.modules() if trainable == "norm" and isinstance(module, NORMS)}
+    if trainable == "norm" and not trains:
+        raise ConfigError("trainable = 'norm': the network has no layers of normalisation; must be 'all' or 'output'")
+    if next(net.output.parameters(), None) is not None:
+        trains.add(id(net.output))
+    frozen: set[str] = set()
+    for path, module in net.named_modules():
+        if id(module) in trains:
+            continue
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            delattr(module, name)
+            module.register_buffer(name, parameter.detach())
+        frozen |= {f"{path}.{name}".lstrip(".") for name, _ in module.named_buffers(recurse=False)}
+    net.frozen = frozenset(frozen & net.state_dict().keys())
