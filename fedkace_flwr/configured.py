@@ -240,7 +240,7 @@ def _check_trainable(config: Config) -> None:
     if model.trainable == "output" and model.output_layer != "learned":
         raise ConfigError(
             f"trainable = 'output' with method = {config.method!r} and output-layer = {model.output_layer!r}, which is "
-            "fixed: nothing is left to train; must be 'norm' or 'all'"
+            "fixed: nothing is left to train; must be 'norm', 'lora' or 'all'"
         )
 
 

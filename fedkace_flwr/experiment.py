@@ -284,7 +284,7 @@ class Experiment:
         return net.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
     def _blank_network(self, seed: int) -> Network:
-        return self._frozen(self._whole_network(seed))
+        return self._frozen(self._whole_network(seed), seed)
 
     def _whole_network(self, seed: int) -> Network:
         net = seeded(self.config.model.network, self.blueprint, seed)
@@ -296,10 +296,11 @@ class Experiment:
         net = self._whole_network(seed)
         if self._file_weights:
             load_weights(net, {**net.state_dict(), **self._file_weights})
-        return self._frozen(net)
+        return self._frozen(net, seed)
 
-    def _frozen(self, net: Network) -> Network:
-        freeze(net, self.config.model.trainable)
+    def _frozen(self, net: Network, seed: int) -> Network:
+        model = self.config.model
+        freeze(net, model.trainable, model.lora_rank, generator_for(seed, "adapters"))
         return net
 
     @cached_property

@@ -10,6 +10,7 @@ from fedkace_flwr.data.readers.catalogue import framing_of
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.inference.kept_models import GLOBAL, KeptModels, labels_of
 from fedkace_flwr.networks.catalogue import facts_of
+from fedkace_flwr.networks.lora import merged
 from fedkace_flwr.storage import encryption
 from fedkace_flwr.storage.atomic import Array
 
@@ -46,7 +47,8 @@ def models_of(
         method=config.method,
         class_names=class_names,
         weights={
-            name: _named({**experiment.frozen_weights, **arrays}, len(class_names)) for name, arrays in weights.items()
+            name: _named(merged({**experiment.frozen_weights, **arrays}), len(class_names))
+            for name, arrays in weights.items()
         },
         framing=framing_of(config.data, dataset.image_size) if dataset.form.is_picture else None,
         shape=() if dataset.form.is_picture else dataset.form.shape,

@@ -129,6 +129,8 @@ class Network(nn.Module, ABC):
         :func:`fedkace_flwr.training.sample_gradients.squared_norms` has a rule; samples' gradients are then faster.
     frozen : frozenset of str
         Names of the arrays of its state that never change (:func:`fedkace_flwr.networks.trainable.freeze`).
+    adapted : bool
+        Whether layers have adapters (:mod:`fedkace_flwr.networks.lora`), for which there is no such rule.
     """
 
     output: nn.Linear
@@ -136,6 +138,7 @@ class Network(nn.Module, ABC):
     splits: ClassVar[bool] = False
     layered: ClassVar[bool] = False
     frozen: frozenset[str] = frozenset()
+    adapted: bool = False
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode of the layers that train; the others stay in evaluation."""

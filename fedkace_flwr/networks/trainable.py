@@ -1,16 +1,18 @@
 """The part of a network that trains (key ``trainable``): what is frozen becomes buffers, which no gradient changes."""
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from fedkace_flwr.errors import ConfigError
+from fedkace_flwr.networks import lora
 from fedkace_flwr.networks.network import Network
 
 NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
-def freeze(net: Network, trainable: str) -> None:
-    """Leave a part of a network to training, in place; names and values of its state stay.
+def freeze(net: Network, trainable: str, rank: int = 0, generator: torch.Generator | None = None) -> None:
+    """Leave a part of a network to training, in place; names and values of its state stay, and adapters join it.
 
     The output layer trains, unless it is fixed. A layer of which nothing trains computes as in evaluation: a frozen
     batch normalisation neither uses a batch's statistics nor changes its own.
@@ -18,9 +20,11 @@ def freeze(net: Network, trainable: str) -> None:
     Parameters
     ----------
     net : Network
-        All of it trains.
-    trainable : {"all", "output", "norm"}
+        On the CPU; all of it trains.
+    trainable : {"all", "output", "norm", "lora"}
         The key.
+    rank, generator
+        Of adapters, as for :func:`fedkace_flwr.networks.lora.adapt`.
 
     Raises
     ------
@@ -31,7 +35,9 @@ def freeze(net: Network, trainable: str) -> None:
         return
     trains = {id(module) for module in net.modules() if trainable == "norm" and isinstance(module, NORMS)}
     if trainable == "norm" and not trains:
-        raise ConfigError("trainable = 'norm': the network has no layers of normalisation; must be 'all' or 'output'")
+        raise ConfigError(
+            "trainable = 'norm': the network has no layers of normalisation; must be 'all', 'output' or 'lora'"
+        )
     if next(net.output.parameters(), None) is not None:
         trains.add(id(net.output))
     frozen: set[str] = set()
@@ -43,3 +49,6 @@ def freeze(net: Network, trainable: str) -> None:
             module.register_buffer(name, parameter.detach())
         frozen |= {f"{path}.{name}".lstrip(".") for name, _ in module.named_buffers(recurse=False)}
     net.frozen = frozenset(frozen & net.state_dict().keys())
+    if trainable == "lora":
+        assert generator is not None
+        lora.adapt(net, rank, generator)
