@@ -1,7 +1,7 @@
 """The part of a network that trains (key ``trainable``): what is frozen becomes buffers, which no gradient changes."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from fedkace_flwr.errors import ConfigError
@@ -9,6 +9,28 @@ from fedkace_flwr.networks import lora
 from fedkace_flwr.networks.network import Network
 
 NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+
+
+class Head(Network):
+    """The output layer of another network, which it shares, as a network of features (B, F)."""
+
+    def __init__(self, net: Network) -> None:
+        super().__init__()
+        self.output = net.output
+
+    def embed(self, x: Tensor) -> Tensor:
+        """Features are their own."""
+        return x
+
+
+def head_of(net: Network) -> Head | None:
+    """The output layer, if nothing else of a network trains; always the same for the same network."""
+    if not net.frozen or any(not name.startswith("output.") for name, _ in net.named_parameters()):
+        return None
+    head = net.__dict__.get("_head")
+    if not isinstance(head, Head) or head.output is not net.output:
+        head = net.__dict__["_head"] = Head(net)  # beside the modules: its arrays are the network's already
+    return head
 
 
 def freeze(net: Network, trainable: str, rank: int = 0, generator: torch.Generator | None = None) -> None:
