@@ -1,8 +1,11 @@
 """Every method with each trainable part: what is frozen never changes and never travels, and everyone has it."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from safetensors.numpy import save_file
 from support.systems.contract import (
     DISTINCT_METHODS,
     SHAPE,
@@ -101,6 +104,17 @@ def test_a_client_with_another_frozen_part_is_refused(small: Make) -> None:
     (reply,) = grid.send_and_receive([Message(content, dst_node_id=2, message_type=MessageType.TRAIN)])
     reason = wire.root_cause(reply.error.reason)
     assert "frozen = '000" in reason and Experiment(config).frozen_digest in reason and "weights-file" in reason
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_file_gives_the_frozen_part(small: Make, tmp_path: Path, part: str) -> None:
+    told = as_arrays(Experiment(small(seed=99)).initial_weights())
+    save_file(told, tmp_path / "weights.safetensors")
+    from_file = Experiment(small(trainable=part, weights_file=str(tmp_path / "weights.safetensors")))
+    drawn = Experiment(small(trainable=part))
+    assert all(np.array_equal(array, told[name]) for name, array in from_file.frozen_weights.items())
+    assert from_file.frozen_weights.keys() == drawn.frozen_weights.keys()
+    assert len({each.frozen_digest for each in (from_file, drawn, Experiment(small(trainable=part, epochs=9)))}) == 2
 
 
 def test_nothing_left_to_train_is_refused(small: Make) -> None:
