@@ -168,9 +168,9 @@ class StreamingClient(NumPyClient):
                 rule.predictor.test_local(now, training, kept) if rule.needs_local_test(state) else Evaluation(None, 0)
             )
         report = {**rule.report(now, training, kept), **untrained, **prequential, **local.report}
-        arrays, model = rule.reply(now, training), training.net.state_dict()
-        partial = arrays.keys() < model.keys()
-        rest = as_arrays({name: model[name] for name in model if name not in arrays}) if partial else {}
+        arrays, model, changing = rule.reply(now, training), training.net.state_dict(), rule.experiment.travelling.sent
+        partial = arrays.keys() < changing.keys()
+        rest = as_arrays({name: model[name] for name in changing if name not in arrays}) if partial else {}
         report |= watch.times(rule.training_times)
         answer = Answer(arrays, len(chunk), report, rest)
         learned = replace(

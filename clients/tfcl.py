@@ -62,17 +62,22 @@ class TfclKeys:
     )
 
     def check(self, config: Config) -> None:
-        """Check that TFCL's sub-models have output layers of their own.
+        """Check that TFCL's sub-models have output layers of their own, and all layers to train.
 
         Raises
         ------
         ConfigError
-            The output layer is fixed.
+            The output layer is fixed, or a part of the network is frozen.
         """
         if config.method == "tfcl" and config.model.output_layer != "learned":
             raise ConfigError(
                 f"output-layer = {config.model.output_layer!r}: TFCL's sub-models and its server learn their output "
                 "layers; must be 'learned'"
+            )
+        if config.method == "tfcl" and config.model.trainable != "all":
+            raise ConfigError(
+                f"trainable = {config.model.trainable!r}: TFCL shares the weights of all layers out to its rounds; must be "
+                "'all'"
             )
 
 

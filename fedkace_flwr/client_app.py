@@ -201,6 +201,7 @@ def _client(message: Message, context: Context) -> Iterator[tuple[StreamingClien
     experiment = _experiment(config)
     limit_memory(experiment.device, _share_of_gpu() or 0.0)
     told = message.content.config_records[wire.CONFIG]
+    _check_frozen(experiment, told.get(wire.FROZEN, ""))
     classes = wire.agreed_classes(told, experiment.num_classes) if config.data.grows else None
     source = _source(experiment, number, run, context.node_config, classes)
     unmet = torch.zeros(experiment.num_classes, dtype=torch.bool)
@@ -213,6 +214,15 @@ def _client(message: Message, context: Context) -> Iterator[tuple[StreamingClien
         rule = method.client(number, experiment, source, store)
         client = StreamingClient(rule, message.content, models, on_device=has_own_folder(context.node_config))
         yield client, round_number
+
+
+def _check_frozen(experiment: Experiment, told: object) -> None:
+    own = experiment.frozen_digest
+    if told != own:
+        raise MessageError(
+            f"{wire.FROZEN} = {wire.shown(told)}: the frozen part of this device's network has the digest {own}; must be "
+            f"the server's: give it the server's weights-file ({experiment.config.model.weights_file!r:.200})"
+        )
 
 
 def _number(message: Message, name: str) -> int:

@@ -68,6 +68,7 @@ def configured(config: Config) -> tuple[Method, Config]:
     _check_attack(method, config)
     _check_server_optimiser(method, config)
     _check_gate(method, config)
+    _check_trainable(config)
     if method.needs_stream and config.data.arrives:
         raise ConfigError(
             f"method = {config.method!r}: keeps all data; works with a stream only, not with dataset = 'inbox'"
@@ -232,6 +233,15 @@ def _check_server_optimiser(method: Method, config: Config) -> None:
         return
     if reason := rule(config).lacks_global_model() or ("" if rule.aggregates else "its server takes no mean of models"):
         raise ConfigError(f"server-optimiser = {wanted!r} with method = {config.method!r}: {reason}; must be 'none'")
+
+
+def _check_trainable(config: Config) -> None:
+    model = config.model
+    if model.trainable == "output" and model.output_layer != "learned":
+        raise ConfigError(
+            f"trainable = 'output' with method = {config.method!r} and output-layer = {model.output_layer!r}, which is "
+            "fixed: nothing is left to train; must be 'norm', 'lora' or 'all'"
+        )
 
 
 def _check_gate(method: Method, config: Config) -> None:

@@ -3,7 +3,8 @@
 It is checked as a whole before the first round. One instance serves all clients of a worker process.
 """
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Set
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from fedkace_flwr.messaging.wire import Shapes, shapes_of
 from fedkace_flwr.networks.catalogue import Facts, facts_of, seeded
 from fedkace_flwr.networks.network import Blueprint, Network, load_weights
 from fedkace_flwr.networks.output import simplex
+from fedkace_flwr.networks.trainable import freeze
 from fedkace_flwr.registry import METHODS
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.seeding import generator_for, seed_for
@@ -190,9 +192,10 @@ class Experiment:
         return dict(self._initial_network(seed_for(self.config.run.seed, "weights")).state_dict())
 
     def network(self, weights: Mapping[str, Tensor]) -> Network:
-        """The single network of this process, on its device, with the given weights."""
-        load_weights(self._network, weights)
-        return self._network
+        """The single network of this process, on its device, with the given weights; it keeps its frozen ones."""
+        net = self._network
+        load_weights(net, {**_chosen(net.state_dict(), net.frozen), **weights})
+        return net
 
     @cached_property
     def shared_logits(self) -> SharedLogits:
@@ -226,7 +229,23 @@ class Experiment:
             The method's clients would reply with none.
         """
         replies = METHODS[self.config.method].replies
-        return Travelling.of(self.weight_shapes, self.parameter_names, self.config, replies)
+        return Travelling.of(self.weight_shapes, self.parameter_names, self.config, replies, self._network.frozen)
+
+    @cached_property
+    def frozen_weights(self) -> dict[str, npt.NDArray[Any]]:
+        """The arrays that never change and never travel (key ``trainable``): those of :meth:`initial_weights`."""
+        if self.config.model.trainable == "all":
+            return {}
+        return as_arrays(_chosen(self._network.state_dict(), self._network.frozen))
+
+    @cached_property
+    def frozen_digest(self) -> str:
+        """SHA-256 of the frozen arrays, but of no fixed output layer, whose last bits depend on the processor; empty without any."""
+        digest = hashlib.sha256()
+        for name, array in sorted(self.frozen_weights.items()):
+            if name not in self.fixed_weights:
+                digest.update(f"{name} {array.dtype} {array.shape} ".encode() + array.tobytes())
+        return digest.hexdigest() if self.frozen_weights else ""
 
     @cached_property
     def fixed_weights(self) -> dict[str, npt.NDArray[Any]]:
@@ -242,11 +261,19 @@ class Experiment:
 
     @cached_property
     def _network(self) -> Network:
-        return self._placed(self._blank_network(seed_for(self.config.run.seed, "weights")), self.device)
+        seed = seed_for(self.config.run.seed, "weights")
+        whole = self.config.model.trainable == "all"  # it is given all weights before it is used
+        return self._placed(self._blank_network(seed) if whole else self._initial_network(seed), self.device)
 
     def fresh_network(self, seed: int) -> Network:
-        """A new network on this process's device, with initial weights drawn from ``seed``, as :meth:`initial_weights`."""
-        return self._placed(self._initial_network(seed), self.device)
+        """A new network on this process's device, with initial weights drawn from ``seed``, as :meth:`initial_weights`.
+
+        Its frozen weights are the run's.
+        """
+        net = self._initial_network(seed)
+        if net.frozen:
+            load_weights(net, {**net.state_dict(), **_chosen(self._network.state_dict(), net.frozen)})
+        return self._placed(net, self.device)
 
     def network_on_cpu(self) -> Network:
         """A network of this experiment on the CPU, wherever clients compute: for counting, not for training."""
@@ -257,22 +284,30 @@ class Experiment:
         return net.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
     def _blank_network(self, seed: int) -> Network:
+        return self._frozen(self._whole_network(seed), seed)
+
+    def _whole_network(self, seed: int) -> Network:
         net = seeded(self.config.model.network, self.blueprint, seed)
         if self.config.model.output_layer == "simplex":
             net.fix_output(self._frame)
         return net
 
     def _initial_network(self, seed: int) -> Network:
-        net = self._blank_network(seed)
+        net = self._whole_network(seed)
         if self._file_weights:
             load_weights(net, {**net.state_dict(), **self._file_weights})
+        return self._frozen(net, seed)
+
+    def _frozen(self, net: Network, seed: int) -> Network:
+        model = self.config.model
+        freeze(net, model.trainable, model.lora_rank, generator_for(seed, "adapters"))
         return net
 
     @cached_property
     def _file_weights(self) -> dict[str, Tensor]:
         """Weights from ``weights-file`` by the network's names; empty without a file."""
         path = self.config.model.weights_file
-        return weights_for(self._network, Path(path).expanduser()) if path else {}
+        return weights_for(self._whole_network(0), Path(path).expanduser()) if path else {}
 
     @cached_property
     def _frame(self) -> Tensor:
@@ -346,6 +381,10 @@ class Experiment:
 def shared_experiment(config: Config, share: float | None = None) -> Experiment:
     """The experiment of this process, which is kept between messages."""
     return Experiment(config, share=share)
+
+
+def _chosen(weights: Mapping[str, Tensor], names: Set[str]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in weights.items() if name in names}
 
 
 def as_arrays(weights: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:

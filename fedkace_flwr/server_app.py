@@ -147,7 +147,7 @@ def _run(
         folder.checkpoints.keep_past(config.run.past_models)
     logger.info("results go to %s", folder.path)
     initial = as_arrays(experiment.initial_weights())
-    weights = found.weights if found else initial
+    weights = found.weights if found else {name: initial[name] for name in experiment.travelling.sent}
 
     def publish() -> None:
         named = {"run": folder.path.name, "method": config.method, "version": __version__}
@@ -177,6 +177,8 @@ def _run(
         logger.info("going on after round %d%s", found.round, of_all)
     import_ahead()
     told = ConfigRecord({wire.RUN: token})
+    if digest := experiment.frozen_digest:
+        told[wire.FROZEN] = digest
     result = driver.start(
         grid,
         wire.array_record(weights),

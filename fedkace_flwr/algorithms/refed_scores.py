@@ -120,7 +120,7 @@ def all_gradients(net: Network, seen: Tensor) -> Measure:
         losses, _ = masked_cross_entropy(functional_call(net, parameters, (image[None],)), label[None], seen)
         return losses[0]
 
-    if not net.layered:
+    if not net.layered or net.adapted:
         return lambda parameters, block: one_by_one(loss, parameters, block)
 
     def measure(parameters: Parameters, block: Block) -> tuple[Tensor, Parameters]:

@@ -10,6 +10,7 @@ from fedkace_flwr.data.readers.catalogue import framing_of
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.inference.kept_models import GLOBAL, KeptModels, labels_of
 from fedkace_flwr.networks.catalogue import facts_of
+from fedkace_flwr.networks.lora import merged
 from fedkace_flwr.storage import encryption
 from fedkace_flwr.storage.atomic import Array
 
@@ -45,7 +46,10 @@ def models_of(
     return KeptModels(
         method=config.method,
         class_names=class_names,
-        weights={name: _named(arrays, len(class_names)) for name, arrays in weights.items()},
+        weights={
+            name: _named(merged({**experiment.frozen_weights, **arrays}), len(class_names))
+            for name, arrays in weights.items()
+        },
         framing=framing_of(config.data, dataset.image_size) if dataset.form.is_picture else None,
         shape=() if dataset.form.is_picture else dataset.form.shape,
         mean=mean,
@@ -105,6 +109,7 @@ def why_silent(experiment: Experiment, agreed: tuple[str, ...]) -> str:
         return "no class had a name yet"
     if (
         config.privacy.batchnorm_statistics == "local"
+        and config.model.trainable in ("all", "norm")  # else they are frozen
         and facts_of(config.model.network, experiment.blueprint).has_running_means
     ):
         return "with batchnorm-statistics = 'local' the server has no batch-norm statistics"

@@ -20,8 +20,10 @@ class Travelling:
 
     Attributes
     ----------
+    held : mapping
+        Name, shape and dtype of each array of the network.
     sent : mapping
-        Name, shape and dtype of each array of a model that the server sends.
+        Those of a model that the server sends: all but the frozen ones, which everyone has.
     replied : mapping
         Those of a reply to training. Of a local model, the server takes the others to be as it sent them.
     parameters : frozenset of str
@@ -32,6 +34,7 @@ class Travelling:
         the number of samples. A fixed output layer, which is no parameter, does not either: everyone has it.
     """
 
+    held: Shapes
     sent: Shapes
     replied: Shapes
     parameters: frozenset[str]
@@ -39,7 +42,12 @@ class Travelling:
 
     @classmethod
     def of(
-        cls, shapes: Shapes, parameters: Set[str], config: Config, replies: Callable[[Config, str], bool] | None = None
+        cls,
+        shapes: Shapes,
+        parameters: Set[str],
+        config: Config,
+        replies: Callable[[Config, str], bool] | None = None,
+        frozen: Set[str] = frozenset(),
     ) -> Self:
         """Which arrays travel in a run.
 
@@ -53,13 +61,16 @@ class Travelling:
             The configuration.
         replies : callable, optional
             Whether a reply holds an array, as :class:`fedkace_flwr.registry.Method` declares it.
+        frozen : set of str
+            Names of the arrays that never change.
 
         Raises
         ------
         ConfigError
             A reply would hold none.
         """
-        replied = {name: shape for name, shape in shapes.items() if replies is None or replies(config, name)}
+        sent = {name: shape for name, shape in shapes.items() if name not in frozen}
+        replied = {name: shape for name, shape in sent.items() if replies is None or replies(config, name)}
         if not replied:
             raise ConfigError(
                 f"method = {config.method!r}: its clients' replies hold no array of network = "
@@ -68,4 +79,4 @@ class Travelling:
         trained = frozenset(name for name in replied if name in parameters)
         shared = config.privacy.batchnorm_statistics == "shared"
         update = tuple(name for name in replied if name in trained or (shared and name.endswith((MEAN, VARIANCE))))
-        return cls(shapes, replied, trained, update)
+        return cls(shapes, sent, replied, trained, update)

@@ -21,6 +21,7 @@ from fedkace_flwr.npy import HeaderError, read_array, read_content, read_header
 ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
 ROUND, CLIENT, RUN = "round", "client", "run"
 INBOX, TEST = "inbox", "test"
+FROZEN = "frozen"
 WORKING = "working"
 VERSION = "version"
 WAITING, MOST = "waiting", "most"

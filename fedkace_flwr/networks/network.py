@@ -127,12 +127,27 @@ class Network(nn.Module, ABC):
     layered : bool
         Whether each parameter belongs to a layer that is used once in a pass and for which
         :func:`fedkace_flwr.training.sample_gradients.squared_norms` has a rule; samples' gradients are then faster.
+    frozen : frozenset of str
+        Names of the arrays of its state that never change (:func:`fedkace_flwr.networks.trainable.freeze`).
+    adapted : bool
+        Whether layers have adapters (:mod:`fedkace_flwr.networks.lora`), for which there is no such rule.
     """
 
     output: nn.Linear
     precision: torch.dtype = torch.float32
     splits: ClassVar[bool] = False
     layered: ClassVar[bool] = False
+    frozen: frozenset[str] = frozenset()
+    adapted: bool = False
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of the layers that train; the others stay in evaluation."""
+        super().train(mode)
+        if mode and self.frozen:
+            living = {name.rpartition(".")[0] for name in self.state_dict().keys() - self.frozen}
+            for path, module in self.named_modules():
+                module.training = module is self or path in living
+        return self
 
     @abstractmethod
     def embed(self, x: Tensor) -> Tensor:

@@ -118,7 +118,7 @@ class RoundDriver(Strategy):
         self._pace = Pace(config, self.members, self.class_names, orders, self._looked)
         self._gate = Gate(config.run)
         self._quorum = Quorum(config.run, arrives=config.data.arrives)
-        self._limits = Limits.of(config, travelling.sent)
+        self._limits = Limits.of(config, travelling.held)
         self._noise = CentralNoise(config.privacy, config.run.seed, travelling.update)
         self._defence = Defence(config, travelling.parameters)
         word, numbers = word_of(config.aggregation, "server_optimiser")

@@ -26,12 +26,17 @@ class ModelConfig:
     )
     weights_file: str = key(
         "",
-        "File with the weights that the network starts from, apart from the output layer: a state dict as `.safetensors`, `.pth` or `.pt`, with the names of this package or of torchvision. The server reads it; clients do only with `centralized` and in simulated attacks.",
+        "File with the weights that the network starts from, apart from the output layer: a state dict as `.safetensors`, `.pth` or `.pt`, with the names of this package or of torchvision. The server reads it; clients do only with `trainable` other than `all`, with `centralized` and in simulated attacks.",
     )
     output_layer: Literal["learned", "simplex"] = key(
         "learned",
         "Last layer of the network: `learned`, or fixed to a `simplex` drawn from `seed`, the same for all clients, with the same angle between any two classes. It needs at least as many features (`resnet18`: 8 x `width`) as there are classes.",
     )
+    trainable: Literal["all", "output", "norm", "lora"] = key(
+        "all",
+        "What trains: `all`, the `output` layer alone, or also the scales and shifts of normalisation layers (`norm`) or low-rank adapters of all other weights (`lora`). The rest is frozen: it never travels, each client builds it from `seed` or reads it from `weights-file`, and the server's digest tells whether it is the same.",
+    )
+    lora_rank: int = key(4, "With `trainable = lora`: rank of the adapters.", low=1, high=1024)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from fedkace_flwr.compute.memory import images_at_once
 from fedkace_flwr.errors import RunError
 from fedkace_flwr.keys import word_of
 from fedkace_flwr.networks.network import Network
+from fedkace_flwr.networks.trainable import head_of
 from fedkace_flwr.samples import Form
 from fedkace_flwr.sections import TrainingConfig
 from fedkace_flwr.training.augmentation import FlipShift
@@ -88,6 +89,8 @@ def train(
 ) -> None:
     """Train ``net`` in place on chunk and buffer for one round (paper, section A.3).
 
+    Where the output layer alone trains and images are not changed, features are computed once, not in each epoch.
+
     By default with a new optimiser, whose learning rate falls from the first epoch's to 0 along a cosine over the epochs.
 
     Parameters
@@ -128,6 +131,10 @@ def train(
         ``settings.augment`` asks for changes, and there is no generator for them.
     """
     device = preprocess.scale.device
+    if settings.augment == "none" and (head := head_of(net)) is not None:
+        of_once = partial(features_of, net, lambda block: block, preprocess=preprocess)
+        chunk, buffer = ((of_once(samples), labels) for samples, labels in (chunk, buffer))
+        net, preprocess = head, Preprocess.identity(device)
     static = captured and optimiser is None and after_step is None
     kept = kept or KeptSteps()
     pool = pool_of(chunk, buffer, preprocess, torch.device("cpu") if static else device)

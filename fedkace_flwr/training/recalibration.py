@@ -17,7 +17,7 @@ _LARGEST_BATCH = 256
 
 
 def recalibrate(net: Network, images: Tensor, preprocess: Preprocess, generator: torch.Generator) -> None:
-    """Replace the running statistics of every batch-norm layer, if there are any, in place, by those over some images.
+    """Replace the running statistics of every batch-norm layer that is not frozen, if there are any, in place, by those over some images.
 
     Parameters
     ----------
@@ -30,7 +30,8 @@ def recalibrate(net: Network, images: Tensor, preprocess: Preprocess, generator:
     generator : torch.Generator
         CPU generator; mixes the images before they are split into batches of equal size.
     """
-    if not any(isinstance(module, _BatchNorm) for module in net.modules()):
+    norms = [name for name, module in net.named_modules() if isinstance(module, _BatchNorm)]
+    if all(f"{name}.running_mean" in net.frozen for name in norms):
         net.eval()
         return
     mixed = images[torch.randperm(len(images), generator=generator)]

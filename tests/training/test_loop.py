@@ -16,8 +16,10 @@ from fedkace_flwr.algorithms.fedkace_loss import BalancedReplayLoss
 from fedkace_flwr.algorithms.fedkace_replay import GradientBalance
 from fedkace_flwr.errors import RunError
 from fedkace_flwr.networks.resnet import ResNet18
+from fedkace_flwr.networks.trainable import freeze
 from fedkace_flwr.samples import Form
 from fedkace_flwr.sections import TrainingConfig
+from fedkace_flwr.training import loop
 from fedkace_flwr.training.batches import EPOCHS
 from fedkace_flwr.training.loop import Preprocess, predict, train
 from fedkace_flwr.training.losses import Batch, TaskLoss
@@ -55,6 +57,28 @@ def samples(count: int, allowed: Tensor, seed: int) -> tuple[Tensor, Tensor]:
 def settings_of(**changes: Any) -> TrainingConfig:
     settings: dict[str, Any] = {"epochs": 2, "batch_size": 4, **changes}
     return TrainingConfig(**settings)
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_features_of_a_frozen_body_are_computed_once_with_equal_results(
+    monkeypatch: pytest.MonkeyPatch, captured: bool
+) -> None:
+    found, passes = [], []
+    for once in (True, False):
+        net, seen = network(), list[int]()
+        freeze(net, "output")
+        net.blocks.register_forward_hook(lambda module, taken, given, seen=seen: seen.append(len(given)))
+        if not once:
+            monkeypatch.setattr(loop, "head_of", lambda net: None)
+        chunk, buffer = samples(9, CURRENT, 1), samples(6, OLD, 3)
+        objective, settings = BalancedReplayLoss(CURRENT, OLD, GradientBalance()), settings_of(epochs=3)
+        train(net, chunk, buffer, objective, settings, PREPROCESS, generator(5), captured=captured)
+        found.append(state_of(net))
+        passes.append(sum(seen))
+    assert passes == [15, 45]
+    assert not torch.equal(found[0]["output.weight"], network().output.weight)
+    for name, tensor in found[0].items():
+        torch.testing.assert_close(tensor, found[1][name], rtol=1e-4, atol=1e-5)
 
 
 def state_of(net: nn.Module) -> dict[str, Tensor]:

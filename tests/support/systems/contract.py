@@ -147,14 +147,12 @@ def assert_bytes_are_as_declared(run: Watched) -> None:
     image = torch.zeros(1, *experiment.dataset.images.shape[1:])
     with torch.inference_mode():
         maps = experiment.network(experiment.initial_weights()).eval().lower_half()(image)
+    digest = len("frozen") + 64 if experiment.frozen_weights else 0
+    initial = {name: 128 + len(name) + value.nbytes for name, value in experiment.initial_weights().items()}
     constant = {
-        "c": len("run") + 20 + len("round") + 8 + len("client") + 8,
-        "S": sum(128 + len(name) + value.nbytes for name, value in experiment.initial_weights().items()),
-        "P": sum(
-            128 + len(name) + value.nbytes
-            for name, value in experiment.initial_weights().items()
-            if name in experiment.travelling.replied
-        ),
+        "c": len("run") + 20 + len("round") + 8 + len("client") + 8 + digest,
+        "S": sum(initial[name] for name in experiment.travelling.sent),
+        "P": sum(initial[name] for name in experiment.travelling.replied),
         "C": experiment.num_classes,
         "F": 8 * config.model.width,
         "A": maps.numel(),
