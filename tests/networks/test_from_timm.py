@@ -68,9 +68,12 @@ def test_keys_that_it_does_not_use_are_told(small: Make) -> None:
 
 
 def test_a_method_that_splits_networks_refuses_it(small: Make) -> None:
+    """And what the method refuses besides is told as with any network."""
     method, config = configured(small(method="tfcl", network="timm:test_resnet"))
     with pytest.raises(ConfigError, match=r"network = 'timm:test_resnet' with method = 'tfcl'"):
         check_network(method, config)
+    with pytest.raises(ConfigError, match="gate = 'hold' with method = 'tfcl'"):
+        configured(small(method="tfcl", network="timm:test_resnet", gate="hold"))
 
 
 def test_without_the_extra_its_name_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
