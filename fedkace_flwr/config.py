@@ -263,9 +263,10 @@ class Config:
 
     @property
     def ignored(self) -> frozenset[str]:
-        """The names of the keys that nothing reads: those of other methods; with an inbox, those of data sets and streams."""
+        """The names of the keys that nothing reads: those of other methods, and what data or network do not use."""
         of_streams = {kebab(name) for name in keys_of(StreamConfig)} - {"clients", "rounds", "fraction-train"}
         foreign = keys_of_other_methods(self.method) | (frozenset() if self.data.grows else {"max-classes"})
+        foreign |= {"width", "stem"} if self.model.of_timm else frozenset()
         return foreign | of_streams | _OF_DATA_SETS if self.data.arrives else foreign
 
     @property
@@ -341,6 +342,10 @@ class Config:
             raise ConfigError(
                 f"samples-per-class = {stream.samples_per_class} with window = {stream.window}: "
                 "a chunk needs at least 2 samples, for batch normalisation"
+            )
+        if self.model.pretrained and self.model.weights_file:
+            raise ConfigError(
+                "pretrained = true with weights-file: the network can start from one of them; must be false"
             )
         if 0 < self.data.num_classes < stream.window:
             raise ConfigError(f"window = {stream.window}: must be at most num-classes = {self.data.num_classes}")

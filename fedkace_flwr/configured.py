@@ -14,6 +14,7 @@ from fedkace_flwr.networks.catalogue import NETWORKS, facts_of
 from fedkace_flwr.networks.network import Blueprint
 from fedkace_flwr.privacy.hostile import attack_of
 from fedkace_flwr.registry import METHODS, OWN_METHODS, Method
+from fedkace_flwr.sections.runs import TIMM
 
 
 def find_method(name: str) -> Method:
@@ -42,7 +43,7 @@ def known_names() -> dict[str, list[str]]:
     return {
         "method": sorted({*METHODS, *plugins.found("method")}),
         "dataset": [*DATASETS, "inbox", *plugins.found("dataset")],
-        "network": [*NETWORKS, *plugins.found("network")],
+        "network": [*NETWORKS, TIMM.rstrip(":"), *plugins.found("network")],
     }
 
 
@@ -188,7 +189,9 @@ def check_network(method: Method, config: Config) -> None:
         There is no such network, or it cannot be built or used so.
     """
     model = config.model
-    if model.network == "resnet18" and not (method.splits and model.weights_file):
+    given = "pretrained = true" if model.pretrained else f"weights-file = {model.weights_file!r:.200}"
+    starts = model.pretrained or bool(model.weights_file)
+    if model.network == "resnet18" and not (method.splits and starts):
         return
     half = facts_of(model.network, Blueprint(1, form_asked(config.data).shape, model.width, model.stem)).half
     if method.splits and half is None:
@@ -196,10 +199,9 @@ def check_network(method: Method, config: Config) -> None:
             f"network = {model.network!r} with method = {config.method!r}, which trains the halves of a network apart: "
             f"must be one that can be split, as {', '.join(NETWORKS)}"
         )
-    if method.splits and model.weights_file:
-        raise ConfigError(
-            f"weights-file = {model.weights_file!r:.200} with method = {config.method!r}, which sends no weights: must be empty"
-        )
+    if method.splits and starts:
+        must = "false" if model.pretrained else "empty"
+        raise ConfigError(f"{given} with method = {config.method!r}, which sends no weights: must be {must}")
 
 
 def _check_privacy(method: Method, config: Config) -> None:

@@ -20,12 +20,12 @@ from fedkace_flwr.compute.numerics import settle
 from fedkace_flwr.config import Config
 from fedkace_flwr.data.datasets import Dataset, load_dataset
 from fedkace_flwr.data.stream import ClientStream, client_stream
-from fedkace_flwr.data.weights_file import weights_for
+from fedkace_flwr.data.weights_file import published_weights, weights_for
 from fedkace_flwr.errors import ConfigError, DataError, closest
 from fedkace_flwr.keys import CLASS_NAME, is_class_name
 from fedkace_flwr.messaging.travelling import Travelling
 from fedkace_flwr.messaging.wire import Shapes, shapes_of
-from fedkace_flwr.networks.catalogue import Facts, facts_of, seeded
+from fedkace_flwr.networks.catalogue import Facts, facts_of, seeded, statistics_of
 from fedkace_flwr.networks.network import Blueprint, Network, load_weights
 from fedkace_flwr.networks.output import simplex
 from fedkace_flwr.networks.trainable import freeze
@@ -82,16 +82,15 @@ class Experiment:
             self.stream(client)
             self._test_sets(client)
 
-    def check_weights_file(self) -> None:
-        """Read ``weights-file``, if there is one, as the server does.
+    def check_given_weights(self) -> None:
+        """Read the weights that the network is to start from, if any are given, as the server does.
 
         Raises
         ------
         ConfigError
-            It does not fit the network.
+            They do not fit the network, or cannot be had.
         """
-        if self.config.model.weights_file:
-            self.initial_weights()
+        _ = self._given_weights
 
     def stream(self, client: int) -> ClientStream:
         """The stream of one client, drawn once."""
@@ -166,13 +165,13 @@ class Experiment:
 
     @cached_property
     def preprocess(self) -> Preprocess:
-        """Normalisation by the data set's statistics; without it, pictures are brought to [0, 1]."""
+        """Normalisation by :attr:`normalisation`; without it, pictures are brought to [0, 1]."""
         return Preprocess.by_statistics(*self.normalisation, self.device, self.dataset.form)
 
     @property
     def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and standard deviation, as the data set has them; 0 and 1 if samples are not normalised."""
-        mean, std = self.dataset.mean, self.dataset.std
+        """Mean and standard deviation, the network's or the data set's own; 0 and 1 if samples are not normalised."""
+        mean, std = statistics_of(self.config.model) or (self.dataset.mean, self.dataset.std)
         return (mean, std) if self.config.data.normalise else ((0.0,) * len(mean), (1.0,) * len(std))
 
     @property
@@ -182,12 +181,12 @@ class Experiment:
         return Blueprint(self.num_classes, self.dataset.form.shape, model.width, model.stem)
 
     def initial_weights(self) -> dict[str, Tensor]:
-        """The weights of theta_g^0: drawn from the seed or, apart from the output layer, those of ``weights-file``.
+        """The weights of theta_g^0: drawn from the seed or, apart from the output layer, those of a file or published ones.
 
         Raises
         ------
         ConfigError
-            The file does not fit the network.
+            These do not fit the network, or cannot be had.
         """
         return dict(self._initial_network(seed_for(self.config.run.seed, "weights")).state_dict())
 
@@ -294,8 +293,8 @@ class Experiment:
 
     def _initial_network(self, seed: int) -> Network:
         net = self._whole_network(seed)
-        if self._file_weights:
-            load_weights(net, {**net.state_dict(), **self._file_weights})
+        if self._given_weights:
+            load_weights(net, {**net.state_dict(), **self._given_weights})
         return self._frozen(net, seed)
 
     def _frozen(self, net: Network, seed: int) -> Network:
@@ -304,10 +303,12 @@ class Experiment:
         return net
 
     @cached_property
-    def _file_weights(self) -> dict[str, Tensor]:
-        """Weights from ``weights-file`` by the network's names; empty without a file."""
-        path = self.config.model.weights_file
-        return weights_for(self._whole_network(0), Path(path).expanduser()) if path else {}
+    def _given_weights(self) -> dict[str, Tensor]:
+        """Weights from ``weights-file``, or published ones, by the network's names; empty without."""
+        model = self.config.model
+        if model.pretrained:
+            return published_weights(self._whole_network(0), model.network, self.blueprint)
+        return weights_for(self._whole_network(0), Path(model.weights_file).expanduser()) if model.weights_file else {}
 
     @cached_property
     def _frame(self) -> Tensor:

@@ -68,17 +68,18 @@ def run(grid: Grid, config: Config, run_id: int) -> None:
     warn_of_replacements(config)
     for key, value in config.unread.items():
         logger.warning(
-            "%s = %r has no effect with method = %r and dataset = %r",
+            "%s = %r has no effect with method = %r, dataset = %r and network = %r",
             key,
             value,
             config.method,
             config.data.dataset,
+            config.model.network,
         )
     check_network(method, config)
     experiment = Experiment(config)
     _tell_of_test_share(config.data.test_share, experiment.dataset)
     experiment.check_streams()
-    experiment.check_weights_file()
+    experiment.check_given_weights()
     _ = experiment.travelling  # which may be refused
     check_tracker(config)
     check_command(config)

@@ -4,6 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -48,9 +49,12 @@ class Tfcl(ServerRule):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self._lessons: dict[int, Reply] = {}
-        half = facts_of(config.model.network, _blueprint(config, 1)).half
-        assert half is not None, "the registry refuses networks that cannot be split"
-        self._channels_and_side = half
+
+    @cached_property
+    def _channels_and_side(self) -> tuple[int, int]:
+        half = facts_of(self.config.model.network, _blueprint(self.config, 1)).half
+        assert half is not None, "networks that cannot be split are refused before the first round"
+        return half
 
     def why_not_longer(self, planned: int, begun: int) -> str:
         """A client's network is divided among the rounds."""

@@ -116,7 +116,9 @@ def test_a_run_warns_of_a_key_that_its_method_does_not_read(
 ) -> None:
     run_inline(small(method="fedprox", lambda_max=5.0, fedprox_mu=0.5, rounds=1))
     (warning,) = (record.getMessage() for record in caplog.records if "no effect" in record.getMessage())
-    assert warning == "lambda-max = 5.0 has no effect with method = 'fedprox' and dataset = 'digits'"
+    assert (
+        warning == "lambda-max = 5.0 has no effect with method = 'fedprox', dataset = 'digits' and network = 'resnet18'"
+    )
 
 
 @pytest.mark.matrix

@@ -30,8 +30,20 @@ def test_the_main_job_needs_no_extra() -> None:
     (flower,) = (Requirement(line) for line in PROJECT["dependencies"] if line.startswith("flwr"))
     assert flower.extras == {"simulation"}
     extras = PROJECT["optional-dependencies"]
-    assert set(extras) == {"hub", "metrics", "mlflow", "report", "serve", "tensorboard", "wandb", "onnx", "fuzz", "dev"}
-    for name in ("hub", "metrics", "mlflow", "report", "serve", "tensorboard", "wandb", "onnx", "fuzz"):
+    assert set(extras) == {
+        "hub",
+        "metrics",
+        "mlflow",
+        "report",
+        "serve",
+        "tensorboard",
+        "timm",
+        "wandb",
+        "onnx",
+        "fuzz",
+        "dev",
+    }
+    for name in ("hub", "metrics", "mlflow", "report", "serve", "tensorboard", "timm", "wandb", "onnx", "fuzz"):
         assert extras[name] and not names_of(extras[name]) & required
     assert "uv" not in ABOUT["tool"] and not (ROOT / "uv.toml").exists(), "no overrides for Flower's uv"
 

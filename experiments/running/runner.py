@@ -147,7 +147,7 @@ def check_study(
             missing[name] = str(error)
             continue
         experiment.check_streams()
-        experiment.check_weights_file()
+        experiment.check_given_weights()
         check_tracker(config)
         found[name], data[name] = config, experiment.dataset.digest
     if missing and not found:

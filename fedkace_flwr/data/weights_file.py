@@ -1,6 +1,6 @@
 """Weights to start from, read from a file that others may have written: a state dict of PyTorch or of safetensors.
 
-Nothing in the file is executed, its size is bounded, and every tensor is checked against the network.
+The file is the user's or, of weights that somebody published, one in the cache of their publisher's program. Nothing in the file is executed, its size is bounded, and every tensor is checked against the network.
 """
 
 import io
@@ -8,13 +8,17 @@ import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import torch
 from safetensors.torch import load
 from torch import Tensor
 
+from fedkace_flwr.compute.torchvision_compat import import_torchvision
 from fedkace_flwr.errors import ConfigError
-from fedkace_flwr.networks.network import Network
+from fedkace_flwr.networks import from_timm
+from fedkace_flwr.networks.network import Blueprint, Network
+from fedkace_flwr.sections.runs import TIMM
 from fedkace_flwr.storage.files import read_bytes
 
 LARGEST = 2**30
@@ -22,13 +26,19 @@ LARGEST = 2**30
 
 _OUTPUT, _COUNTER, _VARIANCE = "output.", ".num_batches_tracked", ".running_var"
 _KINDS = (".safetensors", ".pth", ".pt")
+_TORCHVISION = {
+    "resnet18": ("ResNet18_Weights", 64),
+    "mobilenet-v3-small": ("MobileNet_V3_Small_Weights", 16),
+    "efficientnet-b0": ("EfficientNet_B0_Weights", 32),
+}
 
 
 def weights_for(net: Network, path: Path) -> dict[str, Tensor]:
     """Read a network's weights and statistics from a file.
 
     The file must hold every layer but the output layer, by the network's own names or by those of the published state
-    dict (:meth:`~fedkace_flwr.networks.network.Network.own_name`), and no other layer. Its output layer, if it has one,
+    dict (:meth:`~fedkace_flwr.networks.network.Network.own_name`, and :meth:`~fedkace_flwr.networks.network.Network.converted`),
+    and no other layer. Its output layer, if it has one,
     is never taken, because the order of its classes is unknown. Batch counters are not taken either.
 
     Parameters
@@ -53,6 +63,10 @@ def weights_for(net: Network, path: Path) -> dict[str, Tensor]:
         stored = _read(path)
     except OSError as fault:
         raise _refused(path, f"cannot be read ({fault.strerror or fault})") from fault
+    try:
+        stored = net.converted(stored)
+    except ValueError as fault:
+        raise _refused(path, str(fault)) from fault
     wanted = {
         name: tensor for name, tensor in net.state_dict().items() if not name.startswith(_OUTPUT) and _counts(name)
     }
@@ -70,6 +84,76 @@ def weights_for(net: Network, path: Path) -> dict[str, Tensor]:
         if name not in found:
             raise _refused(path, f"lacks {name!r}; must hold all layers of the network but the output layer")
     return found
+
+
+def published_weights(net: Network, name: str, blueprint: Blueprint) -> dict[str, Tensor]:
+    """Weights and statistics that a network was published with, as :func:`weights_for` returns them.
+
+    They are downloaded to the cache of their publisher's program, unless they are there.
+
+    Parameters
+    ----------
+    net : Network
+        Gives names and shapes; left as it is.
+    name : str
+        The key ``network``.
+    blueprint : Blueprint
+        What the network was built for.
+
+    Raises
+    ------
+    ConfigError
+        There are none for such a network, or they can be neither found nor downloaded, or do not fit.
+    """
+    told = f"pretrained = true with network = {name!r}"
+    if not name.startswith(TIMM):
+        if name not in _TORCHVISION:
+            known = f"{', '.join(_TORCHVISION)} or {TIMM}NAME"
+            raise ConfigError(f"{told}, which has no published weights: must be false, or network {known}")
+        width = _TORCHVISION[name][1]
+        if (blueprint.width, blueprint.first_layers) != (width, "imagenet"):
+            raise ConfigError(
+                f"{told}, width = {blueprint.width} and stem = {blueprint.first_layers!r}: must be width = {width} and "
+                "stem = 'imagenet', as published"
+            )
+    try:
+        path = _timms_file(name, told) if name.startswith(TIMM) else _torchvisions_file(name)
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+    ) as fault:  # of the network or of the file system; the hubs' errors are such
+        reason = " ".join(str(fault).split())
+        raise ConfigError(
+            f"{told}: the weights are not in the cache and cannot be downloaded ({reason:.300}); copy the cache of a "
+            "machine that has them (HF_HOME for timm, TORCH_HOME for torchvision), or set weights-file"
+        ) from fault
+    try:
+        return weights_for(net, path)
+    except ConfigError as fault:
+        raise ConfigError(f"{told}: {str(fault).removeprefix('weights-file = ')}") from fault
+
+
+def _torchvisions_file(network: str) -> Path:
+    url = getattr(import_torchvision().models, _TORCHVISION[network][0]).DEFAULT.url
+    path = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlsplit(url).path).name
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        digest = path.stem.rpartition("-")[2]  # its first figures are part of the name
+        torch.hub.download_url_to_file(url, str(path), digest, progress=False)
+    return path
+
+
+def _timms_file(network: str, told: str) -> Path:
+    from huggingface_hub import hf_hub_download  # which timm needs
+
+    about = from_timm.published(network)
+    if not about.hf_hub_id:
+        raise ConfigError(f"{told}, whose weights are not on the Hugging Face Hub: must be false")
+    repository, _, revision = about.hf_hub_id.partition("@")
+    # Every repository of timm's holds its weights in this format too, which needs no unpickling.
+    name = Path(about.hf_hub_filename or "model").stem.replace("pytorch_model", "model")
+    return Path(hf_hub_download(repository, f"{name}.safetensors", revision=revision or None))
 
 
 def _counts(name: str) -> bool:

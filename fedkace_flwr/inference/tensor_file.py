@@ -22,6 +22,7 @@ from fedkace_flwr.errors import FedkaceError, ModelError
 from fedkace_flwr.inference.kept_models import KeptModels
 from fedkace_flwr.networks.catalogue import NETWORKS, built
 from fedkace_flwr.networks.network import Blueprint
+from fedkace_flwr.sections.runs import TIMM
 from fedkace_flwr.storage.atomic import METADATA, Array, header_of
 
 FORMATS = ("1", "2", "3")
@@ -269,8 +270,8 @@ def _by_network(kept: KeptModels, arrays: Mapping[str, Array]) -> dict[str, dict
 
 def _check_shapes(kept: KeptModels) -> None:
     """Compare the tensors with those of the network that the file names, before any memory is taken for it."""
-    if kept.network not in NETWORKS:  # another package's may not permit it; it is compared when it is filled
-        return
+    if kept.network not in NETWORKS and not kept.network.startswith(TIMM):
+        return  # another package's may not permit it; it is compared when it is filled
     blueprint = Blueprint(len(kept.class_names), kept.form.shape, kept.width, kept.stem)
     try:
         with torch.device("meta"):

@@ -9,11 +9,12 @@ from torch import nn
 
 from fedkace_flwr import plugins
 from fedkace_flwr.errors import ConfigError, FedkaceError, closest
-from fedkace_flwr.networks import resnet
+from fedkace_flwr.networks import from_timm, resnet
 from fedkace_flwr.networks.arrays import Cnn1d, Mlp
 from fedkace_flwr.networks.cnn import TwoLayerCnn
 from fedkace_flwr.networks.from_torchvision import EfficientNetB0, MobileNetV3Small, VisionTransformer
 from fedkace_flwr.networks.network import Blueprint, Network, ShapeError
+from fedkace_flwr.sections.runs import TIMM, ModelConfig
 
 Build = Callable[[Blueprint], Network]
 """Builds a network with random weights from PyTorch's global generator; raises ConfigError if the blueprint does not fit."""
@@ -28,6 +29,9 @@ NETWORKS: dict[str, Build] = {
     "cnn1d": Cnn1d,
 }
 """The networks that come with the package."""
+
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""Mean and standard deviation of ImageNet's pictures in [0, 1], as torchvision's published weights expect them."""
 
 
 def built(name: str, blueprint: Blueprint) -> Network:
@@ -47,9 +51,11 @@ def built(name: str, blueprint: Blueprint) -> Network:
 def _built(name: str, blueprint: Blueprint) -> Network:
     if name in NETWORKS:
         return NETWORKS[name](blueprint)
+    if name.startswith(TIMM):
+        return from_timm.TimmNetwork(name, blueprint)
     build = plugins.loaded("network", name)
     if build is None:
-        known = [*NETWORKS, *plugins.found("network")]
+        known = [*NETWORKS, f"{TIMM}NAME", *plugins.found("network")]
         raise ConfigError(f"network = {name!r}: must be one of {', '.join(known)}{closest(name, known)}")
     if not callable(build):
         raise plugins.broken("network", name, "must be a subclass of Network, or a function that builds one")
@@ -66,6 +72,20 @@ def _built(name: str, blueprint: Blueprint) -> Network:
         wanted = f"nn.Linear with a bias and num_classes = {blueprint.num_classes} outputs"
         raise plugins.broken("network", name, f"has output = {output}; must be an {wanted}")
     return net
+
+
+def statistics_of(model: ModelConfig) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Mean and standard deviation that a network was published with, of pictures in [0, 1]; None for the data set's own.
+
+    Raises
+    ------
+    ConfigError
+        timm has no such model, or is not installed.
+    """
+    if model.of_timm:
+        about = from_timm.published(model.network)
+        return tuple(about.mean), tuple(about.std)
+    return IMAGENET if model.pretrained else None
 
 
 def seeded(name: str, blueprint: Blueprint, seed: int) -> Network:
@@ -112,8 +132,12 @@ def facts_of(name: str, blueprint: Blueprint) -> Facts:
     except Exception as fault:  # another package's code may raise anything
         if name in NETWORKS:
             raise
+        if name.startswith(TIMM):
+            raise from_timm.unfit(name, blueprint.image_size, f"fails on a picture ({fault})") from fault
         raise plugins.broken("network", name, f"fails on a sample ({type(fault).__name__}: {fault})") from fault
     if found != (1, net.output.in_features):
+        if name.startswith(TIMM):
+            raise ConfigError(f"network = {name!r}: makes {tuple(found)[1:]} of a picture; must be one that classifies")
         wanted = f"{net.output.in_features}, the inputs of its output"
         raise plugins.broken("network", name, f"makes {tuple(found)[1:]} features of a sample; must be {wanted}")
     if maps is not None:

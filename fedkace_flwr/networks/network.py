@@ -221,6 +221,16 @@ class Network(nn.Module, ABC):
         """The network's name for a tensor of a published state dict; None for one of the published output layer."""
         return name
 
+    def converted(self, stored: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """A published state dict in which each tensor has a name that :meth:`own_name` knows.
+
+        Raises
+        ------
+        ValueError
+            It cannot be converted; the message says why.
+        """
+        return stored
+
 
 class Chain(Network):
     """A network whose feature extractor is a chain of layers; the lower ones make maps.

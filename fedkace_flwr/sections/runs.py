@@ -5,6 +5,9 @@ from typing import Literal
 
 from fedkace_flwr.keys import ANY, Number, key, word_of
 
+TIMM = "timm:"
+"""What the name of a network of timm begins with."""
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -12,21 +15,25 @@ class ModelConfig:
 
     network: str = key(
         "resnet18",
-        "Network: `resnet18` (the paper's), `mobilenet-v3-small`, `efficientnet-b0`, `vit` (a small vision transformer), `cnn` (two convolutions, for devices), `mlp` (two hidden layers, for tables and samples of any other shape), `cnn1d` (three convolutions, for series), or one of another package (docs/extend.md).",
+        "Network: `resnet18` (the paper's), `mobilenet-v3-small`, `efficientnet-b0`, `vit` (a small vision transformer), `cnn` (two convolutions, for devices), `mlp` (two hidden layers, for tables and samples of any other shape), `cnn1d` (three convolutions, for series), `timm:NAME` (a classification model of timm, whose pictures are normalised as published; needs the extra `timm`), or one of another package (docs/extend.md).",
     )
     width: int = key(
         8,
-        "Channels of the network's first layers; all others are in proportion. `resnet18`: 16 (CIFAR-100) and 64 (ImageNet100) in the paper. Published: `mobilenet-v3-small` 16, `efficientnet-b0` 32, both with at least 8 in each layer; `cnn` 32. `vit` has 8 x `width` throughout, `mlp` 4 x `width` units in each layer (published 50), `cnn1d` 128 where published.",
+        "Channels of the network's first layers; all others are in proportion. `resnet18`: 16 (CIFAR-100) and 64 (ImageNet100) in the paper. Published: `mobilenet-v3-small` 16, `efficientnet-b0` 32, both with at least 8 in each layer; `cnn` 32. `vit` has 8 x `width` throughout, `mlp` 4 x `width` units in each layer (published 50), `cnn1d` 128 where published. Networks of timm have their own.",
         low=1,
         high=256,
     )
     stem: Literal["auto", "cifar", "imagenet"] = key(
         "auto",
-        "First layers of the network: `cifar`, for small images, or `imagenet`, which `auto` uses from 112 pixels on. `resnet18`: 3x3 with stride 1, or 7x7 with stride 2 and max-pooling. `mobilenet-v3-small`, `efficientnet-b0`: stride 1 or 2 in the first two strided layers. `vit`: patches of an eighth of the image's side, or of 16 pixels. `cnn`, `mlp` and `cnn1d` have no `imagenet`.",
+        "First layers of the network: `cifar`, for small images, or `imagenet`, which `auto` uses from 112 pixels on. `resnet18`: 3x3 with stride 1, or 7x7 with stride 2 and max-pooling. `mobilenet-v3-small`, `efficientnet-b0`: stride 1 or 2 in the first two strided layers. `vit`: patches of an eighth of the image's side, or of 16 pixels. `cnn`, `mlp` and `cnn1d` have no `imagenet`. Networks of timm have their own.",
     )
     weights_file: str = key(
         "",
-        "File with the weights that the network starts from, apart from the output layer: a state dict as `.safetensors`, `.pth` or `.pt`, with the names of this package or of torchvision. The server reads it; clients do only with `trainable` other than `all`, with `centralized` and in simulated attacks.",
+        "File with the weights that the network starts from, apart from the output layer: a state dict as `.safetensors`, `.pth` or `.pt`, with the names of this package, of torchvision or of timm. The server reads it; clients do only with `trainable` other than `all`, with `centralized` and in simulated attacks.",
+    )
+    pretrained: bool = key(
+        False,
+        "Start from the publisher's weights, apart from the output layer: those of timm, or torchvision's ImageNet weights for `resnet18`, `mobilenet-v3-small` and `efficientnet-b0` at their published `width` and with `stem = imagenet`, with ImageNet's normalisation. Taken from the cache, or downloaded, by those who would read a `weights-file`.",
     )
     output_layer: Literal["learned", "simplex"] = key(
         "learned",
@@ -34,9 +41,14 @@ class ModelConfig:
     )
     trainable: Literal["all", "output", "norm", "lora"] = key(
         "all",
-        "What trains: `all`, the `output` layer alone, or also the scales and shifts of normalisation layers (`norm`) or low-rank adapters of all other weights (`lora`). The rest is frozen: it never travels, each client builds it from `seed` or reads it from `weights-file`, and the server's digest tells whether it is the same.",
+        "What trains: `all`, the `output` layer alone, or also the scales and shifts of normalisation layers (`norm`) or low-rank adapters of all other weights (`lora`). The rest is frozen: it never travels, each client builds it from `seed`, `weights-file` or `pretrained`, and is refused if its digest is not the server's.",
     )
     lora_rank: int = key(4, "With `trainable = lora`: rank of the adapters.", low=1, high=1024)
+
+    @property
+    def of_timm(self) -> bool:
+        """Whether the network is one of timm."""
+        return self.network.startswith(TIMM)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Weights to start from: files that fit, and files that others may have made to harm."""
 
+import importlib
 import io
 import pickle
 import zipfile
@@ -7,12 +8,14 @@ from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.error import URLError
 
 import pytest
 import torch
 from safetensors.torch import save as safetensors_of
 from support.common import rounds_of
 from support.made.networks import seeded_resnet18
+from support.tools import need_modules
 from torch import Tensor
 
 from fedkace_flwr.compute.torchvision_compat import import_torchvision
@@ -22,7 +25,7 @@ from fedkace_flwr.data.weights_file import weights_for
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.experiments.running.inline import run_inline
-from fedkace_flwr.networks.catalogue import built
+from fedkace_flwr.networks.catalogue import built, seeded
 from fedkace_flwr.networks.network import Blueprint, Network
 from fedkace_flwr.storage.checkpoint import Checkpoints
 from fedkace_flwr.storage.files import read_bytes
@@ -60,6 +63,113 @@ def test_torchvisions_names_other_classes_and_half_precision_fit_too(tmp_path: P
     found = weights_for(net, written(tmp_path / "resnet18.pth", stored))
     assert torch.equal(found["blocks.2.shortcut.0.weight"], theirs["layer2.0.downsample.0.weight"].float())
     assert {each.dtype for each in found.values()} == {torch.float32}
+
+
+def of_timm(tmp_path: Path, size: int = 32) -> tuple[Network, Weights, Path]:
+    """A network of timm, and a published state dict for images of another size, with the output layer, in a file."""
+    need_modules("timm")
+    net = seeded("timm:test_vit", Blueprint(10, size, 8), 0)
+    theirs = importlib.import_module("timm").create_model("test_vit", num_classes=7).state_dict()
+    return net, theirs, written(tmp_path / "model.safetensors", theirs)
+
+
+def test_files_of_timm_fit_by_their_names_and_for_images_of_other_sizes(tmp_path: Path) -> None:
+    net, theirs, path = of_timm(tmp_path)
+    found = weights_for(net, path)
+    assert set(found) == {name for name in net.state_dict() if not name.startswith("output.")}
+    same = {name for name in theirs if not name.startswith("head.") and name != "pos_embed"}
+    assert all(torch.equal(found[f"body.{name}"], theirs[name]) for name in same)
+    assert found["body.pos_embed"].shape[1] < theirs["pos_embed"].shape[1]
+    backbone = {name: each.half() for name, each in theirs.items() if not name.startswith("head.")}
+    alone = weights_for(net, written(tmp_path / "backbone.pth", backbone))
+    assert torch.allclose(alone["body.pos_embed"], found["body.pos_embed"], atol=1e-3)
+    own = {**net.state_dict(), **found}
+    again = weights_for(net, written(tmp_path / "own.safetensors", own))
+    assert all(torch.equal(again[name], found[name]) for name in found)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda w: {name: each for name, each in w.items() if name != "cls_token"}, r"does not fit .*cls_token"),
+        (lambda w: {**w, "decoder.weight": torch.ones(2)}, r"does not fit .*decoder\.weight"),
+        (lambda w: {**w, "cls_token": torch.full_like(w["cls_token"], torch.nan)}, r"cls_token' holds values that are"),
+        (lambda w: {"head.weight": w["head.weight"]}, "holds no layer of the network"),
+        (lambda w: network().state_dict(), "does not fit the network"),
+    ],
+)
+def test_files_that_do_not_fit_a_network_of_timm_are_refused(
+    tmp_path: Path, change: Callable[[Weights], Weights], message: str
+) -> None:
+    net, theirs, path = of_timm(tmp_path)
+    written(path, change(theirs))
+    with pytest.raises(ConfigError, match=f"weights-file = .*{message}") as refusal:
+        weights_for(net, path)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.fixture
+def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Empty caches of published weights on a machine without a network."""
+    constants = pytest.importorskip("huggingface_hub").constants
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+
+    def unreachable(*args: object, **kwargs: object) -> None:
+        raise URLError("Name or service not known")
+
+    monkeypatch.setattr(torch.hub, "download_url_to_file", unreachable)
+    return tmp_path
+
+
+def test_published_weights_of_timm_come_from_its_cache(small: Make, caches: Path) -> None:
+    _, theirs, path = of_timm(caches)
+    folder = caches / "hub" / "models--timm--test_vit.r160_in1k"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("0" * 40)
+    (folder / "snapshots" / ("0" * 40)).mkdir(parents=True)
+    path.rename(folder / "snapshots" / ("0" * 40) / "model.safetensors")
+    config = small(network="timm:test_vit.r160_in1k", image_size=32, pretrained=True)
+    given = Experiment(config).initial_weights()
+    plain = Experiment(config.replaced({"pretrained": False})).initial_weights()
+    assert torch.equal(given["body.cls_token"], theirs["cls_token"])
+    assert torch.equal(given["output.weight"], plain["output.weight"])
+
+
+def test_published_weights_of_torchvision_come_from_its_cache(small: Make, caches: Path) -> None:
+    theirs = import_torchvision().models.mobilenet_v3_small(num_classes=7).state_dict()
+    (caches / "torch" / "hub" / "checkpoints").mkdir(parents=True)
+    written(caches / "torch" / "hub" / "checkpoints" / "mobilenet_v3_small-047dcff4.pth", theirs)
+    of = {"network": "mobilenet-v3-small", "width": 16, "stem": "imagenet", "image_size": 32}
+    experiment = Experiment(small(**of, pretrained=True))
+    given = experiment.initial_weights()
+    assert torch.equal(given["body.0.0.weight"], theirs["features.0.0.weight"])
+    assert experiment.normalisation[0] == (0.485, 0.456, 0.406) != Experiment(small(**of)).normalisation[0]
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (
+            {"network": "timm:test_vit.r160_in1k", "image_size": 32},
+            "'timm:test_vit.r160_in1k': .*HF_HOME.*weights-file",
+        ),
+        ({"network": "resnet18", "width": 64, "stem": "imagenet"}, "not known.*TORCH_HOME .*weights-file"),
+        ({"network": "resnet18", "width": 8}, "width = 8 and stem = 'cifar': must be width = 64 and stem = 'imagenet'"),
+        ({"network": "cnn"}, "'cnn', which has no published weights: must be false, or network resnet18, "),
+        ({"weights_file": "a.pth"}, "pretrained = true with weights-file"),
+        ({"method": "tfcl"}, "pretrained = true with method = 'tfcl', which sends no weights: must be false"),
+    ],
+)
+def test_a_run_that_cannot_have_published_weights_ends_before_it_begins(
+    small: Make, caches: Path, keys: dict[str, Any], message: str
+) -> None:
+    if "timm" in str(keys):
+        need_modules("timm")
+    with pytest.raises(ConfigError, match=message) as refusal:
+        run_inline(small(**keys, pretrained=True))
+    assert "\n" not in str(refusal.value) and not (caches / "run").exists()
 
 
 def _without(name: str) -> Callable[[Weights], Any]:

@@ -81,9 +81,11 @@ def assert_same_answers(kept: KeptModels, content: bytes) -> None:
 
 @pytest.mark.matrix
 @pytest.mark.slow
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", [*NETWORKS, "timm:test_resnet", "timm:test_vit"])
 def test_every_network_answers_the_same_as_onnx(network: str) -> None:
-    kept = model(network, 8, {"global": MET})
+    if network not in NETWORKS:
+        need_modules("timm")
+    kept = model(network, 8 if network in NETWORKS else 32, {"global": MET})
     content, difference = to_onnx(kept)
     assert difference is not None and difference <= TOLERANCE
     assert_same_answers(kept, content)

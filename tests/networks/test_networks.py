@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 from support.gradients import gradient_of
+from support.tools import need_modules
 from torch import Tensor
 
 from fedkace_flwr.algorithms.refed_scores import all_gradients
@@ -30,15 +31,20 @@ WITH_NORM = {
     "cnn": False,
     "mlp": False,
     "cnn1d": True,
+    "timm:test_resnet": True,
+    "timm:test_vit": False,
 }
+PATCHES = {"timm:test_vit": 4}  # whose patches are so many times as wide as the smallest images here
 PIXELS = Preprocess.by_statistics((0.5,) * 3, (0.25,) * 3, torch.device("cpu"))
 
-every_network = pytest.mark.parametrize("name", NETWORKS)
+every_network = pytest.mark.parametrize("name", WITH_NORM)
 
 
 def blueprint(name: str, size: int = 8) -> Blueprint:
     """Of series for the network that takes nothing else, and of pictures for the others."""
-    return Blueprint(CLASSES, (3, size) if name == "cnn1d" else size, 2)
+    if name not in NETWORKS:
+        need_modules("timm")
+    return Blueprint(CLASSES, (3, size) if name == "cnn1d" else size * PATCHES.get(name, 1), 2)
 
 
 def network(name: str, seed: int = 0, size: int = 8) -> Network:
@@ -52,7 +58,7 @@ def images(count: int, size: int = 8) -> torch.Tensor:
 
 
 def samples(name: str, count: int, size: int = 8) -> torch.Tensor:
-    pictures = images(count, size)
+    pictures = images(count, size * PATCHES.get(name, 1))
     return pictures[:, :, 0].float() / 255 if name == "cnn1d" else pictures
 
 
@@ -102,13 +108,14 @@ def test_nothing_is_drawn_in_a_pass(name: str) -> None:
 
 @every_network
 def test_what_is_known_of_it_without_weights(name: str) -> None:
-    net = network(name)
-    maps = net.eval().lower_half()(batch_of(name, 1))
-    half = (maps.shape[1], max(maps.shape[2:]))
+    net, half = network(name), None
+    if net.splits:
+        maps = net.eval().lower_half()(batch_of(name, 1))
+        half = (maps.shape[1], max(maps.shape[2:]))
     assert facts_of(name, blueprint(name)) == Facts(net.output.in_features, WITH_NORM[name], half)
 
 
-@every_network
+@pytest.mark.parametrize("name", NETWORKS)
 def test_its_halves_make_the_whole(name: str) -> None:
     net, batch = network(name).eval(), batch_of(name, 3)
     with torch.inference_mode():
@@ -262,9 +269,17 @@ def test_the_published_network_is_that_of_torchvision(name: str, width: int, pub
         ("cnn1d", Blueprint(5, 8, 2), r"network = 'cnn1d': takes series, .*shape \(3, 8, 8\)"),
         ("mlp", Blueprint(5, 8, 2, "imagenet"), "stem = 'imagenet': with network = 'mlp'"),
         ("resnet81", Blueprint(5, 8, 2), "network = 'resnet81': must be one of resnet18, .*did you mean resnet18"),
+        ("timm:resnet81", Blueprint(5, 8, 2), "network = 'timm:resnet81': .*did you mean timm:resnet18, "),
+        ("timm:resnet18.a9", Blueprint(5, 8, 2), r"network = 'timm:resnet18\.a9': .*did you mean timm:resnet18\.a"),
+        ("timm:vit_tiny_patch16", Blueprint(5, 8, 2), "did you mean timm:vit_tiny_patch16_224, "),
+        ("timm:hf-hub:some/model", Blueprint(5, 8, 2), r"must be timm: and a name of timm\.list_models"),
+        ("timm:test_vit", Blueprint(5, 40, 2), "image-size = 40: .*multiple of the patches' size, 16, such as 32"),
+        ("timm:test_resnet", Blueprint(5, (13,), 2), r"network = 'timm:test_resnet': takes pictures, .*\(13,\)"),
     ],
 )
 def test_what_a_network_cannot_take_is_refused_in_one_line(name: str, blueprint: Blueprint, message: str) -> None:
+    if name.startswith("timm:"):
+        need_modules("timm")
     with pytest.raises(ConfigError, match=message) as refusal:
         built(name, blueprint)
     assert "\n" not in str(refusal.value)
