@@ -22,7 +22,7 @@ _LONGEST = 10**6  # seconds between two rounds; much more would overflow the clo
 
 
 def feed(config: Config, folder: Path, *, every: float = 0.0) -> None:
-    """Write each client's chunks to ``FOLDER/client-K/new``, one file per round, and its test images to ``test``.
+    """Write each client's chunks to ``FOLDER/client-K/new``, one file per round, and its test samples to ``test``.
 
     Parameters
     ----------
@@ -42,8 +42,6 @@ def feed(config: Config, folder: Path, *, every: float = 0.0) -> None:
     if not 0 <= every <= _LONGEST:
         raise ConfigError(f"--every {every:g}: must be a number of seconds from 0 to {_LONGEST}")
     experiment = Experiment(config)
-    if not experiment.dataset.form.is_picture:
-        raise ConfigError(f"dataset = {config.data.dataset!r}: its samples are arrays, and inboxes take pictures alone")
     experiment.check_streams()
     everything = torch.ones(experiment.dataset.num_classes, dtype=torch.bool)
     homes = [folder / f"client-{client}" for client in range(config.stream.clients)]
@@ -59,6 +57,12 @@ def feed(config: Config, folder: Path, *, every: float = 0.0) -> None:
         logger.info("round %d of %d: chunks written for %d clients", number, config.stream.rounds, len(homes))
         if every and number < config.stream.rounds:
             time.sleep(every)
+    if not (form := experiment.dataset.form).is_picture:
+        pairs = ", ".join(
+            f"{mean}/{std}" for mean, std in zip(experiment.dataset.mean, experiment.dataset.std, strict=True)
+        )
+        shape = ", ".join(map(str, form.shape))
+        logger.info("keys for these inboxes: inbox-shape = %r, inbox-statistics = %r", shape, pairs)
 
 
 def drop(experiment: Experiment, samples: Samples, path: Path) -> None:
@@ -69,9 +73,11 @@ def drop(experiment: Experiment, samples: Samples, path: Path) -> None:
     ResultsError
         It cannot be written.
     """
-    images = samples.images(experiment.dataset.fetch).permute(0, 2, 3, 1).contiguous()
-    content = io.BytesIO()
-    np.savez_compressed(content, images=images.numpy(), labels=samples.labels.numpy())
+    values, labels, content = samples.images(experiment.dataset.fetch), samples.labels.numpy(), io.BytesIO()
+    if experiment.dataset.form.is_picture:
+        np.savez_compressed(content, images=values.permute(0, 2, 3, 1).contiguous().numpy(), labels=labels)
+    else:
+        np.savez_compressed(content, x=values.numpy(), y=labels)
     try:
         make_folder(path.parent)
         write_bytes(path, content.getvalue(), mode=0o600)

@@ -414,8 +414,17 @@ class Config:
                 f"class-names = {self.data.class_names!r:.200}: {UNLABELLED!r} is the folder of pictures without a "
                 "label; must be another name"
             )
-        if self.data.image_size < 1:
-            raise ConfigError(f"image-size = {self.data.image_size}: with dataset = 'inbox', must be at least 1")
+        if shape := self.data.inbox_lengths():
+            self.data.inbox_statistics_of(shape[0])
+        elif self.data.image_size < 1:
+            raise ConfigError(
+                f"image-size = {self.data.image_size}: with dataset = 'inbox', must be at least 1, or inbox-shape be set, "
+                "if samples are no pictures"
+            )
+        elif self.data.inbox_statistics:
+            raise ConfigError(
+                f"inbox-statistics = {self.data.inbox_statistics!r:.200}: is for samples with an inbox-shape; must be ''"
+            )
         if self.buffer.capacity < len(names):
             raise ConfigError(
                 f"capacity = {self.buffer.capacity}: must be at least the number of classes, {len(names)}"

@@ -72,10 +72,10 @@ class Samples:
     rounds: Tensor
 
     @classmethod
-    def none(cls, pixels_of: tuple[int, int, int] | None = None) -> Self:
-        """No samples, by id; by pixel if the image shape (3, H, W) is given."""
+    def none(cls, form: Form | None = None) -> Self:
+        """No samples, by id; by value if their form is given."""
         empty = torch.empty(0, dtype=torch.int64)
-        content = empty if pixels_of is None else torch.empty((0, *pixels_of), dtype=torch.uint8)
+        content = empty if form is None else torch.from_numpy(np.empty((0, *form.shape), dtype=form.dtype))
         return cls(content, empty, empty)
 
     @classmethod

@@ -16,7 +16,7 @@ from fedkace_flwr.errors import DataError
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.messaging import wire
 from fedkace_flwr.messaging.wire import MOST_NEW_CLASSES, AgreedClasses
-from fedkace_flwr.samples import Samples
+from fedkace_flwr.samples import Form, Samples
 from fedkace_flwr.storage.folders import OpenFolder
 
 logger = logging.getLogger(__name__)
@@ -253,17 +253,14 @@ class LateInbox:
     ----------
     inbox : Inbox
         The inbox.
-    image_size : int
-        Height and width of images, in pixels.
     bound : int
         Most pictures that wait.
     age : float
         Seconds after which one is dropped.
     """
 
-    def __init__(self, inbox: Inbox, image_size: int, bound: int, age: float) -> None:
+    def __init__(self, inbox: Inbox, bound: int, age: float) -> None:
         self._inbox = inbox
-        self._size = image_size
         self.kept = self._bound = bound
         self._age = age
 
@@ -305,12 +302,12 @@ def _tuples(keys: Tensor) -> list[arrivals.Key]:
 
 
 class InboxSource:
-    """A device's chunks as they arrive, by pixel.
+    """A device's chunks as they arrive, by value.
 
     Parameters
     ----------
     experiment : Experiment
-        Agreed classes, image size, and limits of the inbox.
+        Agreed classes, form of samples, and limits of the inbox.
     folder : Path
         The inbox.
     run : str
@@ -339,25 +336,25 @@ class InboxSource:
         tells: bool = True,
     ) -> None:
         settings, dataset = experiment.config.data, experiment.dataset
-        self.class_names, self._size = classes.names if classes else dataset.class_names, dataset.image_size
+        self.class_names, self._form = classes.names if classes else dataset.class_names, dataset.form
         self.tells = classes is not None and tells
         strangers: Strangers = "reject" if classes is None else "wait" if tells else "keep secret"
         self._inbox = Inbox(
             folder,
             run,
             self.class_names,
-            self._size,
+            self._form,
             bound=settings.inbox_bound,
             keep=settings.inbox_after == "keep",
             strangers=strangers,
         )
-        self.late = LateInbox(self._inbox, self._size, settings.unlabelled_bound, settings.unlabelled_age)
+        self.late = LateInbox(self._inbox, settings.unlabelled_bound, settings.unlabelled_age)
         self._test_folder = test_folder
         self._bound, self._grows = settings.inbox_bound, classes is not None
 
     def none(self) -> Samples:
-        """No samples, by pixel."""
-        return Samples.none((3, self._size, self._size))
+        """No samples, by value."""
+        return Samples.none(self._form)
 
     def chunk(self, number: int, learned: int) -> Samples:
         """The samples that have arrived; see :meth:`Inbox.take`."""
@@ -387,7 +384,7 @@ class InboxSource:
         if self._test_folder is None:
             return self.none()
         try:
-            images, labels = read_folder(self._test_folder, self.class_names, self._size)
+            images, labels = read_folder(self._test_folder, self.class_names, self._form)
         except DataError as fault:  # what cannot be measured can be learned nevertheless
             logger.warning("%s; nothing is tested", fault)
             return self.none()
@@ -395,8 +392,8 @@ class InboxSource:
         return samples.take(seen[samples.labels].nonzero().squeeze(1))
 
 
-def read_folder(folder: Path, class_names: tuple[str, ...], image_size: int) -> arrivals.Arrived:
-    """All samples of a folder with files like those of an inbox; uint8 (n, 3, S, S) and int64 (n,).
+def read_folder(folder: Path, class_names: tuple[str, ...], form: Form) -> arrivals.Arrived:
+    """All samples of a folder with files like those of an inbox; uint8 (n, 3, S, S) or float32 (n, ...), and int64 (n,).
 
     Files that an inbox would reject are left out, with a warning that counts them.
 
@@ -405,13 +402,13 @@ def read_folder(folder: Path, class_names: tuple[str, ...], image_size: int) -> 
     DataError
         The folder cannot be read, or the process that decodes pictures does not work.
     """
-    images, labels = [np.empty((0, 3, image_size, image_size), dtype=np.uint8)], [np.empty(0, dtype=np.int64)]
+    images, labels = [np.empty((0, *form.shape), dtype=form.dtype)], [np.empty(0, dtype=np.int64)]
     faults: list[str] = []
     try:
         with OpenFolder.at(folder) as opened, PictureProcess() as decoder:
             for arrival in arrivals.listing(opened):
                 try:
-                    more = arrivals.read(arrival, class_names, image_size, decoder.square)
+                    more = arrivals.read(arrival, class_names, form, decoder.square)
                 except (DataError, OSError) as fault:
                     if isinstance(fault, OSError) and arrivals.concerns_all(fault):
                         raise

@@ -1,14 +1,16 @@
 """Labelled samples, by id and by pixel through one interface."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedkace_flwr.samples import Samples
+from fedkace_flwr.samples import Form, Samples
 
 SHAPE = (3, 2, 2)
+FORM = Form(np.dtype(np.uint8), SHAPE)
 IMAGES = torch.arange(40 * 12, dtype=torch.int64).remainder(256).to(torch.uint8).reshape(40, *SHAPE)
 LABELS = torch.arange(40) % 6
 
@@ -42,7 +44,7 @@ def assert_alike(ids: Samples, pixels: Samples) -> None:
 
 @given(st.data())
 def test_ids_and_pixels_stay_alike_through_any_selection_and_joining(data: st.DataObject) -> None:
-    ids, pixels = Samples.none(), Samples.none(SHAPE)
+    ids, pixels = Samples.none(), Samples.none(FORM)
     assert_alike(ids, pixels)
     for round_number in range(1, data.draw(st.integers(1, 4)) + 1):
         chunk = data.draw(st.lists(st.integers(0, 39), max_size=8))
@@ -76,8 +78,8 @@ def test_class_counts_have_a_place_for_every_class(make) -> None:  # type: ignor
 
 def test_no_samples_are_none_of_either_kind() -> None:
     assert Samples.none().content.dtype == torch.int64
-    assert Samples.none(SHAPE).images(no_fetch).shape == (0, *SHAPE)
-    assert len(Samples.none()) == len(Samples.none(SHAPE)) == 0
+    assert Samples.none(FORM).images(no_fetch).shape == (0, *SHAPE)
+    assert len(Samples.none()) == len(Samples.none(FORM)) == 0
     joined = Samples.none().followed_by(by_id([4], 3))
     assert joined.content.tolist() == [4]
     assert joined.labels.dtype == joined.rounds.dtype == torch.int64

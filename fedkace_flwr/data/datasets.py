@@ -23,7 +23,7 @@ import torch
 from filelock import FileLock
 from numpy.typing import NDArray
 
-from fedkace_flwr.data.readers.catalogue import source_of
+from fedkace_flwr.data.readers.catalogue import form_asked, source_of
 from fedkace_flwr.data.readers.source import BLOCK, Content, check_num_classes, checked, form_of, found
 from fedkace_flwr.errors import DataError, MissingDataError
 from fedkace_flwr.samples import Form
@@ -157,8 +157,8 @@ def _by_class(ids: NDArray[np.int64], labels: NDArray[np.int64], classes: int) -
 def load_dataset(config: DataConfig, seed: int = 0, *, progress: bool = False, download: bool = True) -> Dataset:
     """Open a data set; prepare it first if the cache has no usable copy.
 
-    With ``dataset = inbox`` there is no data set to open: the result has the agreed classes, no images, mean 0.5
-    and standard deviation 0.25.
+    With ``dataset = inbox`` there is no data set to open: the result has the agreed classes and statistics, no samples;
+    of pictures, mean 0.5 and standard deviation 0.25.
 
     Any number of processes may call this at once: one prepares the data set, the others wait. If files change, they
     are prepared again next to the old copy. The cache can be deleted at any time. One prepared copy serves all seeds and
@@ -221,10 +221,11 @@ def load_dataset(config: DataConfig, seed: int = 0, *, progress: bool = False, d
 
 
 def _agreed(config: DataConfig) -> Dataset:
-    """A data set without images for data from inboxes: the classes and the image size that the configuration fixes."""
-    none = np.empty((0, 3, config.image_size, config.image_size), dtype=np.uint8)
-    unheld = np.empty(0, dtype=np.bool_)
-    return Dataset("inbox", none, np.empty(0, dtype=np.int64), unheld, config.named_classes(), (0.5,) * 3, (0.25,) * 3)
+    """A data set without samples for data from inboxes: what the configuration fixes."""
+    form = form_asked(config)
+    mean, std = ((0.5,) * 3, (0.25,) * 3) if form.is_picture else config.inbox_statistics_of(form.shape[0])
+    none, unheld = np.empty((0, *form.shape), dtype=form.dtype), np.empty(0, dtype=np.bool_)
+    return Dataset("inbox", none, np.empty(0, dtype=np.int64), unheld, config.named_classes(), mean, std)
 
 
 def cache_dir() -> Path:

@@ -34,7 +34,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 from unicodedata import normalize
 
 import numpy as np
@@ -43,11 +43,13 @@ from numpy.typing import NDArray
 from fedkace_flwr.data import inbox_files as arrivals
 from fedkace_flwr.data.inbox_files import Arrival, Arrived, Key, Picture
 from fedkace_flwr.data.picture_process import PictureProcess
-from fedkace_flwr.data.pixels import SUFFIXES
 from fedkace_flwr.errors import DataError
 from fedkace_flwr.keys import CLASS_NAME, UNLABELLED, is_class_name
 from fedkace_flwr.storage.folders import OpenFolder, make_folder
 from fedkace_flwr.storage.names import fitted, printable, token
+
+if TYPE_CHECKING:
+    from fedkace_flwr.samples import Form
 
 logger = logging.getLogger(__name__)
 
@@ -92,8 +94,8 @@ class Inbox:
         The run that takes files. Files that another run took but did not learn are taken again.
     class_names : sequence of str
         The agreed classes, in the order of their labels.
-    image_size : int
-        Height and width of images, in pixels.
+    form : Form
+        What samples are.
     bound : int
         Maximum number of samples that a round takes; files are never split, and one that holds more is rejected.
     keep : bool
@@ -118,7 +120,7 @@ class Inbox:
         folder: Path,
         run: str,
         class_names: Sequence[str],
-        image_size: int,
+        form: "Form",
         *,
         bound: int,
         keep: bool = True,
@@ -127,7 +129,7 @@ class Inbox:
         self.folder = folder
         self._run = token(run or "run")
         self._classes = class_names
-        self._size = image_size
+        self._form = form
         self._bound = bound
         self._keep = keep
         self._strangers = strangers
@@ -155,7 +157,7 @@ class Inbox:
 
         Returns
         -------
-        Images, uint8 (n, 3, S, S), and labels, int64 (n,); n = 0 if nothing has arrived.
+        Samples, uint8 (n, 3, S, S) or float32 (n, ...), and labels, int64 (n,); n = 0 if nothing has arrived.
 
         Raises
         ------
@@ -193,19 +195,19 @@ class Inbox:
         with self._open() as rooms, _unlabelled(rooms.new) as folder:
             return arrivals.pictures(folder)[0] if folder is not None else []
 
-    def read_unlabelled(self, names: Sequence[str]) -> tuple[list[int], NDArray[np.uint8]]:
-        """Read pictures that wait: positions of those that could be read, and their images, uint8 (n, 3, S, S).
+    def read_unlabelled(self, names: Sequence[str]) -> tuple[list[int], NDArray[Any]]:
+        """Read pictures that wait: positions of those that could be read, and their samples, uint8 (n, 3, S, S) or float32 (n, ...).
 
         A picture that cannot be read is rejected, unless it is gone.
         """
-        found: dict[int, NDArray[np.uint8]] = {}
+        found: dict[int, NDArray[Any]] = {}
         with self._open() as rooms, _unlabelled(rooms.new) as folder, PictureProcess() as decoder:
             for place, name in enumerate(names):
                 if folder is None:
                     break
                 arrival = Arrival(folder, name, None)
                 try:
-                    found[place] = arrivals.picture(arrival, self._size, decoder.square)
+                    found[place] = arrivals.single(arrival, self._form, decoder.square)
                 except (DataError, OSError) as fault:
                     self._reject(rooms, arrival, fault)
         return [*found], np.stack([*found.values()]) if found else self._nothing()[0]
@@ -254,7 +256,7 @@ class Inbox:
                 waiting, others = arrivals.pictures(folder)
                 names = {normalize("NFC", each.name): Arrival(folder, each.name, None) for each in waiting}
                 for name in others:
-                    fault = DataError(f"{printable(name)}: must be a picture ({', '.join(SUFFIXES)})")
+                    fault = DataError(f"{printable(name)}: must be {arrivals.SINGLE}")
                     self._reject(rooms, Arrival(folder, name, None), fault)
             for file in files:
                 try:
@@ -406,7 +408,7 @@ class Inbox:
             for each in arrivals.listing(folder):
                 try:
                     key = arrivals.key(each)
-                    images, labels = arrivals.read(each, self._classes, self._size, decoder.square)
+                    images, labels = arrivals.read(each, self._classes, self._form, decoder.square)
                     self._check_bound(each, len(labels))
                 except (DataError, OSError) as fault:
                     if isinstance(fault, arrivals.UnknownClassError) and self._strangers == "wait":  # as if it came now
@@ -424,7 +426,7 @@ class Inbox:
         return images, labels
 
     def _nothing(self) -> Arrived:
-        return np.empty((0, 3, self._size, self._size), dtype=np.uint8), np.empty(0, dtype=np.int64)
+        return np.empty((0, *self._form.shape), dtype=self._form.dtype), np.empty(0, dtype=np.int64)
 
     def _count(self, rooms: _Rooms, arrival: Arrival) -> tuple[int, list[str]]:
         """Number of samples in a file, and the names of classes for which it has to wait.

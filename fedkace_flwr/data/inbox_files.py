@@ -1,6 +1,7 @@
-"""Reading labelled images that other programs have written: an ``.npz``, or a picture in the folder of its class.
+"""Reading labelled samples that other programs have written: an ``.npz``, or a picture in the folder of its class.
 
-A picture may also come without a label, and its label later, in a file of labels.
+Where samples are arrays of numbers, a table may be a ``.csv``, and a single sample is an ``.npy``. A picture or a single
+array may also come without a label, and its label later, in a file of labels.
 
 No file is trusted. A file is opened once, without following a link and without waiting; what is checked is what was
 opened, and all reading is from there, so it does not matter what takes the name's place meanwhile. Sizes are checked
@@ -16,20 +17,24 @@ import stat
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkace_flwr.data.csv_table import Table, read_csv
 from fedkace_flwr.data.images import Framing
 from fedkace_flwr.data.pixels import MAX_FILE, SUFFIXES
 from fedkace_flwr.errors import DataError
 from fedkace_flwr.keys import UNLABELLED
-from fedkace_flwr.npy import HeaderError, read_content, read_header
+from fedkace_flwr.npy import HeaderError, read_array, read_content, read_header
 from fedkace_flwr.storage.files import IrregularFileError, LargeFileError, open_regular, read_open
 from fedkace_flwr.storage.folders import OpenFolder
 from fedkace_flwr.storage.names import printable
+
+if TYPE_CHECKING:
+    from fedkace_flwr.samples import Form  # which loads PyTorch; who only counts does without
 
 LARGEST_FILE = 2**28
 """Largest size of a file, and of the arrays of one, unpacked; bytes."""
@@ -38,9 +43,17 @@ LARGEST_LABELS = 2**22
 """Largest size of a file of labels, bytes."""
 
 _UNFINISHED = (".part", ".partial", ".tmp")
-_ARCHIVE = ".npz"
+_ARCHIVE, _TABLE, _ARRAY = ".npz", ".csv", ".npy"
 _IMAGES, _LABELS = "images", "labels"
-_WANTED = f"an .npz with {_IMAGES} and {_LABELS}, or a picture ({', '.join(SUFFIXES)}) in the folder of its class"
+_X, _Y = "x", "y"
+_PICTURES = f"an .npz with {_IMAGES} and {_LABELS}, or a picture ({', '.join(SUFFIXES)}) in the folder of its class"
+_ARRAYS = f"an .npz with {_X} and {_Y}, a table ({_TABLE}), or an array ({_ARRAY}) in the folder of its class"
+_SINGLES = (*SUFFIXES, _ARRAY)
+SINGLE = f"a picture ({', '.join(SUFFIXES)}) or, of arrays, an array ({_ARRAY})"
+"""What a file of one sample must be, in words."""
+
+_LONGEST_LINE = 2**20  # characters; a cell takes many times its length in memory
+_MOST_ROWS = 100_000  # the most samples that a round can take
 _WORD = 2**63  # keys are stored as signed numbers
 _HEADER = ["name", "label"]
 
@@ -51,8 +64,8 @@ _NOT_ONE_FILES = frozenset(
     {errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EROFS, errno.ESTALE}
 )
 
-Arrived = tuple[NDArray[np.uint8], NDArray[np.int64]]
-"""Images, uint8 (n, 3, S, S), and labels, int64 (n,)."""
+Arrived = tuple[NDArray[Any], NDArray[np.int64]]
+"""Samples, uint8 (n, 3, S, S) or float32 (n, ...), and labels, int64 (n,)."""
 
 Square = Callable[[bytes, Framing], NDArray[np.uint8]]
 """Decodes a picture's bytes to uint8 (3, S, S); raises DataError if they are none."""
@@ -127,14 +140,14 @@ def _holds_labels(name: str, is_folder: bool) -> bool:
 
 
 def pictures(folder: OpenFolder) -> tuple[list[Picture], list[str]]:
-    """The pictures in the folder of those without labels, in the order in which they came; and what else is there."""
+    """The pictures, or single arrays, in the folder of those without labels, in the order in which they came; and what else is there."""
     found, others = [], []
     for name, _ in _finished(folder):
         try:
             facts = os.stat(name, dir_fd=folder.descriptor, follow_symlinks=False)
         except FileNotFoundError:
             continue
-        if stat.S_ISREG(facts.st_mode) and name.lower().endswith(SUFFIXES):
+        if stat.S_ISREG(facts.st_mode) and name.lower().endswith(_SINGLES):
             found.append(Picture(name, _key_of(facts), facts.st_ctime))
         else:
             others.append(name)
@@ -225,24 +238,28 @@ def count(arrival: Arrival) -> tuple[int, frozenset[str]]:
         It cannot be opened or read.
     """
     if arrival.class_name is not None:
-        _check_kind(arrival, SUFFIXES)
+        _check_kind(arrival, _SINGLES)
         os.close(_opened(arrival))
         return 1, frozenset({normalize("NFC", arrival.class_name)})
-    _check_kind(arrival, (_ARCHIVE,))
+    _check_kind(arrival, (_ARCHIVE, _TABLE))
+    if arrival.name.lower().endswith(_TABLE):
+        table = _table(arrival)
+        return len(table.labels), frozenset(normalize("NFC", name) for name in table.labels)
     content = _content(arrival)
     with _faults_of(arrival), _archive(content) as archive:
-        labels = _array(archive, _LABELS)
+        labels = _array(archive, _LABELS if f"{_Y}.npy" not in archive.namelist() else _Y)
         rows = _rows(labels.shape)
         names = np.unique(labels).tolist() if labels.dtype.kind == "U" else []
         return rows, frozenset(normalize("NFC", name) for name in names)
 
 
-def read(arrival: Arrival, class_names: Sequence[str], image_size: int, square: Square) -> Arrived:
+def read(arrival: Arrival, class_names: Sequence[str], form: "Form", square: Square) -> Arrived:
     """Read a whole file.
 
-    An archive holds ``images``, uint8 of shape (n, S, S, 3), (n, 3, S, S) or, for greyscale, (n, S, S), and
+    An archive of pictures holds ``images``, uint8 of shape (n, S, S, 3), (n, 3, S, S) or, for greyscale, (n, S, S), and
     ``labels``, (n,): whole numbers from 0 in the order of the classes, or class names. A picture may have any size:
-    its shorter side is scaled to S, and the centre is cropped.
+    its shorter side is scaled to S, and the centre is cropped. An archive of arrays holds ``x``, float32 (n, ...), and
+    such labels as ``y``; a table's column ``label`` holds class names.
 
     Parameters
     ----------
@@ -250,8 +267,8 @@ def read(arrival: Arrival, class_names: Sequence[str], image_size: int, square: 
         The file.
     class_names : sequence of str
         The agreed classes, in the order of their labels.
-    image_size : int
-        Height and width S that images must have.
+    form : Form
+        What samples must be.
     square : callable
         Decodes pictures.
 
@@ -260,45 +277,86 @@ def read(arrival: Arrival, class_names: Sequence[str], image_size: int, square: 
     UnknownClassError
         It names a class that is not agreed.
     DataError
-        The file is damaged or too large, or an image or a label differs from what was agreed.
+        The file is damaged or too large, or a sample or a label differs from what was agreed.
     OSError
         It cannot be opened or read.
     """
     if arrival.class_name is not None:
         with _faults_of(arrival):
             label = _label_of(arrival.class_name, class_names)
-        return picture(arrival, image_size, square)[None], np.array([label], dtype=np.int64)
-    _check_kind(arrival, (_ARCHIVE,))
+        return single(arrival, form, square)[None], np.array([label], dtype=np.int64)
+    _check_kind(arrival, (_ARCHIVE,) if form.is_picture else (_ARCHIVE, _TABLE), form)
+    if arrival.name.lower().endswith(_TABLE):
+        return _rows_as_agreed(arrival, class_names, form)
     content = _content(arrival)
-    with _faults_of(arrival), _archive(content) as archive:
+    with _faults_of(arrival, form), _archive(content) as archive:
         size = sum(member.file_size for member in archive.infolist())
         if size > LARGEST_FILE:
             raise DataError(f"holds {size} bytes unpacked; must be at most {LARGEST_FILE}")
-        images, labels = _array(archive, _IMAGES), _array(archive, _LABELS)
-        return _images_as_agreed(images, _rows(labels.shape), image_size), _labels_as_agreed(labels, class_names)
+        names = (_IMAGES, _LABELS) if form.is_picture else (_X, _Y)
+        samples, labels = (_array(archive, name) for name in names)
+        rows = _rows(labels.shape)
+        if form.is_picture:
+            return _images_as_agreed(samples, rows, form.shape[-1]), _labels_as_agreed(labels, class_names)
+        return _finite(samples, (rows, *form.shape)), _labels_as_agreed(labels, class_names)
 
 
-def picture(arrival: Arrival, image_size: int, square: Square) -> NDArray[np.uint8]:
-    """Read a picture, uint8 (3, S, S).
+def single(arrival: Arrival, form: "Form", square: Square) -> NDArray[Any]:
+    """Read a picture, uint8 (3, S, S), or a single array, float32 (...).
 
     Raises
     ------
     DataError, OSError
         As :func:`read`.
     """
-    _check_kind(arrival, SUFFIXES)
+    _check_kind(arrival, SUFFIXES if form.is_picture else (_ARRAY,), form)
     content = _content(arrival, MAX_FILE)
+    if not form.is_picture:
+        with _faults_of(arrival, form):
+            return _finite(read_array(content), form.shape)
     try:
-        return square(content, Framing.of_files(image_size))
+        return square(content, Framing.of_files(form.shape[-1]))
     except DataError as fault:  # and no other: an OSError is about the decoder, not about this file
         raise DataError(f"{printable(arrival.name)}: {fault}") from fault
+
+
+def _finite(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[np.float32]:
+    if array.dtype != np.float32 or array.shape != shape:
+        raise DataError(
+            f"is {array.dtype} of shape {array.shape}; must be float32 of shape {shape}, each sample as agreed (inbox-shape)"
+        )
+    if not np.isfinite(array).all():
+        raise DataError("holds a value that is not finite")
+    return np.ascontiguousarray(array)
+
+
+def _rows_as_agreed(arrival: Arrival, class_names: Sequence[str], form: "Form") -> Arrived:
+    table = _table(arrival)
+    with _faults_of(arrival, form):
+        labels = np.array([_label_of(name, class_names) for name in table.labels], dtype=np.int64)
+        return _finite(table.features, (len(labels), *form.shape)), labels
+
+
+def _table(arrival: Arrival) -> Table:
+    content = _content(arrival, MAX_FILE)
+    with _faults_of(arrival):
+        return read_csv(_lines(content), "table", most=_MOST_ROWS)
+
+
+def _lines(content: bytes) -> Iterator[str]:
+    """The lines of a table, each of bounded length and with whole cells."""
+    file = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig", newline="")
+    while line := file.readline(_LONGEST_LINE):
+        if len(line) == _LONGEST_LINE or line.count('"') % 2:
+            raise DataError(f"has a line of {_LONGEST_LINE} characters or more, or a cell that goes over several lines")
+        yield line
 
 
 class _faults_of:
     """Turn any error that a parser raises about a file's content into a one-line DataError that names the file."""
 
-    def __init__(self, arrival: Arrival) -> None:
-        self._name = printable(arrival.name)
+    def __init__(self, arrival: Arrival, form: "Form | None" = None) -> None:
+        self._name, self._wanted = printable(arrival.name), _wanted(form)
 
     def __enter__(self) -> None:
         return None
@@ -308,7 +366,7 @@ class _faults_of:
             raise type(fault)(f"{self._name}: {fault}") from fault
         if isinstance(fault, Exception):
             text = printable(" ".join(str(fault).split())) or type(fault).__name__
-            raise DataError(f"{self._name}: damaged, or not {_WANTED} ({text[:200]})") from fault
+            raise DataError(f"{self._name}: damaged, or not {self._wanted} ({text[:200]})") from fault
 
 
 def _opened(arrival: Arrival) -> int:
@@ -338,7 +396,7 @@ def _archive(content: bytes) -> zipfile.ZipFile:
     # Python makes an object for each entry, of many times its size, before any can be looked at.
     entries = content.count(_ENTRY)
     if entries > _MOST_ENTRIES:
-        raise DataError(f"holds {entries} parts; must be {_WANTED}")
+        raise DataError(f"holds {entries} parts; must be {_wanted()}")
     return zipfile.ZipFile(io.BytesIO(content))
 
 
@@ -346,9 +404,16 @@ def _not_plain(arrival: Arrival) -> DataError:
     return DataError(f"{printable(arrival.name)}: must be a plain file, and no link, pipe or folder")
 
 
-def _check_kind(arrival: Arrival, suffixes: tuple[str, ...]) -> None:
+def _check_kind(arrival: Arrival, suffixes: tuple[str, ...], form: "Form | None" = None) -> None:
     if not arrival.name.lower().endswith(suffixes):
-        raise DataError(f"{printable(arrival.name)}: must be {_WANTED}")
+        raise DataError(f"{printable(arrival.name)}: must be {_wanted(form)}")
+
+
+def _wanted(form: "Form | None" = None) -> str:
+    """What a file must be; without a form, of either kind of samples."""
+    if form is None:
+        return f"{_PICTURES}; of arrays, {_ARRAYS}"
+    return _PICTURES if form.is_picture else _ARRAYS
 
 
 def _label_of(class_name: str, class_names: Sequence[str]) -> int:
@@ -362,7 +427,7 @@ def _array(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
     try:
         facts = archive.getinfo(f"{name}.npy")
     except KeyError as fault:
-        raise DataError(f"holds no array {name!r}; must be {_WANTED}") from fault
+        raise DataError(f"holds no array {name!r}; must be {_wanted()}") from fault
     if facts.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise DataError(f"{name} is compressed in a way that NumPy does not write")
     most = min(facts.file_size, LARGEST_FILE)

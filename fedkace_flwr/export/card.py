@@ -17,12 +17,10 @@ from fedkace_flwr.inference.kept_models import KeptModels
 from fedkace_flwr.results.record import accuracy_so_far, defence_note, defended, known
 from fedkace_flwr.storage.names import in_markdown
 
-_TAGS = ["federated-learning", "continual-learning", "flower", "image-classification"]
+_TAGS = ["federated-learning", "continual-learning", "flower"]
 _SOFTWARE = "fedkace-flwr"
-_ONNX = (
-    "`model.onnx` holds the same model for other programs: `images`, uint8 (n, 3, S, S), become `probabilities`, "
-    "float32 (n, C)."
-)
+_ONNX = "`model.onnx` holds the same model for other programs: {}, become `probabilities`, float32 (n, C)."
+_ONNX_INPUTS = ("`images`, uint8 (n, 3, S, S)", "`arrays`, float32 (n, ...)")
 
 
 _LOADING = f"""## How to load it
@@ -35,10 +33,16 @@ pip install {_SOFTWARE}
 from fedkace_flwr import load_model
 
 predictor = load_model("model")  # the folder of this file
-labels, probabilities = predictor.predict(["picture.png"])
+labels, probabilities = predictor.predict({{given}})
 ```
 
-`config.json` says how an image becomes the network's input."""
+`config.json` says how {{one}} becomes the network's input."""
+_GIVEN = {"image": '["picture.png"]', "sample": "samples"}
+
+
+def _noun(kept: KeptModels) -> str:
+    """What a sample is called."""
+    return "image" if kept.framing else "sample"
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,9 @@ _DATA_SETS = {
         "scikit-learn's copy of the test split of *Optical Recognition of Handwritten Digits* (E. Alpaydin and "
         "C. Kaynak, UCI Machine Learning Repository, 1998)",
         "CC BY 4.0",
+    ),
+    "wine": _DataSet(
+        "scikit-learn's copy of *Wine* (S. Aeberhard and M. Forina, UCI Machine Learning Repository, 1992)", "CC BY 4.0"
     ),
     "cifar10": _DataSet(
         "CIFAR-10 (A. Krizhevsky, *Learning Multiple Layers of Features from Tiny Images*, 2009)",
@@ -82,8 +89,9 @@ _DATA_SETS = {
         "ILSVRC/imagenet-1k",
     ),
 }
+_DATA_SETS["digit-lines"] = _DATA_SETS["digits"]
 _UNKNOWN = "unknown to the program; ask whoever provided them"
-_OWN = _DataSet("images that the program knows nothing about", _UNKNOWN)
+_OWN = _DataSet("data that the program knows nothing about", _UNKNOWN)
 
 
 @dataclass(frozen=True)
@@ -116,25 +124,44 @@ def card(kept: KeptModels, training: Training | None = None, *, onnx: bool = Fal
     """
     parts = [_head(kept, training), _what(kept, training), f"## Model\n\n{_table(('', ''), _model(kept).items())}"]
     if training:
-        parts += [f"## Training data\n\n{_table(('', ''), _data(kept, training.config).items())}", _results(training)]
-    parts += [_use(kept, training), _LOADING + (f"\n\n{_ONNX}" if onnx else ""), _classes(kept), _licences(training)]
+        parts += [
+            f"## Training data\n\n{_table(('', ''), _data(kept, training.config).items())}",
+            _results(training, _noun(kept)),
+        ]
+    parts += [
+        _use(kept, training),
+        _loading(kept) + (f"\n\n{_onnx(kept)}" if onnx else ""),
+        _classes(kept),
+        _licences(training),
+    ]
     if training:
         parts.append(_configuration(training.config))
     return "\n\n".join(parts) + "\n"
 
 
-def with_onnx(text: str, *, onnx: bool) -> str:
+def with_onnx(text: str, kept: KeptModels, *, onnx: bool) -> str:
     """Return a card that says of ``model.onnx`` whether it is there."""
-    without = text.replace(f"\n\n{_ONNX}", "")
-    return f"{without.rstrip()}\n\n{_ONNX}\n" if onnx else without
+    for told in map(_ONNX.format, _ONNX_INPUTS):
+        text = text.replace(f"\n\n{told}", "")
+    return f"{text.rstrip()}\n\n{_onnx(kept)}\n" if onnx else text
+
+
+def _onnx(kept: KeptModels) -> str:
+    return _ONNX.format(_ONNX_INPUTS[0 if kept.framing else 1])
+
+
+def _loading(kept: KeptModels) -> str:
+    noun = _noun(kept)
+    return _LOADING.format(given=_GIVEN[noun], one=f"{'an' if kept.framing else 'a'} {noun}")
 
 
 def _head(kept: KeptModels, training: Training | None) -> str:
     hub = _data_set(training.config).hub if training else ""
+    task = "image-classification" if kept.framing else "tabular-classification" if len(kept.shape) == 1 else ""
     told: dict[str, Any] = {
         "library_name": _SOFTWARE,
-        "pipeline_tag": "image-classification",
-        "tags": [*_TAGS, kept.method, kept.network],
+        **({"pipeline_tag": task} if task else {}),
+        "tags": [*_TAGS, *([task] if task else []), kept.method, kept.network],
         **({"datasets": [hub]} if hub else {}),
     }
     return f"---\n{yaml.safe_dump(told, sort_keys=False)}---"
@@ -151,8 +178,8 @@ def _what(kept: KeptModels, training: Training | None) -> str:
         whose = f"what one client of the federation {how} with: {_answering(kept)}"
     return (
         f"# {in_markdown(kept.method)}{dataset}, round {kept.round}\n\n"
-        "A classifier of images, trained by streaming federated continual learning: clients receive their data in "
-        f"chunks and share no images. It is {whose}, after round {kept.round}{of_rounds}."
+        f"A classifier of {_noun(kept)}s, trained by streaming federated continual learning: clients receive their data "
+        f"in chunks and share no {_noun(kept)}s. It is {whose}, after round {kept.round}{of_rounds}."
     )
 
 
@@ -160,7 +187,11 @@ def _answering(kept: KeptModels) -> str:
     (*names, last) = [in_markdown(name) for name in kept.answers]
     if not names:
         return f"the model *{last}*"
-    how = "the mean of the probabilities of" if kept.combined == "mean" else "for each image the most confident of"
+    how = (
+        "the mean of the probabilities of"
+        if kept.combined == "mean"
+        else f"for each {_noun(kept)} the most confident of"
+    )
     return f"{how} the models *{', '.join(names)} and {last}*"
 
 
@@ -188,7 +219,9 @@ def _input(kept: KeptModels) -> str:
 
 def _data(kept: KeptModels, config: Config) -> dict[str, str]:
     found, stream = _data_set(config), config.stream
-    chunks = f"{config.chunks}, {stream.samples_per_class} new images per class and round" if config.chunks else ""
+    chunks = (
+        f"{config.chunks}, {stream.samples_per_class} new {_noun(kept)}s per class and round" if config.chunks else ""
+    )
     return {
         "data set": in_markdown(_name_of_data(config)),
         "origin": found.origin,
@@ -196,11 +229,11 @@ def _data(kept: KeptModels, config: Config) -> dict[str, str]:
         "clients": str(stream.clients),
         "rounds": f"{kept.round} of {stream.rounds}" if stream.rounds else str(kept.round),
         **({"chunks of a client": chunks} if chunks else {}),
-        "images that a client may store": str(config.buffer.capacity),
+        f"{_noun(kept)}s that a client may store": str(config.buffer.capacity),
     }
 
 
-def _results(training: Training) -> str:
+def _results(training: Training, noun: str) -> str:
     rounds = training.rounds
     last: Mapping[str, Any] = rounds[-1] if rounds else {}
     own = known(last.get("global_accuracy", ()))
@@ -219,21 +252,21 @@ def _results(training: Training) -> str:
     return (
         f"## Results\n\n{_table(('', ''), rows.items())}\n\n"
         + (f"{note.capitalize()}. " if note else "")
-        + "An accuracy is the mean over clients, each on the test images of the classes that it has met, with the model "
+        + f"An accuracy is the mean over clients, each on the test {noun}s of the classes that it has met, with the model "
         "that it predicts with. That need not be the global model: a client may predict with its local one, or with "
         "both. The last row is the mean over the clients that tested the global model, as they use it."
     )
 
 
 def _use(kept: KeptModels, training: Training | None) -> str:
-    seen = set(kept.seen)
+    seen, noun = set(kept.seen), _noun(kept)
     unmet = [in_markdown(name) for label, name in enumerate(kept.class_names) if label not in seen]
     limits = [
-        "It answers with one of its classes whatever the image shows, and knows only images like those that it was "
+        f"It answers with one of its classes whatever the {noun} shows, and knows only {noun}s like those that it was "
         "trained on.",
         "Its probabilities have not been calibrated. Nobody has examined whether it errs more often for some groups of "
         "people or things than for others. Do not base decisions about people on it.",
-        "A model can reveal something about the images that it was trained on, such as whether an image was among them.",
+        f"A model can reveal something about the {noun}s that it was trained on, such as whether one was among them.",
     ]
     if unmet:
         limits.append(f"These classes had not been met and are never predicted: {', '.join(unmet)}.")
@@ -244,7 +277,7 @@ def _use(kept: KeptModels, training: Training | None) -> str:
             limits.append(f"Clients of this run changed the model before they predicted with it ({changes}).")
     return (
         "## Intended use and limits\n\n"
-        "Research on federated continual learning, and classification of images like those that it was trained on.\n\n"
+        f"Research on federated continual learning, and classification of {noun}s like those that it was trained on.\n\n"
         + "\n".join(f"- {text}" for text in limits)
     )
 

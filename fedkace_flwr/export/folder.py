@@ -47,7 +47,7 @@ def write_folder(
     OSError
         The system refuses; the folder is as before.
     """
-    told = card(kept, training, onnx=bool(onnx)) if text is None else with_onnx(text, onnx=bool(onnx))
+    told = card(kept, training, onnx=bool(onnx)) if text is None else with_onnx(text, kept, onnx=bool(onnx))
     with renewed(folder, HOLDS) as new:
         files.write_bytes(new / TENSORS, pack(kept))
         files.write_text(new / DESCRIPTION, json.dumps(_description(kept), indent=2, allow_nan=False) + "\n")

@@ -1,10 +1,14 @@
 """Keys of the data set, and of where a client's samples come from."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 from unicodedata import normalize
 
+from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.keys import key
+
+_MOST_NUMBERS = 2**24  # in a sample of an inbox: 64 MiB
 
 
 @dataclass(frozen=True)
@@ -13,7 +17,7 @@ class DataConfig:
 
     dataset: str = key(
         "digits",
-        "Data set: `digits` (bundled with scikit-learn), `cifar10`, `cifar100`, `mnist`, `emnist-SPLIT` (`balanced`, `byclass`, `bymerge`, `letters`, `digits` or `mnist`), `imagenet100`, `folder` (any image folder with `train/` and perhaps `val/` or `test/`), `hub:OWNER/NAME` (Hugging Face Hub; `hub` alone reads what `save_to_disk` has written to `data-dir`; docs/running.md), `arrays` (tables, series or other arrays of numbers, in `.npz`, `.csv` or `.parquet` files; `arrays?label=COLUMN` names a table's labels; docs/running.md), `inbox` (files that arrive on each device; docs/edge-data.md), or one of another package (docs/extend.md).",
+        "Data set: `digits` (bundled with scikit-learn, as are `digit-lines`, series, and `wine`, a table; docs/data.md), `cifar10`, `cifar100`, `mnist`, `emnist-SPLIT` (`balanced`, `byclass`, `bymerge`, `letters`, `digits` or `mnist`), `imagenet100`, `folder` (any image folder with `train/` and perhaps `val/` or `test/`), `hub:OWNER/NAME` (Hugging Face Hub; `hub` alone reads what `save_to_disk` has written to `data-dir`; docs/running.md), `arrays` (tables, series or other arrays of numbers, in `.npz`, `.csv` or `.parquet` files; `arrays?label=COLUMN` names a table's labels; docs/running.md), `inbox` (files that arrive on each device; docs/edge-data.md), or one of another package (docs/extend.md).",
     )
     data_dir: str = key(
         "data",
@@ -23,7 +27,7 @@ class DataConfig:
     num_classes: int = key(0, "Use only this many classes, the first ones; 0 uses all.", unit="classes", low=0)
     image_size: int = key(
         0,
-        "Height and width of the images. 0: the data set's own size (digits 8, cifar10 and cifar100 32, mnist and emnist 28, imagenet100 224, folder 64, hub 32); must be set for an inbox, and be 0 with arrays.",
+        "Height and width of the images. 0: the data set's own size (digits 8, cifar10 and cifar100 32, mnist and emnist 28, imagenet100 224, folder 64, hub 32); must be set for an inbox of pictures, and be 0 with arrays.",
         unit="pixels",
         low=0,
         high=1024,
@@ -75,6 +79,14 @@ class DataConfig:
         "What happens to an inbox's files once they are learned: `keep` moves them to `done/`, `delete` deletes them.",
         affects="place",
     )
+    inbox_shape: str = key(
+        "",
+        "With `dataset = inbox`: the shape of each sample, if samples are arrays of numbers and not pictures: `13` for a table's 13 features, `6, 100` for series of 6 channels and 100 steps.",
+    )
+    inbox_statistics: str = key(
+        "",
+        "With `inbox-shape`: `MEAN/STD`, by which samples are normalised, for each feature of a table or channel of a series, separated by commas, or one for all; empty: they are not normalised. `fedkace feed` shows those of a data set.",
+    )
     unlabelled_bound: int = key(
         10000,
         "Maximum number of pictures in an inbox that wait for a label; the oldest of more are dropped, as learned files are.",
@@ -120,3 +132,43 @@ class DataConfig:
         """The names in ``class-names``, in Unicode's composed form (NFC)."""
         names = self.class_names.split(",") if self.class_names.strip() else []
         return tuple(normalize("NFC", name.strip()) for name in names)
+
+    def inbox_lengths(self) -> tuple[int, ...]:
+        """The lengths in ``inbox-shape``; none if samples are pictures.
+
+        Raises
+        ------
+        ConfigError
+            They are not as the key has them.
+        """
+        try:
+            lengths = tuple(int(each) for each in self.inbox_shape.split(",")) if self.inbox_shape.strip() else ()
+        except ValueError:
+            lengths = (0,)
+        if lengths and not (min(lengths) > 0 and math.prod(lengths) <= _MOST_NUMBERS):
+            raise ConfigError(
+                f"inbox-shape = {self.inbox_shape!r:.200}: must be whole numbers above 0, separated by commas, whose "
+                f"product is at most {_MOST_NUMBERS}"
+            )
+        return lengths
+
+    def inbox_statistics_of(self, length: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Means and standard deviations of samples whose first dimension has this length.
+
+        Raises
+        ------
+        ConfigError
+            They are not as the key ``inbox-statistics`` has them.
+        """
+        texts = self.inbox_statistics.split(",") if self.inbox_statistics.strip() else ["0/1"]
+        try:
+            pairs = [(float(mean), float(std)) for mean, std in (each.split("/") for each in texts)]
+        except ValueError:
+            pairs = []
+        pairs = pairs * length if len(pairs) == 1 else pairs
+        if len(pairs) != length or not all(math.isfinite(mean) and 0 < std < math.inf for mean, std in pairs):
+            raise ConfigError(
+                f"inbox-statistics = {self.inbox_statistics!r:.200}: with inbox-shape = {self.inbox_shape!r:.100}, must "
+                f"be {length} of MEAN/STD, or one, separated by commas, finite and with STD above 0"
+            )
+        return tuple(mean for mean, _ in pairs), tuple(std for _, std in pairs)

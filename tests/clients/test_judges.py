@@ -4,7 +4,7 @@ import torch
 
 from fedkace_flwr.clients.base import ClientRound
 from fedkace_flwr.clients.judges import judges, renewed
-from fedkace_flwr.samples import Samples
+from fedkace_flwr.samples import Form, Samples
 from fedkace_flwr.storage.client_state import UNDONE, ClientState
 
 CAPACITY = 20
@@ -67,7 +67,7 @@ def test_samples_of_undone_rounds_do_not_judge() -> None:
 def test_samples_held_by_pixel_are_told_apart() -> None:
     pixels = torch.arange(3 * 3 * 2 * 2, dtype=torch.uint8).reshape(3, 3, 2, 2)
     chunk = Samples.arrived(pixels, torch.tensor([0, 0, 0]), 1)
-    empty = Samples.none((3, 2, 2))
+    empty = Samples.none(Form.picture(2))
     state = after(1, chunk, chunk.take(torch.tensor([1])), ClientState(new().seen, empty))
     state = ClientState(state.seen, state.buffer, round=2, extra=state.extra)
     assert torch.equal(judges(state).content, pixels[[0, 2]])

@@ -22,6 +22,7 @@ from fedkace_flwr.data import picture_process
 from fedkace_flwr.data.images import Framing, read_square
 from fedkace_flwr.data.picture_process import Limits, PictureProcess
 from fedkace_flwr.errors import DataError
+from fedkace_flwr.samples import Form
 from fedkace_flwr.sources import read_folder
 from fedkace_flwr.storage import encryption
 
@@ -150,10 +151,10 @@ def test_a_decoder_loads_nothing_that_it_does_not_need() -> None:
 def test_files_of_a_test_set_are_decoded_in_the_same_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "a.png").write_bytes(picture())
-    assert read_folder(tmp_path, CLASSES, SIZE)[1].tolist() == [1]
+    assert read_folder(tmp_path, CLASSES, Form.picture(SIZE))[1].tolist() == [1]
     monkeypatch.setattr(picture_process, "_MODULE", "fedkace_flwr.no_such_module")
     with pytest.raises(DataError, match="the process that decodes pictures does not work"):
-        read_folder(tmp_path, CLASSES, SIZE)
+        read_folder(tmp_path, CLASSES, Form.picture(SIZE))
 
 
 def test_no_process_is_left_behind_and_none_starts_without_pictures(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from fedkace_flwr.config import Config
 from fedkace_flwr.data.weights_file import weights_for
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.experiment import Experiment
+from fedkace_flwr.experiments.__main__ import main
 from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.export.card import Training, card
 from fedkace_flwr.export.folder import write_folder
@@ -198,3 +199,19 @@ def test_what_would_not_be_encrypted_or_could_not_predict_is_not_left(
         folder = Path(small().run.results_dir) / name
         assert (folder / "summary.json").exists() and not (folder / "model").exists()
     run_inline(small(batchnorm_statistics="local", network="cnn", rounds=1, run_name="plain", resume=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dataset", "network", "task"), [("wine", "mlp", "tabular-classification"), ("digit-lines", "cnn1d", None)]
+)
+def test_what_a_run_on_arrays_tells_speaks_of_no_images(
+    dataset: str, network: str, task: str | None, small: Make, tmp_path: Path
+) -> None:
+    run_inline(small(dataset=dataset, network=network, window=2, overlap=1))
+    told = (tmp_path / "run" / "model" / "README.md").read_text()
+    assert "image" not in told.split("## Configuration")[0] and "predictor.predict(samples)" in told
+    assert yaml.safe_load(told.split("---\n")[1]).get("pipeline_tag") == task
+    assert main(["report", str(tmp_path / "run"), "--output", str(tmp_path / "report")]) == 0
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert dataset in page and (tmp_path / "report" / "curves.png").exists()

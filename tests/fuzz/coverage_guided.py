@@ -1,7 +1,7 @@
 """Fuzz one parser by coverage: ``python tests/fuzz/coverage_guided.py PARSER [libFuzzer's options]``.
 
 Needs the extra ``fuzz`` (atheris). PARSER is one of ``archive`` (below the checksum) and ``stored`` (state, answer,
-checkpoint), ``encrypted`` (below the checksum of an encrypted file), ``arrival``, ``picture`` and ``labels`` (files in an inbox),
+checkpoint), ``encrypted`` (below the checksum of an encrypted file), ``arrival``, ``picture``, ``table`` and ``labels`` (files in an inbox),
 ``folded`` (a reply's arrays between machines), ``study``, ``setting``,
 ``run-config``, ``policy`` (a site's), ``safetensors`` and ``pth`` (weights to start from), ``idx`` and ``idx-gz`` (images
 of a data set), ``model`` (taken away); for example ``stored -runs=1000000``. It ends with the input in a file ``crash-*``
@@ -57,6 +57,7 @@ def main() -> None:
         "arrival": parsers.archived_arrival,
         "picture": parsers.picture,
         "labels": parsers.labels,
+        "table": parsers.table,
         "folded": parsers.folded,
         "study": parsers.study,
         "setting": parsers.setting,
@@ -81,6 +82,7 @@ def main() -> None:
     settings, configuration = Config().flat(), ['{"overlap": 1, "seed": 2, "gradient-norm": "sum"}']
     texts: dict[str, list[str]] = {
         "study": CORPUS,
+        "table": ["x,label,z\n0,cat,1\n2,dog,3e0\n"],
         "labels": ["name,label\na.png,dog\n", '\ufeff"b.png","cat"\r\n'],
         "setting": [f"{key}={value}" for key, value in settings.items()],
         "run-config": [json.dumps(settings), *configuration],

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkace_flwr.data.csv_table import LABEL
 from fedkace_flwr.data.readers.source import Content, Origin, data_dir, digest
 from fedkace_flwr.data.readers.tables import features_of, files_of, read_tables
 from fedkace_flwr.errors import ConfigError, DataError, FedkaceError, MissingDataError
@@ -18,7 +19,6 @@ from fedkace_flwr.sections import DataConfig
 
 _SUFFIX = ".npz"
 _NAMES = ("x_train", "y_train", "x_test", "y_test")
-_LABEL = "label"
 _BLOCK = 4096  # samples that are written at a time
 
 
@@ -31,7 +31,7 @@ def find_arrays(config: DataConfig, size: int) -> Origin:
             "'arrays?label=COLUMN'; data-dir says where the files are"
         )
     if tables := files_of(data_dir(config)):
-        label = label or _LABEL
+        label = label or LABEL
         with _faults_of(tables[0]):
             facts = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in tables]
             features = features_of(tables[0], label)

@@ -6,13 +6,13 @@ Shapes: n rows, F features.
 import csv
 import importlib.util
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkace_flwr.data.csv_table import Table, checked_table, feature_columns, read_csv
 from fedkace_flwr.data.readers.source import Content
 from fedkace_flwr.errors import DataError
 
@@ -20,16 +20,7 @@ SUFFIXES = (".csv", ".parquet")
 PARTS = ("train", "test")
 
 _BLOCK = 4096  # samples that are written at a time
-
-
-@dataclass(frozen=True)
-class _Table:
-    """A file's features, by column and as finite float32 (n, F), and the texts of its labels."""
-
-    path: Path
-    columns: tuple[str, ...]
-    features: NDArray[np.float32]
-    labels: Sequence[str]
+_HINT = " (another is chosen by dataset = 'arrays?label=COLUMN')"
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -48,7 +39,7 @@ def features_of(path: Path, label: str) -> int:
     else:
         with path.open(encoding="utf-8-sig", newline="") as file:
             names = next(csv.reader(file), [])
-    return len(_feature_columns(path, names, label))
+    return len(feature_columns(str(path), names, label, _HINT))
 
 
 def read_tables(files: Sequence[Path], label: str) -> Content:
@@ -59,11 +50,11 @@ def read_tables(files: Sequence[Path], label: str) -> Content:
         if other.columns != first.columns:
             odd = next(iter(set(first.columns) ^ set(other.columns)), "another order")
             raise DataError(
-                f"{other.path}: has other columns than {first.path.name} ({odd!r:.100}); must have the same, in this order"
+                f"{other.told}: has other columns than {Path(first.told).name} ({odd!r:.100}); must have the same, in this order"
             )
         if unknown := set(other.labels) - set(names):
             raise DataError(
-                f"{other.path}: column {label!r} holds {min(unknown)!r:.100}, which {first.path.name} does not"
+                f"{other.told}: column {label!r} holds {min(unknown)!r:.100}, which {Path(first.told).name} does not"
             )
     number = {name: place for place, name in enumerate(names)}
     return Content(
@@ -84,40 +75,14 @@ def _order(name: str) -> tuple[bool, int, str]:
     return (False, int(name), name) if name.isascii() and name.isdigit() else (True, 0, name)
 
 
-def _feature_columns(path: Path, names: Sequence[str], label: str) -> list[str]:
-    if label not in names or len(set(names)) < len(names) or len(names) < 2:
-        raise DataError(
-            f"{path}: has the columns {', '.join(names)!r:.200}; must have different names, a column {label!r} of labels "
-            "(another is chosen by dataset = 'arrays?label=COLUMN'), and at least one of numbers"
-        )
-    return [name for name in names if name != label]
-
-
-def _read_csv(path: Path, label: str) -> _Table:
+def _read_csv(path: Path, label: str) -> Table:
     with path.open(encoding="utf-8-sig", newline="") as file:
-        rows = csv.reader(file)
-        names = next(rows, [])
-        columns, place = _feature_columns(path, names, label), names.index(label)
-        values: list[list[float]] = []
-        labels: list[str] = []
-        for row in rows:
-            if not row:
-                continue
-            if len(row) != len(names):
-                raise DataError(f"{path}: line {rows.line_num} has {len(row)} cells; must have {len(names)}")
-            labels.append(row.pop(place))
-            try:
-                values.append([float(cell) for cell in row])
-            except ValueError as fault:
-                raise DataError(
-                    f"{path}: line {rows.line_num} ({fault}); must be numbers, but for the label"
-                ) from fault
-    return _checked(path, columns, np.array(values, dtype=np.float64).reshape(-1, len(columns)), labels)
+        return read_csv(file, str(path), label, hint=_HINT)
 
 
-def _read_parquet(path: Path, label: str) -> _Table:
+def _read_parquet(path: Path, label: str) -> Table:
     table = _parquet(path).read_table(path)
-    columns = _feature_columns(path, table.column_names, label)
+    columns = feature_columns(str(path), table.column_names, label, _HINT)
     values = []
     for name in columns:
         column = table.column(name)
@@ -127,22 +92,7 @@ def _read_parquet(path: Path, label: str) -> _Table:
             raise DataError(f"{path}: column {name!r:.100} holds {found}; must hold a number in each row")
         values.append(array.astype(np.float64))
     labels = [str(each) for each in table.column(label).to_pylist()]
-    return _checked(path, columns, np.stack(values, axis=1), labels)
-
-
-def _checked(path: Path, columns: list[str], values: NDArray[np.float64], labels: list[str]) -> _Table:
-    with np.errstate(over="ignore"):
-        features = values.astype(np.float32)
-    if not len(labels):
-        raise DataError(f"{path}: holds no rows")
-    if not (finite := np.isfinite(features)).all():
-        row, column = (int(place[0]) for place in np.nonzero(~finite))
-        raise DataError(
-            f"{path}: row {row + 1}, column {columns[column]!r:.100}: {values[row, column]} is not finite in float32"
-        )
-    if "" in labels or "None" in labels:
-        raise DataError(f"{path}: row {[each in ('', 'None') for each in labels].index(True) + 1} has no label")
-    return _Table(path, tuple(columns), features, labels)
+    return checked_table(str(path), columns, np.stack(values, axis=1), labels)
 
 
 def _parquet(path: Path) -> Any:

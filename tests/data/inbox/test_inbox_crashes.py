@@ -8,14 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from support.made.inboxes import RUN, SIZE, drop, names_in, numbers_of, opened
+from support.made.inboxes import FORM, RUN, SIZE, drop, names_in, numbers_of, opened
 
-from fedkace_flwr.samples import Samples
+from fedkace_flwr.samples import Form, Samples
 from fedkace_flwr.storage.client_state import Answer, ClientState
 from fedkace_flwr.storage.client_store import ClientStore
 from fedkace_flwr.storage.folders import OpenFolder
@@ -53,17 +54,17 @@ class Disk:
         return counted
 
 
-def empty() -> ClientState:
-    return ClientState(torch.zeros(3, dtype=torch.bool), Samples.none((3, SIZE, SIZE)), RUN)
+def empty(form: Form = FORM) -> ClientState:
+    return ClientState(torch.zeros(3, dtype=torch.bool), Samples.none(form), RUN)
 
 
-def learn(folder: Path, number: int, *, keep: bool) -> None:
+def learn(folder: Path, number: int, *, keep: bool, form: Form = FORM) -> None:
     """One round of a client whose model is the list of all samples that it has learned."""
-    store = ClientStore(folder / "state", empty())
+    store = ClientStore(folder / "state", empty(form))
     if store.answer(number) is not None:
         return
     state = store.before(number)
-    box = opened(folder / "inbox", keep=keep, bound=4)
+    box = opened(folder / "inbox", keep=keep, bound=4, form=form)
     taken = numbers_of(box.take(number, state.round))
     if not taken:
         return
@@ -74,8 +75,8 @@ def learn(folder: Path, number: int, *, keep: bool) -> None:
     box.learned(number)
 
 
-def ledger_of(folder: Path, number: int) -> list[int]:
-    return sorted(ClientStore(folder / "state", empty()).before(number + 1).extra["ledger"].tolist())
+def ledger_of(folder: Path, number: int, form: Form = FORM) -> list[int]:
+    return sorted(ClientStore(folder / "state", empty(form)).before(number + 1).extra["ledger"].tolist())
 
 
 def live(folder: Path, disk: Disk, kills: list[int], *, keep: bool, skips: bool) -> list[int]:
@@ -163,3 +164,33 @@ def test_a_crash_while_labels_are_applied_loses_no_picture_and_learns_none_twice
         texts = [path.read_text() for path in (folder / "inbox" / "rejected").glob("labels*.reason.txt")]
         assert texts and all("1 of 4 rows" in text for text in texts)
         assert names_in(folder / "inbox" / "new") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_crash_loses_no_array_and_learns_none_twice(
+    keep: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, form = Disk(monkeypatch), Form.array(2)
+
+    def arrived(folder: Path, kill: int) -> None:
+        new = folder / "inbox" / "new"
+        (new / "unlabelled").mkdir(parents=True)
+        np.save(new / "unlabelled" / "late.npy", np.array([1, 0], dtype=np.float32))
+        np.savez(new / "a.npz", x=np.array([[2, 0]], dtype=np.float32), y=np.array(["c"]))
+        (new / "table.csv").write_text("x,z,label\n3,0,a\n4,0,b\n")
+        (new / "labels.csv").write_text("late.npy,b\n")
+        disk.left, disk.done = kill, 0
+        with suppress(Crash):
+            learn(folder, 1, keep=keep, form=form)
+        disk.left = -1
+
+    arrived(tmp_path / "whole", -1)
+    changes = disk.done
+    for kill in range(changes):
+        folder = tmp_path / str(kill)
+        arrived(folder, kill)
+        for number in (1, 2):
+            learn(folder, number, keep=keep, form=form)
+        assert ledger_of(folder, 2, form) == [1, 2, 3, 4], f"killed before change {kill}"
+        assert names_in(folder / "inbox" / "new") == names_in(folder / "inbox" / "rejected") == []

@@ -18,11 +18,13 @@ from fedkace_flwr.data import inbox_files as arrivals
 from fedkace_flwr.data.images import read_square
 from fedkace_flwr.data.inbox_files import Arrival
 from fedkace_flwr.errors import DataError
+from fedkace_flwr.samples import Form
 from fedkace_flwr.sections import DataConfig
 from fedkace_flwr.storage.folders import OpenFolder
 
 CLASSES = ("cat", "dog", "sea lion")
 SIZE = 8
+FORM = Form.picture(SIZE)
 
 
 def images(count: int = 2, shape: tuple[int, ...] = (SIZE, SIZE, 3)) -> NDArray[np.uint8]:
@@ -34,9 +36,9 @@ def archive(path: Path, **arrays: Any) -> Path:
     return path
 
 
-def read(path: Path, class_name: str | None = None) -> arrivals.Arrived:
+def read(path: Path, class_name: str | None = None, form: Form = FORM) -> arrivals.Arrived:
     with OpenFolder.at(path.parent) as folder:
-        return arrivals.read(Arrival(folder, path.name, class_name), CLASSES, SIZE, read_square)
+        return arrivals.read(Arrival(folder, path.name, class_name), CLASSES, form, read_square)
 
 
 def count(path: Path, class_name: str | None = None) -> int:
@@ -154,11 +156,11 @@ def test_a_class_is_the_same_however_its_name_is_composed(tmp_path: Path) -> Non
     agreed = DataConfig(class_names="cafe\u0301, tea").named_classes()
     path = archive(tmp_path / "a.npz", images=images(2), labels=np.array(["caf\u00e9", "cafe\u0301"]))
     with OpenFolder.at(tmp_path) as folder:
-        assert arrivals.read(Arrival(folder, path.name, None), agreed, SIZE, read_square)[1].tolist() == [0, 0]
+        assert arrivals.read(Arrival(folder, path.name, None), agreed, FORM, read_square)[1].tolist() == [0, 0]
     (tmp_path / "cafe\u0301").mkdir()
     Image.new("RGB", (SIZE, SIZE)).save(tmp_path / "cafe\u0301" / "a.png")
     with OpenFolder.at(tmp_path / "cafe\u0301") as folder:
-        assert arrivals.read(Arrival(folder, "a.png", "cafe\u0301"), agreed, SIZE, read_square)[1].tolist() == [0]
+        assert arrivals.read(Arrival(folder, "a.png", "cafe\u0301"), agreed, FORM, read_square)[1].tolist() == [0]
 
 
 def test_unfinished_and_hidden_files_do_not_count(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from support.made.inboxes import CLASSES, SIZE, drop, numbers_of, opened, picture
+from support.made.inboxes import CLASSES, FORM, SIZE, drop, numbers_of, opened, picture
 
 from fedkace_flwr.errors import DataError
 from fedkace_flwr.sources import read_folder
@@ -189,6 +189,6 @@ def test_what_cannot_be_tested_on_is_left_out_and_counted(tmp_path: Path, caplog
         (new / name).parent.mkdir(exist_ok=True)
         Image.new("RGB", (SIZE, SIZE)).save(new / name)
     with caplog.at_level("WARNING"):
-        assert len(read_folder(new, CLASSES, SIZE)[1]) == 1
+        assert len(read_folder(new, CLASSES, FORM)[1]) == 1
     (told,) = [record.getMessage() for record in caplog.records]
     assert told.startswith(f"test = {new}: 4 files cannot be tested on and are left out: scan.tiff: must be")

@@ -9,6 +9,7 @@ import torch
 
 from fedkace_flwr.data.inbox import Inbox
 from fedkace_flwr.experiments.soak.ledger import Form, Ledger
+from fedkace_flwr.samples import Form as SampleForm
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.storage import atomic, client_state
 from fedkace_flwr.storage.atomic import ANSWER, STATE
@@ -22,7 +23,7 @@ class Device:
 
     def __init__(self, folder: Path) -> None:
         self.home = folder / NODE
-        self.inbox = Inbox(self.home / "inbox", RUN, CLASSES, 8, bound=100)
+        self.inbox = Inbox(self.home / "inbox", RUN, CLASSES, SampleForm.picture(8), bound=100)
         self._learned = 0
 
     def learn(self) -> Samples:
@@ -139,7 +140,7 @@ def test_a_lost_memory_and_a_strange_one_are_found(ledger: Ledger, device: Devic
     ledger.recall(NODE)
     assert not ledger.faults
     device.learn()
-    device.remember(Samples.none((3, 8, 8)), seen=1)
+    device.remember(Samples.none(SampleForm.picture(8)), seen=1)
     ledger.recall(NODE)
     assert len(ledger.faults) == 2 and "had met 2" in ledger.faults[0] and "buffer is empty" in ledger.faults[1]
     device.learn()

@@ -7,9 +7,11 @@ import numpy as np
 from PIL import Image
 
 from fedkace_flwr.data.inbox import Inbox
+from fedkace_flwr.samples import Form
 
 CLASSES = ("a", "b", "c")
 SIZE = 2
+FORM = Form.picture(SIZE)
 RUN = "00000000000000000007"
 
 
@@ -28,12 +30,13 @@ def picture(path: Path) -> None:
 
 
 def opened(folder: Path, run: str = RUN, class_names: tuple[str, ...] = CLASSES, **settings: Any) -> Inbox:
-    return Inbox(folder, run, class_names, SIZE, **{"bound": 100, **settings})
+    return Inbox(folder, run, class_names, **{"form": FORM, "bound": 100, **settings})
 
 
 def numbers_of(arrived: tuple[np.ndarray, np.ndarray]) -> list[int]:
-    assert (arrived[0][:, 0, 0, 0] % 3 == arrived[1]).all()
-    return arrived[0][:, 0, 0, 0].tolist()
+    numbers = arrived[0].reshape(len(arrived[1]), -1)[:, 0] if len(arrived[1]) else arrived[1]
+    assert (numbers % 3 == arrived[1]).all()
+    return numbers.astype(int).tolist()
 
 
 def names_in(folder: Path) -> list[str]:

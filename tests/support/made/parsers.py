@@ -25,6 +25,7 @@ from fedkace_flwr.inference.tensor_file import unpack
 from fedkace_flwr.messaging import validation, wire
 from fedkace_flwr.messaging.folding import unfolded
 from fedkace_flwr.privacy.site_policy import read_policy
+from fedkace_flwr.samples import Form
 from fedkace_flwr.storage import atomic as durable
 from fedkace_flwr.storage import client_state
 from fedkace_flwr.storage.checkpoint import Checkpoints
@@ -45,6 +46,8 @@ from support.made.pristine import (
 )
 from support.made.replies import ask_with
 from support.made.stored import CLASSES, empty, read_state
+
+FORM = Form.picture(SIDE)
 
 
 class Parsers:
@@ -142,7 +145,11 @@ class Parsers:
                 return
         assert all(line > 0 and isinstance(name, str) and label == label.strip() for line, name, label in rows)
 
-    def _arrived(self, name: str, class_name: str | None, content: bytes) -> None:
+    def table(self, content: bytes) -> None:
+        """Read as a table in an inbox whose samples are rows."""
+        self._arrived("a.csv", None, content, Form.array(2))
+
+    def _arrived(self, name: str, class_name: str | None, content: bytes, form: Form = FORM) -> None:
         (self.folder / name).write_bytes(content)
         claimed = None
         with OpenFolder.at(self.folder) as folder:
@@ -152,11 +159,11 @@ class Parsers:
             except DataError as error:
                 _assert_line(error)
             try:
-                images, labels = arrivals.read(arrival, AGREED, SIDE, read_square)
+                images, labels = arrivals.read(arrival, AGREED, form, read_square)
             except DataError as error:
                 _assert_line(error)
                 return
-        assert images.dtype == np.uint8 and images.shape == (claimed, 3, SIDE, SIDE)
+        assert images.dtype == form.dtype and images.shape == (claimed, *form.shape)
         assert labels.shape == (claimed,) and labels.min() >= 0 and labels.max() < len(AGREED)
 
     def reply(self, content: RecordDict | Error) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkace_flwr.samples import Samples
+from fedkace_flwr.samples import Form, Samples
 from fedkace_flwr.storage import atomic
 from fedkace_flwr.storage.client_state import VERSION, Answer, ClientState
 from fedkace_flwr.storage.client_store import ClientStore
@@ -31,7 +31,10 @@ def new_key() -> str:
 
 
 def empty(classes: int = CLASSES, pixels_of: tuple[int, int, int] | None = None) -> ClientState:
-    return ClientState(seen=torch.zeros(classes, dtype=torch.bool), buffer=Samples.none(pixels_of))
+    return ClientState(
+        seen=torch.zeros(classes, dtype=torch.bool),
+        buffer=Samples.none(Form(np.dtype(np.uint8), pixels_of) if pixels_of else None),
+    )
 
 
 def learned(round_number: int, pixels: bool = False, size: int = 4) -> ClientState:
