@@ -150,6 +150,7 @@ METHODS = _Methods(
         "dcfcl": "fedkace_flwr.clients.dcfcl:METHOD",
         "er": "fedkace_flwr.clients.er:METHOD",
         "er-balanced": "fedkace_flwr.clients.er:BALANCED",
+        "er-ace": "fedkace_flwr.clients.er_ace:METHOD",
         "fedframe": "fedkace_flwr.clients.fedframe:METHOD",
         "derpp": "fedkace_flwr.clients.derpp:METHOD",
         "fedprox": "fedkace_flwr.clients.fedprox:METHOD",
