@@ -148,7 +148,7 @@ class StreamingClient(NumPyClient):
             return Answer({}, 0, {wire.SAT_OUT: 1})
         keys = rule.source.late.keys(chunk)
         current = chunk.class_counts(rule.experiment.num_classes) > 0
-        now = ClientRound(round_number, chunk, state, current, sent)
+        now = ClientRound(round_number, chunk, state, current, sent, self.content)
         with watch(wire.EVALUATION_SECONDS):
             earlier = late.recalled(state.extra, keys, chunk.labels)
             untrained, (prequential, tested) = rule.new_class_accuracies(now), rule.prequential(now, earlier)
@@ -169,8 +169,8 @@ class StreamingClient(NumPyClient):
             )
         report = {**rule.report(now, training, kept), **untrained, **prequential, **local.report}
         arrays, model = rule.reply(now, training), training.net.state_dict()
-        partial = arrays.keys() < model.keys()
-        rest = as_arrays({name: model[name] for name in model if name not in arrays}) if partial else {}
+        missing = [name for name in model if name not in arrays] if rule.receives_model else []
+        rest = as_arrays({name: model[name] for name in missing})
         report |= watch.times(rule.training_times)
         answer = Answer(arrays, len(chunk), report, rest)
         learned = replace(

@@ -154,6 +154,7 @@ METHODS = _Methods(
         "fedframe": "fedkace_flwr.clients.fedframe:METHOD",
         "derpp": "fedkace_flwr.clients.derpp:METHOD",
         "fedprox": "fedkace_flwr.clients.fedprox:METHOD",
+        "scaffold": "fedkace_flwr.clients.scaffold:METHOD",
         "flwf": "fedkace_flwr.clients.flwf:METHOD",
         "lkc": "fedkace_flwr.clients.fedkace:LKC",
         "as1": "fedkace_flwr.clients.fedkace:AS1",

@@ -49,6 +49,10 @@ class ServerRule:
         """Model to send to a client in either phase; by default the global model ``arrays``."""
         return arrays
 
+    def training_extras_for(self, client: int) -> dict[str, ArrayRecord | ConfigRecord]:
+        """Further records of a client's training message, where the client finds them in ``ClientRound.content``."""
+        return {}
+
     def expected(self, now: ServerRound, content: RecordDict) -> Shapes:
         """Name, shape and dtype of the arrays that a training reply must hold; by default those that the method declares.
 

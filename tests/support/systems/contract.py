@@ -155,6 +155,11 @@ def assert_bytes_are_as_declared(run: Watched) -> None:
             for name, value in experiment.initial_weights().items()
             if name in experiment.travelling.replied
         ),
+        "V": sum(
+            128 + len("control." + name) + value.nbytes
+            for name, value in experiment.initial_weights().items()
+            if name in experiment.travelling.parameters
+        ),
         "C": experiment.num_classes,
         "F": 8 * config.model.width,
         "A": maps.numel(),
