@@ -155,6 +155,7 @@ METHODS = _Methods(
         "derpp": "fedkace_flwr.clients.derpp:METHOD",
         "fedprox": "fedkace_flwr.clients.fedprox:METHOD",
         "scaffold": "fedkace_flwr.clients.scaffold:METHOD",
+        "afl": "fedkace_flwr.clients.afl:METHOD",
         "flwf": "fedkace_flwr.clients.flwf:METHOD",
         "lkc": "fedkace_flwr.clients.fedkace:LKC",
         "as1": "fedkace_flwr.clients.fedkace:AS1",

@@ -34,10 +34,13 @@ class ServerRule:
         Message type of the training phase. None: there is neither a training phase nor a global model.
     aggregates : bool
         Whether the clients' models are merged, by the rule of the key ``aggregation``.
+    takes_models : bool
+        Whether replies to ``train`` hold models.
     """
 
     train_action: str | None = MessageType.TRAIN
     aggregates = True
+    takes_models = True
 
     def __init__(self, config: Config) -> None:
         self.config = config
