@@ -64,3 +64,15 @@ def test_in_the_first_round_it_is_federated_averaging(small: Make) -> None:
         ran(config)
         models.append(last(config).weights)
     assert all(np.array_equal(models[0][name], models[1][name]) for name in models[0])
+
+
+@pytest.mark.slow
+def test_where_clients_keep_different_classes_it_does_not_lose_to_federated_averaging(small: Make) -> None:
+    """By plain SGD with many small steps, over digits of five classes for each of five clients."""
+    stream = {"clients": 5, "rounds": 5, "window": 5, "overlap": 5, "samples_per_class": 12}
+    steps = {"optimiser": "sgd", "learning_rate": 0.1, "epochs": 10, "batch_size": 8, "network": "mlp", "width": 16}
+    means = []
+    for method in ("fedavg", "scaffold"):
+        lines = ran(small(method=method, run_name=method, seed=0, **stream, **steps))
+        means.append(sum(line["accuracy"] for line in lines) / len(lines))
+    assert means[1] > means[0] > 0.8
