@@ -54,6 +54,8 @@ class ClientRound:
         bool (C,): the chunk's classes, C_t.
     sent : mapping of str to array
         Weights of the model that the server sent, by name; empty for methods that send none.
+    content : RecordDict
+        The training message, for methods that send more than a model.
     """
 
     number: int
@@ -61,6 +63,7 @@ class ClientRound:
     state: ClientState
     current: Tensor
     sent: Mapping[str, Array] = field(default_factory=dict)
+    content: RecordDict = field(default_factory=RecordDict)
 
     @property
     def old(self) -> Tensor:
@@ -431,7 +434,10 @@ class ClientRule(ClientTools):
         return {wire.BUFFER_SIZE: len(kept.buffer), **self.class_histogram(kept.buffer)}
 
     def reply(self, now: ClientRound, training: Training) -> dict[str, Array]:
-        """Arrays of the reply to the training message: the local model's by name, those that the method declares."""
+        """Arrays of the reply to the training message: the local model's by name, those that the method declares.
+
+        The method may add others, under other names, which its server expects and takes out in ``compare``.
+        """
         held = self.experiment.travelling.replied
         return as_arrays({name: array for name, array in training.net.state_dict().items() if name in held})
 

@@ -117,7 +117,9 @@ class Predictor:
     def local_weights(self, state: ClientState, round_number: int) -> Mapping[str, Array] | None:
         """Weights of the local model, ready to predict in a round; None if they are not there."""
         trained = self.tools.store.answer(state.round)
-        return trained.model if trained is not None else None
+        if trained is None:
+            return None
+        return {name: trained.model[name] for name in self.tools.experiment.weight_shapes}  # an answer may hold more
 
     def recalibrate(self, net: Network, samples: Samples, round_number: int) -> None:
         """Fit what is not trained of a received network to the client's own samples, in place, before it is used."""

@@ -148,7 +148,7 @@ class StreamingClient(NumPyClient):
             return Answer({}, 0, {wire.SAT_OUT: 1})
         keys = rule.source.late.keys(chunk)
         current = chunk.class_counts(rule.experiment.num_classes) > 0
-        now = ClientRound(round_number, chunk, state, current, sent)
+        now = ClientRound(round_number, chunk, state, current, sent, self.content)
         with watch(wire.EVALUATION_SECONDS):
             earlier = late.recalled(state.extra, keys, chunk.labels)
             untrained, (prequential, tested) = rule.new_class_accuracies(now), rule.prequential(now, earlier)
@@ -168,9 +168,9 @@ class StreamingClient(NumPyClient):
                 rule.predictor.test_local(now, training, kept) if rule.needs_local_test(state) else Evaluation(None, 0)
             )
         report = {**rule.report(now, training, kept), **untrained, **prequential, **local.report}
-        arrays, model, changing = rule.reply(now, training), training.net.state_dict(), rule.experiment.travelling.sent
-        partial = arrays.keys() < changing.keys()
-        rest = as_arrays({name: model[name] for name in changing if name not in arrays}) if partial else {}
+        arrays, model = rule.reply(now, training), training.net.state_dict()
+        changing = rule.experiment.travelling.sent if rule.receives_model else ()
+        rest = as_arrays({name: model[name] for name in changing if name not in arrays})
         report |= watch.times(rule.training_times)
         answer = Answer(arrays, len(chunk), report, rest)
         learned = replace(

@@ -138,9 +138,7 @@ def evaluate(message: Message, context: Context) -> Message:
 def gate(message: Message, context: Context) -> Message:
     """Test a candidate for the global model and the accepted one on the client's own samples."""
     with _client(message, context) as (client, number):
-        sent = message.content.array_records
-        parts = [RecordDict({wire.ARRAYS: sent[name]} if name in sent else {}) for name in (wire.ARRAYS, wire.ACCEPTED)]
-        candidate, accepted = (_weights(message, client, part) for part in parts)
+        candidate, accepted = (_weights(message, client, name) for name in (wire.ARRAYS, wire.ACCEPTED))
         return Message(wire.reply_content(None, *client.judge(candidate, accepted, number)), reply_to=message)
 
 
@@ -276,10 +274,11 @@ def _source(
     return InboxSource(experiment, Path(inbox), run, Path(test) if test else None, classes, tells=tells)
 
 
-def _weights(message: Message, client: StreamingClient, content: RecordDict | None = None) -> wire.Weights:
-    """The model that was sent, alone or in a part of a message; empty with a method that sends none."""
+def _weights(message: Message, client: StreamingClient, name: str = wire.ARRAYS) -> wire.Weights:
+    """The model in one of a message's records; empty with a method that sends none."""
     experiment, receives = client.rule.experiment, client.rule.receives_model
-    content = message.content if content is None else content
+    sent = message.content.array_records
+    content = RecordDict({wire.ARRAYS: sent[name]} if name in sent else {})
     weights = dict(wire.read_arrays(content, experiment.travelling.sent if receives else {}))
     if not receives:
         return {}

@@ -261,5 +261,5 @@ def _check_gate(method: Method, config: Config) -> None:
 def _check_attack(method: Method, config: Config) -> None:
     if (attack := attack_of(config)) is not None:
         # A method that needs the stream draws its samples itself.
-        sends_models = method.strategy.train_action == MessageType.TRAIN
+        sends_models = method.strategy.train_action == MessageType.TRAIN and method.strategy.takes_models
         attack.check(sends_models=sends_models, trains_on_chunks=not method.needs_stream)

@@ -34,10 +34,13 @@ class ServerRule:
         Message type of the training phase. None: there is neither a training phase nor a global model.
     aggregates : bool
         Whether the clients' models are merged, by the rule of the key ``aggregation``.
+    takes_models : bool
+        Whether replies to ``train`` hold models.
     """
 
     train_action: str | None = MessageType.TRAIN
     aggregates = True
+    takes_models = True
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -48,6 +51,10 @@ class ServerRule:
     def model_for(self, client: int, arrays: ArrayRecord) -> ArrayRecord:
         """Model to send to a client in either phase; by default the global model ``arrays``."""
         return arrays
+
+    def training_extras_for(self, client: int) -> dict[str, ArrayRecord | ConfigRecord]:
+        """Further records of a client's training message, where the client finds them in ``ClientRound.content``."""
+        return {}
 
     def expected(self, now: ServerRound, content: RecordDict) -> Shapes:
         """Name, shape and dtype of the arrays that a training reply must hold; by default those that the method declares.

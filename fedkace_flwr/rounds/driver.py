@@ -411,17 +411,15 @@ class RoundDriver(Strategy):
     ) -> Iterable[Message]:
         """One training message for each of the round's participants that can be reached."""
         kind = self.rule.train_action or MessageType.TRAIN
-        return self._instructions(kind, arrays, config, self._now.report.asked)
+        messages = self._instructions(kind, arrays, config, self._now.report.asked)
+        return _with_extras(messages, self.rule.training_extras_for)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """One message per client that can be reached, with the new global model."""
         messages = self._instructions(MessageType.EVALUATE, arrays, config, self.members.present)
-        for message in messages:
-            for name, record in self.rule.extras_for(client_of(message)).items():
-                message.content[name] = record
-        return messages
+        return _with_extras(messages, self.rule.extras_for)
 
     def _instructions(
         self, kind: str, arrays: ArrayRecord, config: ConfigRecord, clients: Collection[int]
@@ -515,7 +513,8 @@ class RoundDriver(Strategy):
         Clients that were sent the same model, as ``models`` keeps them, share the arrays, which
         :func:`fedkace_flwr.strategies.base.weighted_mean` therefore leaves as they are.
         """
-        if not reply.weights or not reply.weights.keys() < self._travelling.sent.keys():
+        names = self._travelling.sent.keys()
+        if not 0 < len(reply.weights.keys() & names) < len(names):
             return reply
         sent = self._now.sent[reply.client]
         if id(sent) not in models:
@@ -549,6 +548,15 @@ class RoundDriver(Strategy):
                 valid,
             )
         return [reply for reply in valid if not reply.sat_out]
+
+
+def _with_extras(
+    messages: list[Message], extras_for: Callable[[int], Mapping[str, ArrayRecord | ConfigRecord]]
+) -> list[Message]:
+    for message in messages:
+        for name, record in extras_for(client_of(message)).items():
+            message.content[name] = record
+    return messages
 
 
 class Quorum:

@@ -231,7 +231,7 @@ def test_every_method_whose_clients_send_models_can_be_attacked() -> None:
             configured(Config.parse({"method": name, "attack": "sign-flip"}))
         except ConfigError:
             spared.add(name)
-    assert spared == {"tfcl", "centralized"}
+    assert spared == {"tfcl", "afl", "centralized"}
 
 
 def test_an_attack_on_running_means_needs_a_network_with_some() -> None:

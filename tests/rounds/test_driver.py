@@ -92,7 +92,7 @@ def test_fewer_supernodes_than_clients_host_them_all_with_the_same_numbers(small
 
 HOOKS = [
     *("begin_round", "model_for", "expected", "check", "compare", "merge", "weight", "drift", "trained", "between"),
-    *("extras_for", "evaluated", "state"),
+    *("training_extras_for", "extras_for", "evaluated", "state"),
 ]
 
 
@@ -120,7 +120,7 @@ def test_a_round_calls_the_hooks_in_the_order_of_the_rules_class(small: Make, mo
     reading = ["expected", "check"] * 3
     merging = ["compare", "merge", "weight", "drift", "trained", "between"]
     assert called == [
-        *("begin_round", "model_for", *reading, *merging),
+        *("begin_round", "model_for", "training_extras_for", *reading, *merging),
         *("model_for", "extras_for", "evaluated", "state"),
     ]
 
@@ -133,5 +133,6 @@ def test_where_all_sit_out_nothing_is_merged_and_the_rule_hears_of_it(
         return reply
 
     called = hooks_called(small(method="er", rounds=1), monkeypatch, on_training(idle))
-    assert called[:6] == ["begin_round", "model_for", "expected", "compare", "trained", "model_for"]
+    assert called[:4] == ["begin_round", "model_for", "training_extras_for", "expected"]
+    assert called[4:7] == ["compare", "trained", "model_for"]
     assert not {"check", "merge", "between"} & set(called)

@@ -153,6 +153,7 @@ def assert_bytes_are_as_declared(run: Watched) -> None:
         "c": len("run") + 20 + len("round") + 8 + len("client") + 8 + digest,
         "S": sum(initial[name] for name in experiment.travelling.sent),
         "P": sum(initial[name] for name in experiment.travelling.replied),
+        "V": sum(initial[name] + len("control.") for name in experiment.travelling.parameters),
         "C": experiment.num_classes,
         "F": 8 * config.model.width,
         "A": maps.numel(),

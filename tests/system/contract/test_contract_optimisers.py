@@ -18,7 +18,7 @@ def test_each_optimiser_trains_and_leaves_a_model_of_its_own(small: Make, method
         assert len(lines) == 3 and not any(line["failures"] for line in lines)
         assert all(accuracy is not None for accuracy in lines[-1]["client_accuracy"])
         found.append([line["client_accuracy"] for line in lines])
-    assert found[0] not in found[1:]
+    assert (found[0] in found[1:]) == (method == "afl"), "AFL takes no steps"
 
 
 @pytest.mark.matrix
@@ -28,7 +28,7 @@ def test_a_server_optimiser_works_with_the_method_or_is_refused(small: Make, met
     try:
         configured(small(**keys))
     except ConfigError:
-        assert method in ("tfcl", "dcfcl", "lkc", "centralized")
+        assert method in ("tfcl", "afl", "dcfcl", "lkc", "centralized")
         return
     plain, moved = (small(run_name=name, **{**keys, "server_optimiser": name}) for name in ("none", "momentum"))
     first, second = ran(plain), ran(moved)
