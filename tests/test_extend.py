@@ -26,6 +26,7 @@ from fedkace_flwr.experiments.studies.study import load_study
 from fedkace_flwr.inference.model_files import load_newest
 from fedkace_flwr.privacy.site_policy import read_policy
 from fedkace_flwr.results.run_folder import differences
+from fedkace_flwr.storage import atomic, client_state
 
 ROOT = Path(__file__).resolve().parents[1]
 Make = Callable[..., Config]
@@ -67,7 +68,7 @@ def test_the_package_of_the_page_is_short_and_its_clients_keep_their_output_laye
 ) -> None:
     code = (installed / "my_additions.py").read_text()
     assert len([line for line in code.splitlines() if line]) <= 60
-    learning = {"rounds": 4, "epochs": 5, "width": 16, "learning_rate": 0.03, "keep_models": "always"}
+    learning = {"rounds": 4, "epochs": 20, "capacity": 40, "width": 32, "learning_rate": 0.03, "keep_models": "always"}
     config = small(**(TINY_NAMED | ADDED | learning))
     grid, first = run(config), as_arrays(Experiment(config).initial_weights())
     records = rounds_of(tmp_path / "run")
@@ -83,8 +84,8 @@ def test_the_package_of_the_page_is_short_and_its_clients_keep_their_output_laye
         assert (kept.network, kept.class_names[0], list(kept.weights)) == ("filters", "sound", ["local"])
         model = kept.weights["local"]
         assert all(np.array_equal(model[name], array) for name, array in reply.items())
-        with np.load(folder / "state-000003.npz") as stored:
-            before = stored["extra.output.weight"]
+        arrays, _ = atomic.read(folder / "state-000003.npz", client_state.VERSION)
+        before = arrays["extra.output.weight"]
         moved = [np.linalg.norm(model["output.weight"] - start) for start in (before, first["output.weight"])]
         assert 0 < moved[0] < moved[1], "training goes on from the client's own output layer"
 
@@ -94,7 +95,10 @@ def test_the_other_part_may_stay_and_the_bytes_are_those_of_what_is_sent(
     installed: Path, small: Make, tmp_path: Path
 ) -> None:
     sizes = {}
-    for name, given in (("er", {"method": "er"}), *((part, {"fedper_keeps": part}) for part in ("output", "body"))):
+    for name, given in (
+        ("er", {"method": "er", "predict_with": "local"}),
+        *((part, {"fedper_keeps": part}) for part in ("output", "body")),
+    ):
         run_inline(small(**(TINY_NAMED | ADDED | {"rounds": 1} | given), run_name=name))
         (record,) = rounds_of(tmp_path / name)
         assert record["failures"] == []
