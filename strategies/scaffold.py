@@ -18,11 +18,13 @@ from fedkace_flwr.strategies.base import Aggregator, ServerRule
 class Scaffold(ServerRule):
     """Global step size 1 (Karimireddy et al., 2020); c moves by the share of clients that trained times their mean change.
 
-    The mean is by the key ``aggregation``, as for models. The defence compares models alone.
+    The mean is by the key ``aggregation``, as for models.
 
     Inferred: a client whose reply is lost or rejected keeps its new control variate, which c lacks until later replies
     replace it.
     """
+
+    undefended = "control variates can turn honest updates against each other"
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -44,7 +46,7 @@ class Scaffold(ServerRule):
         return {**now.replied, **{f"{PREFIX}{name}": now.shapes[name] for name in self._control}}
 
     def compare(self, now: ServerRound, replies: Sequence[Reply]) -> list[Reply]:
-        """Set the changes of control variates aside, and compare the models."""
+        """Set the changes of control variates aside."""
         self._changes = {
             reply.client: {name: reply.weights[f"{PREFIX}{name}"] for name in self._control} for reply in replies
         }
