@@ -27,8 +27,8 @@ class Scaffold(ServerRule):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self._control: dict[str, NumpyArray] = {}
-        self._of: dict[int, Weights] = {}
-        self._new: dict[int, Weights] = {}
+        self._of: dict[int, dict[str, NumpyArray]] = {}
+        self._new: dict[int, dict[str, NumpyArray]] = {}
 
     def begin_round(self, now: ServerRound, arrays: ArrayRecord) -> None:
         """Start from c = 0."""
