@@ -96,6 +96,7 @@ class Defence:
     def __init__(self, config: Config, parameters: frozenset[str]) -> None:
         self.is_on = config.aggregation.defence == "on"
         self._parameters = parameters
+        self._all_trains = config.model.trainable == "all"  # updates of few parameters oppose each other by chance
         self._batch_size, self._capacity = config.training.batch_size, config.buffer.capacity
         self._squared_rates = sum(rate**2 for rate in learning_rates(config.training, range(config.training.epochs)))
         self._noise = config.privacy.dp_clip * config.privacy.dp_noise if config.privacy.dp == "local" else 0.0
@@ -243,6 +244,8 @@ class Defence:
                 lengths = np.sqrt(np.diagonal(gram))
                 alone = [self._floor(reply.examples, origin, sorted(names)) / FAR for reply in group]
                 counts = np.maximum(1.0, lengths / np.maximum(np.median(lengths), alone))
+                if not self._all_trains:
+                    continue
             for client, cosine in self.opposed(what, clients, gram, counts.tolist()).items():
                 reason = f"{what}: works against the others', with a cosine of {cosine:.3f} to their mean"
                 rejects.setdefault(client, (reason, "direction"))
