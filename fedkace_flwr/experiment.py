@@ -20,7 +20,7 @@ from fedkace_flwr.compute.numerics import settle
 from fedkace_flwr.config import Config
 from fedkace_flwr.data.datasets import Dataset, load_dataset
 from fedkace_flwr.data.stream import ClientStream, client_stream
-from fedkace_flwr.data.weights_file import published_weights, weights_for
+from fedkace_flwr.data.weights_file import holds_body, published_weights, weights_for
 from fedkace_flwr.errors import ConfigError, DataError, closest
 from fedkace_flwr.keys import CLASS_NAME, is_class_name
 from fedkace_flwr.messaging.travelling import Travelling
@@ -283,32 +283,33 @@ class Experiment:
         return net.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
     def _blank_network(self, seed: int) -> Network:
-        return self._frozen(self._whole_network(seed), seed)
-
-    def _whole_network(self, seed: int) -> Network:
-        net = seeded(self.config.model.network, self.blueprint, seed)
-        if self.config.model.output_layer == "simplex":
+        model = self.config.model
+        net = seeded(model.network, self.blueprint, seed)
+        if model.output_layer == "simplex":
             net.fix_output(self._frame)
+        freeze(net, model.trainable, model.lora_rank, generator_for(seed, "adapters"))
         return net
 
     def _initial_network(self, seed: int) -> Network:
-        net = self._whole_network(seed)
-        if self._given_weights:
-            load_weights(net, {**net.state_dict(), **self._given_weights})
-        return self._frozen(net, seed)
-
-    def _frozen(self, net: Network, seed: int) -> Network:
-        model = self.config.model
-        freeze(net, model.trainable, model.lora_rank, generator_for(seed, "adapters"))
+        net = self._blank_network(seed)
+        drawn = net.state_dict()
+        for name, tensor in self._given_weights.items():  # adapters of a smaller rank leave the rest as drawn
+            drawn[name][tuple(map(slice, tensor.shape))].copy_(tensor)
         return net
 
     @cached_property
     def _given_weights(self) -> dict[str, Tensor]:
-        """Weights from ``weights-file``, or published ones, by the network's names; empty without."""
-        model = self.config.model
-        if model.pretrained:
-            return published_weights(self._whole_network(0), model.network, self.blueprint)
-        return weights_for(self._whole_network(0), Path(model.weights_file).expanduser()) if model.weights_file else {}
+        """Weights from ``weights-file``, published ones, or adapters from the one for the other; empty without."""
+        model, net = self.config.model, self._blank_network(0)
+        given = weights_for(net, Path(model.weights_file).expanduser()) if model.weights_file else {}
+        if not model.pretrained:
+            return given
+        if holds_body(given):
+            raise ConfigError(
+                f"pretrained = true with weights-file = {model.weights_file!r:.200}, which holds more than adapters: "
+                "must be false"
+            )
+        return given | published_weights(net, model.network, self.blueprint)
 
     @cached_property
     def _frame(self) -> Tensor:
