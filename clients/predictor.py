@@ -119,7 +119,8 @@ class Predictor:
         trained = self.tools.store.answer(state.round)
         if trained is None:
             return None
-        return {name: trained.model[name] for name in self.tools.experiment.weight_shapes}  # an answer may hold more
+        held = trained.model  # it may hold more, and holds nothing that is frozen
+        return {name: held[name] for name in self.tools.experiment.weight_shapes if name in held}
 
     def recalibrate(self, net: Network, samples: Samples, round_number: int) -> None:
         """Fit what is not trained of a received network to the client's own samples, in place, before it is used."""
