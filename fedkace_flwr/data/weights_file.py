@@ -129,12 +129,14 @@ def _parted(net: Network, path: Path, stored: Mapping[str, Tensor]) -> tuple[_Ad
     body: dict[str, Tensor] = {}
     held, factor = net.state_dict().keys(), None
     for name, tensor in stored.items():
-        short = name.removeprefix(_PEFT).replace(".base_layer.", ".") if name.startswith(_PEFT) else name
-        if pefts := _PEFTS_ADAPTER.fullmatch(short):
+        of_peft = name.startswith(_PEFT)
+        short = name.removeprefix(_PEFT).replace(".base_layer.", ".") if of_peft else name
+        if of_peft and (pefts := _PEFTS_ADAPTER.fullmatch(short)):
             factor = _pefts_factor(path) if factor is None else factor
             weight, half = f"{pefts[1]}.weight", DOWN if pefts[2] == "A" else UP
-            tensor = tensor.flatten(1) if tensor.dim() > 1 else tensor  # of convolutions
-            tensor = tensor * factor[0] / tensor.shape[-1] ** factor[1] if half == UP else tensor
+            if tensor.layout is torch.strided and tensor.is_floating_point() and tensor.dim() > 1:  # others are refused
+                tensor = tensor.flatten(1)  # of convolutions
+                tensor = tensor.float() * factor[0] / tensor.shape[1] ** factor[1] if half == UP else tensor
         elif short.endswith((DOWN, UP)):
             half = DOWN if short.endswith(DOWN) else UP
             weight = short.removesuffix(half)
@@ -143,7 +145,7 @@ def _parted(net: Network, path: Path, stored: Mapping[str, Tensor]) -> tuple[_Ad
             continue
         if (own := _own_name(net, weight)) is None:
             continue
-        if pefts and own + half not in held:  # peft's name for the projections of attention
+        if of_peft and own + half not in held:  # peft's name for the projections of attention
             own = own.removesuffix("weight") + "in_proj_weight"
         if own + half not in held:
             must = "must hold its layers alone" if net.adapted else "must be without adapters, or trainable 'lora'"

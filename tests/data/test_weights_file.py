@@ -265,6 +265,13 @@ def _peft_named(part: str, value: Tensor) -> Callable[[Weights], Weights]:
             r"conv1\.lora_B\.weight' is \(3, 2\), must be \(4, 2\)",
         ),
         (
+            _peft_named("layer1.0.conv1.lora_B", torch.ones(4, 2).to_sparse()),
+            {},
+            4,
+            r"is torch\.float32, torch\.sparse",
+        ),
+        (_peft_named("layer1.0.conv1.lora_B", torch.tensor(1.0)), {}, 4, r"conv1\.lora_B\.weight' is \(\), must be"),
+        (
             _peft_named("decoder.lora_A", torch.ones(2, 4)),
             {},
             4,
