@@ -24,7 +24,7 @@ from fedkace_flwr.experiment import Experiment, as_arrays, shared_experiment
 from fedkace_flwr.experiments.running.inline import InlineGrid
 from fedkace_flwr.inference.kept_models import MODEL
 from fedkace_flwr.inference.model_files import load_newest, read_model
-from fedkace_flwr.messaging import wire
+from fedkace_flwr.messaging import folding, wire
 from fedkace_flwr.storage import atomic
 
 PARTS = ("output", "norm", "lora")
@@ -106,7 +106,7 @@ def test_what_handles_models_handles_the_part(small: Make, keys: dict[str, objec
 
 
 class Devices(InlineGrid):
-    """Nodes with folders of their own, another weights file than the server's, and a new process for each message."""
+    """Nodes as on other machines: folders of their own, another weights file, folded messages, a new process for each."""
 
     def __init__(self, config: Config, folder: Path, weights_file: str, most: int = 1000) -> None:
         keys = {**config.flat(), "weights-file": weights_file}
@@ -119,6 +119,7 @@ class Devices(InlineGrid):
         self._left -= 1
         if self._left < 0:
             raise SystemExit("the server is killed")
+        message.content = folding.marked(folding.folded(message.content), wire.CONFIG)
         return super()._answer(message)
 
 
