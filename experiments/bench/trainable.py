@@ -22,14 +22,15 @@ _SETTINGS = {
     "capacity": 100,
     "test-per-class": 10,
     "image-size": 64,
-    "stem": "imagenet",
-    "width": 64,
     "threads": 1,
     "precision": "fp32",
     "diagnostics": False,
     "run-name": "run",
 }
-_NETWORKS = {"ResNet-18": "resnet18", "ViT-tiny": "timm:vit_tiny_patch16_224"}
+_NETWORKS: dict[str, dict[str, Any]] = {
+    "ResNet-18": {"network": "resnet18", "width": 64, "stem": "imagenet"},
+    "ViT-tiny": {"network": "timm:vit_tiny_patch16_224"},
+}
 _PARTS = ("all", "norm", "lora", "output")
 
 
@@ -38,7 +39,7 @@ def trainable(repeats: int) -> Figures:
     found: dict[tuple[str, str], list[dict[str, float]]] = {each: [] for each in product(_NETWORKS, _PARTS)}
     for _ in range(repeats):
         for network, part in found:  # in turn, as the machine's speed changes
-            found[network, part].append(_costs({**_SETTINGS, "network": _NETWORKS[network], "trainable": part}))
+            found[network, part].append(_costs({**_SETTINGS, **_NETWORKS[network], "trainable": part}))
     figures: Figures = {}
     for (network, part), costs in found.items():
         columns = {name: [each[name] for each in costs] for name in costs[0]}
