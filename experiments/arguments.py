@@ -208,7 +208,7 @@ def make_parser(program: str) -> Parser:
         "parts",
         nargs="*",
         metavar="PART",
-        help="training, parts, selection, gradient-cost, rounds, plain, start, gpu, idle or watching (default: all but these two)",
+        help="training, parts, trainable, selection, gradient-cost, rounds, plain, start, gpu, idle or watching (default: all but these two)",
     )
     bench.add_argument("--repeats", type=int, default=5, help="number of measurements per figure (default: 5)")
     bench.add_argument(

@@ -1,6 +1,8 @@
 """Flower ClientApp: hands each message to the chosen method's client, and its result back as the reply."""
 
+import logging
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -17,7 +19,7 @@ from fedkace_flwr.compute.costs import cpu_meter, peak_memory
 from fedkace_flwr.compute.devices import GPU_SHARE, limit_memory
 from fedkace_flwr.config import Config
 from fedkace_flwr.configured import configured, find_method, known_names
-from fedkace_flwr.errors import ConfigError, MessageError
+from fedkace_flwr.errors import ConfigError, MessageError, StateError
 from fedkace_flwr.experiment import Experiment, shared_experiment
 from fedkace_flwr.flower.internals import ClientAppCallable
 from fedkace_flwr.flower.logs import join_flower_log
@@ -29,10 +31,15 @@ from fedkace_flwr.privacy.site_policy import policy_of_site
 from fedkace_flwr.queries import OneLineApp, identity, waiting_samples
 from fedkace_flwr.registry import METHODS, OWN_METHODS, Method
 from fedkace_flwr.sources import InboxSource, Source, StreamSource
+from fedkace_flwr.storage import atomic
 from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.storage.client_store import ClientStore, is_locked
 from fedkace_flwr.storage.names import token
 from fedkace_flwr.storage.paths import client_folder, has_own_folder, models_folder
+
+logger = logging.getLogger(__name__)
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def _configured(context: Context) -> tuple[Method, Config]:
@@ -82,7 +89,52 @@ class _App(OneLineApp):
         return super().__call__(message, context)
 
 
-app = _App(mods=[_unfold])
+def _with_frozen(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Find the frozen part that the server names, or answer with the digest of the own one, to be sent it (a modifier).
+
+    One that was sent is kept beside the client's state. Methods whose clients start from more than that part are not
+    sent it.
+    """
+    content = message.content
+    digest = content.config_records.get(wire.CONFIG, ConfigRecord()).get(wire.FROZEN)
+    sent = content.array_records.get(wire.FROZEN)
+    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+        return call_next(message, context)
+    method, config = _configured(context)
+    if not method.client.receives_model:
+        return call_next(message, context)
+    experiment = _experiment(config)
+    folder = client_folder(config, context.run_id, _number(message, wire.CLIENT), context.node_config)
+    path = folder / f"{wire.FROZEN}-{digest}.npz"
+    if sent is not None:
+        wire.check_size(RecordDict({wire.FROZEN: sent}), experiment.frozen_shapes)
+        part = wire.checked_arrays(sent, experiment.frozen_shapes)
+        experiment.take_frozen(part, digest)
+        atomic.write(path, part, {})
+        for other in folder.glob(f"{wire.FROZEN}-*.npz"):
+            if other != path:
+                other.unlink(missing_ok=True)
+        del content[wire.FROZEN]
+    elif (own := _own_frozen(experiment, path, digest)) != digest:
+        return Message(RecordDict({wire.CONFIG: ConfigRecord({wire.FROZEN: own})}), reply_to=message)
+    return call_next(message, context)
+
+
+def _own_frozen(experiment: Experiment, path: Path, digest: str) -> str:
+    """The digest of the frozen part that this process has, if need be from the file of one that was sent."""
+    if path.exists() and experiment.taken != digest:
+        try:
+            atomic.read(path, parse=lambda part, record: experiment.take_frozen(part, digest))
+        except StateError as error:
+            logger.warning("%s; the server is asked for it", error)
+    try:
+        return experiment.frozen_digest
+    except ConfigError as error:
+        logger.warning("%s; the server is asked for the frozen part", error)
+        return ""
+
+
+app = _App(mods=[_unfold, _with_frozen])
 app.query()(identity)
 join_flower_log()
 
@@ -219,8 +271,16 @@ def _check_frozen(experiment: Experiment, told: object) -> None:
     if told != own:
         raise MessageError(
             f"{wire.FROZEN} = {wire.shown(told)}: the frozen part of this device's network has the digest {own}; must be "
-            f"the server's: give it the server's weights-file ({experiment.config.model.weights_file!r:.200})"
+            f"the server's: {_where_from(experiment.config)}"
         )
+
+
+def _where_from(config: Config) -> str:
+    if name := config.model.weights_file:
+        return f"copy the server's file to the same path, weights-file = {name!r:.200}"
+    if config.model.pretrained:
+        return "copy the server's cache (HF_HOME for timm, TORCH_HOME for torchvision)"
+    return "processors differ; give all a copy of one weights-file"
 
 
 def _number(message: Message, name: str) -> int:

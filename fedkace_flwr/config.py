@@ -343,9 +343,10 @@ class Config:
                 f"samples-per-class = {stream.samples_per_class} with window = {stream.window}: "
                 "a chunk needs at least 2 samples, for batch normalisation"
             )
-        if self.model.pretrained and self.model.weights_file:
+        if self.model.pretrained and self.model.weights_file and self.model.trainable != "lora":
             raise ConfigError(
-                "pretrained = true with weights-file: the network can start from one of them; must be false"
+                "pretrained = true with weights-file: the network can start from one of them; must be false, or "
+                "trainable = 'lora' and the file one of adapters alone"
             )
         if 0 < self.data.num_classes < stream.window:
             raise ConfigError(f"window = {stream.window}: must be at most num-classes = {self.data.num_classes}")

@@ -20,8 +20,8 @@ from fedkace_flwr.compute.numerics import settle
 from fedkace_flwr.config import Config
 from fedkace_flwr.data.datasets import Dataset, load_dataset
 from fedkace_flwr.data.stream import ClientStream, client_stream
-from fedkace_flwr.data.weights_file import published_weights, weights_for
-from fedkace_flwr.errors import ConfigError, DataError, closest
+from fedkace_flwr.data.weights_file import holds_body, published_weights, weights_for
+from fedkace_flwr.errors import ConfigError, DataError, MessageError, closest
 from fedkace_flwr.keys import CLASS_NAME, is_class_name
 from fedkace_flwr.messaging.travelling import Travelling
 from fedkace_flwr.messaging.wire import Shapes, shapes_of
@@ -52,6 +52,11 @@ class Experiment:
     download : bool
         Whether missing files may be downloaded.
 
+    Attributes
+    ----------
+    taken : str
+        Digest of the frozen part that :meth:`take_frozen` took; empty without.
+
     Raises
     ------
     ConfigError, DataError
@@ -67,6 +72,8 @@ class Experiment:
         self.num_classes = config.data.max_classes if config.data.grows else self.dataset.num_classes
         self._streams: dict[int, ClientStream] = {}
         self._tests: dict[int, list[npt.NDArray[np.int64]]] = {}
+        self._taken: dict[str, Tensor] = {}
+        self.taken = ""
         self._check_sizes()
 
     def check_streams(self) -> None:
@@ -241,11 +248,39 @@ class Experiment:
     @cached_property
     def frozen_digest(self) -> str:
         """SHA-256 of the frozen arrays, but of no fixed output layer, whose last bits depend on the processor; empty without any."""
-        digest = hashlib.sha256()
-        for name, array in sorted(self.frozen_weights.items()):
-            if name not in self.fixed_weights:
-                digest.update(f"{name} {array.dtype} {array.shape} ".encode() + array.tobytes())
-        return digest.hexdigest() if self.frozen_weights else ""
+        return _digest(self.frozen_part) if self.frozen_weights else ""
+
+    @property
+    def frozen_part(self) -> dict[str, npt.NDArray[Any]]:
+        """:attr:`frozen_weights` without a fixed output layer, which everyone computes: what a device can be sent."""
+        return {name: array for name, array in self.frozen_weights.items() if name not in self.fixed_weights}
+
+    def take_frozen(self, part: Mapping[str, npt.NDArray[Any]], digest: str) -> None:
+        """Use another machine's :attr:`frozen_part` from now on, and neither ``weights-file`` nor ``pretrained``.
+
+        Raises
+        ------
+        MessageError
+            It is not the one with this digest, or not one of this network.
+        """
+        if shapes_of(part) != self.frozen_shapes or (found := _digest(part)) != digest:
+            told = (
+                "its arrays are not the network's"
+                if shapes_of(part) != self.frozen_shapes
+                else f"its digest is {found}"
+            )
+            raise MessageError(f"frozen = {digest}: {told}")
+        self.taken = digest
+        self._taken = {name: torch.from_numpy(array) for name, array in part.items()}
+        for name in ("_given_weights", "_network", "frozen_weights", "frozen_digest"):
+            self.__dict__.pop(name, None)
+
+    @cached_property
+    def frozen_shapes(self) -> Shapes:
+        """Shape and dtype of each array of :attr:`frozen_part`, which need not be there yet."""
+        net = self._blank_network(0)
+        names = net.frozen - self.fixed_weights.keys()
+        return shapes_of(as_arrays(_chosen(net.state_dict(), names)))
 
     @cached_property
     def fixed_weights(self) -> dict[str, npt.NDArray[Any]]:
@@ -284,34 +319,37 @@ class Experiment:
         return net.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
     def _blank_network(self, seed: int) -> Network:
-        return self._frozen(self._whole_network(seed), seed)
-
-    def _whole_network(self, seed: int) -> Network:
-        net = seeded(self.config.model.network, self.blueprint, seed)
-        if self.config.model.output_layer == "simplex":
-            net.fix_output(self._frame)
-        return net
-
-    def _initial_network(self, seed: int) -> Network:
-        net = self._whole_network(seed)
-        if self._given_weights:
-            load_weights(net, {**net.state_dict(), **self._given_weights})
-        return self._frozen(net, seed)
-
-    def _frozen(self, net: Network, seed: int) -> Network:
         model = self.config.model
+        net = seeded(model.network, self.blueprint, seed)
+        if model.output_layer == "simplex":
+            net.fix_output(self._frame)
         freeze(net, model.trainable, model.lora_rank, generator_for(seed, "adapters"))
         if METHODS[self.config.method].moves_adapted:
             net.frozen -= adapted(net.state_dict().keys())
         return net
 
+    def _initial_network(self, seed: int) -> Network:
+        net = self._blank_network(seed)
+        drawn = net.state_dict()
+        for name, tensor in self._given_weights.items():  # adapters of a smaller rank leave the rest as drawn
+            drawn[name][tuple(map(slice, tensor.shape))].copy_(tensor)
+        return net
+
     @cached_property
     def _given_weights(self) -> dict[str, Tensor]:
-        """Weights from ``weights-file``, or published ones, by the network's names; empty without."""
-        model = self.config.model
-        if model.pretrained:
-            return published_weights(self._whole_network(0), model.network, self.blueprint)
-        return weights_for(self._whole_network(0), Path(model.weights_file).expanduser()) if model.weights_file else {}
+        """Weights from ``weights-file``, published ones, or adapters from the one for the other; empty without."""
+        if self._taken:
+            return self._taken
+        model, net = self.config.model, self._blank_network(0)
+        given = weights_for(net, Path(model.weights_file).expanduser()) if model.weights_file else {}
+        if not model.pretrained:
+            return given
+        if holds_body(given):
+            raise ConfigError(
+                f"pretrained = true with weights-file = {model.weights_file!r:.200}, which holds more than adapters: "
+                "must be false"
+            )
+        return given | published_weights(net, model.network, self.blueprint)
 
     @cached_property
     def _frame(self) -> Tensor:
@@ -389,6 +427,13 @@ def shared_experiment(config: Config, share: float | None = None) -> Experiment:
 
 def _chosen(weights: Mapping[str, Tensor], names: Set[str]) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in weights.items() if name in names}
+
+
+def _digest(arrays: Mapping[str, npt.NDArray[Any]]) -> str:
+    digest = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name} {array.dtype} {array.shape} ".encode() + array.tobytes())
+    return digest.hexdigest()
 
 
 def as_arrays(weights: Mapping[str, Tensor]) -> dict[str, npt.NDArray[Any]]:

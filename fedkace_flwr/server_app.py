@@ -16,7 +16,7 @@ from fedkace_flwr.data.datasets import Dataset
 from fedkace_flwr.errors import ConfigError, FedkaceError
 from fedkace_flwr.experiment import Experiment, as_arrays
 from fedkace_flwr.export.card import Training
-from fedkace_flwr.export.folder import write_folder
+from fedkace_flwr.export.folder import packed_adapters, write_folder
 from fedkace_flwr.export.global_model import global_model, why_not_left
 from fedkace_flwr.flower.logs import join_flower_log
 from fedkace_flwr.inference.kept_models import MODEL
@@ -172,7 +172,8 @@ def _run(
     rule = method.strategy(config)
     of_all = f" of {config.stream.rounds}" if config.stream.rounds else ""
     past = folder.checkpoints.of_round
-    driver = RoundDriver(rule, config, experiment.travelling, keep, orders, past, publish)
+    frozen = (lambda: wire.array_record(experiment.frozen_part)) if experiment.frozen_digest else None
+    driver = RoundDriver(rule, config, experiment.travelling, keep, orders, past, publish, frozen)
     if found:
         driver.restore(found.round, found.arrays, found.record)
         logger.info("going on after round %d%s", found.round, of_all)
@@ -195,8 +196,9 @@ def _run(
         if reason := rule.lacks_global_model() or why_not_left(experiment, agreed):
             logger.info("no model is left: %s", reason)
         else:
-            kept = global_model(experiment, wire.unpack(result.arrays), last, agreed)
-            write_folder(folder.path / MODEL, kept, Training(config, rounds))
+            weights = wire.unpack(result.arrays)
+            kept, adapters = global_model(experiment, weights, last, agreed), packed_adapters(weights)
+            write_folder(folder.path / MODEL, kept, Training(config, rounds), adapters=adapters)
 
     summary = folder.finish(config, leave_model, stopped=orders.stopped)
     publish()

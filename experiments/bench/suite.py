@@ -16,6 +16,7 @@ from fedkace_flwr.experiments.bench.parts import parts as costs_of_parts
 from fedkace_flwr.experiments.bench.plain import plain, start
 from fedkace_flwr.experiments.bench.rounds import rounds
 from fedkace_flwr.experiments.bench.selection import selection
+from fedkace_flwr.experiments.bench.trainable import trainable
 from fedkace_flwr.experiments.bench.training import training
 from fedkace_flwr.experiments.bench.watching import watching
 from fedkace_flwr.experiments.outputs import check_output
@@ -23,6 +24,7 @@ from fedkace_flwr.experiments.outputs import check_output
 PARTS: dict[str, Callable[[int], Figures]] = {
     "training": training,
     "parts": costs_of_parts,
+    "trainable": trainable,
     "selection": selection,
     "gradient-cost": gradient_cost,
     "rounds": rounds,

@@ -5,17 +5,23 @@ programs that do not read its metadata.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import safetensors.numpy
 
 import fedkace_flwr
 from fedkace_flwr.export.card import Training, card, with_onnx
 from fedkace_flwr.inference.kept_models import TENSORS, KeptModels
 from fedkace_flwr.inference.tensor_file import described, format_of, pack
+from fedkace_flwr.networks.lora import DOWN, UP
 from fedkace_flwr.storage import files
+from fedkace_flwr.storage.atomic import Array
 from fedkace_flwr.storage.targets import renewed
 
-DESCRIPTION, CARD, ONNX = "config.json", "README.md", "model.onnx"
+DESCRIPTION, CARD, ONNX, ADAPTERS = "config.json", "README.md", "model.onnx", "adapters.safetensors"
 """The files of a folder, beside that of the tensors."""
 
 HOLDS = "a model"
@@ -23,7 +29,13 @@ HOLDS = "a model"
 
 
 def write_folder(
-    folder: Path, kept: KeptModels, training: Training | None = None, *, text: str | None = None, onnx: bytes = b""
+    folder: Path,
+    kept: KeptModels,
+    training: Training | None = None,
+    *,
+    text: str | None = None,
+    onnx: bytes = b"",
+    adapters: bytes = b"",
 ) -> None:
     """Write a model's folder; of an earlier model in it nothing is left.
 
@@ -39,6 +51,8 @@ def write_folder(
         A card to use in place of one that is made here.
     onnx : bytes, optional
         Content of ``model.onnx``; without it there is none.
+    adapters : bytes, optional
+        Content of ``adapters.safetensors``, which :func:`packed_adapters` makes; without it there is none.
 
     Raises
     ------
@@ -54,6 +68,14 @@ def write_folder(
         files.write_text(new / CARD, told)
         if onnx:
             files.write_bytes(new / ONNX, onnx)
+        if adapters:
+            files.write_bytes(new / ADAPTERS, adapters)
+
+
+def packed_adapters(weights: Mapping[str, Array]) -> bytes:
+    """A file of a model's adapters alone, to start from (``weights-file``); empty if there are none."""
+    found = {name: np.require(array, requirements="C") for name, array in weights.items() if name.endswith((DOWN, UP))}
+    return safetensors.numpy.save(found) if found else b""
 
 
 def _description(kept: KeptModels) -> dict[str, Any]:

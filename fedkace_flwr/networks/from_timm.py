@@ -50,6 +50,13 @@ class TimmNetwork(Network):
         features: Tensor = self.body(x)
         return features
 
+    def own_name(self, name: str) -> str | None:
+        """The network's name for a tensor of timm's or of its own; None for one of timm's output layer."""
+        heads = published(self._asked).classifier or ()
+        if name.startswith(tuple(f"{head}." for head in ([heads] if isinstance(heads, str) else heads))):
+            return None
+        return name if name.startswith(_BODY) or name in _OUTPUT else _BODY + name
+
     def converted(self, stored: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The layers of a state dict of timm's or of this network's, as timm loads them for images of this size.
 
@@ -59,10 +66,8 @@ class TimmNetwork(Network):
             It does not fit; the message says why.
         """
         own = self.body.state_dict()
-        heads = published(self._asked).classifier or ()
-        dropped = tuple(f"{head}." for head in ([heads] if isinstance(heads, str) else heads))
         named = {name.removeprefix(_BODY) if name not in own else name: tensor for name, tensor in stored.items()}
-        taken = {name: each for name, each in named.items() if name not in _OUTPUT and not name.startswith(dropped)}
+        taken = {name: each for name, each in named.items() if name not in _OUTPUT and self.own_name(name)}
         if not taken:
             raise ValueError("holds no layer of the network")
         # timm renames and resizes what publishers stored; it loads strictly if the numbers of classes agree.

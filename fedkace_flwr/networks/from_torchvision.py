@@ -58,8 +58,7 @@ class MobileNetV3Small(_Pooled):
         self.hidden = nn.Sequential(*islice(built.classifier, 2))
         self.output = nn.Linear(built.classifier[0].out_features, blueprint.num_classes)
 
-    @classmethod
-    def own_name(cls, name: str) -> str | None:
+    def own_name(self, name: str) -> str | None:
         """The network's name for a tensor of torchvision's; None for its output layer."""
         return _renamed(name, {"features.": "body.", "classifier.0.": "hidden.0."}, "classifier.3.")
 
@@ -102,8 +101,7 @@ class EfficientNetB0(_Pooled):
         self.hidden = nn.Identity()
         self.output = nn.Linear(built.classifier[1].in_features, blueprint.num_classes)
 
-    @classmethod
-    def own_name(cls, name: str) -> str | None:
+    def own_name(self, name: str) -> str | None:
         """The network's name for a tensor of torchvision's; None for its output layer."""
         return _renamed(name, {"features.": "body."}, "classifier.")
 
@@ -159,8 +157,7 @@ class VisionTransformer(Network):
         self.body = _UpperTransformer(self.body)
         return self
 
-    @classmethod
-    def own_name(cls, name: str) -> str | None:
+    def own_name(self, name: str) -> str | None:
         """The network's name for a tensor of torchvision's; None for its output layer."""
         return _renamed(
             name, {prefix: f"body.{prefix}" for prefix in ("class_token", "conv_proj.", "encoder.")}, "heads."

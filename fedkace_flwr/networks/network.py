@@ -216,8 +216,7 @@ class Network(nn.Module, ABC):
             measured[shape] = _largest_output(self, shape)
         return measured[shape]
 
-    @classmethod
-    def own_name(cls, name: str) -> str | None:
+    def own_name(self, name: str) -> str | None:
         """The network's name for a tensor of a published state dict; None for one of the published output layer."""
         return name
 

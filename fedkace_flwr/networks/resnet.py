@@ -111,8 +111,7 @@ class ResNet18(Network):
         down, across = first.stride
         return -(-height // down), -(-width // across), first.out_channels
 
-    @classmethod
-    def own_name(cls, name: str) -> str | None:
+    def own_name(self, name: str) -> str | None:
         """The network's name for a tensor of torchvision's ResNet-18, or of its own; None for the output layer."""
         if name.startswith("fc."):
             return None

@@ -88,6 +88,8 @@ class RoundDriver(Strategy):
         The checkpoint of a round, to go back to.
     on_change : callable, optional
         Called at the beginning of each round, and after each look at who is there between two rounds.
+    frozen : callable, optional
+        Gives the frozen part of the network, which devices that lack it are sent.
 
     Attributes
     ----------
@@ -106,6 +108,7 @@ class RoundDriver(Strategy):
         orders: Orders | None = None,
         past: Callable[[int], Checkpoint] | None = None,
         on_change: Callable[[], None] = lambda: None,
+        frozen: Callable[[], ArrayRecord] | None = None,
     ) -> None:
         self.rule = rule
         self.members = Members(config, orders)
@@ -115,6 +118,7 @@ class RoundDriver(Strategy):
         self._on_round, self._on_change = on_round, on_change
         self.class_names = ClassNames(config.data)
         self._orders, self._past = orders, past
+        self._frozen = frozen
         self._pace = Pace(config, self.members, self.class_names, orders, self._looked)
         self._gate = Gate(config.run)
         self._quorum = Quorum(config.run, arrives=config.data.arrives)
@@ -318,7 +322,7 @@ class RoundDriver(Strategy):
         if trains and self.rule.train_action:
             asked = self._config.stream.participants(number, self._config.run.seed, present)
         report = RoundReport(number, asked, away=list(self.members.away))
-        messenger = Messenger(grid, self.members, self._config.run, report)
+        messenger = Messenger(grid, self.members, self._config.run, report, self._frozen)
         self._now = ServerRound(
             self.members.count,
             self._travelling.sent,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, Metadata, RecordDict
 from flwr.serverapp import Grid
 
 from fedkace_flwr.errors import MessageError
@@ -64,7 +64,13 @@ class Exchange:
     up: Counter[int] = field(default_factory=Counter)
 
 
-def exchange(grid: Grid, sent: Mapping[int, Message], deadline: float, probe: float = 0.0) -> Exchange:
+def exchange(
+    grid: Grid,
+    sent: Mapping[int, Message],
+    deadline: float,
+    probe: float = 0.0,
+    frozen: Callable[[], ArrayRecord] | None = None,
+) -> Exchange:
     """Send one message per client and wait for the replies.
 
     Replies to any other message are ignored, for example one that arrives after its phase is over.
@@ -79,16 +85,19 @@ def exchange(grid: Grid, sent: Mapping[int, Message], deadline: float, probe: fl
         Longest wait, in seconds.
     probe : float
         Seconds of silence after which a client is asked whether its message is lost; 0 for never.
+    frozen : callable, optional
+        Gives the frozen part of the network. A client that answers that it lacks it is sent its message again, with it.
     """
     begun = time.monotonic()
     # Sizes are taken before sending: a grid may drop a message's content once it is sent.
     sizes = {client: wire.size_in_bytes(message.content) for client, message in sent.items()}
     down = Counter(sizes)
+    contents = {client: RecordDict(dict(message.content)) for client, message in sent.items()} if frozen else {}
     if crosses_network(grid):
         _fold(sent.values())
     watch = _Probe(grid, sent, probe, begun) if probe > 0 else None
     asked, refused = post(grid, sent, begun + deadline)
-    inbox = _Inbox(asked)
+    inbox = _Inbox(asked, contents)
     pause, end = _FIRST_PAUSE, time.monotonic() + deadline
     while inbox.waiting:
         for number, reply in collect(grid, list(inbox.waiting), end):
@@ -100,6 +109,22 @@ def exchange(grid: Grid, sent: Mapping[int, Message], deadline: float, probe: fl
         if watch and inbox.waiting and (again := watch.lost(inbox.clients(), time.monotonic(), end)):
             inbox.waiting |= post(grid, again, end)[0]
             down.update({client: sizes[client] for client in again})
+        if frozen and inbox.lacking:
+            part = frozen()
+            more = {
+                client: _message(
+                    sent[client].metadata,
+                    RecordDict({**contents[client], wire.FROZEN: part}),
+                    sent[client].metadata.message_type,
+                    left,
+                )
+                for client in inbox.lacking
+            }
+            down.update({client: wire.size_in_bytes(message.content) for client, message in more.items()})
+            if crosses_network(grid):
+                _fold(more.values())
+            inbox.lacking.clear()
+            inbox.waiting |= post(grid, more, end)[0]
         if inbox.waiting:
             time.sleep(min(pause, left))
             longest = max(_LONGEST_PAUSE, _PAUSE_PER_MESSAGE * len(inbox.waiting))
@@ -112,9 +137,8 @@ def exchange(grid: Grid, sent: Mapping[int, Message], deadline: float, probe: fl
         refused,
         unreadable,
         down=down,
-        up=Counter(
-            {client: wire.size_in_bytes(each.content) for client, each in replies.items() if each.has_content()}
-        ),
+        up=inbox.requests
+        + Counter({client: wire.size_in_bytes(each.content) for client, each in replies.items() if each.has_content()}),
     )
 
 
@@ -132,11 +156,15 @@ class _Inbox:
     """Replies by client, to messages that may have been sent more than once.
 
     After a good reply, further replies of the client are ignored. An error reply is final only if no other copy of
-    the message is pending: a second copy may fail because the client still works on the first.
+    the message is pending: a second copy may fail because the client still works on the first. A client may once say that
+    it lacks the frozen part.
     """
 
-    def __init__(self, asked: Mapping[str, int]) -> None:
+    def __init__(self, asked: Mapping[str, int], may_lack: Iterable[int]) -> None:
         self.waiting = dict(asked)
+        self._may_lack = set(may_lack)
+        self.lacking: set[int] = set()
+        self.requests: Counter[int] = Counter()
         self.replies: dict[int, Message] = {}
         self.errors: dict[int, Message] = {}
         self.unreadable: dict[int, str] = {}
@@ -161,6 +189,11 @@ class _Inbox:
             return
         if reply.has_error():
             self.errors[client] = reply
+            return
+        if client in self._may_lack and wire.FROZEN in reply.content.config_records.get(wire.CONFIG, ConfigRecord()):
+            self._may_lack.discard(client)
+            self.lacking.add(client)
+            self.requests[client] += wire.size_in_bytes(reply.content)
             return
         self.replies[client] = reply
         self.errors.pop(client, None)
@@ -248,15 +281,15 @@ class _Probe:
         content = RecordDict(
             {wire.CONFIG: ConfigRecord({name: told[name] for name in (wire.CLIENT, wire.ROUND) if name in told})}
         )
-        return self._message(client, content, f"{MessageType.QUERY}.{wire.WORKING}", left)
+        return _message(self._metadata[client], content, f"{MessageType.QUERY}.{wire.WORKING}", left)
 
     def _again(self, client: int, left: float) -> Message:
         content = RecordDict(dict(self._contents[client]))
-        return self._message(client, content, self._metadata[client].message_type, left)
+        return _message(self._metadata[client], content, self._metadata[client].message_type, left)
 
-    def _message(self, client: int, content: RecordDict, kind: str, left: float) -> Message:
-        to = self._metadata[client]
-        return Message(content, dst_node_id=to.dst_node_id, message_type=kind, group_id=to.group_id, ttl=max(left, 1.0))
+
+def _message(to: Metadata, content: RecordDict, kind: str, left: float) -> Message:
+    return Message(content, dst_node_id=to.dst_node_id, message_type=kind, group_id=to.group_id, ttl=max(left, 1.0))
 
 
 def post(grid: Grid, sent: Mapping[int, Message], end: float) -> tuple[dict[str, int], list[int]]:

@@ -191,7 +191,12 @@ def mean_update(
         raise MaskedSumError(f"{len(sent)} clients at {len(clients)} SuperNodes; secagg needs one for each")
     # A client has weight 1 if it has trained, otherwise 0, so the largest weight is 1.
     workflow = SecAggPlusWorkflow(1.0, _LEFT, max_weight=1.0, clipping_range=limit)
-    grid, strategy = cast(Any, _Relay(clients, shapes, peer)), _Instead(sorted(clients))
+    told = {client: message.content.config_records[wire.CONFIG] for client, message in sent.items()}
+    fields = {
+        client: {name: each[name] for name in (wire.CLIENT, wire.FROZEN) if name in each}
+        for client, each in told.items()
+    }
+    grid, strategy = cast(Any, _Relay(clients, shapes, peer, fields)), _Instead(sorted(clients))
     context = _context(number, strategy)
     try:
         state = _introduced(workflow, grid, context, strategy)
@@ -262,6 +267,7 @@ class _Relay:
     nodes: Mapping[int, int]
     shapes: Sequence[tuple[int, ...]]
     peer: Peer
+    fields: Mapping[int, Mapping[str, Any]]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Send messages; the valid replies."""
@@ -287,7 +293,7 @@ class _Relay:
         records = RecordDict(dict(message.content.items()))
         # The workflow shares one record among all nodes, and the client's modifier removes an entry from it.
         records[RECORD_KEY_CONFIGS] = ConfigRecord(dict(message.content.config_records[RECORD_KEY_CONFIGS]))
-        records.setdefault(wire.CONFIG, ConfigRecord({wire.CLIENT: self.nodes[node]}))
+        records.setdefault(wire.CONFIG, ConfigRecord({**self.fields[self.nodes[node]]}))
         return Message(
             records,
             dst_node_id=node,

@@ -202,13 +202,23 @@ class Messenger:
         The run's keys: deadline and probe.
     report : RoundReport
         The round's report.
+    frozen : callable, optional
+        Gives the frozen part of the network, for devices that lack it.
     """
 
-    def __init__(self, grid: Grid, members: Members, settings: RunConfig, report: RoundReport) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        members: Members,
+        settings: RunConfig,
+        report: RoundReport,
+        frozen: Callable[[], ArrayRecord] | None = None,
+    ) -> None:
         self.report = report
         self._grid = grid
         self._members = members
         self._settings = settings
+        self._frozen = frozen
         self._senders: dict[str, int] = {}
 
     def nodes(self) -> dict[int, int]:
@@ -248,7 +258,7 @@ class Messenger:
         """
         sent = by_client(questions)
         probe = 0.0 if is_simulation(self._grid) else self._settings.probe
-        found = exchange(self._grid, sent, deadline, probe)
+        found = exchange(self._grid, sent, deadline, probe, self._frozen)
         self.report.down.update(found.down)
         self.report.up.update(found.up)
         self.report.versions |= {client: wire.version_in(reply) for client, reply in found.replies.items()}

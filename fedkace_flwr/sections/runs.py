@@ -29,11 +29,11 @@ class ModelConfig:
     )
     weights_file: str = key(
         "",
-        "File with the weights that the network starts from, apart from the output layer: a state dict as `.safetensors`, `.pth` or `.pt`, with the names of this package, of torchvision or of timm. The server reads it; clients do only with `trainable` other than `all`, with `centralized` and in simulated attacks.",
+        "File with the weights that the network starts from, apart from the output layer: a state dict as `.safetensors`, `.pth` or `.pt`, with the names of this package, of torchvision or of timm. With `trainable = lora`, also adapters, with the names of this package or of peft, alone or with the rest. The server reads it; clients do only with `trainable` other than `all`, with `centralized` and in simulated attacks.",
     )
     pretrained: bool = key(
         False,
-        "Start from the publisher's weights, apart from the output layer: those of timm, or torchvision's ImageNet weights for `resnet18`, `mobilenet-v3-small` and `efficientnet-b0` at their published `width` and with `stem = imagenet`, with ImageNet's normalisation. Taken from the cache, or downloaded, by those who would read a `weights-file`.",
+        "Start from the publisher's weights, apart from the output layer: those of timm, or torchvision's ImageNet weights for `resnet18`, `mobilenet-v3-small` and `efficientnet-b0` at their published `width` and with `stem = imagenet`, with ImageNet's normalisation. A `weights-file` may add adapters alone. Taken from the cache, or downloaded, by those who would read a `weights-file`.",
     )
     output_layer: Literal["learned", "simplex"] = key(
         "learned",
@@ -41,7 +41,7 @@ class ModelConfig:
     )
     trainable: Literal["all", "output", "norm", "lora"] = key(
         "all",
-        "What trains: `all`, the `output` layer alone, or also the scales and shifts of normalisation layers (`norm`) or low-rank adapters of all other weights (`lora`). The rest is frozen: it never travels, each client builds it from `seed`, `weights-file` or `pretrained`, and is refused if its digest is not the server's.",
+        "What trains: `all`, the `output` layer alone, or also the scales and shifts of normalisation layers (`norm`) or low-rank adapters of all other weights (`lora`). The rest is frozen: each client takes it from `seed`, `weights-file` or `pretrained`, and is sent it once if its digest is not the server's.",
     )
     lora_rank: int = key(4, "With `trainable = lora`: rank of the adapters.", low=1, high=1024)
 

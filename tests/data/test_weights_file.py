@@ -2,6 +2,7 @@
 
 import importlib
 import io
+import json
 import pickle
 import zipfile
 from collections import OrderedDict
@@ -27,6 +28,7 @@ from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.networks.catalogue import built, seeded
 from fedkace_flwr.networks.network import Blueprint, Network
+from fedkace_flwr.networks.trainable import freeze
 from fedkace_flwr.storage.checkpoint import Checkpoints
 from fedkace_flwr.storage.files import read_bytes
 
@@ -158,7 +160,7 @@ def test_published_weights_of_torchvision_come_from_its_cache(small: Make, cache
         ({"network": "resnet18", "width": 64, "stem": "imagenet"}, "not known.*TORCH_HOME .*weights-file"),
         ({"network": "resnet18", "width": 8}, "width = 8 and stem = 'cifar': must be width = 64 and stem = 'imagenet'"),
         ({"network": "cnn"}, "'cnn', which has no published weights: must be false, or network resnet18, "),
-        ({"weights_file": "a.pth"}, "pretrained = true with weights-file"),
+        ({"weights_file": "a.pth"}, "pretrained = true with weights-file.*must be false, or trainable = 'lora'"),
         ({"method": "tfcl"}, "pretrained = true with method = 'tfcl', which sends no weights: must be false"),
     ],
 )
@@ -170,6 +172,147 @@ def test_a_run_that_cannot_have_published_weights_ends_before_it_begins(
     with pytest.raises(ConfigError, match=message) as refusal:
         run_inline(small(**keys, pretrained=True))
     assert "\n" not in str(refusal.value) and not (caches / "run").exists()
+
+
+def adapted(rank: int) -> Network:
+    net = network()
+    freeze(net, "lora", rank, torch.Generator().manual_seed(1))
+    return net
+
+
+PEFTS = {"peft_type": "LORA", "lora_alpha": 6, "r": 2, "init_lora_weights": True, "loftq_config": {}, "bias": "none"}
+
+
+def of_peft(path: Path, **told: object) -> tuple[Weights, Path]:
+    """Adapters of rank 2 of two layers and a whole output layer, as peft names them for torchvision's ResNet-18."""
+    draw = torch.Generator().manual_seed(3)
+    halves = {
+        "layer1.0.conv1.lora_A": (2, 4, 3, 3),
+        "layer1.0.conv1.lora_B": (4, 2, 1, 1),
+        "layer2.0.downsample.0.lora_A.default": (2, 4, 1, 1),
+        "layer2.0.downsample.0.lora_B.default": (8, 2, 1, 1),
+        "fc": (7, 32),
+    }
+    stored = {f"base_model.model.{name}.weight": torch.randn(shape, generator=draw) for name, shape in halves.items()}
+    path.with_name("adapter_config.json").write_text(json.dumps({**PEFTS, **told}))
+    return stored, written(path, stored)
+
+
+@pytest.mark.parametrize(("told", "factor"), [({}, 3.0), ({"use_rslora": True}, 6 / 2**0.5)])
+def test_adapters_of_peft_fit_by_the_names_of_their_network(
+    tmp_path: Path, told: dict[str, object], factor: float
+) -> None:
+    stored, path = of_peft(tmp_path / "adapter_model.safetensors", **told)
+    found = weights_for(adapted(4), path)
+    layer = "blocks.0.conv1.weight"
+    assert {name.partition("_lora")[0] for name in found} == {layer, "blocks.2.shortcut.0.weight"}
+    a, b = (stored[f"base_model.model.layer1.0.conv1.lora_{half}.weight"] for half in "AB")
+    wanted = factor * torch.einsum("ir,rchw->ichw", b[:, :, 0, 0], a)
+    assert torch.allclose((found[f"{layer}_lora_up"] @ found[f"{layer}_lora_down"]).view(4, 4, 3, 3), wanted, atol=1e-5)
+    body = {
+        f"base_model.model.{name}".replace(".conv1.w", ".conv1.base_layer.w"): each
+        for name, each in network(5).state_dict().items()
+    }
+    both = weights_for(adapted(4), written(path, {**stored, **body}))
+    assert (
+        both.keys()
+        == found.keys() | weights_for(network(), written(tmp_path / "own.pth", network().state_dict())).keys()
+    )
+    assert torch.equal(both[layer], network(5).state_dict()[layer]) and torch.equal(
+        both[f"{layer}_lora_up"], found[f"{layer}_lora_up"]
+    )
+
+
+def test_adapters_of_peft_fit_a_network_of_timm(tmp_path: Path) -> None:
+    net, _, _ = of_timm(tmp_path)
+    freeze(net, "lora", 2, torch.Generator())
+    halves = {"lora_A": torch.ones(2, 64), "lora_B": torch.ones(192, 2)}
+    stored = {f"base_model.model.blocks.1.attn.qkv.{half}.weight": each for half, each in halves.items()}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(PEFTS))
+    head = {"base_model.model.head.weight": torch.ones(7, 64)}
+    found = weights_for(net, written(tmp_path / "adapter_model.safetensors", {**stored, **head}))
+    assert set(found) == {f"body.blocks.1.attn.qkv.weight_lora_{half}" for half in ("down", "up")}
+
+
+def _peft_named(part: str, value: Tensor) -> Callable[[Weights], Weights]:
+    return lambda stored: {**stored, f"base_model.model.{part}.weight": value}
+
+
+@pytest.mark.parametrize(
+    ("change", "told", "rank", "message"),
+    [
+        (dict, None, 4, r"adapters of peft.*adapter_config\.json.*No such file"),
+        (dict, {"use_dora": True}, 4, r"adapter_config\.json' sets use_dora; must be of plain LoRA"),
+        (dict, {"init_lora_weights": "pissa"}, 4, r"init_lora_weights; must be"),
+        (dict, {"lora_alpha": "much"}, 4, r"adapter_config\.json' is none of peft's"),
+        (
+            dict,
+            {},
+            1,
+            r"rank of 'base_model\.model\.layer1\.0\.conv1\.lora_A\.weight' is 2; must be 1 to 1 .*lora-rank",
+        ),
+        (dict, {}, 0, "which the network has not; must be without adapters, or trainable 'lora'"),
+        (
+            _peft_named("layer1.0.conv2.lora_A", torch.ones(2, 4, 3, 3)),
+            {},
+            4,
+            r"conv2\.lora_A\.weight' alone; must hold both",
+        ),
+        (
+            _peft_named("layer1.0.conv1.lora_B", torch.ones(3, 2)),
+            {},
+            4,
+            r"conv1\.lora_B\.weight' is \(3, 2\), must be \(4, 2\)",
+        ),
+        (
+            _peft_named("layer1.0.conv1.lora_B", torch.ones(4, 2).to_sparse()),
+            {},
+            4,
+            r"is torch\.float32, torch\.sparse",
+        ),
+        (_peft_named("layer1.0.conv1.lora_B", torch.tensor(1.0)), {}, 4, r"conv1\.lora_B\.weight' is \(\), must be"),
+        (
+            _peft_named("decoder.lora_A", torch.ones(2, 4)),
+            {},
+            4,
+            r"the adapter 'base_model\.model\.decoder\.lora_A\.weight'",
+        ),
+        (_peft_named("layer1.0.bn1", torch.ones(4)), {}, 4, "lacks 'stem.0.weight'"),
+    ],
+)
+def test_adapters_that_do_not_fit_are_refused(
+    tmp_path: Path, change: Callable[[Weights], Weights], told: dict[str, object] | None, rank: int, message: str
+) -> None:
+    stored, path = of_peft(tmp_path / "adapters.pt", **(told or {}))
+    written(path, change(stored))
+    if told is None:
+        (tmp_path / "adapter_config.json").unlink()
+    with pytest.raises(ConfigError, match=f"weights-file = .*{message}") as refusal:
+        weights_for(adapted(rank) if rank else network(), path)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_run_starts_from_adapters_on_a_drawn_or_a_published_body(small: Make, caches: Path) -> None:
+    layer = "body.0.0.weight"
+    of = {"network": "mobilenet-v3-small", "width": 16, "stem": "imagenet", "image_size": 32, "trainable": "lora"}
+    drawn = Experiment(small(**of))
+    halves = {f"{layer}_lora_down": torch.ones(2, 27), f"{layer}_lora_up": torch.ones(16, 2)}
+    path = written(caches / "adapters.safetensors", halves)
+    given = Experiment(small(**of, weights_file=str(path)))
+    first, plain = given.initial_weights(), drawn.initial_weights()
+    assert torch.equal(first[f"{layer}_lora_down"][:2], torch.ones(2, 27)), "the file's rank"
+    assert torch.equal(first[f"{layer}_lora_down"][2:], plain[f"{layer}_lora_down"][2:]), "the rest as without it"
+    assert torch.equal(first[f"{layer}_lora_up"], torch.eye(2, 4).sum(0).expand(16, 4))
+    assert given.frozen_digest == drawn.frozen_digest
+    theirs = import_torchvision().models.mobilenet_v3_small(num_classes=7).state_dict()
+    (caches / "torch" / "hub" / "checkpoints").mkdir(parents=True)
+    published = written(caches / "torch" / "hub" / "checkpoints" / "mobilenet_v3_small-047dcff4.pth", theirs)
+    both = Experiment(small(**of, pretrained=True, weights_file=str(path)))
+    assert torch.equal(both.initial_weights()[layer], theirs["features.0.0.weight"])
+    assert torch.equal(both.initial_weights()[f"{layer}_lora_up"], first[f"{layer}_lora_up"])
+    whole = small(**of, pretrained=True, weights_file=str(published))
+    with pytest.raises(ConfigError, match=r"pretrained = true with weights-file = .*more than adapters: must be false"):
+        run_inline(whole)
 
 
 def _without(name: str) -> Callable[[Weights], Any]:

@@ -1,5 +1,6 @@
 """Every method with each trainable part: what is frozen never changes and never travels, and everyone has it."""
 
+import contextlib
 from pathlib import Path
 
 import numpy as np
@@ -16,14 +17,15 @@ from support.systems.contract import (
 )
 from support.systems.runs import folder_of, last, ran, records
 
-from fedkace_flwr import client_app
+from fedkace_flwr import client_app, server_app
+from fedkace_flwr.config import Config
 from fedkace_flwr.configured import configured
 from fedkace_flwr.errors import ConfigError
-from fedkace_flwr.experiment import Experiment, as_arrays
+from fedkace_flwr.experiment import Experiment, as_arrays, shared_experiment
 from fedkace_flwr.experiments.running.inline import InlineGrid
 from fedkace_flwr.inference.kept_models import MODEL
 from fedkace_flwr.inference.model_files import load_newest, read_model
-from fedkace_flwr.messaging import wire
+from fedkace_flwr.messaging import folding, wire
 from fedkace_flwr.storage import atomic
 
 PARTS = ("output", "norm", "lora")
@@ -72,6 +74,13 @@ def test_models_are_whole_and_the_device_stores_what_trains(small: Make, part: s
         changed = {name for name, array in frozen.items() if not np.array_equal(model[name], array)}
         assert (part == "lora") == bool(changed), "adapters are merged into the weights"
         assert not np.array_equal(model["output.weight"], first["output.weight"])
+    left = folder_of(config) / MODEL / "adapters.safetensors"
+    assert left.exists() == (part == "lora")
+    if left.exists():
+        started = Experiment(small(trainable=part, weights_file=str(left)))
+        given, last_round = as_arrays(started.initial_weights()), last(config).weights
+        assert all(np.array_equal(given[name], last_round[name]) for name in last_round if "lora" in name)
+        assert started.frozen_digest == experiment.frozen_digest
     answer = atomic.read(atomic.path_of(client, "answer", 3), atomic.VERSION, lambda arrays, record: set(arrays))
     assert answer == set(experiment.travelling.sent)
 
@@ -97,14 +106,93 @@ def test_what_handles_models_handles_the_part(small: Make, keys: dict[str, objec
     assert len(lines) == 3 and not any(line["failures"] for line in lines)
 
 
-def test_a_client_with_another_frozen_part_is_refused(small: Make) -> None:
+class Devices(InlineGrid):
+    """Nodes as on other machines: folders of their own, another weights file, folded messages, a new process for each."""
+
+    def __init__(self, config: Config, folder: Path, weights_file: str, most: int = 1000) -> None:
+        keys = {**config.flat(), "weights-file": weights_file}
+        own = lambda number: {"state-dir": str(folder / f"device-{number}")}  # noqa: E731
+        super().__init__(client_app.app, config.stream.clients, keys, 1, own)
+        self._left = most
+
+    def _answer(self, message: Message) -> Message:
+        shared_experiment.cache_clear()
+        self._left -= 1
+        if self._left < 0:
+            raise SystemExit("the server is killed")
+        message.content = folding.marked(folding.folded(message.content), wire.CONFIG)
+        return super()._answer(message)
+
+
+@pytest.mark.parametrize(
+    ("part", "theirs", "secagg"),
+    [("output", "none.safetensors", False), ("norm", "none.pth", True), ("lora", "", False)],
+)
+def test_a_device_is_sent_the_frozen_part_that_it_lacks_once(
+    small: Make, tmp_path: Path, part: str, theirs: str, secagg: bool
+) -> None:
+    save_file(as_arrays(Experiment(small(seed=99)).initial_weights()), tmp_path / "weights.safetensors")
+    own = {
+        **SHAPE,
+        "trainable": part,
+        "weights_file": str(tmp_path / "weights.safetensors"),
+        "clients": 3,
+        "secagg": secagg,
+    }
+    whole = small(**own, run_name="whole")
+    ran(whole)
+    config = small(**own, run_name="devices", resume=True)
+    for most in (1, 2, 4, 1000):
+        with contextlib.suppress(SystemExit):
+            server_app.run(Devices(config, tmp_path, theirs, most), config, 1)
+    extra = [
+        each["bytes"]["down"] - other["bytes"]["down"]
+        for each, other in zip(records(config), records(whole), strict=True)
+    ]
+    assert extra[1:] == [0, 0] and not any(each["failures"] for each in records(config))
+    ours, others = (last(each).weights["output.weight"] for each in (config, whole))
+    assert secagg or np.array_equal(ours, others)  # masked updates are rounded at random
+    experiment = Experiment(config)
+    for number in range(3):
+        (kept,) = (tmp_path / f"device-{number}").glob("*/frozen-*")
+        assert kept.stem == f"frozen-{experiment.frozen_digest}"
+
+
+def test_a_frozen_part_comes_once_more_if_it_is_damaged_and_its_bytes_are_counted(small: Make, tmp_path: Path) -> None:
+    save_file(as_arrays(Experiment(small(seed=99)).initial_weights()), tmp_path / "weights.safetensors")
+    own = {**SHAPE, "trainable": "norm", "weights_file": str(tmp_path / "weights.safetensors"), "clients": 2}
+    config, further = small(**{**own, "rounds": 1}), small(**{**own, "rounds": 2}, resume=True)
+    server_app.run(Devices(config, tmp_path, "none.pth"), config, 1)
+    (kept,) = (tmp_path / "device-1").glob("*/frozen-*")
+    kept.write_bytes(kept.read_bytes()[:-1000])
+    server_app.run(Devices(further, tmp_path, "none.pth"), further, 1)
+    part = sum(len(name) + 128 + array.nbytes for name, array in Experiment(config).frozen_part.items())
+    usual = watch(small(**{**own, "rounds": 2}, run_name="whole"))
+    message = sum(wire.size_in_bytes(each.down) for each in usual.crossings if each.place == (MessageType.TRAIN, 1, 0))
+    down = [line["bytes"]["down"] for line in records(further)]
+    plain = [line["bytes"]["down"] for line in records(usual.config)]
+    assert [down[0] - plain[0], down[1] - plain[1]] == [2 * (part + message), part + message]
+
+
+def test_a_frozen_part_that_is_not_the_servers_is_refused(small: Make) -> None:
     config = small(trainable="output", **SHAPE)
-    record = ConfigRecord({wire.RUN: "1" * 20, wire.ROUND: 1, wire.CLIENT: 0, wire.FROZEN: "0" * 64})
-    content = RecordDict({wire.ARRAYS: wire.array_record({}), wire.CONFIG: record})
+    experiment = Experiment(config)
     grid = InlineGrid(client_app.app, 3, config.flat(), 1, lambda _: {})
-    (reply,) = grid.send_and_receive([Message(content, dst_node_id=2, message_type=MessageType.TRAIN)])
-    reason = wire.root_cause(reply.error.reason)
-    assert "frozen = '000" in reason and Experiment(config).frozen_digest in reason and "weights-file" in reason
+
+    def answer(digest: str, **sent: wire.Weights) -> Message:
+        record = ConfigRecord({wire.RUN: "1" * 20, wire.ROUND: 1, wire.CLIENT: 0, wire.FROZEN: digest})
+        records = {name: wire.array_record(weights) for name, weights in {wire.ARRAYS: {}, **sent}.items()}
+        content = RecordDict({**records, wire.CONFIG: record})
+        (reply,) = grid.send_and_receive([Message(content, dst_node_id=2, message_type=MessageType.TRAIN)])
+        return reply
+
+    assert answer("0" * 64).content.config_records[wire.CONFIG][wire.FROZEN] == experiment.frozen_digest
+    refused = answer("0" * 64, frozen=experiment.frozen_part)
+    reason = wire.root_cause(refused.error.reason)
+    assert f"frozen = {'0' * 64}" in reason and experiment.frozen_digest in reason
+    short = dict(list(experiment.frozen_part.items())[1:])
+    assert "arrays differ" in wire.root_cause(answer("0" * 64, frozen=short).error.reason)
+    assert not list(folder_of(config).glob("clients/*/frozen-*"))
 
 
 @pytest.mark.parametrize("part", PARTS)
