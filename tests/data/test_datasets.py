@@ -81,7 +81,7 @@ def test_first_class_gives_later_classes_the_first_labels(digits: DataConfig) ->
         np.testing.assert_array_equal(part.train_ids(label), whole.train_ids(6 + label))
         np.testing.assert_array_equal(part.test_ids(label), whole.test_ids(6 + label))
         assert (part.labels[part.train_ids(label)] == label).all()
-    with pytest.raises(ConfigError, match="^first-class = 7 with num-classes = 4: data set digits has 10 classes$"):
+    with pytest.raises(ConfigError, match=r"^first-class = 7 with num-classes = 4: data set digits has 10 classes$"):
         load_dataset(replace(digits, num_classes=4, first_class=7))
 
 
