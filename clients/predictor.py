@@ -119,7 +119,7 @@ class Predictor:
         trained = self.tools.store.answer(state.round)
         if trained is None:
             return None
-        return {name: trained.model[name] for name in self.tools.experiment.weight_shapes}  # an answer may hold more
+        return {name: trained.model[name] for name in self.tools.experiment.travelling.sent}  # an answer may hold more
 
     def recalibrate(self, net: Network, samples: Samples, round_number: int) -> None:
         """Fit what is not trained of a received network to the client's own samples, in place, before it is used."""
