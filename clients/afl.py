@@ -68,7 +68,8 @@ class AflClient(ClientRule):
 
     Inferred: gamma stays in the joint solution (``afl-ridge``; the publication takes it out again, which a singular
     X'X does not allow); the body is the one with which the run begins, in evaluation mode. A reply covers every chunk
-    that the server has not counted, so that each sample counts once even if replies are lost.
+    that the server has not counted, so that each sample counts once even if replies are lost; but nothing of a reply to
+    a round that is undone is sent again, or what is wrong with it would undo every further round.
     """
 
     def train(self, training: Training, chunk: Samples, buffer: Samples) -> None:
@@ -90,9 +91,8 @@ class AflClient(ClientRule):
         classes = functional.one_hot(now.chunk.labels, self.experiment.num_classes).double()
         rows, columns = torch.triu_indices(features.shape[1], features.shape[1])
         sums = {GRAM: (features.T @ features)[rows, columns], CROSS: features.T @ classes}
-        held = now.state.follows if now.state.is_undone else now.state.round  # the round that the stored sums are of
         told = now.content.config_records.get(COUNTED, ConfigRecord())
-        if not held or told.get(COUNTED) == held:
+        if not now.state.has_local_model or told.get(COUNTED) == now.state.round:
             return sums
         return {name: each + now.state.extra.get(f"{_STORED}{name}", 0.0) for name, each in sums.items()}
 

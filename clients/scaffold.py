@@ -7,7 +7,7 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
-from fedkace_flwr.clients.base import Array, ClientRound, ClientRule, Kept, Training
+from fedkace_flwr.clients.base import Array, ClientRound, ClientRule, Training
 from fedkace_flwr.messaging import wire
 from fedkace_flwr.networks.network import Network
 from fedkace_flwr.registry import Method, Traffic
@@ -15,10 +15,10 @@ from fedkace_flwr.training.loop import learning_rates
 from fedkace_flwr.training.losses import Batch, TaskLoss
 
 CONTROL = "control"
-"""Record of the training message that holds the server's control variate, c."""
+"""Record of the training message that holds the correction of the client's gradients, c - c_i."""
 
 PREFIX = "control."
-"""Before a parameter's name: its part of a control variate, or, in a reply, of the change of one."""
+"""Before a parameter's name: its part of a correction, or, in a reply, of the client's new control variate."""
 
 
 class ControlledLoss(TaskLoss):
@@ -64,7 +64,7 @@ class ScaffoldClient(ClientRule):
 
     Each step takes the gradient plus c - c_i. The client's new control variate is the mean of its gradients in the
     round, which is what option II computes from the way that the model has gone; steps are weighted by their learning
-    rates, as there. It is kept in the state.
+    rates, as there. The server keeps it.
 
     The publication's optimiser is plain SGD (``optimiser = sgd``). Inferred: another optimiser is given the corrected
     gradients, and the control variate, a mean of gradients, has the same meaning. Weight decay, which all clients have
@@ -77,16 +77,17 @@ class ScaffoldClient(ClientRule):
         Raises
         ------
         MessageError
-            The training message has no control variate, or one that does not fit the network.
+            The training message has no correction, or one that does not fit the network.
         """
-        device, ours = self.experiment.device, self._control(now)
-        shapes = {f"{PREFIX}{name}": self.experiment.travelling.sent[name] for name in ours}
+        device, travelling = self.experiment.device, self.experiment.travelling
+        trained = [name for name in travelling.replied if name in travelling.parameters]
         records = now.content.array_records
-        theirs = wire.read_arrays(RecordDict({wire.ARRAYS: records[CONTROL]} if CONTROL in records else {}), shapes)
-        correction = {
-            name: (torch.from_numpy(theirs[f"{PREFIX}{name}"]) - each).to(device) for name, each in ours.items()
-        }
-        parameters = {name: each for name, each in net.named_parameters() if name in ours}
+        told = wire.read_arrays(
+            RecordDict({wire.ARRAYS: records[CONTROL]} if CONTROL in records else {}),
+            {f"{PREFIX}{name}": travelling.sent[name] for name in trained},
+        )
+        correction = {name: torch.from_numpy(told[f"{PREFIX}{name}"]).to(device) for name in trained}
+        parameters = {name: each for name, each in net.named_parameters() if name in correction}
         return ControlledLoss(now.seen.to(device), parameters, correction)
 
     def training(self, net: Network, now: ClientRound) -> Training:
@@ -95,24 +96,10 @@ class ScaffoldClient(ClientRule):
         loss, rates = _loss(training), learning_rates(training.settings, range(training.settings.epochs))
         return replace(training, after_step=lambda epoch, _: loss.remember(rates[epoch - 1]), captured=False)
 
-    def maintain(self, now: ClientRound, training: Training) -> Kept:
-        """No buffer; the new control variate."""
-        new = _loss(training).mean_gradients()
-        return Kept(now.state.buffer, {f"{PREFIX}{name}": each for name, each in new.items()})
-
     def reply(self, now: ClientRound, training: Training) -> dict[str, Array]:
-        """The local model, and the change of the control variate."""
-        new, old = _loss(training).mean_gradients(), self._control(now)
-        return super().reply(now, training) | {f"{PREFIX}{name}": (new[name] - old[name]).numpy() for name in old}
-
-    def _control(self, now: ClientRound) -> dict[str, Tensor]:
-        """c_i, at first 0."""
-        travelling, held = self.experiment.travelling, now.state.extra
-        return {
-            name: held.get(f"{PREFIX}{name}", torch.zeros(shape))
-            for name, (shape, _) in travelling.replied.items()
-            if name in travelling.parameters
-        }
+        """The local model, and the new control variate."""
+        new = _loss(training).mean_gradients()
+        return super().reply(now, training) | {f"{PREFIX}{name}": each.numpy() for name, each in new.items()}
 
 
 def _loss(training: Training) -> ControlledLoss:

@@ -105,7 +105,7 @@ def with_bytes(page: str) -> str:
     """Return the text of ``docs/methods.md`` with the table of bytes from the registry."""
     rows: dict[Traffic, list[str]] = {}
     for name, method in METHODS.items():
-        if not method.preset and method.role != "ablation":
+        if method.role != "ablation" and (not method.preset or method.traffic != Traffic()):
             rows.setdefault(method.traffic, []).append(f"`{name}`")
     table = ["| method | to a client | from a client |", "|---|---|---|"]
     table += [f"| {', '.join(names)} | `{bytes_.down}` | `{bytes_.up}` |" for bytes_, names in rows.items()]

@@ -225,7 +225,8 @@ def _check_aggregation(method: Method, config: Config) -> None:
     rule = config.aggregation.aggregation
     if rule != "mean" and not method.strategy.aggregates:
         raise ConfigError(
-            f"aggregation = {rule!r} with method = {config.method!r}, whose server aggregates no models; must be 'mean'"
+            f"aggregation = {rule!r} with method = {config.method!r}, whose server does not merge models by this key; must be "
+            "'mean'"
         )
 
 
@@ -233,7 +234,7 @@ def _check_server_optimiser(method: Method, config: Config) -> None:
     wanted, rule = config.aggregation.server_optimiser, method.strategy
     if wanted == "none":
         return
-    if reason := rule(config).lacks_global_model() or ("" if rule.aggregates else "its server takes no mean of models"):
+    if reason := rule(config).lacks_global_model() or ("" if rule.aggregates else "its server takes no plain mean"):
         raise ConfigError(f"server-optimiser = {wanted!r} with method = {config.method!r}: {reason}; must be 'none'")
 
 

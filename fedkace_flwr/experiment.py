@@ -26,6 +26,7 @@ from fedkace_flwr.keys import CLASS_NAME, is_class_name
 from fedkace_flwr.messaging.travelling import Travelling
 from fedkace_flwr.messaging.wire import Shapes, shapes_of
 from fedkace_flwr.networks.catalogue import Facts, facts_of, seeded, statistics_of
+from fedkace_flwr.networks.lora import adapted
 from fedkace_flwr.networks.network import Blueprint, Network, load_weights
 from fedkace_flwr.networks.output import simplex
 from fedkace_flwr.networks.trainable import freeze
@@ -300,6 +301,8 @@ class Experiment:
     def _frozen(self, net: Network, seed: int) -> Network:
         model = self.config.model
         freeze(net, model.trainable, model.lora_rank, generator_for(seed, "adapters"))
+        if METHODS[self.config.method].moves_adapted:
+            net.frozen -= adapted(net.state_dict().keys())
         return net
 
     @cached_property

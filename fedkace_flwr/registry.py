@@ -71,6 +71,9 @@ class Method:
     replies : callable, optional
         Whether a client's reply to training holds an array of the network, from the configuration and the array's
         name; by default it holds all. The server keeps what it has of the others.
+    moves_adapted : bool
+        Whether its server changes the weights that have adapters (``trainable = lora``). They are then not frozen: the
+        models that the server sends hold them.
     splits : bool
         Whether it trains the halves of the network apart, which not every network permits, and without sending weights.
     needs_stream : bool
@@ -98,6 +101,7 @@ class Method:
     is_mean: bool = False
     switches: bool = False
     replies: "Callable[[Config, str], bool] | None" = None
+    moves_adapted: bool = False
     splits: bool = False
     needs_stream: bool = False
     replays: bool = True
@@ -156,6 +160,7 @@ METHODS = _Methods(
         "fedprox": "fedkace_flwr.clients.fedprox:METHOD",
         "scaffold": "fedkace_flwr.clients.scaffold:METHOD",
         "afl": "fedkace_flwr.clients.afl:METHOD",
+        "fed-talora": "fedkace_flwr.clients.fed_talora:METHOD",
         "flwf": "fedkace_flwr.clients.flwf:METHOD",
         "lkc": "fedkace_flwr.clients.fedkace:LKC",
         "as1": "fedkace_flwr.clients.fedkace:AS1",

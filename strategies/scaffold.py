@@ -20,14 +20,15 @@ class Scaffold(ServerRule):
 
     The mean is by the key ``aggregation``, as for models. The defence compares models alone.
 
-    Inferred: a client whose reply is lost or rejected keeps its new control variate, which c lacks until later replies
-    replace it.
+    The server keeps the clients' control variates too, so that c stays their mean: what a client has computed in a round
+    that is lost, rejected or undone does not count.
     """
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self._control: dict[str, NumpyArray] = {}
-        self._changes: dict[int, Weights] = {}
+        self._of: dict[int, Weights] = {}
+        self._new: dict[int, Weights] = {}
 
     def begin_round(self, now: ServerRound, arrays: ArrayRecord) -> None:
         """Start from c = 0."""
@@ -36,16 +37,20 @@ class Scaffold(ServerRule):
                 self._control.setdefault(name, np.zeros(shape, dtype))
 
     def training_extras_for(self, client: int) -> dict[str, ArrayRecord | ConfigRecord]:
-        """The control variate c."""
-        return {CONTROL: wire.array_record(self.state()[0])}
+        """What corrects the client's gradients: c - c_i."""
+        own = self._of.get(client, {})
+        correction = {
+            f"{PREFIX}{name}": each - own.get(name, np.zeros_like(each)) for name, each in self._control.items()
+        }
+        return {CONTROL: wire.array_record(correction)}
 
     def expected(self, now: ServerRound, content: RecordDict) -> Shapes:
-        """The model, and the change of the client's control variate."""
+        """The model, and the client's new control variate."""
         return {**now.replied, **{f"{PREFIX}{name}": now.shapes[name] for name in self._control}}
 
     def compare(self, now: ServerRound, replies: Sequence[Reply]) -> list[Reply]:
-        """Set the changes of control variates aside, and compare the models."""
-        self._changes = {
+        """Set the control variates aside, and compare the models."""
+        self._new = {
             reply.client: {name: reply.weights[f"{PREFIX}{name}"] for name in self._control} for reply in replies
         }
         return super().compare(
@@ -59,15 +64,25 @@ class Scaffold(ServerRule):
     def merge(self, now: ServerRound, replies: Sequence[Reply]) -> Weights:
         """Move c, and take the mean of the models."""
         aggregate = Aggregator(self.config.aggregation, now.parameters)
-        change = aggregate([self._changes[reply.client] for reply in replies], [1.0] * len(replies))
-        share = np.float32(len(replies) / now.clients)
+        new = {reply.client: self._new[reply.client] for reply in replies}
+        zeros = {name: np.zeros_like(each) for name, each in self._control.items()}
+        changes = [
+            {name: each[name] - old[name] for name in zeros}
+            for each, old in ((each, self._of.get(client, zeros)) for client, each in new.items())
+        ]
+        change, share = aggregate(changes, [1.0] * len(changes)), np.float32(len(changes) / now.clients)
         self._control = {name: each + share * change[name] for name, each in self._control.items()}
+        self._of = self._of | new
         return super().merge(now, replies)
 
     def state(self) -> tuple[dict[str, NumpyArray], dict[str, Any]]:
-        """The control variate."""
-        return {f"{PREFIX}{name}": array for name, array in self._control.items()}, {}
+        """The control variates: c, and each client's with its number before the names."""
+        own = {f"{client}.{name}": array for client, each in self._of.items() for name, array in each.items()}
+        return {**{f"{PREFIX}{name}": array for name, array in self._control.items()}, **own}, {}
 
     def restore(self, arrays: Mapping[str, NumpyArray], record: Mapping[str, Any]) -> None:
         """Restore what :meth:`state` returned."""
-        self._control = {name.removeprefix(PREFIX): array for name, array in arrays.items()}
+        self._control, self._of = {}, {}
+        for key, array in arrays.items():
+            owner, _, name = key.partition(".")
+            (self._control if f"{owner}." == PREFIX else self._of.setdefault(int(owner), {}))[name] = array

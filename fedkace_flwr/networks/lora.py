@@ -8,7 +8,7 @@ Shapes: O outputs, I inputs of an output, r the rank, at most the smaller of bot
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -49,10 +49,15 @@ def adapt(net: Network, rank: int, generator: torch.Generator) -> None:
         module.register_parameter(name + UP, nn.Parameter(torch.zeros(outputs, r)))
 
 
+def adapted(names: Collection[str]) -> frozenset[str]:
+    """Those of a state's names that are of a weight with an adapter."""
+    return frozenset(name for name in names if name + DOWN in names)
+
+
 def merged(weights: Mapping[str, npt.NDArray[np.float32]]) -> dict[str, npt.NDArray[np.float32]]:
     """The weights of a network without adapters that computes the same; those without adapters as they are."""
     found = {name: array for name, array in weights.items() if not name.endswith((DOWN, UP))}
-    for name in [name for name in found if name + DOWN in weights]:
+    for name in adapted(weights.keys()):
         weight, down, up = (torch.from_numpy(weights[each]) for each in (name, name + DOWN, name + UP))
         found[name] = _sum(weight, down, up).numpy()
     return found

@@ -189,7 +189,7 @@ class Defence:
         return measured
 
     def _floor(self, examples: int, origin: Weights, names: Sequence[str]) -> float:
-        size = sum(origin[name].size for name in names)
+        size = sum(origin[name].size for name in names if name in self._parameters or _is_statistics(name))
         if _is_statistics(names[0]):
             far = DEVIATIONS * length([_place(name, origin[name]) for name in names if name.endswith(VARIANCE)])
         else:

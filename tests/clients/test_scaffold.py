@@ -1,13 +1,10 @@
 """SCAFFOLD: control variates of clients and server."""
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from support.made.stored import read_state
-from support.systems.runs import last, ran
+from support.systems.runs import last, ran, run
 
 from fedkace_flwr.clients.scaffold import PREFIX
 from fedkace_flwr.config import Config
@@ -17,43 +14,32 @@ from fedkace_flwr.training.loop import learning_rates
 Make = Callable[..., Config]
 
 
-def controls(config: Config, number: int) -> list[dict[str, Any]]:
-    """Each client's control variate after a round, or after the last one before it that it was asked for."""
-    folders = sorted((Path(config.run.results_dir) / config.run.run_name / "clients").iterdir())
-    states = [
-        read_state(max(each for each in folder.glob("state-*") if int(each.stem[-6:]) <= number)) for folder in folders
-    ]
-    return [{n: t.numpy() for n, t in state.extra.items() if n.startswith(PREFIX)} for state in states]
-
-
 def test_with_plain_sgd_a_control_variate_is_that_of_option_two(small: Make) -> None:
     """c_i - c + (x - y_i) / (K eta), where the steps' learning rates take the place of K eta; by hand for two rounds."""
     config = small(
         method="scaffold", optimiser="sgd", epochs=2, rounds=2, clients=1, weight_decay=0.0, diagnostics=True
     )
     experiment = Experiment(config)
-    ran(config)
+    grid = run(config)
     steps = [-(-len(experiment.chunk(0, number)) // config.training.batch_size) for number in (1, 2)]
     rates = [count * sum(learning_rates(config.training, range(2))) for count in steps]
     start, after = as_arrays(experiment.initial_weights()), last(config)
-    (second,) = controls(config, 2)
-    assert second and all(np.abs(each).max() > 0 for each in second.values())
+    first, second = (grid.model_returned(number, 0) for number in (1, 2))
     # With a single client c = c_i, so the model moves by the sum of the means of both rounds' gradients.
-    (first,) = controls(config, 1)
-    for name in (each.removeprefix(PREFIX) for each in second):
+    for name in experiment.travelling.parameters:
         moved = rates[0] * first[f"{PREFIX}{name}"] + rates[1] * second[f"{PREFIX}{name}"]
+        assert np.abs(moved).max() > 0
         assert start[name] - after.weights[name] == pytest.approx(moved, rel=1e-3, abs=1e-6)
 
 
 def test_the_servers_control_variate_is_the_mean_of_all_clients_with_partial_participation(small: Make) -> None:
     config = small(method="scaffold", optimiser="sgd", fraction_train=0.6, rounds=3)
     ran(config)
-    every = controls(config, 3)
     held = last(config).arrays
-    assert {name for name in held if name.startswith(PREFIX)} == set(every[0] | every[1] | every[2])
-    for name in held:
-        mean = sum(each.get(name, np.zeros_like(held[name])) for each in every) / len(every)
-        assert held[name] == pytest.approx(mean, rel=1e-4, abs=1e-6)
+    for name in Experiment(config).travelling.parameters:
+        each = [held.get(f"{client}.{name}", np.zeros(())) for client in range(3)]
+        assert any(array.any() for array in each)
+        assert held[f"{PREFIX}{name}"] == pytest.approx(sum(each) / 3, rel=1e-4, abs=1e-6)
 
 
 def test_in_the_first_round_it_is_federated_averaging(small: Make) -> None:

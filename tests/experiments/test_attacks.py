@@ -133,9 +133,12 @@ def test_flipped_labels_exchange_the_classes_of_a_chunk_in_a_ring() -> None:
         ({"aggregation": "median", "secagg": True}, "the server learns only a sum; must be 'mean'"),
         ({"aggregation": "median", "dp": "central"}, "calibrated for a mean; must be 'mean'"),
         ({"aggregation": "trimmed-mean:5", "clients": 10}, "hostile must be less than half of the clients, at most 4"),
-        ({"aggregation": "median", "method": "lkc"}, "with method = 'lkc', whose server aggregates no models"),
-        ({"aggregation": "median", "method": "tfcl"}, "with method = 'tfcl', whose server aggregates no models"),
-        ({"aggregation": "median", "method": "centralized"}, "whose server aggregates no models; must be 'mean'"),
+        ({"aggregation": "median", "method": "lkc"}, "with method = 'lkc', whose server does not merge models"),
+        ({"aggregation": "median", "method": "tfcl"}, "with method = 'tfcl', whose server does not merge models"),
+        (
+            {"aggregation": "median", "method": "centralized"},
+            "whose server does not merge models by this key; must be 'mean'",
+        ),
     ],
 )
 def test_what_cannot_be_combined_is_refused(values: dict[str, Any], words: str) -> None:

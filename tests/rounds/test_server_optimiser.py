@@ -137,4 +137,4 @@ def test_methods_whose_server_takes_no_mean_refuse_it(made: Make) -> None:
             refused.add(name)
             assert str(error).startswith(f"server-optimiser = 'yogi:0.1' with method = {name!r}: ")
             assert str(error).endswith("; must be 'none'") and "\n" not in str(error)
-    assert refused == {"tfcl", "afl", "dcfcl", "lkc", "centralized"}
+    assert refused == {"tfcl", "afl", "fed-talora", "dcfcl", "lkc", "centralized"}

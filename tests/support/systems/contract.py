@@ -14,6 +14,7 @@ from flwr.app import Message, RecordDict
 from fedkace_flwr import server_app
 from fedkace_flwr.clients import fedcbdr as fedcbdr_names
 from fedkace_flwr.config import Config
+from fedkace_flwr.configured import configured
 from fedkace_flwr.experiment import Experiment
 from fedkace_flwr.messaging import wire
 from fedkace_flwr.registry import METHODS
@@ -44,9 +45,10 @@ def _marks(name: str) -> list[pytest.MarkDecorator]:
 def is_preset(name: str) -> bool:
     """Return whether a method is another method with some keys fixed, and runs that method's code.
 
-    ``lkc`` is a preset too, but without aggregation each client has a model of its own.
+    ``lkc`` is a preset too, but without aggregation each client has a model of its own; and the server of ``fed-talora``
+    is its own.
     """
-    return bool(METHODS[name].preset) and name != "lkc"
+    return bool(METHODS[name].preset) and name not in ("lkc", "fed-talora")
 
 
 ALL_METHODS = _parameters(sorted(METHODS))
@@ -102,6 +104,7 @@ class Watched:
 
 def watch(config: Config) -> Watched:
     """Run a configuration and record everything that crosses the wire."""
+    _, config = configured(config)
     grid = TappedGrid(config)
     return Watched(config, run_over(grid, config), grid.crossings)
 

@@ -28,7 +28,7 @@ def test_a_server_optimiser_works_with_the_method_or_is_refused(small: Make, met
     try:
         configured(small(**keys))
     except ConfigError:
-        assert method in ("tfcl", "afl", "dcfcl", "lkc", "centralized")
+        assert method in ("tfcl", "afl", "fed-talora", "dcfcl", "lkc", "centralized")
         return
     plain, moved = (small(run_name=name, **{**keys, "server_optimiser": name}) for name in ("none", "momentum"))
     first, second = ran(plain), ran(moved)

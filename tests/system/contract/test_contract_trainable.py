@@ -17,6 +17,7 @@ from support.systems.contract import (
 from support.systems.runs import folder_of, last, ran, records
 
 from fedkace_flwr import client_app
+from fedkace_flwr.configured import configured
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.experiment import Experiment, as_arrays
 from fedkace_flwr.experiments.running.inline import InlineGrid
@@ -33,9 +34,9 @@ OUTPUT = ("output.weight", "output.bias")
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("method", DISTINCT_METHODS)
 def test_the_part_alone_trains_and_travels(small: Make, method: str, part: str) -> None:
-    if method == "tfcl" or (method == "afl" and part != "output"):
-        with pytest.raises(ConfigError, match=rf"trainable = '{part}'.*must be '(all|output)'"):
-            small(method=method, trainable=part)
+    if part not in {"tfcl": (), "afl": ("output",), "fed-talora": ("lora",)}.get(method, PARTS):
+        with pytest.raises(ConfigError, match=rf"trainable = '{part}'.*(must be '(all|output)'|sets it to 'lora')"):
+            configured(small(method=method, trainable=part))
         return
     config = small(method=method, trainable=part, **SHAPE)
     watched = watch(config)
