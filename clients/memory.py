@@ -153,4 +153,6 @@ def _kind(state: ClientState) -> str:
     content = state.buffer.content
     if state.buffer.by_id:
         return f"ids into the data set {state.dataset[:12] or 'of no known digest'}"
+    if content.dtype == torch.float32:
+        return f"arrays of the shape {tuple(content.shape[1:])}"
     return f"images of {content.shape[2]} x {content.shape[3]} pixels"

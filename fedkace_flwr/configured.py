@@ -228,6 +228,8 @@ def _check_aggregation(method: Method, config: Config) -> None:
             f"aggregation = {rule!r} with method = {config.method!r}, whose server does not merge models by this key; must be "
             "'mean'"
         )
+    if config.aggregation.defence == "on" and (reason := method.strategy.undefended):
+        raise ConfigError(f"defence = 'on' with method = {config.method!r}: {reason}; must be 'off'")
 
 
 def _check_server_optimiser(method: Method, config: Config) -> None:

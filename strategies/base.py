@@ -36,11 +36,14 @@ class ServerRule:
         Whether the clients' models are merged, by the rule of the key ``aggregation``.
     takes_models : bool
         Whether replies to ``train`` hold models.
+    undefended : str
+        Why ``defence = on`` would reject honest updates; empty if it does not.
     """
 
     train_action: str | None = MessageType.TRAIN
     aggregates = True
     takes_models = True
+    undefended = ""
 
     def __init__(self, config: Config) -> None:
         self.config = config

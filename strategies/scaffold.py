@@ -18,17 +18,19 @@ from fedkace_flwr.strategies.base import Aggregator, ServerRule
 class Scaffold(ServerRule):
     """Global step size 1 (Karimireddy et al., 2020); c moves by the share of clients that trained times their mean change.
 
-    The mean is by the key ``aggregation``, as for models. The defence compares models alone.
+    The mean is by the key ``aggregation``, as for models.
 
     The server keeps the clients' control variates too, so that c stays their mean: what a client has computed in a round
     that is lost, rejected or undone does not count.
     """
 
+    undefended = "control variates can turn honest updates against each other"
+
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self._control: dict[str, NumpyArray] = {}
-        self._of: dict[int, Weights] = {}
-        self._new: dict[int, Weights] = {}
+        self._of: dict[int, dict[str, NumpyArray]] = {}
+        self._new: dict[int, dict[str, NumpyArray]] = {}
 
     def begin_round(self, now: ServerRound, arrays: ArrayRecord) -> None:
         """Start from c = 0."""
@@ -49,7 +51,7 @@ class Scaffold(ServerRule):
         return {**now.replied, **{f"{PREFIX}{name}": now.shapes[name] for name in self._control}}
 
     def compare(self, now: ServerRound, replies: Sequence[Reply]) -> list[Reply]:
-        """Set the control variates aside, and compare the models."""
+        """Set the control variates aside."""
         self._new = {
             reply.client: {name: reply.weights[f"{PREFIX}{name}"] for name in self._control} for reply in replies
         }

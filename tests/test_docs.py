@@ -8,7 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from support.tools import need_modules
 
 from fedkace_flwr.configured import configured
 from fedkace_flwr.experiments.__main__ import main
@@ -79,6 +81,22 @@ def test_a_method_can_be_added_as_the_page_says(tmp_path: Path) -> None:
     assert b"turnover/1" in events.read_bytes()
 
 
+@pytest.mark.slow
+def test_a_sensors_series_are_learned_as_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need_modules("seglearn")
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "data.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(code, {})
+    with np.load("watch.npz") as arrays:
+        assert f"{len(arrays['y_train']) + len(arrays['y_test'])} windows" in page
+    commands = re.findall(r"^fedkace (\w+ .*?) *(?:#.*)?$", page, re.MULTILINE)
+    assert [command.split()[0] for command in commands] == ["run", "run", "feed", "run", "run"]
+    short = "--engine inline --seeds 0 --only fedkace* --set rounds=2 epochs=1 clients=2"
+    for command in sorted(set(commands)):
+        assert main(f"{command} {short if command.startswith('run') else ''}".split()) == 0, command
+
+
 @pytest.mark.parametrize(("page", "run"), [("README.md", "quickstart"), ("docs/running.md", "cifar100_small")])
 def test_quoted_summary_tables_are_those_of_the_kept_runs(
     page: str, run: str, capsys: pytest.CaptureFixture[str]
@@ -91,7 +109,8 @@ def test_quoted_summary_tables_are_those_of_the_kept_runs(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "tables"), [("REPRODUCIBILITY.md", 8), ("docs/fedframe.md", 4), ("docs/methods.md", 1)]
+    ("name", "tables"),
+    [("REPRODUCIBILITY.md", 8), ("docs/fedframe.md", 4), ("docs/data.md", 2), ("docs/methods.md", 1)],
 )
 def test_the_tables_of_the_studies_are_those_of_their_kept_runs(name: str, tables: int) -> None:
     page = (ROOT / name).read_text()
@@ -121,7 +140,7 @@ def test_the_runs_of_equal_steps_are_the_kept_ones(row: str, study: str, method:
     assert f"| {row} | {' | '.join(shares)} |" in (ROOT / "REPRODUCIBILITY.md").read_text()
 
 
-@pytest.mark.parametrize("name", ["quickstart", "cifar100_small", "reduced"])
+@pytest.mark.parametrize("name", ["quickstart", "cifar100_small", "reduced", "wine", "watch"])
 def test_kept_runs_are_those_of_todays_studies(name: str) -> None:
     study = load_study(ROOT / "experiments" / "studies" / f"{name}.yaml", {}, ROOT)
     for run, record in kept_runs(name).items():

@@ -9,24 +9,28 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from flwr.app import MessageType
 from support.common import SMALL, rounds_of
 from support.made.plugins import declared, plugins_forgotten
+from support.systems.runs import run
 
 from fedkace_flwr import plugins
 from fedkace_flwr.config import Config, all_keys
 from fedkace_flwr.config_docs import markdown
 from fedkace_flwr.errors import ConfigError, PolicyError
-from fedkace_flwr.experiment import Experiment
+from fedkace_flwr.experiment import Experiment, as_arrays
 from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.experiments.studies.study import load_study
 from fedkace_flwr.inference.model_files import load_newest
 from fedkace_flwr.privacy.site_policy import read_policy
 from fedkace_flwr.results.run_folder import differences
+from fedkace_flwr.storage import atomic, client_state
 
 ROOT = Path(__file__).resolve().parents[1]
 Make = Callable[..., Config]
-ADDED = {"network": "one-hidden", "dataset": "stripes", "method": "latest"}
+ADDED = {"network": "filters", "dataset": "vibrations", "method": "fedper"}
 TINY: dict[str, Any] = {**SMALL, "rounds": 2, "clients": 2, "width": 2, "capacity": 8}
 TINY_NAMED = {key.replace("-", "_"): value for key, value in TINY.items()}
 
@@ -59,26 +63,79 @@ def installed(page: Path, forgotten: None, monkeypatch: pytest.MonkeyPatch) -> P
 
 
 @pytest.mark.slow
-def test_the_package_of_the_page_is_short_and_all_its_parts_run(installed: Path, small: Make, tmp_path: Path) -> None:
-    code = (installed / "my_additions.py").read_text().split("\n\n\n", 1)[1]
-    assert len([line for line in code.splitlines() if line]) <= 40
-    config = small(**TINY_NAMED, **ADDED, latest_share=0.5, keep_models="always")
-    run_inline(config)
+def test_the_package_of_the_page_is_short_and_its_clients_keep_their_output_layers(
+    installed: Path, small: Make, tmp_path: Path
+) -> None:
+    code = (installed / "my_additions.py").read_text()
+    assert len([line for line in code.splitlines() if line]) <= 60
+    learning = {"rounds": 4, "epochs": 20, "capacity": 40, "width": 32, "learning_rate": 0.03, "keep_models": "always"}
+    config = small(**(TINY_NAMED | ADDED | learning))
+    grid, first = run(config), as_arrays(Experiment(config).initial_weights())
     records = rounds_of(tmp_path / "run")
-    assert [record["failures"] for record in records] == [[], []]
-    assert records[1]["buffer_size"] == [4, 4] and records[0]["accuracy"] > 0.25
-    kept = load_newest(tmp_path / "run" / "clients" / "client-000").kept
-    assert (kept.network, kept.class_names[0]) == ("one-hidden", "narrow")
+    assert [record["failures"] for record in records] == [[]] * 4
+    assert records[-1]["accuracy"] > 0.5
+    assert not (tmp_path / "run" / "model").exists()
+    sent = grid.model_sent(MessageType.EVALUATE, 4, 0)
+    assert sent["output.weight"].tobytes() == first["output.weight"].tobytes()
+    for client in range(2):
+        reply, folder = grid.model_returned(4, client), tmp_path / "run" / "clients" / f"client-{client:03d}"
+        assert list(reply) == ["filters.weight", "filters.bias"]
+        kept = load_newest(folder).kept
+        assert (kept.network, kept.class_names[0], list(kept.weights)) == ("filters", "sound", ["local"])
+        model = kept.weights["local"]
+        assert all(np.array_equal(model[name], array) for name, array in reply.items())
+        arrays, _ = atomic.read(folder / "state-000003.npz", client_state.VERSION)
+        before = arrays["extra.output.weight"]
+        moved = [np.linalg.norm(model["output.weight"] - start) for start in (before, first["output.weight"])]
+        assert 0 < moved[0] < moved[1], "training goes on from the client's own output layer"
+
+
+@pytest.mark.slow
+def test_the_other_part_may_stay_and_the_bytes_are_those_of_what_is_sent(
+    installed: Path, small: Make, tmp_path: Path
+) -> None:
+    sizes = {}
+    for name, given in (
+        ("er", {"method": "er", "predict_with": "local"}),
+        *((part, {"fedper_keeps": part}) for part in ("output", "body")),
+    ):
+        run_inline(small(**(TINY_NAMED | ADDED | {"rounds": 1} | given), run_name=name))
+        (record,) = rounds_of(tmp_path / name)
+        assert record["failures"] == []
+        sizes[name] = record["bytes"]["up"]
+    output = 4 * (2 * 4 + 4) + 2 * 128 + len("output.weight" + "output.bias")
+    assert sizes["er"] - sizes["output"] == 2 * output
+    assert (
+        0 < sizes["er"] - sizes["body"] == 2 * (4 * (2 * 2 * 15 + 2) + 2 * 128 + len("filters.weight" + "filters.bias"))
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"dataset": "digits"}, r"network = 'filters': takes series, .* has the shape \(3, 8, 8\)"),
+        ({"network": "resnet18"}, r"network = 'resnet18': takes pictures, .* has the shape \(2, 64\)"),
+        ({"trainable": "output"}, "method = 'fedper': its clients' replies hold no array of network = 'filters'"),
+        ({"gate": "hold"}, "gate = 'hold' with method = 'fedper': each client keeps a part of its own"),
+        ({"predict_with": "mean"}, "predict-with = 'mean': method = 'fedper' sets it to 'local'"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(
+    installed: Path, small: Make, tmp_path: Path, given: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        run_inline(small(**(TINY_NAMED | ADDED | given)))
+    assert not (tmp_path / "run").exists()
 
 
 def run_its_study(page: Path, settings: dict[str, Any], *options: str) -> None:
     """In processes of their own, which find the package where Python finds packages."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(page / "site")])}
-    command = [sys.executable, "-m", "experiments", "run", "additions.yaml", "--only=latest", *options]
+    command = [sys.executable, "-m", "experiments", "run", "additions.yaml", "--only=fedper", *options]
     command += [f"--set={key}={value}" for key, value in settings.items()]
     done = subprocess.run(command, cwd=page, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"^latest_seed-7 .*\d", done.stdout, re.MULTILINE), done.stdout
+    assert re.search(r"^fedper_seed-7 .*\d", done.stdout, re.MULTILINE), done.stdout
 
 
 @pytest.mark.slow
@@ -98,35 +155,35 @@ def test_its_study_runs_on_the_workers_of_ray(page: Path) -> None:
 
 def test_its_keys_are_known_where_it_is_named_and_part_of_its_runs_alone(installed: Path) -> None:
     before = Config().flat()
-    mine = Config.parse({"method": "latest", "latest-share": 0.25})
-    assert mine.flat()["latest-share"] == 0.25
+    mine = Config.parse({"method": "fedper", "fedper-keeps": "body"})
+    assert mine.flat()["fedper-keeps"] == "body"
     assert Config.parse(mine.flat()) == mine
-    with pytest.raises(ConfigError, match="latest-share = 2"):
-        Config.parse({"method": "latest", "latest-share": 2})
-    assert Config().flat() == before and "latest-share" not in Config.parse({"method": "er"}).flat()
-    assert differences(mine.flat(), Config.parse({"method": "latest"})) == ["latest-share"]
-    assert "latest-share" not in markdown() and "latest-share" in {name for _, name, _ in all_keys()}
+    with pytest.raises(ConfigError, match="fedper-keeps = 'boddy'"):
+        Config.parse({"method": "fedper", "fedper-keeps": "boddy"})
+    assert Config().flat() == before and "fedper-keeps" not in Config.parse({"method": "er"}).flat()
+    assert differences(mine.flat(), Config.parse({"method": "fedper"})) == ["fedper-keeps"]
+    assert "fedper-keeps" not in markdown() and "fedper-keeps" in {name for _, name, _ in all_keys()}
 
 
 def test_a_study_may_set_its_keys_for_methods_that_do_not_have_them(installed: Path, tmp_path: Path) -> None:
     study = load_study(installed / "additions.yaml", {}, tmp_path)
     assert len(study.runs) == 3
     configs = {config.method: config.flat() for config in study.runs.values()}
-    assert configs["latest"]["latest-share"] == 0.8 and "latest-share" not in configs["er"]
+    assert configs["fedper"]["fedper-keeps"] == "output" and "fedper-keeps" not in configs["er"]
 
 
 def test_a_site_may_rule_over_its_keys_and_refuse_it(installed: Path, tmp_path: Path) -> None:
     policy = tmp_path / "policy.toml"
-    policy.write_text("[keys]\nlatest-share = {max = 0.5}\nnetwork = ['resnet18']\n")
-    site, plain = read_policy(policy), Config.parse({"method": "latest", "latest-share": 0.5})
+    policy.write_text("[keys]\nfedper-keeps = ['output']\nnetwork = ['resnet18']\n")
+    site, plain = read_policy(policy), Config.parse({"method": "fedper"})
     site.check(plain, plain, sends_labels=False)
     site.check(Config(), Config(), sends_labels=False)
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"latest-share": 0.9}, "latest-share = 0.9"),
-        ({"network": "one-hidden"}, "network = 'one-"),
+        ({"fedper-keeps": "body"}, "fedper-keeps = 'body'"),
+        ({"network": "filters"}, "network = 'filters'"),
     ]
     for values, named in cases:
-        config = Config.parse({"method": "latest", **values})
+        config = Config.parse({"method": "fedper", **values})
         with pytest.raises(PolicyError, match=named):
             site.check(config, config, sends_labels=False)
 
@@ -212,7 +269,7 @@ def test_names_that_could_lead_out_of_a_folder_do_not_count(tmp_path: Path, monk
 
 
 def test_an_unknown_name_is_answered_with_all_known_ones(installed: Path, small: Make) -> None:
-    for kind, near in (("network", "one-hiden"), ("dataset", "stripe"), ("method", "latst")):
+    for kind, near in (("network", "filter"), ("dataset", "vibration"), ("method", "fedpr")):
         with pytest.raises(ConfigError, match=f"{kind} = '{near}': must be one of .*did you mean {ADDED[kind]}?"):
             run_inline(small(**{kind: near}))
 

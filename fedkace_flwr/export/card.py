@@ -89,7 +89,6 @@ _DATA_SETS = {
         "ILSVRC/imagenet-1k",
     ),
 }
-_DATA_SETS["digit-lines"] = _DATA_SETS["digits"]
 _UNKNOWN = "unknown to the program; ask whoever provided them"
 _OWN = _DataSet("data that the program knows nothing about", _UNKNOWN)
 

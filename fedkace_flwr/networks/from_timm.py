@@ -3,7 +3,6 @@
 Shapes: B batch, H and W image height and width, C classes, F features.
 """
 
-import importlib
 from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
@@ -148,8 +147,9 @@ def _timm(name: str) -> Any:
     try:
         with torch.device("cpu"):  # for tensors of theirs, wherever networks are built
             import_torchvision()  # which timm imports
-            return importlib.import_module("timm")
+            import timm
     except ImportError as fault:
         raise ConfigError(
             f"network = {name!r:.200}: the package timm cannot be imported ({fault}); pip install 'fedkace-flwr[timm]'"
         ) from fault
+    return timm

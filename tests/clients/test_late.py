@@ -143,10 +143,11 @@ def test_what_cannot_be_is_refused_before_any_round(small: Make, changes: dict[s
 
 
 class Device:
-    """Client 0 on a device: 2 x 2 pictures that show their class, ``a`` or ``b``, by their colour."""
+    """Client 0 on a device: pictures or series that show their class, ``a`` or ``b``, by their colour or sign."""
 
     def __init__(self, make: Make, folder: Path, **changes: Any) -> None:
         self.home, self.folder = folder / "inbox", folder
+        self.suffix = ".npy" if "inbox_shape" in changes else ".png"
         told: dict[str, Any] = {"dataset": "inbox", "class_names": "a,b", "image_size": 8, "rounds": 9, "method": "er"}
         self.config = make(**{**told, **changes})
         self.weights = as_arrays(Experiment(self.config).initial_weights())
@@ -165,8 +166,11 @@ class Device:
         return self.send(MessageType.TRAIN, number), self.send(MessageType.EVALUATE, number)
 
     def arrive(self, name: str, place: str) -> None:
-        path = self.home / "new" / place / f"{name}.png"
+        path = self.home / "new" / place / f"{name}{self.suffix}"
         path.parent.mkdir(parents=True, exist_ok=True)
+        if self.suffix == ".npy":
+            np.save(path, np.full((2, 8), 1 if name[0] == "a" else -1, dtype=np.float32))
+            return
         Image.new("RGB", (8, 8), (200, 9, 9) if name[0] == "a" else (9, 9, 200)).save(path)
 
     def extra(self, number: int) -> dict[str, torch.Tensor]:
@@ -178,7 +182,14 @@ def device(small: Make, tmp_path: Path) -> Device:
     return Device(small, tmp_path)
 
 
-def test_pictures_are_predicted_when_they_come_and_that_counts_when_their_labels_do(device: Device) -> None:
+SERIES = {"image_size": 0, "inbox_shape": "2, 8", "network": "cnn1d"}
+
+
+@pytest.mark.parametrize("changes", [{}, SERIES], ids=["pictures", "series"])
+def test_samples_are_predicted_when_they_come_and_that_counts_when_their_labels_do(
+    small: Make, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    device = Device(small, tmp_path, **changes)
     for name in ("a1", "b1", "a2", "b2"):
         device.arrive(name, name[0])
     trained, tested = device.round(1)
@@ -190,17 +201,19 @@ def test_pictures_are_predicted_when_they_come_and_that_counts_when_their_labels
     answers = dict(zip(["a3", "b3", "a4"], device.extra(1)["late.answers"].tolist(), strict=True))
     device.round(3)
     assert device.extra(1)["late.rounds"].tolist() == [2, 2, 2], "each is predicted once"
-    (device.home / "new" / "labels.csv").write_text("a3.png,a\nb3.png,b\n")
+    (device.home / "new" / "labels.csv").write_text(f"a3{device.suffix},a\nb3{device.suffix},b\n")
     device.weights["output.weight"] *= -1  # another model would be asked now
     trained, tested = device.round(4)
     assert trained[wire.EXAMPLES] == trained[wire.PREQUENTIAL_SAMPLES] == 2 and tested[wire.UNLABELLED] == 1
     assert trained[wire.PREQUENTIAL_ACCURACY] == ((answers["a3"] == 0) + (answers["b3"] == 1)) / 2
-    (device.home / "new" / "unlabelled" / "a4.png").rename(device.home / "new" / "a" / "moved.png")
+    (device.home / "new" / "unlabelled" / f"a4{device.suffix}").rename(
+        device.home / "new" / "a" / f"moved{device.suffix}"
+    )
     trained, tested = device.round(5)
     assert trained[wire.PREQUENTIAL_ACCURACY] == (answers["a4"] == 0) and tested[wire.UNLABELLED] == 0
     assert len(device.extra(5)["late.keys"]) == 0
-    learned = [Path(name).name for name in names_in(device.home) if name.endswith(".png")]
-    assert sorted(learned) == ["a1.png", "a2.png", "a3.png", "b1.png", "b2.png", "b3.png", "moved.png"]
+    learned = [Path(name).stem for name in names_in(device.home) if name.endswith(device.suffix)]
+    assert sorted(learned) == ["a1", "a2", "a3", "b1", "b2", "b3", "moved"]
 
 
 def test_what_was_predicted_before_its_class_was_met_is_asked_for_again(device: Device) -> None:

@@ -121,6 +121,15 @@ def test_a_memory_that_cannot_be_used_is_named(
     assert all(part in line for part in told)
 
 
+def test_a_memory_of_arrays_is_for_arrays_of_the_same_shape_only(small: Make) -> None:
+    def rows(count: int, features: int) -> ClientState:
+        content, labels = torch.ones(count, features), torch.zeros(count, dtype=torch.int64)
+        return ClientState(torch.tensor([True, False]), Samples.arrived(content, labels, 1), names=("a", "b"))
+
+    for features, samples in ((13, 4), (12, 0)):
+        assert len(begun(rows(4, 13), rows(0, features), small(memory="keep")).buffer) == samples
+
+
 def test_a_state_of_an_earlier_version_has_the_classes_of_the_run_if_there_are_as_many(small: Make) -> None:
     earlier = replace(state_of("xy", [0, 1, 1]), names=())
     assert numbers(begun(earlier, state_of("ab", []), small(memory="keep")).buffer, "ab") == {0: "a", 1: "b", 2: "b"}

@@ -258,11 +258,13 @@ def test_the_attack_that_tfcl_accepts_changes_its_run(small: Callable[..., Confi
     assert rounds_of(tmp_path / "honest") != rounds_of(tmp_path / "hostile")
 
 
-@pytest.mark.parametrize("hiding", [{"secagg": True}, {"dp": "central"}, {"optimiser": "sgd:0.9"}])
+@pytest.mark.parametrize(
+    "hiding", [{"secagg": True}, {"dp": "central"}, {"optimiser": "sgd:0.9"}, {"method": "scaffold"}]
+)
 def test_a_defence_that_cannot_compare_updates_is_refused(hiding: dict[str, Any]) -> None:
-    assert Config.parse({**hiding, "defence": "off"})
+    assert configured(Config.parse({**hiding, "defence": "off"}))
     with pytest.raises(ConfigError, match="defence = 'on' with"):
-        Config.parse({**hiding, "defence": "on"})
+        configured(Config.parse({**hiding, "defence": "on"}))
     assert Config.parse({"dp": "local", "defence": "on", "aggregation": "median"})
 
 

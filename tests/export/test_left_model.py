@@ -13,6 +13,7 @@ import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file
 from support.common import SMALL
+from support.made.arrays import SERIES, write_arrays
 from support.made.models import constant
 
 from fedkace_flwr.config import Config
@@ -203,12 +204,13 @@ def test_what_would_not_be_encrypted_or_could_not_predict_is_not_left(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("dataset", "network", "task"), [("wine", "mlp", "tabular-classification"), ("digit-lines", "cnn1d", None)]
+    ("dataset", "network", "task"), [("wine", "mlp", "tabular-classification"), ("arrays", "cnn1d", None)]
 )
 def test_what_a_run_on_arrays_tells_speaks_of_no_images(
     dataset: str, network: str, task: str | None, small: Make, tmp_path: Path
 ) -> None:
-    run_inline(small(dataset=dataset, network=network, window=2, overlap=1))
+    data = write_arrays(tmp_path / "data", SERIES)
+    run_inline(small(dataset=dataset, data_dir=str(data), network=network, window=2, overlap=1))
     told = (tmp_path / "run" / "model" / "README.md").read_text()
     assert "image" not in told.split("## Configuration")[0] and "predictor.predict(samples)" in told
     assert yaml.safe_load(told.split("---\n")[1]).get("pipeline_tag") == task

@@ -21,7 +21,7 @@ STREAMS: dict[str, dict[str, Any]] = {
 }
 METHODS = (
     *("fedkace", "fedframe", "fedavg", "fedcbdr", "ofcl", "refed", "tfcl", "dcfcl"),
-    *("er", "er-balanced", "er-ace", "derpp", "fedprox", "scaffold", "flwf", "fed-talora"),
+    *("er", "er-balanced", "er-ace", "derpp", "fedprox", "flwf", "fed-talora"),
 )
 
 

@@ -49,8 +49,9 @@ def _file(place: Path) -> Path:
         return place
     found = sorted(each for each in place.glob(f"*{_SUFFIX}") if each.is_file()) if place.is_dir() else []
     if not found:
+        fault = f"holds no {_SUFFIX} file" if place.exists() else "does not exist"
         raise MissingDataError(
-            f"data-dir = {place}: holds no {_SUFFIX} file; dataset = 'arrays' needs one with {_WANTED}, or a table's "
+            f"data-dir = {place}: {fault}; dataset = 'arrays' needs a {_SUFFIX} file with {_WANTED}, or a table's "
             "train.csv or train.parquet, and perhaps such a test file"
         )
     if len(found) > 1:

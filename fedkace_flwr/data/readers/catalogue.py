@@ -4,7 +4,7 @@ from fedkace_flwr import plugins
 from fedkace_flwr.data.images import Framing
 from fedkace_flwr.data.readers.arrays import find_arrays
 from fedkace_flwr.data.readers.cifar import CIFAR10, CIFAR100
-from fedkace_flwr.data.readers.digits import find_digit_lines, find_digits, find_wine
+from fedkace_flwr.data.readers.digits import find_digits, find_wine
 from fedkace_flwr.data.readers.hub import find_hub
 from fedkace_flwr.data.readers.image_folders import find_folder, find_imagenet100, imagenet_framing
 from fedkace_flwr.data.readers.mnist import EMNIST, find_emnist, find_mnist
@@ -22,7 +22,6 @@ DATASETS: dict[str, Source] = {
     "imagenet100": Source(classes=100, image_size=224, find=find_imagenet100, framing=imagenet_framing, mirrors=True),
     "folder": Source(classes=None, image_size=64, find=find_folder, framing=Framing.of_files),
     "hub": Source(classes=None, image_size=32, find=find_hub, framing=Framing.of_files),
-    "digit-lines": Source(classes=10, image_size=0, find=find_digit_lines),
     "wine": Source(classes=3, image_size=0, find=find_wine),
     "arrays": Source(classes=None, image_size=0, find=find_arrays),
 }

@@ -83,6 +83,8 @@ def test_what_is_wrong_is_told_by_file_and_array(tmp_path: Path, changes: dict[s
 def test_a_file_is_found_by_its_folder_or_its_path(tmp_path: Path) -> None:
     with pytest.raises(FedkaceError, match=r"^data-dir = .*: holds no \.npz file"):
         load_dataset(DataConfig("arrays", str(tmp_path)))
+    with pytest.raises(FedkaceError, match=r"^data-dir = .*/data\.npz: does not exist; "):
+        load_dataset(DataConfig("arrays", str(tmp_path / "data.npz")))
     write_arrays(tmp_path, TABLE)
     assert load_dataset(DataConfig("arrays", str(tmp_path / "data.npz"))).form.shape == TABLE
     (tmp_path / "other.npz").write_bytes(b"nothing")
