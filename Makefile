@@ -64,7 +64,7 @@ bench: $(READY)
 
 docs: $(READY)
 	$(BIN)/python -m fedkace_flwr.config_docs
-	$(BIN)/python -m fedkace_flwr.experiments.report.quoted REPRODUCIBILITY.md docs/fedframe.md docs/data.md
+	$(BIN)/python -m fedkace_flwr.experiments.report.quoted REPRODUCIBILITY.md docs/fedframe.md docs/data.md docs/methods.md
 
 # Material for MkDocs announces its successor at every build.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -44,7 +44,7 @@ LARGEST_SUM = 1000
 
 Section = TypeVar("Section")
 
-_OF_DATA_SETS = frozenset({"data-dir", "num-classes", "test-per-class", "test-share"})
+_OF_DATA_SETS = frozenset({"data-dir", "num-classes", "first-class", "test-per-class", "test-share"})
 """Keys that an inbox ignores, beside those of streams."""
 
 
@@ -347,6 +347,10 @@ class Config:
             raise ConfigError(
                 "pretrained = true with weights-file: the network can start from one of them; must be false, or "
                 "trainable = 'lora' and the file one of adapters alone"
+            )
+        if self.data.first_class and not self.data.num_classes:
+            raise ConfigError(
+                f"first-class = {self.data.first_class} with num-classes = 0, all classes: must be 0, or num-classes above 0"
             )
         if 0 < self.data.num_classes < stream.window:
             raise ConfigError(f"window = {stream.window}: must be at most num-classes = {self.data.num_classes}")

@@ -44,6 +44,8 @@ def with_company(name: str, value: Any) -> dict[str, Any]:
         return {"window": max(1, value), name: value}
     if name == "rounds" and value == 0:
         return {"dataset": "inbox", "class-names": "a,b", "image-size": 8, name: value}
+    if name == "first-class":
+        return {"num-classes": 2, name: value}
     if name == "num-classes":
         return {"capacity": max(60, value), "window": 1, name: value}
     return {name: value}
@@ -132,7 +134,7 @@ def test_each_default_parses_alone_and_is_in_its_own_range(name: str) -> None:
 @st.composite
 def configurations(draw: st.DrawFn) -> dict[str, Any]:
     """Values for any keys, those that are held against each other drawn so that they fit."""
-    together = ("num-classes", "window", "overlap", "samples-per-class", "capacity")
+    together = ("num-classes", "first-class", "window", "overlap", "samples-per-class", "capacity")
     # These go with some methods, rules, numbers of clients or capacities alone: test_privacy.py, test_attacks.py,
     # test_open_classes.py.
     elsewhere = {"dp", "dp-seeded", "secagg", "batchnorm-statistics", "attack", "hostile-clients", "aggregation"}
@@ -142,6 +144,7 @@ def configurations(draw: st.DrawFn) -> dict[str, Any]:
     window = draw(st.integers(1, classes))
     fitting = (
         classes,
+        draw(st.integers(0, 1000)),
         window,
         draw(st.integers(0, window)),
         draw(st.integers(2, 500)),
@@ -156,7 +159,7 @@ def configurations(draw: st.DrawFn) -> dict[str, Any]:
             "image-size": 8,
             "dp-seeded": False,
         }
-        fitting = (*fitting[:4], fitting[4] + 2)
+        fitting = (*fitting[:5], fitting[5] + 2)
     return dict(zip(together, fitting, strict=True)) | chosen
 
 
@@ -303,6 +306,13 @@ def test_a_window_holds_no_more_classes_than_there_are() -> None:
     text = refusal({"window": 6, "num-classes": 5})
     assert "window = 6" in text
     assert "num-classes = 5" in text
+
+
+def test_the_first_class_goes_with_a_number_of_classes() -> None:
+    assert Config.parse({"first-class": 60, "num-classes": 20, "capacity": 20}).data.first_class == 60
+    text = refusal({"first-class": 60})
+    assert "first-class = 60" in text
+    assert "num-classes = 0" in text
 
 
 def test_a_chunk_has_two_samples_at_least() -> None:

@@ -59,7 +59,7 @@ class Dataset:
     held_out : ndarray
         bool, shape (N,): the test split: the last rows, or those that ``test-share`` has drawn.
     class_names : tuple of str
-        The classes kept; labels of ``num_classes`` and above belong to classes that are not used.
+        The classes kept; labels below 0 and from ``num_classes`` on belong to classes that are not used.
     mean, std : tuple of float
         Over all prepared training samples: per channel of pictures scaled to [0, 1], or along an array's first dimension
         (per feature of a table, per channel of a series), where what never changes has 1 in place of its deviation.
@@ -167,7 +167,7 @@ def load_dataset(config: DataConfig, seed: int = 0, *, progress: bool = False, d
     Parameters
     ----------
     config : DataConfig
-        Which data set, where its files and the cache are, the number of classes to keep and the image size.
+        Which data set, where its files and the cache are, the classes to keep and the image size.
     seed : int
         The experiment's, which draws the test split of a data set that has none.
     progress : bool
@@ -178,7 +178,7 @@ def load_dataset(config: DataConfig, seed: int = 0, *, progress: bool = False, d
     Returns
     -------
     Dataset
-        With the first ``config.num_classes`` classes, or all if that is 0.
+        With ``config.num_classes`` classes from ``config.first_class`` on, or all if the former is 0.
 
     Raises
     ------
@@ -217,7 +217,8 @@ def load_dataset(config: DataConfig, seed: int = 0, *, progress: bool = False, d
     except OSError as fault:
         raise DataError(f"{CACHE} = {cache}: cannot be used ({fault}); must be writable and have room") from fault
     check_num_classes(config, dataset.num_classes)
-    return replace(dataset, class_names=dataset.class_names[: config.num_classes or None])
+    first, names = config.first_class, dataset.class_names[config.first_class :]
+    return replace(dataset, labels=dataset.labels - first, class_names=names[: config.num_classes or None])
 
 
 def _agreed(config: DataConfig) -> Dataset:

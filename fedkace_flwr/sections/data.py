@@ -24,7 +24,12 @@ class DataConfig:
         "Folder with the original files (docs/running.md); with `arrays`, perhaps the file itself. CIFAR's are downloaded if they are missing.",
         affects="place",
     )
-    num_classes: int = key(0, "Use only this many classes, the first ones; 0 uses all.", unit="classes", low=0)
+    num_classes: int = key(
+        0, "Use only this many classes, those from `first-class` on; 0 uses all.", unit="classes", low=0
+    )
+    first_class: int = key(
+        0, "With `num-classes`: the position, from 0, of the first class used in the data set's list of classes.", low=0
+    )
     image_size: int = key(
         0,
         "Height and width of the images. 0: the data set's own size (digits 8, cifar10 and cifar100 32, mnist and emnist 28, imagenet100 224, folder 64, hub 32); must be set for an inbox of pictures, and be 0 with arrays.",

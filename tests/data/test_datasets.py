@@ -74,6 +74,17 @@ def test_num_classes_keeps_ids_and_hides_the_other_classes(digits: DataConfig) -
             part.train_ids(label)
 
 
+def test_first_class_gives_later_classes_the_first_labels(digits: DataConfig) -> None:
+    whole, part = load_dataset(digits), load_dataset(replace(digits, num_classes=4, first_class=6))
+    assert part.class_names == ("6", "7", "8", "9") and part.digest == whole.digest
+    for label in range(4):
+        np.testing.assert_array_equal(part.train_ids(label), whole.train_ids(6 + label))
+        np.testing.assert_array_equal(part.test_ids(label), whole.test_ids(6 + label))
+        assert (part.labels[part.train_ids(label)] == label).all()
+    with pytest.raises(ConfigError, match=r"^first-class = 7 with num-classes = 4: data set digits has 10 classes$"):
+        load_dataset(replace(digits, num_classes=4, first_class=7))
+
+
 @pytest.mark.parametrize(
     ("name", "classes"), [("digits", 10), ("cifar10", 10), ("cifar100", 100), ("imagenet100", 100)]
 )

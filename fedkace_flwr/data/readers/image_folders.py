@@ -87,11 +87,11 @@ def find_imagenet100(config: DataConfig, size: int) -> Origin:
     """The first 100 synsets of ILSVRC2012's training images, 1000 images of each for training and 300 for testing.
 
     A synset with fewer than 1300 images is split in the same proportion, with a warning. With ``num-classes``, only
-    that many synsets must exist, and only those are prepared.
+    the synsets up to the last class used must exist, and only those are prepared.
     """
     root = data_dir(config)
     root = root / "train" if (root / "train").is_dir() else root
-    wanted = config.num_classes or 100
+    wanted = config.first_class + config.num_classes or 100
     split = _split(root, _IMAGENET_LAYOUT)
     synsets = [name for name in split.folders if re.fullmatch(r"n\d+", name)][:wanted]
     if len(synsets) < wanted:

@@ -220,8 +220,9 @@ def _described(value: object) -> str:
 
 def check_num_classes(config: DataConfig, classes: int) -> None:
     """Raise :class:`ConfigError` if ``config`` keeps more classes than the data set has."""
-    if config.num_classes > classes:
-        raise ConfigError(f"num-classes = {config.num_classes}: data set {config.dataset} has {classes} classes")
+    if config.first_class + config.num_classes > classes:
+        first = f"first-class = {config.first_class} with " if config.first_class else ""
+        raise ConfigError(f"{first}num-classes = {config.num_classes}: data set {config.dataset} has {classes} classes")
 
 
 def resized(images: NDArray[np.uint8], size: int) -> Iterator[NDArray[np.uint8]]:

@@ -42,7 +42,11 @@ def test_real_cifar100(cifar_config: DataConfig) -> None:
         raw = pickle.load(file, encoding="latin1")
     np.testing.assert_array_equal(dataset.images[50_000:].reshape(10_000, -1), raw["data"])
     np.testing.assert_array_equal(dataset.labels[50_000:], raw["fine_labels"])
-    assert load_dataset(replace(cifar_config, num_classes=20)).num_classes == 20
+    part = load_dataset(replace(cifar_config, num_classes=20, first_class=60))
+    assert part.class_names == dataset.class_names[60:80]
+    for label in range(20):
+        np.testing.assert_array_equal(part.train_ids(label), dataset.train_ids(60 + label))
+        np.testing.assert_array_equal(part.test_ids(label), dataset.test_ids(60 + label))
 
 
 @needs("cifar-100-python")

@@ -66,6 +66,7 @@ def test_imagenet_needs_its_synsets(imagenet: DataConfig) -> None:
     with pytest.raises(DataError, match="3 synset folders, expected 100"):
         load_dataset(replace(imagenet, num_classes=0))
     assert load_dataset(replace(imagenet, num_classes=2)).class_names == ("n01", "n02")
+    assert load_dataset(replace(imagenet, num_classes=2, first_class=1)).class_names == ("n02", "n10")
 
 
 def test_imagenet_class_with_a_single_image(imagenet: DataConfig) -> None:

@@ -62,3 +62,14 @@ def test_a_study_runs_at_its_smallest_scale_to_its_table(
     if study == "table2":
         assert "Condition number" in table
     assert not figure or figure in {path.name for path in written}
+
+
+def test_the_backbone_of_one_study_is_where_the_next_one_expects_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "InlineEngine", InProcessEngine)
+    monkeypatch.chdir(tmp_path)
+    for name, only in (("backbone", ()), ("backbones", ("afl-output", "fedframe-lora"))):
+        path = ROOT / "experiments" / "studies" / f"{name}.yaml"
+        loaded = load_study(path, {}, Path("results"), scale="smoke", engine="inline", only=only)
+        assert run_study(loaded, Console(width=200)).failures == {}
