@@ -111,8 +111,13 @@ class Devices(InlineGrid):
 
     def __init__(self, config: Config, folder: Path, weights_file: str, most: int = 1000) -> None:
         keys = {**config.flat(), "weights-file": weights_file}
-        own = lambda number: {"state-dir": str(folder / f"device-{number}")}  # noqa: E731
-        super().__init__(client_app.app, config.stream.clients, keys, 1, own)
+        super().__init__(
+            client_app.app,
+            config.stream.clients,
+            keys,
+            1,
+            lambda number: {"state-dir": str(folder / f"device-{number}")},
+        )
         self._left = most
 
     def _answer(self, message: Message) -> Message:
