@@ -11,15 +11,15 @@ from fedkace_flwr.experiments.results.folders import all_within, runs_of_study, 
 from fedkace_flwr.experiments.results.reading import with_data_dir
 from fedkace_flwr.experiments.results.recorded import Run
 from fedkace_flwr.export.card import Training
-from fedkace_flwr.export.folder import CARD, HOLDS, ONNX, write_folder
+from fedkace_flwr.export.folder import ADAPTERS, CARD, HOLDS, ONNX, packed_adapters, write_folder
 from fedkace_flwr.export.global_model import global_model, why_silent
 from fedkace_flwr.export.onnx_file import check_installed, to_onnx
 from fedkace_flwr.inference.kept_models import MODEL, TENSORS, KeptModels
 from fedkace_flwr.inference.model_files import load_newest, read_model
 from fedkace_flwr.rounds.class_names import CLASSES, ClassNames
 from fedkace_flwr.storage import targets
-from fedkace_flwr.storage.checkpoint import Checkpoints
-from fedkace_flwr.storage.files import read_text
+from fedkace_flwr.storage.checkpoint import LARGEST_CHECKPOINT, Checkpoints
+from fedkace_flwr.storage.files import read_bytes, read_text
 from fedkace_flwr.storage.names import closest_path
 
 
@@ -35,11 +35,14 @@ class _Source:
         The run that it comes from, if that is known.
     card : str or None
         A card that it has already.
+    adapters : bytes
+        The file of its adapters; empty if it has none, or if its source has them only within the weights.
     """
 
     kept: KeptModels
     training: Training | None = None
     card: str | None = None
+    adapters: bytes = b""
 
 
 def export(source: Path, target: Path, *, onnx: bool = False, data_dir: Path | None = None) -> list[str]:
@@ -67,7 +70,7 @@ def export(source: Path, target: Path, *, onnx: bool = False, data_dir: Path | N
     found = _find(source, data_dir)
     content, difference = to_onnx(found.kept) if onnx else (b"", None)
     try:
-        write_folder(target, found.kept, found.training, text=found.card, onnx=content)
+        write_folder(target, found.kept, found.training, text=found.card, onnx=content, adapters=found.adapters)
     except OSError as error:
         raise ModelError(f"{target}: cannot be written ({error.strerror or error})") from error
     kept = found.kept
@@ -82,7 +85,8 @@ def export(source: Path, target: Path, *, onnx: bool = False, data_dir: Path | N
 def _find(source: Path, data_dir: Path | None) -> _Source:
     if source.is_file() or (source / TENSORS).exists():
         card = source / CARD
-        return _Source(read_model(source), card=_text(within(source, card)) if card.exists() else None)
+        text = _text(within(source, card)) if card.exists() else None
+        return _Source(read_model(source), card=text, adapters=_adapters(source))
     if not source.is_dir():
         hint = closest_path(source)
         raise ModelError(
@@ -107,13 +111,15 @@ def _of_run(source: Path, data_dir: Path | None) -> _Source:
             f"as {source / 'clients' / 'client-000'}, which holds models if the run had keep-models = always"
         )
     if (source / "summary.json").exists() and (source / MODEL / TENSORS).exists():
-        kept = read_model(all_within(source, source / MODEL))
+        folder = all_within(source, source / MODEL)
+        kept, adapters = read_model(folder), _adapters(folder)
     else:
-        kept = _of_checkpoint(source, config, data_dir)
-    return _Source(kept, Training(config, Run(source).rounds(config.stream.clients)[: kept.round]))
+        kept, adapters = _of_checkpoint(source, config, data_dir)
+    training = Training(config, Run(source).rounds(config.stream.clients)[: kept.round])
+    return _Source(kept, training, adapters=adapters)
 
 
-def _of_checkpoint(source: Path, config: Config, data_dir: Path | None) -> KeptModels:
+def _of_checkpoint(source: Path, config: Config, data_dir: Path | None) -> tuple[KeptModels, bytes]:
     checkpoint = Checkpoints(all_within(source, source / "server")).newest()
     if checkpoint is None:
         raise ModelError(f"{source}: has no checkpoint in server/; no round has been finished, or it is a copy")
@@ -128,7 +134,16 @@ def _of_checkpoint(source: Path, config: Config, data_dir: Path | None) -> KeptM
         agreed = classes.agreed.names_in(checkpoint.round)
     if reason := why_silent(experiment, agreed):
         raise ModelError(f"{source}: {reason}; name a client's folder, which holds models if keep-models was always")
-    return global_model(experiment, checkpoint.weights, checkpoint.round, agreed)
+    kept = global_model(experiment, checkpoint.weights, checkpoint.round, agreed)
+    return kept, packed_adapters(checkpoint.weights)
+
+
+def _adapters(folder: Path) -> bytes:
+    path = folder / ADAPTERS
+    try:
+        return read_bytes(within(folder, path), LARGEST_CHECKPOINT) if path.exists() else b""
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read ({error})") from error
 
 
 def _text(path: Path) -> str:

@@ -94,15 +94,15 @@ class DataConfig:
     )
     unlabelled_bound: int = key(
         10000,
-        "Maximum number of pictures in an inbox that wait for a label; the oldest of more are dropped, as learned files are.",
-        unit="pictures",
+        "Maximum number of samples in an inbox that wait for a label; the oldest of more are dropped, as learned files are.",
+        unit="samples",
         low=0,
         high=100_000,
         living=True,
     )
     unlabelled_age: float = key(
         2592000.0,
-        "Time after which a picture that waits for a label is dropped; by default 30 days.",
+        "Time after which a sample that waits for a label is dropped; by default 30 days.",
         unit="seconds",
         above=0,
         living=True,

@@ -57,6 +57,18 @@ def test_a_finished_run_gives_the_model_that_it_left(
     assert (tmp_path / "again" / "README.md").read_bytes() == (run / "model" / "README.md").read_bytes()
 
 
+@pytest.mark.slow
+def test_adapters_come_along_from_a_run_its_checkpoint_and_an_export(small: Make, tmp_path: Path) -> None:
+    run_inline(small(trainable="lora"))
+    left = (tmp_path / "run" / "model" / "adapters.safetensors").read_bytes()
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "taken")]) == 0
+    assert main(["export", str(tmp_path / "taken"), str(tmp_path / "again")]) == 0
+    (tmp_path / "run" / "summary.json").unlink()
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "unfinished")]) == 0
+    for folder in ("taken", "again", "unfinished"):
+        assert (tmp_path / folder / "adapters.safetensors").read_bytes() == left
+
+
 def test_an_unfinished_run_gives_the_model_of_its_last_checkpoint(
     small: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
