@@ -53,13 +53,13 @@ def one_by_one(loss: SampleLoss, parameters: Tensors, samples: tuple[Tensor, ...
     Parameters
     ----------
     loss : callable
-        Maps parameters and one sample, without the first dimension, to its scalar loss; as PyTorch's vmap permits.
+        Maps parameters and one sample, without the first dimension, to its scalar loss.
     parameters : dict of str to Tensor
         At which gradients are taken.
     samples : tuple of Tensor
         Each (B, ...).
     """
-    each = vmap(grad(loss), in_dims=(None, 0))
+    each = grad(loss)
     size = max(1, _GRADIENTS // sum(parameter.numel() for parameter in parameters.values()))
     total = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
     norms = []
@@ -67,7 +67,11 @@ def one_by_one(loss: SampleLoss, parameters: Tensors, samples: tuple[Tensor, ...
         with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
             # Of operations that vmap takes one sample after another, to which attention's other kernels belong.
             warnings.filterwarnings("ignore", message="There is a performance drop")
-            gradients = each(parameters, part)
+            try:
+                gradients = vmap(each, in_dims=(None, 0))(parameters, part)
+            except RuntimeError:  # recurrent layers, which vmap cannot take
+                alone = [each(parameters, sample) for sample in zip(*part, strict=True)]
+                gradients = {name: torch.stack([own[name] for own in alone]) for name in parameters}
         norms.append(torch.stack([g.flatten(1).double().square().sum(dim=1) for g in gradients.values()]).sum(dim=0))
         for name, gradient in gradients.items():
             total[name] += gradient.sum(dim=0)

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.made.networks import seeded_resnet18
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from fedkace_flwr.networks.resnet import PointwiseConv2d
 from fedkace_flwr.training import sample_gradients
@@ -111,3 +112,22 @@ def test_nothing_is_left_on_the_network() -> None:
     with pytest.raises(RuntimeError, match="on purpose"), squared_norms_of(net):
         raise RuntimeError("on purpose")
     assert not any(module._forward_hooks for module in net.modules())
+
+
+@pytest.mark.parametrize("layer", [nn.GRU, nn.LSTM])
+def test_recurrent_layers_which_vmap_cannot_take(layer: type[nn.GRU | nn.LSTM]) -> None:
+    net = layer(2, 4, batch_first=True).double()
+    parameters = {name: each.detach() for name, each in net.named_parameters()}
+    series, weights = torch.randn(2, 3, 7, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def loss(given: dict[str, Tensor], sample: tuple[Tensor, ...]) -> Tensor:
+        return (functional_call(net, given, (sample[0][None, :, :2],))[0] * sample[1]).sum()
+
+    norms, total = sample_gradients.one_by_one(loss, parameters, (series, weights))
+    own = [
+        torch.autograd.grad(loss(dict(net.named_parameters()), each), list(net.parameters()))
+        for each in zip(series, weights, strict=True)
+    ]
+    assert norms.tolist() == pytest.approx([sum(float(g.square().sum()) for g in each) for each in own])
+    for mean, each in zip(total.values(), zip(*own, strict=True), strict=True):
+        torch.testing.assert_close(mean, sum(each))
