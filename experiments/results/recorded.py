@@ -35,6 +35,7 @@ from fedkace_flwr.experiments.results.reading import (
     read_rounds,
     read_study,
 )
+from fedkace_flwr.results.record import defended
 from fedkace_flwr.storage.files import open_regular
 
 
@@ -75,8 +76,17 @@ class Run:
         return str(path), read_object(path) if path.exists() else {}
 
     def config(self) -> Config:
-        """Return its configuration, with today's defaults for missing keys."""
-        return check_config(*self.part("config"))
+        """Return its configuration, with today's defaults for missing keys.
+
+        Earlier versions bounded updates in every run; where there was no attack and the bounds changed no update,
+        ``defence`` is off.
+        """
+        place, told = self.part("config")
+        config = check_config(place, told)
+        bounded = config.aggregation.defence == "on" and "defence" not in told
+        if bounded and config.attack.attack == "none" and defended(self.rounds()) == (0, 0):
+            return check_config(place, {**told, "defence": "off"})
+        return config
 
     def environment(self) -> Record:
         """Return the single values of its environment."""

@@ -10,6 +10,7 @@ from support.made.results import write_run
 
 from fedkace_flwr.experiments.__main__ import main
 from fedkace_flwr.experiments.results.loading import load_results
+from fedkace_flwr.experiments.results.recorded import Run
 from fedkace_flwr.experiments.results.summary_table import (
     COLUMNS,
     find_runs,
@@ -182,6 +183,20 @@ def test_a_run_with_a_record_of_an_earlier_version_is_listed(tmp_path: Path) -> 
     (folder / "config.json").write_text(json.dumps({key: config[key] for key in ("method", "clients", "seed")}))
     (run,), notes = find_runs([folder])
     assert (run.name, run.regret, notes) == ("fedkace_seed-0", None, [])
+
+
+@pytest.mark.parametrize(
+    ("clipped", "attack", "defence"), [(None, "none", "off"), (1, "none", "on"), (None, "sign-flip", "on")]
+)
+def test_bounds_of_earlier_versions_count_where_they_changed_an_update_or_met_an_attack(
+    tmp_path: Path, clipped: int | None, attack: str, defence: str
+) -> None:
+    folder = write_run(tmp_path, "fedkace_seed-0", [0.5])
+    config = {key: value for key, value in json.loads((folder / "config.json").read_text()).items() if key != "defence"}
+    (folder / "config.json").write_text(json.dumps({**config, "clip-bound": 3.0, "norm-bound": 0, "attack": attack}))
+    (line,) = (folder / "rounds.jsonl").read_text().splitlines()
+    (folder / "rounds.jsonl").write_text(json.dumps(json.loads(line) | {"clipped_layers": [None, clipped]}) + "\n")
+    assert Run(folder).config().aggregation.defence == defence
 
 
 def test_table_and_report_say_what_the_defence_did(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
