@@ -3,9 +3,14 @@
 A GPU is always named with its index, which most functions of ``torch.cuda`` require.
 """
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from fedkace_flwr.errors import ConfigError
 
@@ -97,9 +102,47 @@ def choose_precision(name: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if name == "bf16" else torch.float32
 
 
+def in_bf16(device: torch.device) -> AbstractContextManager[object]:
+    """Autocast to bf16.
+
+    PyTorch's bf16 kernels for processors without instructions for bf16 are ten times slower than those for fp32. There,
+    convolutions and linear layers compute the same in fp32: from factors rounded to bf16, with a rounded result.
+    """
+    context = ExitStack()
+    context.enter_context(torch.autocast(device.type, torch.bfloat16))
+    if device.type == "cpu" and _capabilities() and not _multiplies_bf16(device):
+        context.enter_context(_Widened())
+    return context
+
+
+class _Widened(TorchFunctionMode):
+    """Computes layers in fp32 from factors rounded to bf16, and rounds the result to bf16."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func not in _LAYERS:
+            return func(*args, **kwargs)
+        with torch.autocast("cpu", enabled=False):
+            wide = {name: _rounded(value) for name, value in kwargs.items()}
+            return func(*map(_rounded, args), **wide).bfloat16()
+
+
+_LAYERS = (torch.conv1d, torch.conv2d, functional.linear)
+
+
+def _rounded(value: Any) -> Any:
+    return value.bfloat16().float() if isinstance(value, Tensor) else value
+
+
 def _multiplies_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    # PyTorch reports a processor's instructions from 2.10 on; with older versions none are assumed for bf16.
+    return any(_capabilities().get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+
+
+def _capabilities() -> dict[str, Any]:
+    """What the processor can do; PyTorch reports it from 2.10 on, and with older versions this is empty."""
     found: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    return any(found.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    return found

@@ -13,6 +13,7 @@ from typing import ClassVar, Self, cast
 import torch
 from torch import Tensor, nn
 
+from fedkace_flwr.compute.devices import in_bf16
 from fedkace_flwr.compute.memory import moved_to
 from fedkace_flwr.errors import ConfigError
 
@@ -158,7 +159,7 @@ class Network(nn.Module, ABC):
         if self.precision is not torch.bfloat16:
             y = self.embed(x)
         else:
-            with torch.autocast(x.device.type, torch.bfloat16):
+            with in_bf16(x.device):
                 y = self.embed(x)
         y = y.to(self.output.weight.dtype)
         return y.mean(dim=(2, 3)) if y.dim() == 4 else y

@@ -1,13 +1,16 @@
 """Which device and which precision a worker computes with, and its share of a GPU's memory."""
 
+import copy
 import subprocess
 import sys
 
 import pytest
 import torch
+from support.gradients import gradient_of
+from torch import nn
 
 from fedkace_flwr import client_app
-from fedkace_flwr.compute.devices import GPU_SHARE, choose_device, choose_precision, limit_memory
+from fedkace_flwr.compute.devices import GPU_SHARE, choose_device, choose_precision, in_bf16, limit_memory
 from fedkace_flwr.errors import ConfigError
 
 CPU = torch.device("cpu")
@@ -81,6 +84,33 @@ def test_auto_follows_the_processor(
 def test_auto_is_float32_where_pytorch_cannot_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
     assert choose_precision("auto", CPU) is torch.float32
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Conv2d(16, 32, 3, 2), (4, 16, 9, 9)),
+        (nn.Linear(40, 24), (6, 40)),
+        (nn.Conv1d(16, 8, 5, padding=2), (4, 16, 20)),
+    ],
+)
+def test_without_instructions_for_bf16_layers_give_the_exact_result_rounded(
+    monkeypatch: pytest.MonkeyPatch, layer: nn.Module, shape: tuple[int, ...]
+) -> None:
+    """Layer, gradient of its input and of its parameters, beside those of float64 from the same rounded factors."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True}, raising=False)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).bfloat16().float().requires_grad_()
+    exact_layer, exact_x = copy.deepcopy(layer).bfloat16().double(), x.detach().double().requires_grad_()
+    with in_bf16(CPU):
+        y = layer(x)
+    exact_y = exact_layer(exact_x)
+    assert y.dtype is torch.bfloat16
+    for each in (y, exact_y):
+        torch.autograd.backward(each.double().sum())
+    found = [y, gradient_of(x), *map(gradient_of, layer.parameters())]
+    wanted = [exact_y, gradient_of(exact_x), *map(gradient_of, exact_layer.parameters())]
+    for one, exact in zip(found, wanted, strict=True):
+        assert torch.allclose(one.double(), exact, rtol=1 / 250, atol=1e-5)
 
 
 def test_unknown_names_say_what_would_be_right() -> None:
