@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from fedkace_flwr.experiments.bench.measure import kept
 from fedkace_flwr.experiments.report.quoted import with_tables
 from fedkace_flwr.experiments.results.recorded import Recorded, Run
 from fedkace_flwr.experiments.studies.study import load_study
+from fedkace_flwr.results.record import defended
 from fedkace_flwr.results.run_folder import differences
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -145,6 +147,17 @@ def test_kept_runs_are_those_of_todays_studies(name: str) -> None:
     for run, record in kept_runs(name).items():
         config = study.runs[run] if len(study.runs) > 1 else next(iter(study.runs.values()))
         assert not differences(record.config().flat(), configured(config)[1])
+
+
+@pytest.mark.slow
+def test_without_attacks_the_defence_touched_only_the_runs_that_fedframe_md_names() -> None:
+    touched = Counter(
+        study.parent.name
+        for study in (ROOT / "docs" / "results").glob("*/study.json")
+        for run in Recorded(study.parent).runs
+        if run.config().attack.attack == "none" and defended(run.rounds()) != (0, 0)
+    )
+    assert touched == {"fedframe-faithful": 13}
 
 
 def test_each_rival_is_tested_with_the_parts_that_suited_it_best() -> None:
