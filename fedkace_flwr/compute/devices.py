@@ -3,8 +3,8 @@
 A GPU is always named with its index, which most functions of ``torch.cuda`` require.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -102,17 +102,16 @@ def choose_precision(name: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if name == "bf16" else torch.float32
 
 
-def in_bf16(device: torch.device) -> AbstractContextManager[object]:
-    """Autocast to bf16.
+@contextmanager
+def in_bf16(device: torch.device) -> Iterator[None]:
+    """Autocast to bf16 within the context.
 
     PyTorch's bf16 kernels for processors without instructions for bf16 are ten times slower than those for fp32. There,
     convolutions and linear layers compute the same in fp32: from factors rounded to bf16, with a rounded result.
     """
-    context = ExitStack()
-    context.enter_context(torch.autocast(device.type, torch.bfloat16))
-    if device.type == "cpu" and _capabilities() and not _multiplies_bf16(device):
-        context.enter_context(_Widened())
-    return context
+    lacking = device.type == "cpu" and bool(_capabilities()) and not _multiplies_bf16(device)
+    with torch.autocast(device.type, torch.bfloat16), _Widened() if lacking else nullcontext():
+        yield
 
 
 class _Widened(TorchFunctionMode):
