@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -279,9 +280,7 @@ def _feed(options: argparse.Namespace, console: Console) -> None:
     from fedkace_flwr.experiments.feed import feed
 
     config = Config.parse(dict(parse_setting(text) for text in options.set))
-    feed(config, options.folder, every=options.every)
-    clients, rounds = config.stream.clients, config.stream.rounds
-    _say(console, f"written: {rounds} chunks for each of {clients} clients, in {options.folder}")
+    feed(config, options.folder, every=options.every, tell=partial(_say, console))
 
 
 def _members(options: argparse.Namespace, console: Console) -> None:

@@ -3,6 +3,7 @@
 import io
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +22,10 @@ logger = logging.getLogger(__name__)
 _LONGEST = 10**6  # seconds between two rounds; much more would overflow the clock
 
 
-def feed(config: Config, folder: Path, *, every: float = 0.0) -> None:
+def feed(config: Config, folder: Path, *, every: float = 0.0, tell: Callable[[str], object] = logger.info) -> None:
     """Write each client's chunks to ``FOLDER/client-K/new``, one file per round, and its test samples to ``test``.
+
+    The files of an earlier feed that still lie there are removed.
 
     Parameters
     ----------
@@ -32,6 +35,8 @@ def feed(config: Config, folder: Path, *, every: float = 0.0) -> None:
         New, empty, or that of an earlier feed; new folders are for this user only.
     every : float
         Seconds between the files of consecutive rounds.
+    tell : callable
+        Takes each line about what is written.
 
     Raises
     ------
@@ -45,24 +50,31 @@ def feed(config: Config, folder: Path, *, every: float = 0.0) -> None:
     experiment.check_streams()
     everything = torch.ones(experiment.dataset.num_classes, dtype=torch.bool)
     homes = [folder / f"client-{client}" for client in range(config.stream.clients)]
-    for place in [path for home in homes for path in (home, home / "test", home / "new") if path.is_symlink()]:
-        raise ConfigError(f"{place}: is a link, which is not followed; remove it, or name another folder")
+    earlier = set(folder.glob("client-*"))
+    for place in [path for home in earlier.union(homes) for path in (home, home / "test", home / "new")]:
+        if place.is_symlink():
+            raise ConfigError(f"{place}: is a link, which is not followed; remove it, or name another folder")
     claim(folder, "inboxes")
+    for home in earlier:
+        for path in (home / "test" / "test.npz", *(home / "new").glob("chunk-??????.npz")):
+            path.unlink(missing_ok=True)
     for client, home in enumerate(homes):
         drop(experiment, experiment.test_set(client, everything), home / "test" / "test.npz")
     for number in range(1, config.stream.rounds + 1):
         for client, home in enumerate(homes):
             if len(chunk := experiment.chunk(client, number)):
                 drop(experiment, chunk, home / "new" / f"chunk-{number:06d}.npz")
-        logger.info("round %d of %d: chunks written for %d clients", number, config.stream.rounds, len(homes))
+        if every:
+            tell(f"round {number} of {config.stream.rounds}: chunks written")
         if every and number < config.stream.rounds:
             time.sleep(every)
+    tell(f"written: {config.stream.rounds} chunks for each of {len(homes)} clients, in {folder}")
     if not (form := experiment.dataset.form).is_picture:
         pairs = ", ".join(
             f"{mean}/{std}" for mean, std in zip(experiment.dataset.mean, experiment.dataset.std, strict=True)
         )
         shape = ", ".join(map(str, form.shape))
-        logger.info("keys for these inboxes: inbox-shape = %r, inbox-statistics = %r", shape, pairs)
+        tell(f'keys for these inboxes: inbox-shape = "{shape}", inbox-statistics = "{pairs}"')
 
 
 def drop(experiment: Experiment, samples: Samples, path: Path) -> None:

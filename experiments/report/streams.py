@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedkace_flwr.config import Config
 from fedkace_flwr.data.datasets import load_dataset
-from fedkace_flwr.data.readers.catalogue import known_classes
+from fedkace_flwr.data.readers.catalogue import source_of
 from fedkace_flwr.data.schedules import class_order, schedule_of
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.sections import StreamConfig
@@ -51,7 +51,9 @@ class DrawnStream:
         """
         if config.data.arrives:
             raise ConfigError("dataset = 'inbox': has no stream to draw; must be another data set")
-        classes = config.data.num_classes or known_classes(config.data.source) or load_dataset(config.data).num_classes
+        classes = (
+            config.data.num_classes or source_of(config.data.source).classes or load_dataset(config.data).num_classes
+        )
         return cls(config.stream, classes, config.run.seed)
 
     @property

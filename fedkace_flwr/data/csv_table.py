@@ -4,6 +4,7 @@ Shapes: n rows, F features.
 """
 
 import csv
+import re
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from fedkace_flwr.errors import DataError
 
 LABEL = "label"
 """Name of the column of labels, unless another is chosen."""
+
+_INDEX = re.compile(r"|__index_level_\d+__")  # the names that pandas gives its row index in CSV and Parquet
 
 
 @dataclass(frozen=True)
@@ -77,13 +80,16 @@ def feature_columns(told: str, names: Sequence[str], label: str, hint: str = "")
     Raises
     ------
     DataError
-        There are none, no column of labels, or two of one name.
+        There are none, no column of labels, two of one name, or one is the row index that pandas adds: where rows are
+        sorted by class, it gives the label away.
     """
     if label not in names or len(set(names)) < len(names) or len(names) < 2:
         raise DataError(
             f"{told}: has the columns {', '.join(names)!r:.200}; must have different names, a column {label!r} of labels"
             f"{hint}, and at least one of numbers"
         )
+    if (index := next(filter(_INDEX.fullmatch, names), None)) is not None:
+        raise DataError(f"{told}: column {index!r} is the row index that pandas adds; write the table with index=False")
     return [name for name in names if name != label]
 
 
@@ -104,6 +110,6 @@ def checked_table(told: str, columns: list[str], values: NDArray[np.float64], la
         raise DataError(
             f"{told}: row {row + 1}, column {columns[column]!r:.100}: {values[row, column]} is not finite in float32"
         )
-    if "" in labels or "None" in labels:
-        raise DataError(f"{told}: row {[each in ('', 'None') for each in labels].index(True) + 1} has no label")
+    if "" in labels:
+        raise DataError(f"{told}: row {labels.index('') + 1} has no label")
     return Table(told, tuple(columns), features, labels)

@@ -74,8 +74,7 @@ class LoadedModel:
 
     def __init__(self, kept: KeptModels) -> None:
         try:
-            with torch.random.fork_rng(devices=[]):  # networks begin with random weights
-                self._predictor = Predictor(kept)
+            self._predictor = Predictor(kept)
         except FedkaceError as error:
             raise ModelError(str(error)) from error
         self._framing = kept.framing

@@ -107,8 +107,7 @@ def to_onnx(kept: KeptModels) -> tuple[bytes, float | None]:
     ModelError
         The networks cannot be exported, or answer differently as ONNX.
     """
-    with torch.random.fork_rng(devices=[]):
-        predictor = Predictor(replace(kept, precision="float32"))
+    predictor = Predictor(replace(kept, precision="float32"))
     content = _exported(predictor)
     difference = _difference(content, predictor)
     if difference is not None and not difference <= TOLERANCE:

@@ -12,7 +12,7 @@ from support.made.datasets import assert_consistent, cache_folder
 
 from fedkace_flwr.compute.torchvision_compat import import_torchvision
 from fedkace_flwr.data.datasets import load_dataset
-from fedkace_flwr.data.readers.catalogue import DATASETS, known_classes
+from fedkace_flwr.data.readers.catalogue import DATASETS, source_of
 from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.sections import DataConfig
 
@@ -109,13 +109,13 @@ def test_other_image_size_is_antialiased_bilinear(digits: DataConfig) -> None:
 
 
 def test_unknown_name_lists_the_known_ones(tmp_path: Path) -> None:
-    for call in (lambda: known_classes("svhn"), lambda: load_dataset(DataConfig(dataset="svhn"))):
+    for call in (lambda: source_of("svhn"), lambda: load_dataset(DataConfig(dataset="svhn"))):
         with pytest.raises(
             ConfigError,
             match=r"'svhn'.*digits, cifar10, cifar100, mnist, emnist-balanced, .*, imagenet100, folder, hub, .*, arrays, inbox",
         ):
             call()
-    assert [known_classes(name) for name in DATASETS] == [10, 10, 100, 10, *[None] * 6, 100, None, None, 3, None]
+    assert [source_of(name).classes for name in DATASETS] == [10, 10, 100, 10, *[None] * 6, 100, None, None, 3, None]
 
 
 def test_cache_dir_falls_back_to_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

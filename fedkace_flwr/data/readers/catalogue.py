@@ -51,17 +51,6 @@ def source_of(name: str) -> Source:
     return source
 
 
-def known_classes(name: str) -> int | None:
-    """Return the number of classes of a data set, or None if it depends on the files.
-
-    Raises
-    ------
-    ConfigError
-        There is no data set of that name.
-    """
-    return source_of(name).classes
-
-
 def framing_of(config: DataConfig, size: int) -> Framing:
     """Return how the pictures of a data set, or of an inbox, are turned into squares of ``size`` pixels.
 

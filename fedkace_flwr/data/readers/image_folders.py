@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 _JPEG = (".jpeg", ".jpg", ".jfif", ".jpe")
 _PICTURES = (*_JPEG, ".bmp", ".gif", ".png", ".ppm", ".tif", ".tiff", ".webp")
 _IMAGENET_LAYOUT = "ILSVRC2012's train/<synset>/*.JPEG"
-_FOLDER_LAYOUT = "train/<class>/<image> and perhaps val/<class>/<image> (or test/)"
+_FOLDER_LAYOUT = "train/<class>/<image> and perhaps test/<class>/<image> (or val/)"
 
 _NOT_OURS = ("__MACOSX", "@eaDir", "#recycle", "$RECYCLE.BIN", "System Volume Information", "lost+found")
 _NAMED = 3  # of the files that are not taken
@@ -127,14 +127,19 @@ def imagenet_framing(size: int) -> Framing:
 
 
 def find_folder(config: DataConfig, size: int) -> Origin:
-    """Any images sorted into ``train/<class>/`` and perhaps ``val/<class>/`` (or ``test/<class>/``) in ``data-dir``."""
+    """Any images sorted into ``train/<class>/`` and perhaps ``test/<class>/`` or ``val/<class>/`` in ``data-dir``.
+
+    If both are there, ``test`` is taken, and a warning says so.
+    """
     root = data_dir(config)
     train = root / "train"
     splits = [_split(train, _FOLDER_LAYOUT)]
     names = splits[0].folders
     if not names:
         raise MissingDataError(f"{train}: no class folders; data-dir should hold {_FOLDER_LAYOUT}")
-    held_out = next((root / name for name in ("val", "test") if (root / name).is_dir()), None)
+    held_out = next((root / name for name in ("test", "val") if (root / name).is_dir()), None)
+    if held_out == root / "test" and (root / "val").is_dir():
+        logger.warning("folder: %s is not used; its test images are those of test/", root / "val")
     if held_out is None:
         if unknown := _split(root, _FOLDER_LAYOUT).folders.keys() - {"train"}:
             raise DataError(
@@ -241,6 +246,8 @@ def _split(root: Path, layout: str) -> _Split:
         kind = MissingDataError if isinstance(fault, FileNotFoundError | NotADirectoryError) else DataError
         raise kind(f"{root}: cannot be read ({fault.strerror}); data-dir should hold {layout}") from fault
     names = sorted(name for name, is_folder in kinds.items() if is_folder)
+    if odd := next((name for name in names if name.encode(errors="ignore").decode() != name), None):
+        raise DataError(f"{root}: the folder {printable(odd)} names a class; its name must be UTF-8")
     folders: dict[str, list[Path]] = {name: [] for name in sorted(normalize("NFC", name) for name in names)}
     for name in names:
         folders[normalize("NFC", name)].append(root / name)  # more than one only if both forms are there

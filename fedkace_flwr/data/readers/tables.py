@@ -24,7 +24,14 @@ _HINT = " (another is chosen by dataset = 'arrays?label=COLUMN')"
 
 
 def files_of(folder: Path) -> list[Path]:
-    """The file of training rows in a folder, and that of test rows if there is one; none if it holds no tables."""
+    """The file of training rows in a folder, and that of test rows if there is one; none if it holds no tables.
+
+    A table may be named itself; one called ``train`` has its file of test rows beside it.
+    """
+    if folder.suffix in SUFFIXES and folder.is_file():
+        if folder.stem != PARTS[0]:
+            return [folder]
+        return [file for part in PARTS if (file := folder.with_stem(part)).is_file()]
     for suffix in SUFFIXES:
         files = [file for part in PARTS if (file := folder / f"{part}{suffix}").is_file()]
         if files and files[0].stem == PARTS[0]:
@@ -91,7 +98,7 @@ def _read_parquet(path: Path, label: str) -> Table:
             found = f"{column.null_count} empty cells" if column.null_count else str(column.type)
             raise DataError(f"{path}: column {name!r:.100} holds {found}; must hold a number in each row")
         values.append(array.astype(np.float64))
-    labels = [str(each) for each in table.column(label).to_pylist()]
+    labels = ["" if each is None or each != each else str(each) for each in table.column(label).to_pylist()]
     return checked_table(str(path), columns, np.stack(values, axis=1), labels)
 
 

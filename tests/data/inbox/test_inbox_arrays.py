@@ -1,7 +1,6 @@
 """Inboxes whose samples are tables or series: what is accepted, what is refused and why, and runs over them."""
 
 import io
-import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -161,17 +160,15 @@ def test_no_bytes_do_anything_but_load_or_be_refused(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [TABLE, SERIES], ids=["table", "series"])
-def test_a_run_over_inboxes_is_the_run_over_the_stream(
-    shape: tuple[int, ...], small: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_over_inboxes_is_the_run_over_the_stream(shape: tuple[int, ...], small: Make, tmp_path: Path) -> None:
     shared = {"network": NETWORK[shape], "window": 2, "overlap": 1, "width": 8}
     stream = small(
         run_name="stream", dataset="arrays", data_dir=str(write_arrays(tmp_path / "arrays", shape)), **shared
     )
     run_inline(stream)
-    with caplog.at_level(logging.INFO, logger="fedkace_flwr"):
-        feed(stream, tmp_path / "data")
-    told = re.search(r"inbox-shape = '(.+)', inbox-statistics = '(.+)'", caplog.text)
+    said = list[str]()
+    feed(stream, tmp_path / "data", tell=said.append)
+    told = re.search(r'inbox-shape = "(.+)", inbox-statistics = "(.+)"', said[-1])
     assert told is not None
     keys = {"inbox_shape": told[1], "inbox_statistics": told[2], "inbox_bound": 16}
     run_inline(

@@ -251,6 +251,14 @@ def test_feeding_at_intervals_drops_whole_files(small: Make, tmp_path: Path) -> 
     assert files == sorted(f"client-{client}/{name}" for client, name in expected)
 
 
+def test_feeding_again_replaces_what_an_earlier_feed_left(small: Make, tmp_path: Path) -> None:
+    feed(small(rounds=2), tmp_path)
+    (tmp_path / "client-0" / "new" / "mine.npz").write_bytes(b"")
+    feed(small(clients=1, rounds=1), tmp_path)
+    kept = ["client-0/new/chunk-000001.npz", "client-0/new/mine.npz", "client-0/test/test.npz"]
+    assert [name for name in names_in(tmp_path) if name != MARK] == kept
+
+
 @pytest.mark.slow
 def test_what_was_learned_from_inboxes_is_not_called_digits(
     small: Make, tmp_path: Path, pictures: None, caplog: pytest.LogCaptureFixture

@@ -155,11 +155,29 @@ def test_folder_without_images_or_splits(folder: DataConfig, tmp_path: Path) -> 
         load_dataset(replace(folder, dataset="imagenet100", data_dir=str(tmp_path / "nowhere")))
 
 
+def test_of_two_held_out_folders_test_is_taken_and_the_other_named(
+    folder: DataConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = Path(folder.data_dir)
+    alone = load_dataset(folder)
+    shutil.copytree(root / "val", root / "test")
+    (root / "val" / "cat").rename(root / "val" / "cow")
+    both = load_dataset(folder)
+    assert f"{root}/val is not used" in caplog.text
+    np.testing.assert_array_equal(both.images, alone.images)
+
+
+def test_the_name_of_a_class_must_be_utf_8(folder: DataConfig) -> None:
+    (Path(folder.data_dir) / "train" / os.fsdecode(b"caf\xe9")).mkdir()
+    with pytest.raises(DataError, match=r"/train: the folder caf\\udce9 names a class; its name must be UTF-8"):
+        load_dataset(folder)
+
+
 def test_a_folder_without_a_test_split_is_split_by_class(folder: DataConfig) -> None:
     root = Path(folder.data_dir)
     before = load_dataset(folder)
     (root / "val").rename(root / "valid")
-    with pytest.raises(DataError, match=rf"^{root}: has valid; should hold train/<class>/<image> and perhaps val/"):
+    with pytest.raises(DataError, match=rf"^{root}: has valid; should hold train/<class>/<image> and perhaps test/"):
         load_dataset(folder)
     shutil.rmtree(root / "valid")
     dataset = load_dataset(folder)

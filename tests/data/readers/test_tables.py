@@ -62,6 +62,7 @@ def test_numbers_are_features_and_labels_name_the_classes(tmp_path: Path, suffix
         ("train", 1, 1e300, r"train\.\w+: row 1, column 'b': 1e\+300 is not finite in float32"),
         ("test", 2, "kiwi", r"test\.\w+: column 'kind' holds 'kiwi', which train\.\w+ does not"),
         ("train", 2, None, r"train\.\w+: row 1 has no label"),
+        ("train", 2, "", r"train\.\w+: row 1 has no label"),
     ],
 )
 def test_what_is_wrong_is_told_by_file_row_and_column(
@@ -93,6 +94,36 @@ def test_columns_must_have_names_and_be_the_same_ones(tmp_path: Path) -> None:
     write(tmp_path / "test.csv", [row[1:] for row in rows("test")])
     with pytest.raises(FedkaceError, match=r"test\.csv: line 2 has 5 cells; must have 6"):
         loaded(tmp_path)
+
+
+@pytest.mark.parametrize(("suffix", "index"), [(".csv", ""), (".parquet", "__index_level_0__")])
+def test_the_row_index_that_pandas_adds_is_no_feature(tmp_path: Path, suffix: str, index: str) -> None:
+    """Of rows sorted by class, it would give the label away."""
+    table = [[number, *row] for number, row in enumerate(rows("train"))]
+    write(tmp_path / f"train{suffix}", table, [index, *HEAD])
+    with pytest.raises(FedkaceError, match=rf"train{suffix}: column '{index}' is the row index .*index=False"):
+        loaded(tmp_path)
+
+
+def test_a_class_may_be_called_none_and_a_number_that_is_missing_is_no_class(tmp_path: Path) -> None:
+    write(
+        tmp_path / "train.csv", [[*row[:2], "None" if row[2] == "fig" else row[2], *row[3:]] for row in rows("train")]
+    )
+    assert "None" in loaded(tmp_path).class_names
+    (tmp_path / "train.csv").unlink()
+    content = [[*row[:2], float(NAMES.index(row[2])), *row[3:]] for row in rows("train")]
+    content[3][2] = float("nan")
+    write(tmp_path / "train.parquet", content)
+    with pytest.raises(FedkaceError, match=r"train\.parquet: row 4 has no label"):
+        loaded(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "others"), [("train.csv", len(rows("test"))), ("fruit.csv", 0)])
+def test_the_file_of_a_table_can_be_named_itself(tmp_path: Path, name: str, others: int) -> None:
+    write(tmp_path / name, rows("train"))
+    write(tmp_path / "test.csv", rows("test"))
+    dataset = load_dataset(DataConfig("arrays?label=kind", str(tmp_path / name)))
+    assert len(dataset.labels) == len(rows("train")) + others
 
 
 def test_rows_for_training_alone_are_split(tmp_path: Path) -> None:
