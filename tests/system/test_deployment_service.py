@@ -80,11 +80,12 @@ def test_a_federation_whose_processes_are_all_killed_goes_on_by_one_start_and_a_
 
     federation.must("add-node")
     arrive(federation, 3, 0)
-    until(lambda: learned(federation, 3), "the new node's samples are learned", log=federation.logs)
-    federation.after_round("living", 3)
-    until(lambda: len(seats(federation)) == NODES, "the new node has a seat", log=federation.logs)
+    until(
+        lambda: [seat["learned"] > 0 for seat in seats(federation)] == [True] * NODES,
+        "the new node has a seat, and its samples are learned",
+        log=federation.logs,
+    )
     assert [seat["name"] for seat in seats(federation)] == ["node-1", "node-2", "node-3"]
-    assert [seat["learned"] > 0 for seat in seats(federation)] == [True] * NODES
     for seat in seats(federation):
         assert seat["cpu_seconds"]["total"] > 1 and seat["peak_memory"] > 100, "the import of PyTorch counts"
     for node in (1, 2):
