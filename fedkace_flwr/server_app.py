@@ -158,7 +158,7 @@ def _run(
             folder.write_status(status)
 
     def keep(report: RoundReport, arrays: ArrayRecord) -> None:
-        privacy = spent(config.privacy, config.stream.participations(report.number, config.run.seed))
+        privacy = spent(config.privacy, driver.most_asked)
         record = report.record(driver.members.count, method.metrics) | privacy
         folder.add_round(record)
         publish()

@@ -25,6 +25,7 @@ VARIABLE = "FEDKACE_POLICY"
 
 _LARGEST = 2**20  # bytes of a file
 _FOR_THE_SERVER_ALONE = frozenset({"run-name", "resume", "tracker", "on-alarm"})
+_ENDLESS_AT_ZERO = frozenset({"rounds", "threads", "num-classes", "test-per-class"})
 _ANY, _DEFAULT = "any", "default"
 _TELL, _REFUSE = "tell", "refuse"
 
@@ -217,6 +218,8 @@ def _rule(name: str, wanted: Any, declared: Key, default: Scalar) -> _Rule:
         raise ConfigError(f"{name} = {wanted!r:.100}: must be {form}")
     bounds = {end: checked(f"{name}, {end}", value, declared, default) for end, value in wanted.items()}
     low, high = (bounds.get(end) for end in ("min", "max"))
+    if low is None and name in _ENDLESS_AT_ZERO:
+        low = 1
     assert not isinstance(low, str) and not isinstance(high, str)
     if low is not None and high is not None and low > high:
         raise ConfigError(f"{name}: min = {low} is larger than max = {high}")

@@ -65,6 +65,10 @@ class BelowQuorumError(RunError):
         self.valid = valid
 
 
+class _StoppedError(Exception):
+    """The run ends within a round, which has not been."""
+
+
 class RoundDriver(Strategy):
     """Runs rounds by a method's rule: training by the round's participants, then evaluation by all clients.
 
@@ -160,6 +164,11 @@ class RoundDriver(Strategy):
         """The state of the run and of its clients for people, JSON-ready."""
         return {"waits_for": self._waits_for or self._pace.waits_for(), **self._fleet.described(self.members.table())}
 
+    @property
+    def most_asked(self) -> int:
+        """The largest number of rounds, of those so far, in which a single client was asked to train."""
+        return self._fleet.most_asked
+
     def _looked(self, waiting: Mapping[int, int]) -> None:
         self._fleet.wait(waiting)
         self._on_change()
@@ -203,11 +212,17 @@ class RoundDriver(Strategy):
                 self._orders.finish(number)
             self._waits_for = f"the clients' replies in round {number}"
             self._on_change()
-            arrays = self._go_back(now, back) if back else result.arrays
-            self.rule.begin_round(now, arrays)
-            result.arrays, short_of_model = (arrays, None) if back else self._renew(arrays, grid, timeout)
-            evaluation = partial(self._evaluate, result.arrays, self._told(fields[1]), grid, timeout)
-            metrics, short_of_evaluation = self._phase(evaluation, grid)
+            before = result.arrays
+            arrays = self._go_back(now, back) if back else before
+            try:
+                self.rule.begin_round(now, arrays)
+                result.arrays, short_of_model = (arrays, None) if back else self._renew(arrays, grid, timeout)
+                evaluation = partial(self._evaluate, result.arrays, self._told(fields[1]), grid, timeout)
+                metrics, short_of_evaluation = self._phase(evaluation, grid)
+            except _StoppedError:
+                result.arrays = before
+                logger.info("ordered to stop in round %d, which is repeated if the run goes on", number)
+                break
             result.evaluate_metrics_clientapp[number] = metrics or MetricRecord()
             result.evaluate_metrics_clientapp.pop(number - _KEPT, None)
             if evaluate_fn and (central := evaluate_fn(number, result.arrays)) is not None:
@@ -342,6 +357,8 @@ class RoundDriver(Strategy):
         ------
         RunError
             The phase stays below the quorum too often.
+        _StoppedError
+            The run was ordered to stop, and the phase is below the quorum.
         """
         pause = _FIRST_RETRY
         while True:
@@ -357,6 +374,9 @@ class RoundDriver(Strategy):
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_RETRY)
                 self.members.gather(grid, self._quorum.share)
+                self._on_change()
+                if self._pace.is_stopped:
+                    raise _StoppedError from shortfall
                 present = self.members.present  # whoever has been away for too long is no longer asked
                 report = self._now.report
                 report.asked = tuple(client for client in report.asked if client in present) or report.asked
@@ -401,9 +421,13 @@ class RoundDriver(Strategy):
             self._fleet.trained(phase.valid)
         trained = self._with_quorum(TRAINING, phase.valid)
         now.report.trained = {reply.client: reply.metrics for reply in trained}
-        mean = self._noise.add(moved(before, names, update), before, len(trained), now.number) if trained else None
+        if update is None:
+            if trained:
+                logger.info("round %d: the model stays: a sum of %d updates hides none", now.number, len(trained))
+            self.rule.trained(now, [])
+            return None
         self.rule.trained(now, trained)
-        return wire.array_record(mean) if mean is not None else None
+        return wire.array_record(self._noise.add(moved(before, names, update), before, len(trained), now.number))
 
     def _evaluate(self, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, timeout: float) -> MetricRecord | None:
         questions = self.configure_evaluate(self._now.number, arrays, config, grid)
@@ -480,7 +504,7 @@ class RoundDriver(Strategy):
         """
         valid = self._with_quorum(EVALUATION, self._read(EVALUATION, replies))
         waiting = {reply.client: int(reply.metrics.get(wire.WAITING, 0)) for reply in valid}
-        self._pace.told(waiting, trained=bool(self._now.report.trained) or not self._now.report.asked)
+        self._pace.told(waiting, self._now.report.sat_out)
         met = [reply for reply in valid if wire.SEEN_CLASSES in reply.metrics]
         self._now.report.evaluated = {reply.client: reply.metrics for reply in met}
         accuracies = [float(reply.metrics[wire.ACCURACY]) for reply in met if wire.ACCURACY in reply.metrics]

@@ -38,6 +38,8 @@ class Device:
 
     Attributes
     ----------
+    asked : int
+        Number of rounds in which it was asked to train.
     trained : int or None
         The last round in which it trained.
     learned : int
@@ -58,6 +60,7 @@ class Device:
         The last of them.
     """
 
+    asked: int = 0
     trained: int | None = None
     learned: int = 0
     told: dict[str, Any] = field(default_factory=lambda: dict.fromkeys((*_TOLD, _MEAN)))
@@ -135,6 +138,8 @@ class Fleet:
                 cost.add(costs[name].get(client, 0))
             device.peak_memory = self._memory.get(client, device.peak_memory)
             device.version = report.versions.get(client) or device.version
+        for client in {*report.asked, *self._examples}:
+            self._device(client).asked += 1
         for client, examples in self._examples.items():
             device = self._device(client)
             device.trained, device.learned = report.number, device.learned + examples
@@ -154,6 +159,11 @@ class Fleet:
             "prequential_accuracy": means.get(None),
         }
         self._examples, self._cpu, self._memory = {}, Counter(), {}
+
+    @property
+    def most_asked(self) -> int:
+        """The largest number of rounds in which a single client was asked to train."""
+        return max((device.asked for device in self._devices.values()), default=0)
 
     def described(self, members: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         """The state of the run for people, JSON-ready, with the seats that :meth:`Members.table` gives."""
@@ -180,10 +190,14 @@ class Fleet:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue with what :meth:`state` gave; a field that this version lacks is left out."""
+        """Continue with what :meth:`state` gave; a field that this version lacks is left out.
+
+        Earlier versions did not count in how many rounds a device was asked to train: it counts as asked in all.
+        """
         self._day, self._last = str(state.get("day", "")), dict(state.get("last", {}))
+        asked = {"asked": self._last.get("round", 0)}
         self._alarms, self._kinds = list(state.get("alarms", [])), Counter(state.get("alarms_by_kind", {}))
-        self._devices = {int(client): Device.of(kept) for client, kept in state.get("devices", {}).items()}
+        self._devices = {int(client): Device.of({**asked, **kept}) for client, kept in state.get("devices", {}).items()}
 
     def _device(self, client: int) -> Device:
         return self._devices.setdefault(client, Device())

@@ -70,10 +70,12 @@ class Gate:
             self._accepted = number
 
     def undo(self, before: Mapping[str, Any], to: int, number: int) -> None:
-        """Go back, in a round, to what was after an earlier one; ``before`` is the :meth:`state` of then."""
+        """Go back, in a round, to what was after an earlier one; ``before`` is the :meth:`state` of then.
+
+        The round itself is undone too: it may have been begun before, and cut off, and then devices have trained in it.
+        """
         self.restore(before, to)
-        if to + 1 < number:
-            self._undone = _united([*self._undone, (to + 1, number - 1)])
+        self._undone = _united([*self._undone, (to + 1, number)])
 
     def told(self) -> dict[str, list[int]]:
         """The field of messages that names undone rounds to clients; none if there are no such rounds."""

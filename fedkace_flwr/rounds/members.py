@@ -196,12 +196,14 @@ class Members:
         return nodes
 
     def gather(self, grid: Grid, share: float) -> dict[int, int]:
-        """Wait until a share of the clients can be reached, at most until the join deadline; node of each client."""
+        """Wait until a share of the clients can be reached, the join deadline or an order to stop; node of each client."""
         deadline = self._config.run.join_deadline
         begun = time.monotonic()
         self._admit(self._directory.look(grid, 0.0))
         nodes = self.nodes(grid, _PAUSE)
         while len(nodes) < share * len(self.present) and time.monotonic() - begun < deadline:
+            if self._orders and self._orders.stopped:
+                break
             time.sleep(min(_PAUSE, deadline))
             self._admit(self._directory.look(grid, 0.0))
             nodes = self.nodes(grid, _PAUSE)

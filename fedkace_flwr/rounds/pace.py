@@ -2,13 +2,13 @@
 
 Devices are asked how many labelled samples wait, which costs a small message and no model, unless their replies of the
 last round say that there are enough. Samples that no client could train on in that round, such as a single one, do not
-count until there are more. Where classes are open, files of a class without a number do not count either, but its name
+count until there are more. Under secure aggregation, samples must wait at three devices. Where classes are open, files of a class without a number do not count either, but its name
 starts a round, after which it has one. A round that had begun when the server was killed waits for nothing.
 """
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime, timedelta
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
@@ -20,6 +20,7 @@ from fedkace_flwr.results.orders import Orders
 from fedkace_flwr.rounds.class_names import ClassNames
 from fedkace_flwr.rounds.exchange import exchange
 from fedkace_flwr.rounds.members import Members
+from fedkace_flwr.rounds.secure_aggregation import FEWEST
 
 logger = logging.getLogger(__name__)
 
@@ -56,14 +57,16 @@ class Pace:
         self._arrives = config.data.arrives
         self._interval, self._samples = config.run.round_interval, config.run.round_samples
         self._most = config.data.inbox_bound
+        self._fewest = FEWEST if config.privacy.secagg and self._samples else 0
         self._members, self._class_names, self._orders, self._looked = members, class_names, orders, looked
         self._begun = float("-inf")
         self._waiting: Mapping[int, int] = {}
         self._left: Mapping[int, int] = {}
 
-    def told(self, waiting: Mapping[int, int], *, trained: bool) -> None:
-        """Take note of how many samples wait at clients after a round, and whether any client has trained in it."""
-        self._waiting, self._left = waiting, {} if trained else waiting
+    def told(self, waiting: Mapping[int, int], unfit: Collection[int]) -> None:
+        """Take note of how many samples wait at clients after a round, and which of them could not train on theirs."""
+        self._waiting = waiting
+        self._left = {client: waiting[client] for client in unfit if client in waiting}
 
     def wait(self, grid: Grid, number: int) -> bool:
         """Wait until a round is due, or a rollback is ordered; False if the run was ordered to stop."""
@@ -86,12 +89,16 @@ class Pace:
         return f"samples: {self._count()} of {self._samples} have arrived" if self._arrives else "the next round"
 
     def _enough(self, grid: Grid) -> bool:
-        if self._count() >= self._samples:
+        if self._is_due():
             return True
         nodes = self._members.welcome(grid)
         self._waiting = self._asked(grid, nodes) if nodes else {}
         self._looked(self._waiting)
-        return self._count() >= self._samples or self._class_names.are_due
+        return self._is_due() or self._class_names.are_due
+
+    def _is_due(self) -> bool:
+        fit = sum(count > self._left.get(client, 0) for client, count in self._waiting.items())
+        return self._count() >= self._samples and fit >= self._fewest
 
     def _count(self) -> int:
         return sum(max(0, count - self._left.get(client, 0)) for client, count in self._waiting.items())

@@ -11,7 +11,7 @@ earlier, the protocol starts again without it.
 import copy
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -36,6 +36,9 @@ from fedkace_flwr.npy import HeaderError, read_array
 from fedkace_flwr.rounds.exchange import by_client
 from fedkace_flwr.rounds.server_round import Messenger
 
+FEWEST = 3
+"""Smallest number of updates in a sum: from the sum of two, each client learns the other's."""
+
 _LEFT = 2 / 3
 _HEADER = 1024
 _PHASES = {
@@ -59,8 +62,11 @@ class Peer(Protocol):
         """Send messages in the named phase; replies by client."""
         ...
 
-    def trained(self, client: int, reply: Message) -> None:
-        """Check and keep the numbers that come with a masked update; MessageError rejects the reply."""
+    def trained(self, client: int, reply: Message) -> bool:
+        """Check and keep the numbers that come with a masked update, and return whether its client has trained.
+
+        MessageError rejects the reply.
+        """
         ...
 
     def fail(self, client: int, phase: str, error: MessageError) -> None:
@@ -97,7 +103,7 @@ class MaskedTraining:
         self._wanted = set(clients)
         self._check = check
 
-    def run(self, questions: Sequence[Message], before: Weights, names: Sequence[str], limit: float) -> NDArrays:
+    def run(self, questions: Sequence[Message], before: Weights, names: Sequence[str], limit: float) -> NDArrays | None:
         """Mean of the clients' updates.
 
         Parameters
@@ -113,8 +119,8 @@ class MaskedTraining:
 
         Returns
         -------
-        list of array
-            float64, by ``names``; not numbers if all clients sat the round out.
+        list of array or None
+            float64, by ``names``; None if fewer than :data:`FEWEST` clients have trained.
 
         Raises
         ------
@@ -135,7 +141,7 @@ class MaskedTraining:
         self._wanted = set()
         return replies
 
-    def trained(self, client: int, reply: Message) -> None:
+    def trained(self, client: int, reply: Message) -> bool:
         """Check and keep the numbers of a reply; a masked update itself cannot be checked."""
         numbers = copy.copy(reply)
         metrics = reply.content.metric_records.get(wire.METRICS, MetricRecord())
@@ -145,6 +151,7 @@ class MaskedTraining:
         checked = wire.read_reply(numbers, client, {})
         self._check(checked)
         self.replies[client] = checked
+        return not checked.sat_out
 
     def fail(self, client: int, phase: str, error: MessageError) -> None:
         """Record a failure."""
@@ -159,7 +166,7 @@ def moved(before: Weights, names: Sequence[str], update: NDArrays) -> Weights:
 
 def mean_update(
     number: int, questions: Sequence[Message], shapes: Sequence[tuple[int, ...]], limit: float, peer: Peer
-) -> NDArrays:
+) -> NDArrays | None:
     """Train all clients and learn only the mean of their updates.
 
     Parameters
@@ -177,8 +184,8 @@ def mean_update(
 
     Returns
     -------
-    list of array
-        float64; not numbers if all clients sat the round out.
+    list of array or None
+        float64; None if fewer than :data:`FEWEST` clients have trained: then nothing is unmasked.
 
     Raises
     ------
@@ -196,16 +203,18 @@ def mean_update(
         client: {name: each[name] for name in (wire.CLIENT, wire.FROZEN) if name in each}
         for client, each in told.items()
     }
-    grid, strategy = cast(Any, _Relay(clients, shapes, peer, fields)), _Instead(sorted(clients))
+    relay, strategy = _Relay(clients, shapes, peer, fields), _Instead(sorted(clients))
+    grid = cast(Any, relay)
     context = _context(number, strategy)
     try:
         state = _introduced(workflow, grid, context, strategy)
         state.nid_to_fitins = {node: sent[clients[node]].content for node in strategy.nodes}
         if not workflow.collect_masked_vectors_stage(grid, context, state):
             raise MaskedSumError("too few clients sent a masked update")
-        with np.errstate(all="ignore"):  # if all clients sat the round out, the sum of weights is 0
-            if not workflow.unmask_stage(grid, context, state):
-                raise MaskedSumError("too few clients gave their shares of the masks")
+        if len(relay.trained) < FEWEST:
+            return None
+        if not workflow.unmask_stage(grid, context, state):
+            raise MaskedSumError("too few clients gave their shares of the masks")
     except (KeyError, TypeError, ValueError, IndexError) as error:
         # The workflow does not check key records; one that breaks the protocol ends the sum.
         raise MaskedSumError(f"a client broke the protocol ({type(error).__name__}: {error})") from error
@@ -215,7 +224,7 @@ def mean_update(
 
 def _introduced(workflow: SecAggPlusWorkflow, grid: Any, context: LegacyContext, strategy: "_Instead") -> WorkflowState:
     """Exchange keys among ``strategy.nodes``, which shrinks to those that answer."""
-    enough = max(2, math.ceil(_LEFT * len(strategy.nodes)))
+    enough = max(FEWEST, math.ceil(_LEFT * len(strategy.nodes)))
     while True:
         state = WorkflowState()
         done = workflow.setup_stage(grid, context, state)
@@ -268,6 +277,7 @@ class _Relay:
     shapes: Sequence[tuple[int, ...]]
     peer: Peer
     fields: Mapping[int, Mapping[str, Any]]
+    trained: set[int] = field(default_factory=set)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Send messages; the valid replies."""
@@ -282,7 +292,8 @@ class _Relay:
                     raise MessageError(wire.root_cause(reply.error.reason), "error")
                 if stage == Stage.COLLECT_MASKED_VECTORS:
                     self._check(reply)
-                    self.peer.trained(client, reply)
+                    if self.peer.trained(client, reply):
+                        self.trained.add(client)
                 good.append(reply)
             except MessageError as error:
                 self.peer.fail(client, phase, error)

@@ -1,11 +1,9 @@
 """Keys of the stream, and the sizes of chunks that follow from them."""
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
 
 import numpy as np
 
@@ -137,13 +135,6 @@ class StreamConfig:
         """Return the clients that are not :attr:`away` in a round, from 1, in ascending order."""
         gone = {client for client, spans in absences(self.away).items() if any(number in span for span in spans)}
         return tuple(client for client in range(self.clients) if client not in gone)
-
-    def participations(self, number: int, seed: int) -> int:
-        """Return the largest number of rounds, of the first ``number``, in which a single client trains."""
-        if self.participants_per_round == self.clients:
-            return number
-        rounds = range(1, number + 1)
-        return max(Counter(chain.from_iterable(self.participants(each, seed) for each in rounds)).values())
 
     @property
     def largest_chunk(self) -> int:

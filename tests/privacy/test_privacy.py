@@ -1,6 +1,7 @@
 """Differential privacy: what is clipped and noised, with what noise, and what it is worth."""
 
 import copy
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -206,6 +207,15 @@ def test_a_run_reports_epsilon_and_no_classes(small: Make) -> None:
     assert all("epsilon" not in record and record["buffer_classes"][0] for record in plain)
     assert [record["epsilon"] for record in noised] == [epsilon(0.1, 1, 1e-5), epsilon(0.1, 2, 1e-5)]
     assert not any(any(record.get("buffer_classes") or []) for record in noised)
+
+
+def test_epsilon_counts_the_rounds_of_the_client_that_is_asked_most(small: Make) -> None:
+    config = small(clients=4, rounds=6, fraction_train=0.5, away="1:1-5, 2:1-5, 3:1-5", dp="central")
+    run_inline(config)
+    asked: Counter[int] = Counter()
+    for record in rounds_of(Path(config.run.results_dir) / "run"):
+        asked.update(record["asked"])
+        assert record["epsilon"] == epsilon(1.0, max(asked.values()), 1e-5)
 
 
 def test_statistics_that_stay_at_home_are_each_clients_own(small: Make) -> None:

@@ -86,7 +86,7 @@ def test_a_run_that_every_site_accepts_gives_the_same_numbers_as_without_policie
         ({"dp_noise": 0.4999}, "dp-noise = 0.4999: this site accepts at least 0.5"),
         ({"dp_clip": 1e9}, "dp-clip = 1000000000.0: this site accepts 0.1 to 5.0"),
         ({"epochs": 4}, "epochs = 4: this site accepts at most 3"),
-        ({"rounds": 5}, "rounds = 5: this site accepts at most 4"),
+        ({"rounds": 5}, "rounds = 5: this site accepts 1 to 4"),
         ({"clients": 4}, "clients = 4: this site accepts only 2 or 3"),
         ({"method": "fedavg"}, "method = 'fedavg': this site accepts only 'fedkace' or 'er' or 'as3'"),
         ({"inbox_after": "delete"}, "inbox-after = 'delete': this site accepts only 'keep'"),
@@ -109,6 +109,16 @@ def test_a_refused_run_fails_in_one_line_before_anything_is_trained(
     assert f"PolicyError: {path}: {words}" in str(caught.value) and len(str(caught.value).splitlines()) == 1
     assert f"PolicyError: {path}: {words}" in caplog.text, "the site's own log says it, too"
     assert stored(config) == [] and not list(path.parent.glob("state/**/*.npz"))
+
+
+@pytest.mark.parametrize("key", ["rounds", "threads", "num-classes", "test-per-class"])
+def test_no_limit_is_more_than_any_limit(key: str, policy: Callable[[str], Path]) -> None:
+    inbox = {"dataset": "inbox", "class-names": "a,b", "image-size": 8}
+    endless = Config.parse({**(inbox if key == "rounds" else {}), key: 0})
+    accepting = read_policy(policy(f"[keys]\n{key} = {{ min = 0, max = 4 }}"))
+    accepting.check(endless, endless, sends_labels=False)
+    with pytest.raises(PolicyError, match=f"{key} = 0: this site accepts 1 to 4"):
+        read_policy(policy(f"[keys]\n{key} = {{ max = 4 }}")).check(endless, endless, sends_labels=False)
 
 
 def test_a_server_names_no_folder_on_a_machine_with_keys_at_their_defaults(

@@ -18,6 +18,7 @@ from fedkace_flwr.config import Config
 from fedkace_flwr.experiments.feed import feed
 from fedkace_flwr.messaging import wire
 from fedkace_flwr.results.orders import Orders
+from fedkace_flwr.storage.checkpoint import Checkpoints
 
 Make = Callable[..., Config]
 pytestmark = pytest.mark.usefixtures("quick")
@@ -104,6 +105,48 @@ def test_a_round_waits_until_the_devices_together_have_enough(
     server_app.run(grid, config, run_id=1)
     (record,) = rounds_of(tmp_path / "living")
     assert record["sat_out"] == [1]
+
+
+def test_under_secure_aggregation_a_round_waits_for_three_devices(
+    made: Make, chunks: Path, tmp_path: Path, clock: FakeTime
+) -> None:
+    config, inboxes, begun = living(made, method="fedavg", secagg=True), tmp_path / "inboxes", clock.now
+    arrive(chunks, inboxes, 1, [0, 1])
+    at(clock, begun + 500, lambda: arrive(chunks, inboxes, 1, [2]))
+    at(clock, begun + 1000, Orders(tmp_path / "living").stop)
+    server_app.run(Devices(config, inboxes), config, run_id=1)
+    (record,) = rounds_of(tmp_path / "living")
+    assert "sat_out" not in record and not record["failures"]
+
+
+def test_the_model_of_two_devices_is_not_looked_at_under_secure_aggregation(
+    made: Make, chunks: Path, tmp_path: Path, clock: FakeTime
+) -> None:
+    config = living(made, method="fedavg", secagg=True, round_samples=0, round_interval=100.0)
+    inboxes, folder, begun = tmp_path / "inboxes", tmp_path / "living", clock.now
+    arrive(chunks, inboxes, 1)
+    at(clock, begun + 50, lambda: arrive(chunks, inboxes, 2, [0, 1]))
+    at(clock, begun + 150, Orders(folder).stop)
+    server_app.run(Devices(config, inboxes), config, run_id=1)
+    assert rounds_of(folder)[1]["sat_out"] == [2]
+    one, two = (Checkpoints(folder / "server").of_round(number).weights for number in (1, 2))
+    assert all(np.array_equal(one[name], two[name]) for name in one)
+
+
+def test_samples_of_a_device_that_was_not_drawn_start_the_next_round(
+    made: Make, chunks: Path, tmp_path: Path, clock: FakeTime
+) -> None:
+    config, inboxes, begun = living(made, fraction_train=0.3), tmp_path / "inboxes", clock.now
+    drawn = [config.stream.participants(number, config.run.seed)[0] for number in range(1, 20)]
+    last = next(client for client in drawn if client != drawn[0])
+    arrive(chunks, inboxes, 1, [last])
+    at(clock, begun + 1000, Orders(tmp_path / "living").stop)
+    server_app.run(Devices(config, inboxes), config, run_id=1)
+    records = rounds_of(tmp_path / "living")
+    assert len(records) == drawn.index(last) + 1
+    assert [record.get("sat_out", []) for record in records] == [[client] for client in drawn[: len(records) - 1]] + [
+        []
+    ]
 
 
 def test_a_round_whose_end_the_server_did_not_live_to_see_goes_on_without_new_samples(

@@ -2,16 +2,19 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from flwr.app import Array, Message
+from support.common import FakeTime
 from support.doubles.faults import honest
 from support.systems.runs import EVALUATE, METHODS, TRAIN, TRAINING_KINDS, failing, folder_of, last, records, run, same
 
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import RunError
 from fedkace_flwr.messaging import wire
+from fedkace_flwr.results.orders import Orders
 from fedkace_flwr.rounds.driver import BelowQuorumError, Quorum
 from fedkace_flwr.storage.checkpoint import Checkpoint
 
@@ -174,3 +177,22 @@ def test_of_two_replies_the_one_that_no_training_gives_is_rejected_also_after_a_
     assert records(whole) == records(pieces) and same(last(whole), last(pieces))
     kinds = {(failure["client"], failure["kind"]) for failure in records(whole)[2]["failures"]}
     assert kinds == {(1, "norm"), (2, "refused")}
+
+
+def test_an_order_to_stop_ends_a_round_that_stays_below_the_quorum(made: Make, clock: FakeTime) -> None:
+    config = made(below_quorum="repeat:0", resume=True)
+    folder = Path(config.run.results_dir) / config.run.run_name
+    begun, sleep = clock.now, clock.sleep
+
+    def order(seconds: float) -> None:
+        sleep(seconds)
+        if clock.now > begun + 1000:
+            Orders(folder).stop()
+
+    clock.sleep = order  # type: ignore[method-assign]
+    run(config, failing(*TWO_FAIL, times=100))
+    assert [record["round"] for record in records(config)] == [1]
+    clock.sleep = sleep  # type: ignore[method-assign]
+    Orders(folder).go_on()
+    run(config, honest)
+    assert [record["round"] for record in records(config)] == [1, 2, 3]

@@ -76,15 +76,22 @@ class Bench:
         gone = self.lost.get(phase, set())
         return exchange(self.grid, {k: m for k, m in there.items() if k not in gone}, 60).replies
 
-    def trained(self, client: int, reply: Message) -> None:
+    def trained(self, client: int, reply: Message) -> bool:
         blocks = reply.content.config_records[RECORD_KEY_CONFIGS][Key.MASKED_PARAMETERS]
         self.masked[client] = [bytes_to_ndarray(block) for block in blocks]  # type: ignore[union-attr, arg-type]
         assert all(not record for record in reply.content.array_records.values()), "the model itself stays behind"
+        return client not in self.sits_out
 
     def fail(self, client: int, phase: str, error: MessageError) -> None:
         self.failures.append((client, phase, str(error)))
 
     def mean(self, names: tuple[str, ...] = tuple(SHAPES)) -> list[np.ndarray]:
+        """The mean of the updates, which there is."""
+        found = self.sum_of(names)
+        assert found is not None
+        return found
+
+    def sum_of(self, names: tuple[str, ...] = tuple(SHAPES)) -> list[np.ndarray] | None:
         questions = []
         for client in range(NODES):
             content = wire.instruction(wire.array_record({**SENT, **COUNTER}), {}, client, 1)
@@ -133,6 +140,12 @@ def test_who_sits_out_adds_nothing_and_is_not_counted() -> None:
     for found, wanted in zip(bench.mean(), plain_mean({0, 3, 4}), strict=True):
         np.testing.assert_allclose(found, wanted, atol=2 * STEP)
     assert set(bench.masked) == set(range(NODES))
+
+
+@pytest.mark.parametrize("sits_out", [{1, 2, 4}, {0, 1, 2, 3}, {0, 1, 2, 3, 4}])
+def test_a_sum_of_fewer_than_three_updates_is_not_unmasked(sits_out: set[int]) -> None:
+    bench = Bench(sits_out=sits_out)
+    assert bench.sum_of() is None and bench.phases == ["secagg-setup", "secagg-keys", "training"]
 
 
 def test_a_masked_update_tells_nothing_and_is_another_each_time() -> None:
