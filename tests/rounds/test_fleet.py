@@ -107,6 +107,20 @@ def test_what_is_known_outlives_the_server_and_names_of_a_later_version() -> Non
     assert cut.state() == whole.state() and seats(cut) == seats(whole)
 
 
+def test_how_often_a_device_was_asked_to_train_outlives_the_server() -> None:
+    fleet, again, earlier = Fleet(), Fleet(), Fleet()
+    for number, asked in enumerate([(0, 1), (1,), (1, 2)], 1):
+        fleet.add_round(RoundReport(number, asked), {})
+    assert fleet.most_asked == 3
+    again.restore(json.loads(json.dumps(fleet.state())))
+    assert again.most_asked == 3
+    state = fleet.state()
+    for device in state["devices"].values():
+        del device["asked"]
+    earlier.restore({**state, "last": {"round": 7}})
+    assert earlier.most_asked == 7, "a bound for checkpoints of an earlier version"
+
+
 def test_alarms_are_counted_by_device_and_kind_and_the_last_are_kept() -> None:
     fleet = Fleet(Days())
     for number in range(1, 13):
