@@ -222,6 +222,7 @@ TWO_CLASSES = {"window": 2, "overlap": 1, "samples_per_class": 20}
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("method", "stream", "loss"),
     [("er", ALL_CLASSES, 0.15), ("fedkace", TWO_CLASSES, 0.15), ("fedframe", TWO_CLASSES, 0.1)],
@@ -239,7 +240,8 @@ def test_labels_swapped_on_three_of_four_devices_cost_little_with_the_gate(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["er", "fedframe"])
+@pytest.mark.matrix
+@pytest.mark.parametrize("method", ["fedframe", "er"])
 def test_one_command_restores_what_wrong_labels_have_spoilt_without_a_gate(made: Make, method: str) -> None:
     """FedFrame predicts with a local model as well, and adapts the global one to samples of the client's."""
     config = made(**TRIAL, **ALL_CLASSES, method=method, gate="hold", gate_tolerance=1.0)

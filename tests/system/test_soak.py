@@ -9,7 +9,7 @@ from support.tools import need_tools
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = [pytest.mark.slow, pytest.mark.federation, pytest.mark.timeout(3000)]
+pytestmark = [pytest.mark.slow, pytest.mark.exhaustive, pytest.mark.timeout(3000)]
 
 
 def test_a_federation_lives_through_a_year(tmp_path: Path) -> None:
