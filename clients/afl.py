@@ -38,7 +38,7 @@ class AflKeys:
         Raises
         ------
         ConfigError
-            The output layer is fixed, or more than it is left to training.
+            The output layer is fixed, more than it is left to training, or the body is changed after it.
         """
         if config.method != "afl":
             return
@@ -47,6 +47,10 @@ class AflKeys:
             raise ConfigError(f"output-layer = {model.output_layer!r}: {only}; must be 'learned'")
         if model.trainable in ("norm", "lora"):
             raise ConfigError(f"trainable = {model.trainable!r}: {only}; must be 'output'")
+        if config.answers.recalibrate_batchnorm:
+            raise ConfigError(
+                "recalibrate-batchnorm = true: AFL's output layer fits the body's own statistics; must be false"
+            )
 
 
 def shapes_for(model: Shapes) -> dict[str, tuple[tuple[int, ...], np.dtype[np.float64]]]:
@@ -72,17 +76,19 @@ class AflClient(ClientRule):
     a round that is undone is sent again, or what is wrong with it would undo every further round.
     """
 
+    _unsent: dict[str, Tensor]
+
     def train(self, training: Training, chunk: Samples, buffer: Samples) -> None:
         """Nothing is trained."""
 
     def maintain(self, now: ClientRound, training: Training) -> Kept:
         """No buffer; the sums that the server has not counted."""
-        sums = self._sums(training, now)
-        return Kept(now.state.buffer, {f"{_STORED}{name}": each for name, each in sums.items()})
+        self._unsent = self._sums(training, now)
+        return Kept(now.state.buffer, {f"{_STORED}{name}": each for name, each in self._unsent.items()})
 
     def reply(self, now: ClientRound, training: Training) -> dict[str, Array]:
         """The sums that the server has not counted."""
-        return {name: each.numpy() for name, each in self._sums(training, now).items()}
+        return {name: each.numpy() for name, each in self._unsent.items()}
 
     def _sums(self, training: Training, now: ClientRound) -> dict[str, Tensor]:
         features = features_of(

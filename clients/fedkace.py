@@ -233,10 +233,13 @@ class FedKaceClient(ClientRule):
     def receive(
         self, net: Network, state: ClientState, round_number: int, content: RecordDict
     ) -> tuple[ClientState, Metrics]:
-        """Compare the global model's accuracy and confidence on the buffer, until the switch (section 4.1)."""
+        """Compare the global model's accuracy and confidence on the buffer, until the switch (section 4.1).
+
+        A round that is held brings no new model to compare.
+        """
         if self.config.answers.predict_with != "auto":
             return super().receive(net, state, round_number, content)
-        if state.global_since is not None or len(state.buffer) == 0:
+        if state.global_since is not None or state.is_undone or len(state.buffer) == 0:
             return state, {}
         logits, labels = self.logits(net, state.buffer), state.buffer.labels
         correct, confident = (measure(logits, labels, state.seen) for measure in (accuracy, true_class_probability))

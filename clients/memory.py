@@ -75,7 +75,8 @@ def undone(state: ClientState, told: Mapping[str, Any], store: ClientStore) -> C
     """The state without the rounds that a message of the server counts as undone; the same object if there are none.
 
     If the last trained round is one of them, buffer, classes met and what the method stores are those from before it,
-    unless these are damaged. Samples that arrived in undone rounds leave the buffer.
+    unless these are damaged. Samples that arrived in undone rounds leave the buffer, and classes that were met in no
+    other round have not been met.
 
     Raises
     ------
@@ -89,11 +90,11 @@ def undone(state: ClientState, told: Mapping[str, Any], store: ClientStore) -> C
             before = store.before(state.round)
             memory = {name: getattr(before, name) for name in _MEMORY}
             state = replace(state, **memory, extra=late.carried(before.extra, state.extra))
-    out = within(state.buffer.rounds, spans)
+    out, unmet = within(state.buffer.rounds, spans), within(state.first_met, spans)
     if torch.equal(spans, state.undone) and not bool(out.any()):
         return state
     buffer = state.buffer.take((~out).nonzero().flatten()) if bool(out.any()) else state.buffer
-    return replace(state, buffer=buffer, extra={**state.extra, UNDONE: spans})
+    return replace(state, seen=state.seen & ~unmet, buffer=buffer, extra={**state.extra, UNDONE: spans})
 
 
 def unnamed(state: ClientState, names: Sequence[str]) -> list[str]:

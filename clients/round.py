@@ -21,7 +21,7 @@ from fedkace_flwr.export.global_model import models_of
 from fedkace_flwr.inference import model_files
 from fedkace_flwr.inference.kept_models import Answering, Predictor, labels_of
 from fedkace_flwr.messaging import wire
-from fedkace_flwr.storage.client_state import Answer, ClientState
+from fedkace_flwr.storage.client_state import FIRST_MET, Answer, ClientState
 
 _BLOCK = 2**26  # bytes of samples that are predicted at once
 _FEWEST = 2  # samples in a step, for batch normalisation over maps of a single pixel
@@ -173,6 +173,7 @@ class StreamingClient(NumPyClient):
         rest = as_arrays({name: model[name] for name in changing if name not in arrays})
         report |= watch.times(rule.training_times)
         answer = Answer(arrays, len(chunk), report, rest)
+        met = {FIRST_MET: torch.where(now.seen & ~state.seen, round_number, state.first_met)}
         learned = replace(
             state,
             round=round_number,
@@ -181,7 +182,7 @@ class StreamingClient(NumPyClient):
             buffer=kept.buffer,
             local_accuracy=local.accuracy,
             local_class_accuracy=local.classes,
-            extra=late.forgotten({**state.extra, **tested, **kept.extra, **stored}, keys),
+            extra=late.forgotten({**state.extra, **met, **tested, **kept.extra, **stored}, keys),
         )
         rule.store.save_trained(learned, answer)
         rule.source.learned(round_number)  # the chunk is put away only when its outcome is on disk

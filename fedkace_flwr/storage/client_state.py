@@ -17,8 +17,8 @@ from fedkace_flwr.storage.atomic import Array, Content
 VERSION = 3
 """Version of state files; version 1.0 of the program, the first that was released, wrote it as well."""
 
-UNDONE = "undone"
-"""Stored tensor; see :attr:`ClientState.undone`."""
+UNDONE, FIRST_MET = "undone", "first-met"
+"""Stored tensors; see :attr:`ClientState.undone` and :attr:`ClientState.first_met`."""
 
 _LARGEST = 2**63
 _BUFFER = {"content": "buffer.content", "labels": "buffer.labels", "rounds": "buffer.rounds"}
@@ -91,6 +91,11 @@ class ClientState:
     def undone(self) -> Tensor:
         """First and last rounds, int64 (k, 2), of the spans that count as if they had not been, as the server told."""
         return self.extra.get(UNDONE, torch.empty((0, 2), dtype=torch.int64))
+
+    @property
+    def first_met(self) -> Tensor:
+        """The round of this run in which each class was first met, int64 (C,); 0 if not in this run, or not at all."""
+        return self.extra.get(FIRST_MET, torch.zeros(len(self.seen), dtype=torch.int64))
 
     @property
     def is_undone(self) -> bool:

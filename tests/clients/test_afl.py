@@ -79,3 +79,8 @@ def test_a_reply_whose_equations_may_have_no_solution_is_rejected(small: Make) -
 def test_a_fixed_output_layer_is_refused(small: Make) -> None:
     with pytest.raises(ConfigError, match=r"^output-layer = 'simplex': .*; must be 'learned'$"):
         configured(small(method="afl", output_layer="simplex"))
+
+
+def test_a_body_that_changes_after_the_output_layer_was_solved_for_is_refused(small: Make) -> None:
+    with pytest.raises(ConfigError, match=r"^recalibrate-batchnorm = true: .*; must be false$"):
+        configured(small(method="afl", recalibrate_batchnorm=True))
