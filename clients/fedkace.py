@@ -16,7 +16,7 @@ from fedkace_flwr.algorithms.fedkace_buffer import (
 )
 from fedkace_flwr.algorithms.fedkace_loss import BalancedReplayLoss, FullGradientReplayLoss
 from fedkace_flwr.algorithms.fedkace_replay import GradientBalance
-from fedkace_flwr.algorithms.fedkace_switch import InferenceSwitch
+from fedkace_flwr.algorithms.fedkace_switch import gap_of, has_shrunk
 from fedkace_flwr.clients.base import ClientRound, ClientRule, Kept, Metrics, Training
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import ConfigError
@@ -244,11 +244,11 @@ class FedKaceClient(ClientRule):
         logits, labels = self.logits(net, state.buffer), state.buffer.labels
         correct, confident = (measure(logits, labels, state.seen) for measure in (accuracy, true_class_probability))
         gaps = state.extra[GAPS].tolist() if GAPS in state.extra else []
-        switch = InferenceSwitch(self.config.of(FedKaceKeys).patience, gaps=gaps)
-        switch.observe(correct, confident, round_number=round_number)
-        report = {BUFFER_ACCURACY: correct, BUFFER_PROBABILITY: confident, GAP: switch.gaps[-1]}
-        extra = {**state.extra, GAPS: torch.tensor(switch.gaps, dtype=torch.float64)}
-        return replace(state, global_since=switch.switched_at, extra=extra), report
+        gaps.append(gap_of(correct, confident))
+        since = round_number if has_shrunk(gaps, self.config.of(FedKaceKeys).patience) else None
+        report = {BUFFER_ACCURACY: correct, BUFFER_PROBABILITY: confident, GAP: gaps[-1]}
+        extra = {**state.extra, GAPS: torch.tensor(gaps, dtype=torch.float64)}
+        return replace(state, global_since=since, extra=extra), report
 
 
 METHOD = Method(

@@ -23,7 +23,7 @@ from fedkace_flwr.seeding import generator_for
 TOLERANCE = 1e-4
 """Largest difference of a probability that is accepted."""
 
-_EXPORTERS, _RUNTIME = ("onnx", "onnxscript"), "onnxruntime"
+_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 _INSTALL = "pip install 'fedkace-flwr[onnx]'"
 _BATCHES = (1, 3)
 
@@ -72,19 +72,19 @@ class ToProbabilities(nn.Module):
 
 
 def check_installed() -> None:
-    """Check that the packages are there with which a model becomes ONNX.
+    """Check that the packages are there with which a model becomes ONNX, and is checked.
 
     Raises
     ------
     ModelError
         One is missing.
     """
-    missing = [name for name in _EXPORTERS if importlib.util.find_spec(name) is None]
+    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise ModelError(f"--onnx: {' and '.join(missing)} must be installed: {_INSTALL}")
 
 
-def to_onnx(kept: KeptModels) -> tuple[bytes, float | None]:
+def to_onnx(kept: KeptModels) -> tuple[bytes, float]:
     """Return the content of ``model.onnx``, and how far it is from the model.
 
     Its input is ``images``, uint8 (n, 3, S, S), or ``arrays``, float32 (n, ...), for any n; its output ``probabilities``, float32 (n, C). It computes in
@@ -99,8 +99,8 @@ def to_onnx(kept: KeptModels) -> tuple[bytes, float | None]:
     -------
     content : bytes
         The file.
-    difference : float or None
-        Largest difference of a probability on samples of noise, with onnxruntime; None if that is not installed.
+    difference : float
+        Largest difference of a probability on samples of noise, with onnxruntime.
 
     Raises
     ------
@@ -110,7 +110,7 @@ def to_onnx(kept: KeptModels) -> tuple[bytes, float | None]:
     predictor = Predictor(replace(kept, precision="float32"))
     content = _exported(predictor)
     difference = _difference(content, predictor)
-    if difference is not None and not difference <= TOLERANCE:
+    if not difference <= TOLERANCE:
         raise ModelError(
             f"network = {kept.network!r}: as ONNX its probabilities differ by {difference:.2g}; must be at most "
             f"{TOLERANCE:g}, so no model.onnx is written"
@@ -164,9 +164,7 @@ def _strip(model: Any) -> None:
         part.doc_string = ""
 
 
-def _difference(content: bytes, predictor: Predictor) -> float | None:
-    if importlib.util.find_spec(_RUNTIME) is None:
-        return None
+def _difference(content: bytes, predictor: Predictor) -> float:
     import onnxruntime
 
     settings = onnxruntime.SessionOptions()
