@@ -26,6 +26,7 @@ from fedkace_flwr.keys import (
 )
 from fedkace_flwr.registry import METHODS, OWN_METHODS, of_another_package
 from fedkace_flwr.sections import (
+    SMALLEST_SUM,
     AggregationConfig,
     AnswerConfig,
     AttackConfig,
@@ -325,9 +326,9 @@ class Config:
         if self.data.grows:
             self._check_open_classes()
         self._check_aggregation()
-        if self.privacy.secagg and not 3 <= self.stream.participants_per_round <= LARGEST_SUM:
+        if self.privacy.secagg and not SMALLEST_SUM <= self.stream.participants_per_round <= LARGEST_SUM:
             raise ConfigError(
-                f"{self._trained_in_words}: with secagg = true, must be between 3 (with two clients, each learns "
+                f"{self._trained_in_words}: with secagg = true, must be between {SMALLEST_SUM} (with two clients, each learns "
                 f"the other's update from the sum) and {LARGEST_SUM} (more would overflow 32 bits)"
             )
         stream = self.stream

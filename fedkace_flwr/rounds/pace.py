@@ -20,7 +20,7 @@ from fedkace_flwr.results.orders import Orders
 from fedkace_flwr.rounds.class_names import ClassNames
 from fedkace_flwr.rounds.exchange import exchange
 from fedkace_flwr.rounds.members import Members
-from fedkace_flwr.rounds.secure_aggregation import FEWEST
+from fedkace_flwr.sections import SMALLEST_SUM
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Pace:
         self._arrives = config.data.arrives
         self._interval, self._samples = config.run.round_interval, config.run.round_samples
         self._most = config.data.inbox_bound
-        self._fewest = FEWEST if config.privacy.secagg and self._samples else 0
+        self._fewest = SMALLEST_SUM if config.privacy.secagg and self._samples else 0
         self._members, self._class_names, self._orders, self._looked = members, class_names, orders, looked
         self._begun = float("-inf")
         self._waiting: Mapping[int, int] = {}

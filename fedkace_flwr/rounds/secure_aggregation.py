@@ -35,9 +35,7 @@ from fedkace_flwr.messaging.wire import Reply, Weights
 from fedkace_flwr.npy import HeaderError, read_array
 from fedkace_flwr.rounds.exchange import by_client
 from fedkace_flwr.rounds.server_round import Messenger
-
-FEWEST = 3
-"""Smallest number of updates in a sum: from the sum of two, each client learns the other's."""
+from fedkace_flwr.sections import SMALLEST_SUM
 
 _LEFT = 2 / 3
 _HEADER = 1024
@@ -120,7 +118,7 @@ class MaskedTraining:
         Returns
         -------
         list of array or None
-            float64, by ``names``; None if fewer than :data:`FEWEST` clients have trained.
+            float64, by ``names``; None if fewer than `SMALLEST_SUM` clients have trained.
 
         Raises
         ------
@@ -185,7 +183,7 @@ def mean_update(
     Returns
     -------
     list of array or None
-        float64; None if fewer than :data:`FEWEST` clients have trained: then nothing is unmasked.
+        float64; None if fewer than `SMALLEST_SUM` clients have trained: then nothing is unmasked.
 
     Raises
     ------
@@ -211,7 +209,7 @@ def mean_update(
         state.nid_to_fitins = {node: sent[clients[node]].content for node in strategy.nodes}
         if not workflow.collect_masked_vectors_stage(grid, context, state):
             raise MaskedSumError("too few clients sent a masked update")
-        if len(relay.trained) < FEWEST:
+        if len(relay.trained) < SMALLEST_SUM:
             return None
         if not workflow.unmask_stage(grid, context, state):
             raise MaskedSumError("too few clients gave their shares of the masks")
@@ -224,7 +222,7 @@ def mean_update(
 
 def _introduced(workflow: SecAggPlusWorkflow, grid: Any, context: LegacyContext, strategy: "_Instead") -> WorkflowState:
     """Exchange keys among ``strategy.nodes``, which shrinks to those that answer."""
-    enough = max(FEWEST, math.ceil(_LEFT * len(strategy.nodes)))
+    enough = max(SMALLEST_SUM, math.ceil(_LEFT * len(strategy.nodes)))
     while True:
         state = WorkflowState()
         done = workflow.setup_stage(grid, context, state)

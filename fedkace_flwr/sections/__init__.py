@@ -4,6 +4,7 @@ from fedkace_flwr.sections.data import DataConfig
 from fedkace_flwr.sections.runs import (
     DELTA,
     SECAGG_RANGE,
+    SMALLEST_SUM,
     AggregationConfig,
     AnswerConfig,
     AttackConfig,
@@ -18,6 +19,7 @@ from fedkace_flwr.sections.stream import StreamConfig
 __all__ = [
     "DELTA",
     "SECAGG_RANGE",
+    "SMALLEST_SUM",
     "AggregationConfig",
     "AnswerConfig",
     "AttackConfig",

@@ -150,6 +150,9 @@ SECAGG_RANGE = 8.0
 The range from minus to plus this value is quantised to 2^22 steps. A client with a larger change is left out.
 """
 
+SMALLEST_SUM = 3
+"""With ``secagg``, the fewest updates that are added up: from a sum of two, each client learns the other's."""
+
 
 @dataclass(frozen=True)
 class PrivacyConfig:
