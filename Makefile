@@ -19,7 +19,7 @@ help:
 	@echo 'make run          ten clients learn a stream of digits; prints a table and the path of a picture'
 	@echo 'make quick        the fast tests; two minutes on two cores'
 	@echo 'make test         those and the slow ones; eight minutes on two cores'
-	@echo 'make test-all     all tests, with SuperNodes, Ray clusters and killed parts as real processes; half an hour'
+	@echo 'make test-all     all tests, with SuperNodes, Ray clusters and killed parts as real processes; half an hour or more'
 	@echo 'make check        lint, format, types, direction of imports, dead code, dependencies, documents'
 	@echo 'make fuzz         a million inputs for each parser, by coverage (RUNS=1000 for fewer); takes hours'
 	@echo 'make bench        speed of local training, selection and the rest of a round'
