@@ -2,8 +2,9 @@
 
 Devices are asked how many labelled samples wait, which costs a small message and no model, unless their replies of the
 last round say that there are enough. Samples that no client could train on in that round, such as a single one, do not
-count until there are more. Under secure aggregation, samples must wait at three devices. Where classes are open, files of a class without a number do not count either, but its name
-starts a round, after which it has one. A round that had begun when the server was killed waits for nothing.
+count until there are more. Under secure aggregation, samples must wait at three devices. Where classes are open, files
+of a class without a number do not count either, but its name starts a round, after which it has one. A round that had
+begun when the server was killed waits for nothing.
 """
 
 import logging
