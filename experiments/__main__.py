@@ -54,7 +54,8 @@ def main(arguments: list[str] | None = None) -> int:
     except FedkaceError as error:
         return _refused(error)
     except KeyboardInterrupt as stopped:
-        Console(stderr=True).print("interrupted; run the same command to continue", style="red")
+        on = "; run the same command to continue" if given[0] == "run" else ""
+        Console(stderr=True).print(f"interrupted{on}", style="red")
         return _TERMINATED if isinstance(stopped, _Terminated) else _INTERRUPTED
 
 

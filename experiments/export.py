@@ -113,7 +113,8 @@ def _of_run(source: Path, data_dir: Path | None) -> _Source:
         kept, adapters = read_model(folder), _adapters(folder)
     else:
         kept, adapters = _of_checkpoint(source, config, data_dir)
-    training = Training(config, Run(source).rounds(config.stream.clients)[: kept.round])
+    records = Run(source).rounds(config.stream.clients)
+    training = Training(config, [record for record in records if record["round"] <= kept.round])
     return _Source(kept, training, adapters=adapters)
 
 

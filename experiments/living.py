@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedkace_flwr.errors import ConfigError, ResultsError
+from fedkace_flwr.experiments.results.reading import read_lines
 from fedkace_flwr.results.orders import Orders
 from fedkace_flwr.results.run_folder import is_run, read_json
 from fedkace_flwr.results.status import MEMBERS, alarms, facts, table
@@ -136,12 +137,7 @@ def status_of(run: Path) -> dict[str, Any]:
 def _from_records(run: Path) -> dict[str, Any]:
     """What ``config.json`` and the last file of records tell."""
     path, config = run / "rounds.jsonl", read_json(run / "config.json")
-    try:
-        records = [json.loads(line) for line in read_text(path, LARGEST_LOG).splitlines()]
-    except FileNotFoundError:
-        records = []
-    except (OSError, ValueError) as error:
-        raise ResultsError(f"{path}: cannot be read ({error})") from error
+    records = read_lines(path)
     raised = [alarm for record in records for alarm in record.get("alarms", [])]
     clients = max([config["clients"], *(len(record["client_accuracy"]) for record in records)])
     members = []

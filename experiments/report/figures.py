@@ -44,12 +44,12 @@ def draw_figures(results: Results, study: StudyInfo, folder: Path) -> list[Path]
     curves, methods = curves_of(results, study)
     roles = {line: role(method) for line, method in methods.items()}
     have = set(roles.values())
+    own = next((line for line, method in methods.items() if method == "fedkace"), None)
     written = []
-    if {"method", "rival"} <= have:
-        own = next(line for line in methods if roles[line] == "method")
+    if own is not None and "rival" in have:
         chosen = [line for line in methods if roles[line] != "ablation"]
         written += _save(_figure(curves, methods, chosen, own), folder / "figure2")
-    if {"method", "ablation"} <= have:
+    if own is not None and "ablation" in have:
         chosen = [line for line in methods if roles[line] != "rival"]
         written += _save(_figure(curves, methods, chosen), folder / "figure3")
     if have and not written:

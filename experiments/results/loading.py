@@ -236,8 +236,9 @@ def _told_apart(studies: Sequence[StudyInfo]) -> tuple[StudyInfo, ...]:
 def _load_run(study: StudyInfo, run: Run, config: Record) -> tuple[Record, list[Record]]:
     records = run.rounds(config["clients"])
     labels = study.labels[run.name]
-    if run.finished and (told := run.summary()["rounds"]) != len(records):
-        raise ResultsError(f"{run.folder}: is damaged; it has {len(records)} rounds, its summary says {told}")
+    last = records[-1]["round"] if records else 0
+    if run.finished and (told := run.summary()["rounds"]) != last:
+        raise ResultsError(f"{run.folder}: is damaged; it has {last} rounds, its summary says {told}")
     place = {"schema": SCHEMA, "study": study.name, "run": run.name}
     axes = {f"axis.{axis}": labels[axis] for axis in study.axes}
     lines = [{**place, **axes, **_round_row(config, record)} for record in records]

@@ -34,6 +34,7 @@ Record = dict[str, Any]
 _PACKAGED = "digits"
 """The data set that comes with a package and has no files of its own."""
 
+_EARLIER = "rounds-earlier.jsonl"
 _MOST = 2**53  # up to here, each whole number is a float as well
 _LARGEST = 2**63 - 1  # of a column in Parquet
 _MISSING = object()
@@ -207,10 +208,12 @@ def check_kept(where: str, told: Record) -> tuple[Record | None, dict[str, Recor
     return check_study(where, {**told, "runs": labels}) if "axes" in told else None, runs
 
 
-def check_rounds(where: Callable[[int], str], records: list[Record], clients: int | None = None) -> list[Record]:
+def check_rounds(
+    where: Callable[[int], str], records: list[Record], clients: int | None = None, *, first: int = 1
+) -> list[Record]:
     """Return the rounds of a run; columns of clients that an earlier version did not record are null for each client.
 
-    All rounds have the same clients, and the same classes where they have values by class.
+    All rounds have the same classes where they have values by class. Clients that join later are null before.
 
     Parameters
     ----------
@@ -219,7 +222,9 @@ def check_rounds(where: Callable[[int], str], records: list[Record], clients: in
     records : list of dict
         The rounds, to which the missing columns are added.
     clients : int, optional
-        The number of clients; by default that of the first round.
+        The number of clients in the first round; by default as many as it has.
+    first : int
+        The number of the first of these rounds.
 
     Raises
     ------
@@ -228,23 +233,38 @@ def check_rounds(where: Callable[[int], str], records: list[Record], clients: in
     """
     columns = [metric for metric in known_metrics().values() if metric.column and not metric.is_timed]
     classes = None
-    for number, record in enumerate(records, start=1):
+    for number, record in enumerate(records, start=first):
         _check(where(number), record, {"round": _number(number, number, whole=True)} | _ROUND)
         for failure in record["failures"]:
             _check(f"{where(number)}, failures", failure, _FAILURE)
-        first = record.get("client_accuracy")
-        if clients is None and isinstance(first, list):
-            clients = len(first)
+        accuracies = record.get("client_accuracy")
+        if isinstance(accuracies, list):
+            clients = max(len(accuracies), clients or 0)
         for metric in columns:
             value = record.setdefault(metric.column, False if metric.any_client else [None] * (clients or 0))
             classes = _check_column(where(number), metric, value, clients or 0, classes)
+    for record in records:
+        for metric in columns:
+            if isinstance(column := record[metric.column], list):
+                column += [None] * ((clients or 0) - len(column))
     return records
 
 
 def read_rounds(run: Path, clients: int | None = None) -> list[Record]:
-    """Read the complete rounds of a run in a folder, and return them as :func:`check_rounds` does."""
-    path = run / "rounds.jsonl"
-    return check_rounds(lambda number: f"{path}, line {number}", read_lines(path), clients)
+    """Read the complete rounds of a run in a folder, and return them as :func:`check_rounds` does.
+
+    Of a run without end, they are those that it still keeps.
+    """
+    path, records, first = run / "rounds.jsonl", lines_of(run), 1
+    if (run / _EARLIER).exists() and records and isinstance(begun := records[0].get("round"), int):
+        first = max(1, begun)
+    unit = "line" if first == 1 else "round"
+    return check_rounds(lambda number: f"{path}, {unit} {number}", records, clients, first=first)
+
+
+def lines_of(run: Path) -> list[Record]:
+    """Return the complete rounds of a run in a folder as they were recorded, in its one or two files."""
+    return [*read_lines(run / _EARLIER), *read_lines(run / "rounds.jsonl")]
 
 
 def _check_column(where: str, metric: Metric, value: Any, clients: int, classes: int | None) -> int | None:

@@ -29,8 +29,8 @@ from fedkace_flwr.experiments.results.reading import (
     check_kept,
     check_rounds,
     check_summary,
+    lines_of,
     parse_record,
-    read_lines,
     read_object,
     read_rounds,
     read_study,
@@ -100,14 +100,17 @@ class Run:
         """Return its complete rounds as they were recorded; those of a folder's run are checked for their schema only."""
         if self._kept is not None:
             return self._kept.lines(self.name)
-        return read_lines(self.folder / "rounds.jsonl")
+        return lines_of(self.folder)
 
     def rounds(self, clients: int | None = None) -> list[Record]:
         """Return its complete rounds, checked; see :func:`fedkace_flwr.experiments.results.reading.check_rounds`."""
         if self._kept is None:
             return read_rounds(self.folder, clients)
         place = f"{self._kept.path.with_name(ROUNDS)}, {self.name}, round"
-        return check_rounds(lambda number: f"{place} {number}", self.lines(), clients)
+        records, first = self.lines(), 1
+        if self.part("config")[1].get("rounds") == 0 and records and isinstance(begun := records[0].get("round"), int):
+            first = max(1, begun)  # a run without end keeps its last rounds
+        return check_rounds(lambda number: f"{place} {number}", records, clients, first=first)
 
 
 class Recorded:

@@ -244,13 +244,15 @@ def _names(folders: Sequence[Path]) -> dict[Path, str]:
 
 
 def _regret(path: Path, runs: Mapping[Path, _WithConfig]) -> float | None:
-    """Return AR against the first Centralized run of the same stream: in the same study, or else among the others."""
+    """Return AR against a Centralized run of the same stream: of the same precision, if possible, and the same study."""
     own, config = runs[path]
-    stream = stream_of(config)
-    for other, (run, config) in runs.items():
-        if is_reference(config["method"]) and stream_of(config) == stream and not is_set_aside(other):
-            return regret(_accuracies(run), _accuracies(own))
-    return None
+    stream, precision = stream_of(config), config["precision"]
+    found = [
+        (other.parent != path.parent, told["precision"] != precision, other.name, run)
+        for other, (run, told) in runs.items()
+        if is_reference(told["method"]) and stream_of(told) == stream and not is_set_aside(other)
+    ]
+    return regret(_accuracies(min(found, key=lambda each: each[:3])[-1]), _accuracies(own)) if found else None
 
 
 def _beside(study: Path, named: Mapping[Path, _WithConfig]) -> dict[Path, _WithConfig]:

@@ -14,6 +14,7 @@ from fedkace_flwr.configured import check_rounds, configured
 from fedkace_flwr.data.datasets import load_dataset
 from fedkace_flwr.errors import ConfigError, DataError, FedkaceError, RunError
 from fedkace_flwr.experiments.results.recorded import Run
+from fedkace_flwr.results.orders import Orders
 from fedkace_flwr.results.run_folder import HOLDS, changes, compare
 from fedkace_flwr.storage.files import LARGEST_LOG, read_bytes
 from fedkace_flwr.storage.targets import check, claim
@@ -74,8 +75,10 @@ class Cell:
 
     @property
     def finished(self) -> bool:
-        """Whether the folder holds a complete run with this configuration."""
-        return (self.folder / "summary.json").exists() and self._matches()
+        """Whether the folder holds a complete run with this configuration, or one that was stopped and stays so."""
+        if not (self.folder / "summary.json").exists() or not self._matches():
+            return False
+        return Orders(self.folder).stopped or not self.summary().get("stopped")
 
     @property
     def rounds(self) -> int:

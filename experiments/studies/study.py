@@ -161,6 +161,8 @@ def load_study(
         config, grid = at_scale(content, scale)
         config = {key: typed(key, value) for key, value in config.items()}
         if seeds:
+            if "seed" in overrides or "seed" in (sweeps or {}):
+                raise ConfigError(f"seed is set beside --seeds {' '.join(map(str, seeds))}; must be set by one of them")
             grid["seed"] = list(seeds)
         grid |= {key: list(values) for key, values in (sweeps or {}).items()}
         axes = parse_grid(grid, list(overrides))

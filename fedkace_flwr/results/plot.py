@@ -39,8 +39,10 @@ def draw_accuracy(rounds: Sequence[Mapping[str, Any]], path: Path, *, title: str
     axes = figure.add_subplot()
     numbers = [record["round"] for record in rounds]
 
-    for client in range(len(rounds[0]["client_accuracy"])):
-        values = [_or_nan(record["client_accuracy"][client]) for record in rounds]
+    clients = max(len(record["client_accuracy"]) for record in rounds)  # some may have joined later
+    for client in range(clients):
+        found = [record["client_accuracy"] for record in rounds]
+        values = [_or_nan(each[client] if client < len(each) else None) for each in found]
         axes.plot(numbers, values, color=_INK, alpha=0.15, linewidth=1, label="one client" if client == 0 else None)
     axes.plot(
         numbers,

@@ -276,7 +276,7 @@ class RunFolder:
         *,
         stopped: bool = False,
     ) -> dict[str, Any]:
-        """Write the plot and the summary, and return the summary; of the checkpoints, keep only the last.
+        """Write the plot, if there is a round, and the summary, and return it; of the checkpoints, keep only the last.
 
         The last checkpoint holds the final weights.
 
@@ -297,7 +297,8 @@ class RunFolder:
         """
         summary = summarise(config, self._rounds) | ({"stopped": True} if stopped else {})
         try:
-            draw_accuracy(self._rounds, self.path / "accuracy.png", title=title(config))
+            if self._rounds:  # a run may have been stopped before its first one
+                draw_accuracy(self._rounds, self.path / "accuracy.png", title=title(config))
             leave_model(self._rounds)
             self._write("summary.json", summary)
         except OSError as error:

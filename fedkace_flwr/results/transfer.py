@@ -27,7 +27,7 @@ def accuracy_matrix(records: Sequence[Mapping[str, Any]], client: int, column: s
     column : {"class_accuracy", "new_class_accuracy"}
         The field to read. C is 0 if no record has it for this client.
     """
-    rows = [record[column][client] if record.get(column) else None for record in records]
+    rows = [_entry(record, column, client) for record in records]
     matrix = np.full((len(rows), max((len(row) for row in rows if row is not None), default=0)), np.nan)
     for index, row in enumerate(rows):
         if row is not None:
@@ -99,15 +99,21 @@ def transfer(records: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     records : sequence of mapping
         Lines of ``rounds.jsonl``.
     """
-    clients = range(len(records[0]["client_accuracy"]) if records else 0)
+    clients = range(max((len(record["client_accuracy"]) for record in records), default=0))
     learned = [accuracy_matrix(records, client) for client in clients]
     untrained = [accuracy_matrix(records, client, "new_class_accuracy") for client in clients]
-    seen = [[record["seen_classes"][client] for record in records] for client in clients]
+    seen = [[_entry(record, "seen_classes", client) for record in records] for client in clients]
     return {
         "forgetting": _known(map(forgetting, learned)),
         "backward_transfer": _known(map(backward_transfer, learned)),
         "forward_transfer": _known(map(forward_transfer, untrained, seen)),
     }
+
+
+def _entry(record: Mapping[str, Any], column: str, client: int) -> Any:
+    """What a record has of a client; None if it has nothing, or the client had not joined."""
+    values = record.get(column) or ()
+    return values[client] if client < len(values) else None
 
 
 def _known(values: Any) -> float | None:

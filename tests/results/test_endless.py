@@ -10,6 +10,8 @@ import torch
 
 from fedkace_flwr.config import Config
 from fedkace_flwr.errors import RunError
+from fedkace_flwr.experiments.results.keep import keep
+from fedkace_flwr.experiments.results.loading import load_results
 from fedkace_flwr.results import run_folder
 from fedkace_flwr.results.run_folder import RunFolder
 from fedkace_flwr.rounds.server_round import RoundReport
@@ -86,3 +88,28 @@ def test_a_run_whose_clients_become_more_is_summarised(config: Config, tmp_path:
     live(folder, 3, 3, clients=4)
     summary = folder.finish(config)
     assert summary["average_accuracy"] == 0.5 and len(summary["switched_at"]) == 4
+
+
+def test_what_is_left_of_it_is_reported_and_kept_with_the_clients_that_joined(config: Config, tmp_path: Path) -> None:
+    path, kept = tmp_path / "run", tmp_path / "kept"
+    folder = RunFolder(path)
+    folder.begin(config, CPU, "r")
+    live(folder, 1, 8)
+    live(folder, 9, 12, clients=3)
+    folder.finish(config, stopped=True)
+    folder.close()
+    keep(path, kept)
+    for source in (path, kept):
+        results = load_results(source)
+        (row,) = results.runs.to_dict("records")
+        assert row["finished"] and row["rounds_done"] == 7 and results.rounds["round"].tolist() == [*range(6, 13)]
+        columns = [each["client_accuracy"] for each in results.records(row["folder"])]
+        assert columns == [[0.5, 0.5, None]] * 3 + [[0.5, 0.5, 0.5]] * 4
+
+
+def test_a_run_that_is_stopped_before_its_first_round_ends(config: Config, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.begin(config, CPU, "r")
+    summary = folder.finish(config, stopped=True)
+    folder.close()
+    assert summary["rounds"] == 0 and summary["stopped"] and not (tmp_path / "run" / "accuracy.png").exists()

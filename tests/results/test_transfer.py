@@ -160,3 +160,12 @@ def test_the_summary_holds_the_numbers(small: Make) -> None:
     assert {name: summary[name] for name in transfer(records)} == transfer(records)
     assert summary["forgetting"] is not None and summary["forward_transfer"] is not None
     assert summary["backward_transfer"] >= -summary["forgetting"] - 1e-12
+
+
+def test_clients_that_joined_later_count() -> None:
+    rows = [[0.2, 0.4], [0.6, 0.4], [0.5, 0.8]]
+    alone, late = records_of(rows), records_of(rows, [None, *rows[:2]])
+    late[0] = records_of(rows)[0]
+    joined = transfer(late)["forgetting"]
+    assert transfer(alone)["forgetting"] == pytest.approx((0.1 - 0.4) / 2)
+    assert joined == pytest.approx(((0.1 - 0.4) / 2 + (-0.4 + 0.0) / 2) / 2)

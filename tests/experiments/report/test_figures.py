@@ -65,11 +65,11 @@ def test_a_figure_leaves_out_the_columns_in_which_it_has_no_line(
     ]
 
 
-def test_a_study_without_a_method_that_measures_its_buffers_is_drawn(tmp_path: Path) -> None:
+def test_a_study_without_fedkace_has_curves(tmp_path: Path) -> None:
     for method in ("fedframe", "er"):
         write_run(tmp_path / "s", method, [0.5, 0.6], method=method)
     assert main(["report", str(tmp_path / "s")]) == 0
-    assert (tmp_path / "s" / "report" / "figure2.png").exists()
+    assert [path.name for path in (tmp_path / "s" / "report").glob("*.png")] == ["curves.png"]
 
 
 def test_a_line_without_a_value_is_not_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

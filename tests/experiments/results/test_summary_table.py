@@ -73,6 +73,23 @@ def test_regret_is_the_one_that_run_prints(study: Path, capsys: pytest.CaptureFi
         assert rows(capsys)["fedkace_seed-0"][:2] == ["55.00", "30.00"]
 
 
+def test_regret_is_measured_from_the_reference_of_the_same_precision(tmp_path: Path) -> None:
+    for precision, upper, own in (("bf16", 0.9, 0.5), ("fp32", 0.8, 0.6)):
+        finish(
+            write_run(
+                tmp_path / "s", f"centralized_{precision}", [upper] * 2, method="centralized", precision=precision
+            )
+        )
+        finish(write_run(tmp_path / "s", f"er_{precision}", [own] * 2, method="er", precision=precision))
+    table = {run.name: run.regret for run in find_runs([tmp_path / "s"])[0]}
+    report = load_results(tmp_path / "s").runs.set_index("run")["ar"].to_dict()
+    assert (
+        table == pytest.approx(report)
+        and table["er_fp32"] == pytest.approx(0.2)
+        and table["er_bf16"] == pytest.approx(0.4)
+    )
+
+
 def test_runs_keep_the_names_of_their_folders(study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (study / "fedkace_seed-0").rename(study / "fedkace_epochs-5")
     (study / "fedkace_seed-0.20260101-000000").rename(study / "fedkace_epochs-9")

@@ -21,6 +21,7 @@ from fedkace_flwr.experiments.running.cells import Cell
 from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.experiments.running.runner import run_study
 from fedkace_flwr.experiments.studies.study import Study, load_study
+from fedkace_flwr.results.orders import Orders
 from fedkace_flwr.storage.targets import claim
 
 NAME = "fedkace_seed-7"
@@ -88,6 +89,19 @@ def test_a_finished_run_goes_on_if_only_its_rounds_grow(make: Make, keys: dict[s
     shutil.rmtree(folder)
     run_study(make(keys), Console(quiet=True))
     assert rounds_of(folder) == records
+
+
+@pytest.mark.slow
+def test_a_stopped_run_is_finished_until_that_is_taken_back(make: Make) -> None:
+    study = make({"rounds": 2})
+    run_study(study, Console(quiet=True))
+    cell, orders = Cell(NAME, study.runs[NAME], study.data.get(NAME, "")), Orders(study.folder / NAME)
+    summary = study.folder / NAME / "summary.json"
+    summary.write_text(json.dumps(json.loads(summary.read_text()) | {"stopped": True}))
+    orders.stop()
+    assert cell.finished
+    orders.go_on()
+    assert not cell.finished
 
 
 @pytest.mark.slow

@@ -310,3 +310,8 @@ def test_every_study_of_the_repository_reads_at_each_of_its_scales(path: Path, t
     for scale in ("full", *scales):
         study = load_study(path, {}, tmp_path, scale=scale)
         assert study.runs and set(study.runs) == set(study.cells)
+
+
+def test_seeds_that_are_named_twice_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"seed is set beside --seeds 3 4; must be set by one of them$"):
+        load(tmp_path, "grid: {seed: [0, 1]}", {"seed": 5}, seeds=[3, 4])
