@@ -143,9 +143,10 @@ class StreamingClient(NumPyClient):
     def _train_round(self, sent: Mapping[str, Array], round_number: int) -> Answer:
         rule, watch = self.rule, Stopwatch()
         state = self._caught_up(rule.store.before(round_number), round_number, joins=True)
+        counts = self._counts(state)  # before the chunk is taken: what arrives meanwhile is new to the server
         chunk = rule.source.chunk(round_number, state.round)
         if not len(chunk) or len(chunk) + len(state.buffer) < _FEWEST:  # what has arrived waits for the next round
-            return Answer({}, 0, {wire.SAT_OUT: 1})
+            return Answer({}, 0, {wire.SAT_OUT: 1} | counts)
         keys = rule.source.late.keys(chunk)
         current = chunk.class_counts(rule.experiment.num_classes) > 0
         now = ClientRound(round_number, chunk, state, current, sent, self.content)
@@ -243,7 +244,7 @@ class StreamingClient(NumPyClient):
         return state
 
     def _counts(self, state: ClientState) -> Metrics:
-        """What the server is told of an inbox after each evaluation."""
+        """What the server is told of an inbox after each evaluation, and by a client that cannot train."""
         counts = self.rule.source.counts()
         return {**counts, wire.DROPPED: late.drops(state.extra)} if counts else {}
 

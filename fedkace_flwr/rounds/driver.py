@@ -134,6 +134,7 @@ class RoundDriver(Strategy):
         self.watch = Watch()
         self._done = 0
         self._waits_for = ""
+        self._unfit: dict[int, int] = {}  # samples on which clients could not train in this round
         self._now: ServerRound
 
     def checkpoint(self) -> tuple[dict[str, NumpyArray], dict[str, Any]]:
@@ -331,6 +332,7 @@ class RoundDriver(Strategy):
         return verdict
 
     def _open(self, number: int, grid: Grid, run_fields: ConfigRecord, *, trains: bool) -> ServerRound:
+        self._unfit = {}
         self.members.open(number, grid)
         present = self.members.present
         asked: tuple[int, ...] = ()
@@ -504,7 +506,7 @@ class RoundDriver(Strategy):
         """
         valid = self._with_quorum(EVALUATION, self._read(EVALUATION, replies))
         waiting = {reply.client: int(reply.metrics.get(wire.WAITING, 0)) for reply in valid}
-        self._pace.told(waiting, self._now.report.sat_out)
+        self._pace.told(waiting, self._unfit)
         met = [reply for reply in valid if wire.SEEN_CLASSES in reply.metrics]
         self._now.report.evaluated = {reply.client: reply.metrics for reply in met}
         accuracies = [float(reply.metrics[wire.ACCURACY]) for reply in met if wire.ACCURACY in reply.metrics]
@@ -566,7 +568,8 @@ class RoundDriver(Strategy):
         """
         report = self._now.report
         if phase == TRAINING:
-            report.sat_out = [reply.client for reply in valid if reply.sat_out]
+            self._unfit = {reply.client: int(reply.metrics.get(wire.WAITING, 0)) for reply in valid if reply.sat_out}
+            report.sat_out = list(self._unfit)
         asked = report.asked if phase == TRAINING else self.members.present
         if len(valid) < self._quorum.share * len(asked) or not asked:
             raise BelowQuorumError(

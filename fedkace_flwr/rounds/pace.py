@@ -9,7 +9,7 @@ begun when the server was killed waits for nothing.
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
@@ -64,10 +64,9 @@ class Pace:
         self._waiting: Mapping[int, int] = {}
         self._left: Mapping[int, int] = {}
 
-    def told(self, waiting: Mapping[int, int], unfit: Collection[int]) -> None:
-        """Take note of how many samples wait at clients after a round, and which of them could not train on theirs."""
-        self._waiting = waiting
-        self._left = {client: waiting[client] for client in unfit if client in waiting}
+    def told(self, waiting: Mapping[int, int], unfit: Mapping[int, int]) -> None:
+        """Take note of how many samples wait at clients after a round, and on how many some could not train in it."""
+        self._waiting, self._left = waiting, unfit
 
     def wait(self, grid: Grid, number: int) -> bool:
         """Wait until a round is due, or a rollback is ordered; False if the run was ordered to stop."""

@@ -149,6 +149,25 @@ def test_samples_of_a_device_that_was_not_drawn_start_the_next_round(
     ]
 
 
+def test_samples_that_arrive_while_others_train_start_the_next_round(
+    made: Make, chunks: Path, tmp_path: Path, clock: FakeTime
+) -> None:
+    config, inboxes, begun = living(made), tmp_path / "inboxes", clock.now
+    arrive(chunks, inboxes, 1, [0])
+    at(clock, begun + 1000, Orders(tmp_path / "living").stop)
+
+    class Busy(Devices):
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            messages = list(messages)
+            if messages[0].metadata.message_type == MessageType.EVALUATE and not self.of(MessageType.EVALUATE):
+                arrive(chunks, inboxes, 1, [1])
+            return super().push_messages(messages)
+
+    server_app.run(Busy(config, inboxes), config, run_id=1)
+    first, second, *rest = rounds_of(tmp_path / "living")
+    assert (first["sat_out"], second["sat_out"]) == ([1, 2], [0, 2]) and not rest
+
+
 def test_a_round_whose_end_the_server_did_not_live_to_see_goes_on_without_new_samples(
     made: Make, chunks: Path, tmp_path: Path, clock: FakeTime
 ) -> None:

@@ -123,7 +123,7 @@ def test_an_empty_inbox_sits_the_round_out_and_goes_on_answering(
     device: Callable[[str, int], Message], tmp_path: Path
 ) -> None:
     nothing = device(MessageType.TRAIN, 1)
-    assert told(nothing) == {wire.EXAMPLES: 0, wire.SAT_OUT: 1}
+    assert told(nothing) == {**NOTHING, wire.SAT_OUT: 1, wire.WAITING: 0}
     assert not nothing.content.array_records
     assert told(device(MessageType.EVALUATE, 1)) == {**NOTHING, wire.WAITING: 0}
 
@@ -149,17 +149,19 @@ def test_a_single_image_waits_until_it_can_be_trained_with_another(
     def trained(number: int) -> dict[str, Any]:
         return told(device(MessageType.TRAIN, number))
 
-    sat_out = {wire.EXAMPLES: 0, wire.SAT_OUT: 1}
-    assert trained(1) == sat_out
+    sat_out = {**NOTHING, wire.SAT_OUT: 1}
+    assert trained(1) == {**sat_out, wire.WAITING: 0}
     drop_one(tmp_path, "a.npz", 0)
     for number in (2, 3):
-        assert trained(number) == trained(number) == sat_out  # a repeated message finds the file, too
+        assert (
+            trained(number) == trained(number) == {**sat_out, wire.WAITING: 1}
+        )  # a repeated message finds the file, too
         assert told(device(MessageType.EVALUATE, number)) == {**NOTHING, wire.WAITING: 1}
     drop_one(tmp_path, "b.npz", 1)
     assert trained(4)[wire.EXAMPLES] == 2
     drop_one(tmp_path, "c.npz", 2)
     assert trained(5)[wire.EXAMPLES] == 1
-    assert trained(6) == sat_out
+    assert trained(6) == {**sat_out, wire.WAITING: 0}
     done = [name for name in names_in(tmp_path / "data" / "client-0") if name.startswith(("taken/", "done/"))]
     assert sorted(Path(name).name for name in done if name.endswith(".npz")) == ["a.npz", "b.npz", "c.npz"]
 
