@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
 from rich.console import Console
 
 from fedkace_flwr.compute.devices import index_of
@@ -33,6 +34,7 @@ from fedkace_flwr.experiments.studies.study import Study
 from fedkace_flwr.results.run_folder import SCHEMA, is_run
 from fedkace_flwr.results.trackers.catalogue import check_server, check_tracker
 from fedkace_flwr.storage.files import write_text
+from fedkace_flwr.storage.folders import make_folder
 from fedkace_flwr.storage.targets import claim
 
 _POLL_SECONDS = 0.25
@@ -204,7 +206,7 @@ def show_workers(study: Study, workers: Workers, console: Console) -> None:
 
 
 def describe(study: Study) -> None:
-    """Add the study's runs and axes to ``study.json`` in its folder."""
+    """Add the study's runs and axes to ``study.json`` in its folder, one runner after the other."""
     path = study.folder / "study.json"
     content = {
         "schema": SCHEMA,
@@ -217,11 +219,13 @@ def describe(study: Study) -> None:
         "keys": {axis: sorted(own) for axis, own in study.keys.items()},
         "runs": study.cells,
     }
-    with suppress(ResultsError):
-        if before := read_study(path):
-            runs = {name: labels for name, labels in before["runs"].items() if not is_set_aside(Path(name))}
-            content = merged({**before, "runs": runs}, content)
-    write_text(path, json.dumps(content, indent=1) + "\n")
+    make_folder(study.folder / ".claims")
+    with FileLock(study.folder / ".claims" / "study"):
+        with suppress(ResultsError):
+            if before := read_study(path):
+                runs = {name: labels for name, labels in before["runs"].items() if not is_set_aside(Path(name))}
+                content = merged({**before, "runs": runs}, content)
+        write_text(path, json.dumps(content, indent=1) + "\n")
 
 
 class _Shift:

@@ -4,6 +4,7 @@ import io
 import json
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ from fedkace_flwr.experiments.report.comparison import draw_comparisons
 from fedkace_flwr.experiments.running import runner
 from fedkace_flwr.experiments.running.cells import Cell
 from fedkace_flwr.experiments.running.inline import run_inline
-from fedkace_flwr.experiments.running.runner import run_study
+from fedkace_flwr.experiments.running.runner import describe, run_study
 from fedkace_flwr.experiments.studies.study import Study, load_study
 from fedkace_flwr.results.orders import Orders
 from fedkace_flwr.storage.targets import claim
@@ -89,6 +90,16 @@ def test_a_finished_run_goes_on_if_only_its_rounds_grow(make: Make, keys: dict[s
     shutil.rmtree(folder)
     run_study(make(keys), Console(quiet=True))
     assert rounds_of(folder) == records
+
+
+def test_runners_that_begin_together_all_describe_their_runs(tmp_path: Path) -> None:
+    path = tmp_path / "trial.yaml"
+    path.write_text("config: {dataset: digits}\n")
+    studies = [load_study(path, {}, tmp_path, seeds=[seed]) for seed in range(24)]
+    studies[0].folder.mkdir()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(describe, studies))
+    assert len(json.loads((studies[0].folder / "study.json").read_text())["runs"]) == 24
 
 
 @pytest.mark.slow
