@@ -244,7 +244,7 @@ def _names(folders: Sequence[Path]) -> dict[Path, str]:
 
 
 def _regret(path: Path, runs: Mapping[Path, _WithConfig]) -> float | None:
-    """Return AR against a Centralized run of the same stream: of the same precision, if possible, and the same study."""
+    """Return AR against a Centralized run of the same stream: if possible of the same study, then of the same precision."""
     own, config = runs[path]
     stream, precision = stream_of(config), config["precision"]
     found = [

@@ -34,7 +34,7 @@ from fedkace_flwr.rounds.pace import Pace
 from fedkace_flwr.rounds.secure_aggregation import MaskedSumError, MaskedTraining, moved
 from fedkace_flwr.rounds.server_round import EVALUATION, GATE, TRAINING, Messenger, RoundReport, ServerRound
 from fedkace_flwr.rounds.watch import ACCURACY, Watch
-from fedkace_flwr.sections import SECAGG_RANGE, RunConfig
+from fedkace_flwr.sections import SECAGG_RANGE, SMALLEST_SUM, RunConfig
 from fedkace_flwr.storage.checkpoint import Checkpoint
 from fedkace_flwr.strategies.base import ServerRule
 
@@ -425,7 +425,8 @@ class RoundDriver(Strategy):
         now.report.trained = {reply.client: reply.metrics for reply in trained}
         if update is None:
             if trained:
-                logger.info("round %d: the model stays: a sum of %d updates hides none", now.number, len(trained))
+                few = "round %d: the model stays as it is: %d devices trained, and a masked sum needs %d"
+                logger.info(few, now.number, len(trained), SMALLEST_SUM)
             self.rule.trained(now, [])
             return None
         self.rule.trained(now, trained)
