@@ -3,7 +3,6 @@
 ``test_edge.py`` kills SuperNodes.
 """
 
-import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -109,8 +108,7 @@ def test_a_run_outlives_the_server_app_and_the_superlink(
     told = {**numbers, "resume": True}
     number = running.submit("resumed", told)
     running.after_round("resumed", 1)
-    for process in running.processes("flwr-serverapp"):
-        process.send_signal(signal.SIGKILL)
+    running.kill_all("flwr-serverapp")
     run = running.finished(number)
     assert run["status"] == "finished:failed" and "heartbeat" in run["status-details"], run
 

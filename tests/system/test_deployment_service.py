@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -70,8 +69,7 @@ def test_a_federation_whose_processes_are_all_killed_goes_on_by_one_start_and_a_
         arrive(federation, node, 0)
     federation.after_round("living", 1)
 
-    for process in federation.processes():
-        process.send_signal(signal.SIGKILL)
+    federation.kill_all()
     assert federation.script("status").returncode == 1
     for node in (1, 2):
         arrive(federation, node, 1)

@@ -198,6 +198,12 @@ class Federation:
                 continue
         return found
 
+    def kill_all(self, words: str = "") -> None:
+        """Kill all processes whose command line contains the words; some end by themselves when their parents die."""
+        for process in self.processes(words):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGKILL)
+
     def kill(self, member: str) -> None:
         """Kill a member with SIGKILL, but not its children."""
         process = self.process(member)
