@@ -116,15 +116,15 @@ def _print_summaries(runs: "list[FinishedRun]", columns: list[str], folders: Seq
     """Print the table of runs, which are in these folders, and what explains it."""
     from fedkace_flwr.experiments.results.summary_table import (
         COLUMNS,
-        defence_notes,
         hidden_columns,
         legend,
+        run_notes,
         shown_columns,
         summary_table,
     )
 
     console.print(summary_table(runs, console.width, columns))
-    lines = [*legend(shown_columns(runs, console.width, columns)), *defence_notes(runs)]
+    lines = [*legend(shown_columns(runs, console.width, columns)), *run_notes(runs)]
     if hidden := hidden_columns(runs, console.width, columns):
         how, option = "the terminal is too narrow", f"--columns {' '.join(hidden)}"
         if len(columns) == len(COLUMNS):

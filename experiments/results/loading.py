@@ -170,7 +170,7 @@ def load_results(*folders: Path) -> Results:
             rows.append(row)
             rounds += lines
             sources[row["folder"]] = run
-    studies = tuple(_with_defence(study, rows) for study in studies)
+    studies = tuple(_with_remarks(study, [row for row in rows if row["study"] == study.name]) for study in studies)
     _add_regret(rows, rounds)
     averaged = [metric.average for metric in known_metrics().values() if metric.average]
     numbers = ("accuracy", "regret", "chance", "client_drift", "switched", *averaged)
@@ -186,7 +186,8 @@ def _load_study(folder: Path) -> tuple[StudyInfo, list[tuple[Run, Record]]]:
     recorded = Recorded(folder)
     told = recorded.told
     runs = [run for run in recorded.runs if told is None or run.name in told["runs"]]
-    for run in runs:
+    left_out = ", ".join(run.name for run in recorded.runs if run not in runs)
+    for run in recorded.runs:
         if not run.name.isprintable():
             raise ResultsError(f"{folder}: has a run named {run.name!r}; give the folder a name of printable letters")
     if not runs:
@@ -205,19 +206,23 @@ def _load_study(folder: Path) -> tuple[StudyInfo, list[tuple[Run, Record]]]:
         axes.names,
         axes.labels,
         about.get("note") or "",
-        axes.notes,
+        (*axes.notes, *([f"Left out, since study.json does not list them: {left_out}."] if left_out else ())),
         axes.repeats,
     )
     return study, [(run, configs[run.name]) for run in runs]
 
 
-def _with_defence(study: StudyInfo, rows: Sequence[Record]) -> StudyInfo:
-    """Remark on updates that the defence changed."""
-    counts = [(row["rejected"], row["clipped"]) for row in rows if row["study"] == study.name]
-    if not (note := defence_note(*(sum(each) for each in zip(*counts, strict=True)))):
-        return study
-    runs = f"{sum(any(each) for each in counts)} of {len(counts)} runs"
-    return replace(study, remarks=(*study.remarks, f"{note}, in {runs}."))
+def _with_remarks(study: StudyInfo, rows: Sequence[Record]) -> StudyInfo:
+    """Remark on updates that the defence changed, and on runs that were stopped early."""
+    remarks = [*study.remarks]
+    counts = [(row["rejected"], row["clipped"]) for row in rows]
+    if note := defence_note(*(sum(each) for each in zip(*counts, strict=True))):
+        remarks.append(f"{note}, in {sum(any(each) for each in counts)} of {len(counts)} runs.")
+    early = [row for row in rows if row["finished"] and row["rounds_done"] < row["rounds"]]
+    if early:
+        named = (f"{row['run']} ({row['rounds_done']} of {row['rounds']} rounds)" for row in early)
+        remarks.append(f"Stopped early: {', '.join(named)}.")
+    return replace(study, remarks=tuple(remarks))
 
 
 def _told_apart(studies: Sequence[StudyInfo]) -> tuple[StudyInfo, ...]:

@@ -202,10 +202,14 @@ def legend(columns: Sequence[str]) -> list[str]:
     return [f"{column.heading.removesuffix(' %')}: {column.meaning}" for column in explained]
 
 
-def defence_notes(runs: Sequence[FinishedRun]) -> list[str]:
-    """Return a line for each run in which the defence rejected or clipped an update."""
-    counted = {run.name: defence_note(*defended(run.source.rounds())) for run in runs}
-    return [f"{name}: {note}" for name, note in counted.items() if note]
+def run_notes(runs: Sequence[FinishedRun]) -> list[str]:
+    """Return a line for each run that was stopped early, or in which the defence rejected or clipped an update."""
+    lines = []
+    for run in runs:
+        done, planned = run.summary["rounds"], run.config["rounds"]
+        early = f"stopped after {done} of {planned} rounds" if done < planned else ""
+        lines += [f"{run.name}: {note}" for note in (early, defence_note(*defended(run.source.rounds()))) if note]
+    return lines
 
 
 def percent(value: float | None) -> str:

@@ -169,6 +169,14 @@ def test_keys_that_a_method_itself_sets_are_no_reason_for_a_note_but_other_value
     assert "different values of patience, which" in read(folder)[0].remarks[0]
 
 
+def test_a_run_that_was_copied_into_a_study_is_named_where_it_is_left_out(tmp_path: Path) -> None:
+    folder = made(tmp_path, 0.5)
+    write_run(folder, "er_seed-4", [0.9, 0.9], method="er")
+    study, _, notes = read(folder)
+    assert list(study.labels) == ["fedkace_seed-0"]
+    assert "Left out, since study.json does not list them: er_seed-4." in notes
+
+
 def test_runs_that_were_set_aside_are_not_listed(tmp_path: Path) -> None:
     made(tmp_path, 0.5)
     folder = made(tmp_path, 0.6, epochs=1)

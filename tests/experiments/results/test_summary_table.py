@@ -226,3 +226,12 @@ def test_table_and_report_say_what_the_defence_did(study: Path, capsys: pytest.C
     assert "fedavg_seed-0: 1 update rejected, 2 clipped by the defence" in capsys.readouterr().out
     (loaded,) = load_results(study).studies
     assert "1 update rejected, 2 clipped by the defence, in 1 of 4 runs." in loaded.remarks
+
+
+def test_table_and_report_name_a_run_that_was_stopped_early(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = json.loads((study / "fedavg_seed-0" / "config.json").read_text())
+    (study / "fedavg_seed-0" / "config.json").write_text(json.dumps(config | {"rounds": 9}))
+    assert main(["table", str(study)]) == 0
+    assert "fedavg_seed-0: stopped after 2 of 9 rounds" in capsys.readouterr().out
+    (loaded,) = load_results(study).studies
+    assert "Stopped early: fedavg_seed-0 (2 of 9 rounds)." in loaded.remarks
