@@ -95,6 +95,11 @@ class Cell:
         except OSError as error:
             raise RunError(f"{path}: cannot be read ({error.strerror}); move its folder away") from error
 
+    @property
+    def begun(self) -> int:
+        """The number of rounds after which the run goes on; 0 if it starts anew."""
+        return self.rounds if (self.folder / "config.json").exists() and self._goes_on() else 0
+
     def prepare(self) -> Config:
         """Prepare the folder and return the configuration to start with.
 

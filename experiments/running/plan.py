@@ -39,21 +39,23 @@ def show_plan(study: Study, console: Console) -> None:
     estimates: list[float] = []
     for name, asked in study.runs.items():
         config = configured(asked)[1]
-        done = Cell(name, asked, study.data[name]).finished
+        cell = Cell(name, asked, study.data[name])
+        done = cell.finished
+        begun = 0 if done else min(cell.begun, asked.stream.rounds)
         run, step = config.run, (config.training.augment, config.training.batch_size)
         network = (config.data, config.model, *step, run.precision, run.device, run.threads)
         if network not in speeds:
             speeds[network] = _calibrate(config, None if workers.gpus else 0.0)
         per_sample, per_image = speeds[network]
-        samples, images = training_samples(config), test_images(config)
+        samples, images = training_samples(config, begun), test_images(config, begun)
         estimate = samples * per_sample + images * per_image
         if study.engine == "flower":  # the clients of a run share the workers
             estimate /= min(at_once(workers), config.stream.clients)
         estimates += [] if done else [estimate]
         table.add_row(
             name,
-            "finished" if done else "to do",
-            str(config.stream.rounds),
+            "finished" if done else "begun" if begun else "to do",
+            str(config.stream.rounds - begun),
             f"{samples:,}",
             f"{samples // config.training.batch_size:,}",
             f"{images:,}",
@@ -88,9 +90,9 @@ def at_once(workers: Workers) -> int:
     return max(1, min(workers.count, workers.machine.cores // workers.threads))
 
 
-def training_samples(config: Config) -> int:
-    """Count the samples that a run trains on, over all clients and epochs."""
-    of, rounds = METHODS[config.method].samples or _chunk_and_buffer, range(1, config.stream.rounds + 1)
+def training_samples(config: Config, begun: int = 0) -> int:
+    """Count the samples that a run trains on, over all clients and epochs, after the rounds that have been completed."""
+    of, rounds = METHODS[config.method].samples or _chunk_and_buffer, range(begun + 1, config.stream.rounds + 1)
     return sum(of(config, number) for number in rounds) * config.training.epochs * config.stream.participants_per_round
 
 
@@ -102,9 +104,10 @@ def _chunk_and_buffer(config: Config, round_number: int) -> int:
     return samples_in_epoch(config.training.batching, config.mean_chunk, held)
 
 
-def test_images(config: Config) -> int:
+def test_images(config: Config, begun: int = 0) -> int:
     """Return the largest number of test images that a run can evaluate, each counted once per model tested.
 
+    Those of the rounds that have been completed are left out.
     With ``predict-with = prequential`` these are also the images of each chunk after the first.
     """
     experiment = Experiment(config)
@@ -116,9 +119,11 @@ def test_images(config: Config) -> int:
         for number in range(1, config.stream.rounds + 1):
             if experiment.trains(client, number):
                 chunk = experiment.chunk(client, number)
-                total += models * len(chunk) if of_chunks and bool(seen.any()) else 0
+                if number > begun and of_chunks and bool(seen.any()):
+                    total += models * len(chunk)
                 seen |= chunk.class_counts(len(seen)) > 0
-            total += models * len(experiment.test_set(client, seen))
+            if number > begun:
+                total += models * len(experiment.test_set(client, seen))
     return total
 
 

@@ -15,7 +15,7 @@ from fedkace_flwr.config import Config
 from fedkace_flwr.errors import MissingDataError
 from fedkace_flwr.experiments.__main__ import main
 from fedkace_flwr.experiments.running import runner
-from fedkace_flwr.experiments.running.plan import at_once
+from fedkace_flwr.experiments.running.plan import at_once, show_plan
 from fedkace_flwr.experiments.running.runner import run_study
 from fedkace_flwr.experiments.running.workers import Gpu, Machine, plan_workers
 from fedkace_flwr.experiments.studies.study import Study, load_study
@@ -127,6 +127,24 @@ def test_a_plan_counts_every_model_and_view_that_a_client_tests(
         (row,) = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("er_")]
         tested.append(int(row[6].replace(",", "")))
     assert [each / tested[0] for each in tested] == [1, 2, 2, 3]
+
+
+def test_a_plan_counts_what_is_left_of_a_run_that_has_begun(
+    tmp_path: Path, in_process: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def planned(rounds: int, **keys: Any) -> list[str]:
+        show_plan(study(tmp_path, {}, rounds=rounds, **keys), Console(width=200))
+        (row,) = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("fedkace_")]
+        return row
+
+    whole = planned(3)
+    run_study(study(tmp_path, {}, rounds=2), Console(width=200))
+    capsys.readouterr()
+    rest = planned(3)
+    assert (rest[1], rest[2]) == ("begun", "1")
+    assert int(rest[3]) < int(whole[4]) / 2, "one round of training in place of three"
+    assert planned(2)[1] == "finished"
+    assert planned(3, epochs=3)[1:4] == ["to", "do", "3"], "a run with other values starts anew"
 
 
 def test_an_earlier_run_of_the_same_name_is_kept_and_it_says_where(
