@@ -45,6 +45,8 @@ def renewed(now: ClientRound, buffer: Samples, capacity: int, generator: torch.G
         CPU generator.
     """
     old = _stored(now.state)
+    if old is not None:  # those of undone rounds judge no more
+        old = old.take((~within(old.rounds, now.state.undone)).nonzero().flatten())
     fresh = now.chunk.take((~_among(now.chunk, buffer)).nonzero().flatten())
     both = fresh if old is None else old.followed_by(fresh)
     is_fresh = torch.arange(len(both)) >= len(both) - len(fresh)

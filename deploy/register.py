@@ -66,7 +66,8 @@ def register(connection: str, file: Path, keys: list[tuple[Path, str, int | None
         client = init_http_client_from_connection(read_superlink_connection(connection))
         known = {node.public_key: node for node in client.ListNodes(ListNodesRequest()).nodes_info}
     gone = {node.node_id for node in known.values() if node.status == "unregistered"}
-    nodes = {node: entry for node, entry in nodes.items() if node not in gone}
+    here = {node.node_id for node in known.values()} - gone  # a SuperLink that has lost its database knows no node
+    nodes = {node: entry for node, entry in nodes.items() if node in here}
     loaded = []
     for path, name, seat in keys:
         key = load_ssh_public_key(path.read_bytes())

@@ -34,6 +34,7 @@ from fedkace_flwr.sources import InboxSource, Source, StreamSource
 from fedkace_flwr.storage import atomic
 from fedkace_flwr.storage.client_state import ClientState
 from fedkace_flwr.storage.client_store import ClientStore, is_locked
+from fedkace_flwr.storage.folders import absolute
 from fedkace_flwr.storage.names import token
 from fedkace_flwr.storage.paths import client_folder, has_own_folder, models_folder
 
@@ -331,7 +332,8 @@ def _source(
             f"--node-config: no {wire.INBOX}; with dataset = 'inbox', start the SuperNode with "
             f"--node-config '{wire.INBOX}=\"FOLDER\" ...'"
         )
-    return InboxSource(experiment, Path(inbox), run, Path(test) if test else None, classes, tells=tells)
+    tests = absolute(test, wire.TEST) if test else None
+    return InboxSource(experiment, absolute(inbox, wire.INBOX), run, tests, classes, tells=tells)
 
 
 def _weights(message: Message, client: StreamingClient, name: str = wire.ARRAYS) -> wire.Weights:

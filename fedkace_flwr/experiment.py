@@ -316,7 +316,7 @@ class Experiment:
 
     def _placed(self, net: Network, device: torch.device) -> Network:
         net.precision = choose_precision(self.config.run.precision, device)
-        return net.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+        return net.on(device)
 
     def _blank_network(self, seed: int) -> Network:
         model = self.config.model
@@ -372,7 +372,12 @@ class Experiment:
 
     def _test_ids(self, client: int, label: int) -> npt.NDArray[np.int64]:
         ids, wanted = self.dataset.test_ids(label), self.config.data.test_per_class
-        if len(ids) < max(1, wanted):
+        if not len(ids):
+            raise DataError(
+                f"class {self.dataset.class_names[label]} of {self.dataset.name} has no test samples; where test-share "
+                "splits the samples, it needs two or more"
+            )
+        if len(ids) < wanted:
             raise DataError(
                 f"test-per-class = {wanted}: class {self.dataset.class_names[label]} of {self.dataset.name} "
                 f"has {len(ids)} test images"

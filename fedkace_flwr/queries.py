@@ -1,7 +1,6 @@
 """Questions of the server that a device answers without importing PyTorch: an idle device spends little on them."""
 
 import logging
-from pathlib import Path
 
 from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
@@ -9,6 +8,7 @@ from flwr.clientapp import ClientApp
 from fedkace_flwr.data.inbox import waiting
 from fedkace_flwr.errors import FedkaceError, MessageError
 from fedkace_flwr.messaging import wire
+from fedkace_flwr.storage.folders import absolute
 from fedkace_flwr.storage.names import printable
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ def waiting_samples(message: Message, context: Context) -> Message:
     if not folder:
         raise MessageError(f"--node-config: no {wire.INBOX}")
     agreed = wire.agreed_classes(told, wire.MOST_CLASSES).names if wire.CLASS_NAMES in told else None
-    count, names = waiting(Path(folder), most, agreed)
+    count, names = waiting(absolute(folder, wire.INBOX), most, agreed)
     answer = ConfigRecord(
         {wire.WAITING: count, **({wire.NEW_CLASSES: names[: wire.MOST_NEW_CLASSES]} if names else {})}
     )

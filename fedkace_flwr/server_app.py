@@ -191,7 +191,10 @@ def _run(
     )
 
     def leave_model(rounds: Sequence[Mapping[str, Any]]) -> None:
-        last = rounds[-1]["round"] if rounds else 0
+        if not rounds:
+            logger.info("no model is left: no round was finished")
+            return
+        last = rounds[-1]["round"]
         agreed = driver.class_names.agreed.names_in(last)
         if reason := rule.lacks_global_model() or why_not_left(experiment, agreed):
             logger.info("no model is left: %s", reason)

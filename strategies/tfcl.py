@@ -214,4 +214,4 @@ def teach(lessons: Mapping[int, Reply], classes: int, config: Config, number: in
 def _upper_network(classes: int, config: Config, number: int, device: torch.device) -> Network:
     seed = seed_for(config.run.seed, "server-weights", number)
     net = seeded(config.model.network, _blueprint(config, classes), seed).upper_half()
-    return net.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+    return net.on(device)

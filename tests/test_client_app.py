@@ -341,6 +341,7 @@ def test_a_state_that_is_not_there_cannot_be_taken_back(device: Device, capsys: 
     assert storage(["earlier", str(device.folder), "--take-back", "no\x1b"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "'no\\x1b'" in line
+    assert storage(["earlier", str(device.folder.parent)]) == 2 and "STATE/NAME" in capsys.readouterr().err
 
 
 # A disk that fills

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from flwr.app import MessageType
 from support.common import SMALL, rounds_of
+from support.made.arrays import write_arrays
 from support.made.plugins import declared, plugins_forgotten
 from support.systems.runs import run
 
@@ -186,6 +187,31 @@ def test_a_site_may_rule_over_its_keys_and_refuse_it(installed: Path, tmp_path: 
         config = Config.parse({"method": "fedper", **values})
         with pytest.raises(PolicyError, match=named):
             site.check(config, config, sends_labels=False)
+
+
+VOLUMES = """
+import torch
+from fedkace_flwr.networks.network import Network
+
+class Net(Network):
+    def __init__(self, blueprint):
+        super().__init__()
+        self.convolution = torch.nn.Conv3d(blueprint.shape[0], 4, 2)
+        self.output = torch.nn.Linear(4, blueprint.num_classes)
+
+    def embed(self, x):
+        return self.convolution(x).relu().mean((2, 3, 4))
+"""
+
+
+def test_a_network_may_take_volumes(
+    small: Make, forgotten: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declared(tmp_path / "site", "network", "theirs", "made_volumes:Net", made_volumes=VOLUMES)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    data = write_arrays(tmp_path / "data", (1, 4, 4, 4))
+    run_inline(small(network="theirs", dataset="arrays", data_dir=str(data), window=2, overlap=1))
+    assert load_newest(tmp_path / "run" / "model").kept.shape == (1, 4, 4, 4)
 
 
 # What can go wrong

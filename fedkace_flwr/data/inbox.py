@@ -434,7 +434,7 @@ class Inbox:
         A file that cannot be used is rejected and counts as 0.
         """
         try:
-            samples, names = arrivals.count(arrival)
+            samples, names = arrivals.count(arrival, self._form)
             self._check_bound(arrival, samples)
             strangers = sorted(names.difference(self._classes)) if self._strangers != "reject" else []
             for name in strangers:
@@ -585,8 +585,10 @@ def _unlabelled(folder: OpenFolder) -> Iterator[OpenFolder | None]:
 
 
 def _move_to_class(arrival: Arrival, class_name: str, target: OpenFolder) -> None:
-    target.make(class_name)
+    is_new = target.make(class_name)
     with target.within(class_name) as place:
+        if is_new:
+            place.open_as(target)  # whoever drops files in new/ may do so in the folders of classes
         arrival.folder.move(arrival.name, place, _free(place, arrival.name))
 
 

@@ -136,7 +136,7 @@ def label_files(folder: OpenFolder) -> list[Arrival]:
 
 
 def _holds_labels(name: str, is_folder: bool) -> bool:
-    return not is_folder and name.startswith("labels") and name.lower().endswith(".csv")
+    return not is_folder and name.lower().startswith("labels") and name.lower().endswith(".csv")
 
 
 def pictures(folder: OpenFolder) -> tuple[list[Picture], list[str]]:
@@ -225,7 +225,7 @@ class UnknownClassError(DataError):
     """A file names a class that is not agreed."""
 
 
-def count(arrival: Arrival) -> tuple[int, frozenset[str]]:
+def count(arrival: Arrival, form: "Form | None" = None) -> tuple[int, frozenset[str]]:
     """How many samples a file claims to hold, and the names of their classes; of an archive, only the labels are read.
 
     The names are in Unicode's composed form (NFC); there are none where labels are numbers.
@@ -241,7 +241,7 @@ def count(arrival: Arrival) -> tuple[int, frozenset[str]]:
         _check_kind(arrival, _SINGLES)
         os.close(_opened(arrival))
         return 1, frozenset({normalize("NFC", arrival.class_name)})
-    _check_kind(arrival, (_ARCHIVE, _TABLE))
+    _check_kind(arrival, (_ARCHIVE,) if form is not None and form.is_picture else (_ARCHIVE, _TABLE), form)
     if arrival.name.lower().endswith(_TABLE):
         table = _table(arrival)
         return len(table.labels), frozenset(normalize("NFC", name) for name in table.labels)
@@ -406,7 +406,8 @@ def _not_plain(arrival: Arrival) -> DataError:
 
 def _check_kind(arrival: Arrival, suffixes: tuple[str, ...], form: "Form | None" = None) -> None:
     if not arrival.name.lower().endswith(suffixes):
-        raise DataError(f"{printable(arrival.name)}: must be {_wanted(form)}")
+        hint = "; a file of labels is called labels*.csv" if arrival.name.lower().endswith(".csv") else ""
+        raise DataError(f"{printable(arrival.name)}: must be {_wanted(form)}{hint}")
 
 
 def _wanted(form: "Form | None" = None) -> str:

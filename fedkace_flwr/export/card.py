@@ -124,7 +124,7 @@ def card(kept: KeptModels, training: Training | None = None, *, onnx: bool = Fal
     parts = [_head(kept, training), _what(kept, training), f"## Model\n\n{_table(('', ''), _model(kept).items())}"]
     if training:
         parts += [
-            f"## Training data\n\n{_table(('', ''), _data(kept, training.config).items())}",
+            f"## Training data\n\n{_table(('', ''), _data(kept, training).items())}",
             _results(training, _noun(kept)),
         ]
     parts += [
@@ -216,7 +216,8 @@ def _input(kept: KeptModels) -> str:
     return f"arrays of shape ({', '.join(map(str, kept.shape))}), float32"
 
 
-def _data(kept: KeptModels, config: Config) -> dict[str, str]:
+def _data(kept: KeptModels, training: Training) -> dict[str, str]:
+    config = training.config
     found, stream = _data_set(config), config.stream
     chunks = (
         f"{config.chunks}, {stream.samples_per_class} new {_noun(kept)}s per class and round" if config.chunks else ""
@@ -225,23 +226,29 @@ def _data(kept: KeptModels, config: Config) -> dict[str, str]:
         "data set": in_markdown(_name_of_data(config)),
         "origin": found.origin,
         "licence of the data": found.licence,
-        "clients": str(stream.clients),
+        "clients": str(_clients(training)),
         "rounds": f"{kept.round} of {stream.rounds}" if stream.rounds else str(kept.round),
         **({"chunks of a client": chunks} if chunks else {}),
         f"{_noun(kept)}s that a client may store": str(config.buffer.capacity),
     }
 
 
+def _clients(training: Training) -> int:
+    """Return the number of clients, including those that have joined."""
+    last = training.rounds[-1] if training.rounds else {}
+    return max(training.config.stream.clients, len(last.get("client_accuracy") or ()))
+
+
 def _results(training: Training, noun: str) -> str:
     rounds = training.rounds
     last: Mapping[str, Any] = rounds[-1] if rounds else {}
     own = known(last.get("global_accuracy", ()))
-    clients = training.config.stream.clients
+    over = "all" if training.config.stream.rounds else f"the last {len(rounds)}"  # a run without end keeps no more
     rows = {
-        "average accuracy over all rounds (AA)": _percent(accuracy_so_far(rounds)),
+        f"average accuracy over {over} rounds (AA)": _percent(accuracy_so_far(rounds)),
         "accuracy after the last round": _percent(last.get("accuracy")),
         "accuracy of guessing among the classes met": _percent(last.get("chance")),
-        f"accuracy of this model, where clients tested it ({len(own)} of {clients})": _percent(
+        f"accuracy of this model, where clients tested it ({len(own)} of {_clients(training)})": _percent(
             sum(own) / len(own) if own else None
         ),
     }

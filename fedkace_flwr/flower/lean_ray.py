@@ -1,4 +1,4 @@
-"""Ray without what serves clusters and spectators, for the simulations of one machine.
+"""Ray without what serves clusters and spectators, and with patience, for the simulations of one machine.
 
 ``ray.init`` starts an autoscaler and waits for the dashboard's server, even if no dashboard is wanted, and has no
 arguments for these. Without them, three starts of a simulation of one round took 11.1 to 11.5 seconds instead of 13.0 to
@@ -6,6 +6,10 @@ arguments for these. Without them, three starts of a simulation of one round too
 """
 
 import os
+import time
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
 
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -17,18 +21,43 @@ ENVIRONMENT = {
 }
 """Environment variables with which Ray does less; those that are set otherwise stay."""
 
+_SECONDS = 180.0
 _UNUSED = ("start_monitor", "start_api_server")
 
 
 def make_ray_lean() -> None:
-    """Let a Ray that this process will start leave out what a simulation does not use.
+    """Let a Ray that this process will start leave out what a simulation does not use, and take its time to start.
 
     A Ray that is running, here or elsewhere (``RAY_ADDRESS``), is not affected.
     """
+    from ray._private import services
     from ray._private.node import Node
+
+    if not hasattr(services.get_node, "__wrapped__"):
+        services.get_node = patient(services.get_node)
 
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     for name in _UNUSED:
         if hasattr(Node, name):
             setattr(Node, name, lambda *_, **__: None)
+
+
+def patient(get_node: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap the function by which Ray finds its own node, so that it waits for minutes until the node is there.
+
+    ``ray.init`` itself gives up after 30 seconds, which a busy machine may need for the start.
+    """
+
+    @wraps(get_node)
+    def waiting(*arguments: Any) -> Any:
+        end = time.monotonic() + _SECONDS
+        while True:
+            try:
+                return get_node(*arguments)
+            except RuntimeError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.5)
+
+    return waiting

@@ -263,4 +263,4 @@ class Predictor:
             net.precision = {"float32": torch.float32, "bfloat16": torch.bfloat16}[kept.precision]
         except (ConfigError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise ModelError(f"the weights of {name!r} do not fit ({' '.join(str(error).split())})") from error
-        return net.to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload, no-any-return]
+        return net.on(torch.device("cpu")).eval()

@@ -103,15 +103,15 @@ def check(folder: Path) -> None:
         raise StateError(f"{folder}: there is no such folder; {_WANTED}") from error
 
 
-def listing(folder: Path) -> tuple[tuple[str, int, int, int], ...]:
-    """Name, inode, time and size of each file, newest first; differs whenever one comes, goes or is replaced."""
+def listing(folder: Path) -> tuple[tuple[str, int, int, int, int], ...]:
+    """Name, inode, times and size of each file, newest first; differs whenever one comes, goes or is changed."""
     found = []
     for path in _files(folder):
         try:
             facts = path.stat()
         except FileNotFoundError:
             continue
-        found.append((path.name, facts.st_ino, facts.st_mtime_ns, facts.st_size))
+        found.append((path.name, facts.st_ino, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_size))
     return tuple(found)
 
 

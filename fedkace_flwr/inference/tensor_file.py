@@ -35,6 +35,7 @@ _TEXTS = ("method", "network", "stem", "precision", "scaling", "combined")  # wr
 _LENGTH_BYTES, _ALIGNED = 8, 8
 _LEAST_STD = 1 / 255  # below it, preprocessing takes this value
 _MOST = 2**31 - 1
+_MOST_FLOAT32 = 3.4e38
 _LARGEST_IMAGE, _MOST_CLASSES, _MOST_VALUES = 4096, 2**16, 2**26
 _Check = tuple[Callable[[Any], bool], str]  # whether a value is right, and what would be
 
@@ -157,7 +158,9 @@ def _is_list(found: object, *kinds: type) -> bool:
 
 
 def _is_finite(value: object) -> bool:
-    return not isinstance(value, int | float) or abs(value) < _MOST
+    if isinstance(value, float):
+        return abs(value) < _MOST_FLOAT32
+    return not isinstance(value, int) or abs(value) < _MOST
 
 
 _TEXT: _Check = lambda found: isinstance(found, str), "a text"

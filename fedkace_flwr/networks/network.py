@@ -217,6 +217,14 @@ class Network(nn.Module, ABC):
             measured[shape] = _largest_output(self, shape)
         return measured[shape]
 
+    def on(self, device: torch.device) -> Self:
+        """Move the network to a device, with the weights of convolutions over pictures in channels-last layout."""
+        net = self.to(device)
+        for tensor in (*net.parameters(), *net.buffers()):
+            if tensor.dim() == 4:
+                tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
+        return net
+
     def own_name(self, name: str) -> str | None:
         """The network's name for a tensor of a published state dict; None for one of the published output layer."""
         return name

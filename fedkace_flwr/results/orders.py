@@ -5,6 +5,7 @@ for client N; or, until it is done, ``rollback-N`` for the model of round N. A r
 while it is in round N: devices may have learned all that they had before the server was killed.
 """
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -93,3 +94,7 @@ class Orders:
     def _give(self, name: str) -> None:
         make_folder(self._folder)
         (self._folder / name).touch()
+        if os.geteuid() == 0:  # the run may be another user's, who has to read this
+            owner = self._folder.parent.stat()
+            for path in (self._folder, self._folder / name):
+                os.chown(path, owner.st_uid, owner.st_gid)

@@ -66,7 +66,8 @@ class Pace:
 
     def told(self, waiting: Mapping[int, int], unfit: Mapping[int, int]) -> None:
         """Take note of how many samples wait at clients after a round, and on how many some could not train in it."""
-        self._waiting, self._left = waiting, unfit
+        self._left = unfit
+        self._note(waiting)
 
     def wait(self, grid: Grid, number: int) -> bool:
         """Wait until a round is due, or a rollback is ordered; False if the run was ordered to stop."""
@@ -92,9 +93,14 @@ class Pace:
         if self._is_due():
             return True
         nodes = self._members.welcome(grid)
-        self._waiting = self._asked(grid, nodes) if nodes else {}
+        self._note(self._asked(grid, nodes) if nodes else {})
         self._looked(self._waiting)
         return self._is_due() or self._class_names.are_due
+
+    def _note(self, waiting: Mapping[int, int]) -> None:
+        """Take note of what waits now; of what was left, no more than that can still be there."""
+        self._waiting = waiting
+        self._left = {client: min(count, waiting.get(client, count)) for client, count in self._left.items()}
 
     def _is_due(self) -> bool:
         fit = sum(count > self._left.get(client, 0) for client, count in self._waiting.items())

@@ -43,10 +43,10 @@ def _earlier(folder: Path, run: str | None) -> None:
         except OSError as error:
             raise StateError(f"{folder}: cannot be written ({error.strerror or error})") from error
     present = {token(name) for kind in (STATE, MODELS) for name in earlier.runs(kind).values()}
-    for name, place in [
-        *((name, folder) for name in sorted(present)),
-        *((each.name, each) for each in earlier.places()),
-    ]:
+    found = [*((name, folder) for name in sorted(present)), *((each.name, each) for each in earlier.places())]
+    if not found:
+        raise StateError(f"{folder}: holds no run of a client; must be a client's own folder, such as STATE/NAME")
+    for name, place in found:
         newest = {kind: atomic.numbered(place, kind)[:1] for kind in (STATE, MODELS, ANSWER)}
         rounds = ", ".join(f"{kind} of round {number}" for kind, numbers in newest.items() for number in numbers)
         when = max(path.stat().st_mtime for path in place.glob("*-*"))

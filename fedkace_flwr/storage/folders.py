@@ -124,10 +124,17 @@ class OpenFolder:
         """Whether there is a folder of that name."""
         return stat.S_ISDIR(self._mode(name) or 0)
 
-    def make(self, name: str) -> None:
-        """Make a folder for its owner only, unless something of that name is there."""
-        with contextlib.suppress(FileExistsError):
+    def make(self, name: str) -> bool:
+        """Make a folder for its owner only, unless something of that name is there; return whether it was made."""
+        try:
             os.mkdir(name, 0o700, dir_fd=self.descriptor)
+        except FileExistsError:
+            return False
+        return True
+
+    def open_as(self, other: "OpenFolder") -> None:
+        """Give this folder the permissions of another."""
+        os.fchmod(self.descriptor, stat.S_IMODE(os.fstat(other.descriptor).st_mode))
 
     def move(self, name: str, target: "OpenFolder", new: str) -> None:
         """Rename an entry into another folder of the same file system."""

@@ -64,6 +64,13 @@ def test_samples_of_undone_rounds_do_not_judge() -> None:
     assert judges(ClientState(state.seen, Samples.none(), round=3, extra=told)).content.tolist() == [1, 2]
 
 
+def test_samples_of_undone_rounds_leave_their_places() -> None:
+    state = after(1, of([*range(50)], 0, 1), Samples.none(), new())
+    undone = ClientState(state.seen, Samples.none(), round=1, extra={**state.extra, UNDONE: torch.tensor([[1, 1]])})
+    state = after(3, of([100], 0, 3), Samples.none(), after(2, of([*range(60, 80)], 0, 2), Samples.none(), undone))
+    assert judges(state).rounds.tolist() == [2] * (CAPACITY - 1)
+
+
 def test_samples_held_by_pixel_are_told_apart() -> None:
     pixels = torch.arange(3 * 3 * 2 * 2, dtype=torch.uint8).reshape(3, 3, 2, 2)
     chunk = Samples.arrived(pixels, torch.tensor([0, 0, 0]), 1)

@@ -177,6 +177,14 @@ def test_a_card_says_which_classes_nobody_has_met_and_how_clients_used_the_model
     assert "`recalibrate-batchnorm = true`, `predict-with = mean`" in text
 
 
+def test_a_card_counts_the_clients_that_joined_and_the_rounds_that_a_run_without_end_keeps() -> None:
+    record = {"accuracy": 0.5, "chance": 0.1, "client_accuracy": [0.5] * 6, "global_accuracy": [0.5] * 6}
+    told = {"rounds": 0, "clients": 4, "dataset": "inbox", "class-names": "a,b,c,d", "image-size": 8}
+    text = card(constant(2, 1), Training(Config.parse(told), [{**record, "failures": []}] * 3))
+    assert "| clients | 6 |" in text and "(6 of 6)" in text
+    assert "average accuracy over the last 3 rounds (AA)" in text
+
+
 def test_a_card_says_what_the_defence_did() -> None:
     rejected = {"client": 0, "phase": "training", "reason": "far", "kind": "direction"}
     record = {"accuracy": 0.5, "chance": 0.1, "failures": [rejected, rejected], "clipped_layers": [None, 3]}

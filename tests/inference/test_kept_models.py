@@ -29,7 +29,7 @@ from fedkace_flwr.experiments.running.inline import run_inline
 from fedkace_flwr.inference import model_files as serving
 from fedkace_flwr.inference.kept_models import KeptModels, Predictor
 from fedkace_flwr.inference.model_files import load_newest
-from fedkace_flwr.inference.tensor_file import pack
+from fedkace_flwr.inference.tensor_file import pack, unpack
 from fedkace_flwr.messaging import wire
 from fedkace_flwr.registry import METHODS
 from fedkace_flwr.sections import DataConfig
@@ -317,6 +317,19 @@ def test_files_that_cannot_be_read_are_refused_in_a_line(tmp_path: Path) -> None
         read_square(tmp_path / "none.png", Framing.of_files(8))
     with pytest.raises(DataError, match="it is not a regular file"):
         read_square(tmp_path, Framing.of_files(8))
+
+
+def test_a_file_that_may_be_read_at_last_counts_as_changed(tmp_path: Path) -> None:
+    serving.write(tmp_path, constant(1, 1))
+    before = serving.listing(tmp_path)
+    for path in tmp_path.glob("models-*"):
+        path.chmod(0o640)
+    assert serving.listing(tmp_path) != before
+
+
+def test_columns_of_large_numbers_can_be_kept(small: Make) -> None:
+    kept = replace(constant(1, 1), mean=(1.7e12, 0.0, 0.0), std=(3e9, 1.0, 1.0))
+    assert unpack(pack(kept)).mean == kept.mean
 
 
 def test_a_vanishing_file_is_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

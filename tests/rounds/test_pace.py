@@ -209,6 +209,47 @@ def test_samples_that_nobody_can_train_on_start_no_second_round(made: Make, tmp_
     assert first["sat_out"] == [0, 1, 2] and second["sat_out"] == [1, 2]
 
 
+def test_samples_that_come_back_after_all_were_rejected_start_a_round(
+    made: Make, chunks: Path, tmp_path: Path, clock: FakeTime
+) -> None:
+    config, inboxes, begun = living(made, clients=1, round_samples=2), tmp_path / "inboxes", clock.now
+    new = inboxes / "client-0" / "new"
+    (new / "tow").mkdir(parents=True)
+    for number in range(8):
+        Image.new("RGB", (8, 8), (9, 9, 20 * number)).save(new / "tow" / f"{number}.png")
+    rejected = inboxes / "client-0" / "rejected"
+
+    def mend() -> None:
+        (new / "2").mkdir()
+        for path in rejected.glob("*.png"):
+            path.rename(new / "2" / path.name)
+
+    at(clock, begun + 500, mend)
+    at(clock, begun + 1000, Orders(tmp_path / "living").stop)
+    server_app.run(Devices(config, inboxes), config, run_id=1)
+    assert [record.get("sat_out") for record in rounds_of(tmp_path / "living")] == [[0], None]
+
+
+def test_inboxes_may_lie_in_the_home_of_the_user(
+    made: Make, chunks: Path, tmp_path: Path, clock: FakeTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config, begun = living(made), clock.now
+    arrive(chunks, tmp_path / "inboxes", 1)
+    at(clock, begun + 500, Orders(tmp_path / "living").stop)
+    server_app.run(Devices(config, Path("~/inboxes")), config, run_id=1)
+    assert [record.get("sat_out") for record in rounds_of(tmp_path / "living")] == [None]
+
+
+def test_a_run_that_was_stopped_before_its_first_round_leaves_no_model(
+    made: Make, tmp_path: Path, clock: FakeTime
+) -> None:
+    config, begun = living(made), clock.now
+    at(clock, begun + 500, Orders(tmp_path / "living").stop)
+    server_app.run(Devices(config, tmp_path / "inboxes"), config, run_id=1)
+    assert (tmp_path / "living" / "summary.json").exists() and not (tmp_path / "living" / "model").exists()
+
+
 def test_labels_alone_start_a_round(made: Make, chunks: Path, tmp_path: Path, clock: FakeTime) -> None:
     config, inboxes, begun = living(made, round_samples=2), tmp_path / "inboxes", clock.now
     arrive(chunks, inboxes, 1)

@@ -111,22 +111,19 @@ def fresh_home(tmp_path: Path) -> Iterator[dict[str, str]]:
 def test_plain_flwr_run_works_offline_in_a_fresh_home(fresh_home: dict[str, str], tmp_path: Path, small: Make) -> None:
     Path(fresh_home["HOME"]).mkdir()
     before = (ROOT / "pyproject.toml").read_bytes()
-    for name in ("by-hand", "once-more"):
-        changes = {**SMALL, "results-dir": str(tmp_path), "run-name": name}
-        told = " ".join(f"{key}={json.dumps(value)}" for key, value in changes.items())
-        command = ["flwr", "run", ".", "--stream", "--run-config", told]
-        done = subprocess.run(command, cwd=ROOT, env=fresh_home, capture_output=True, text=True, check=False)
-        log = done.stdout + done.stderr
-        if "node timed out during startup" not in log:  # Ray has 30 seconds to start, too few on a busy machine
-            break
-    assert (tmp_path / name / "summary.json").exists(), log
+    changes = {**SMALL, "results-dir": str(tmp_path), "run-name": "by-hand"}
+    told = " ".join(f"{key}={json.dumps(value)}" for key, value in changes.items())
+    command = ["flwr", "run", ".", "--stream", "--run-config", told]
+    done = subprocess.run(command, cwd=ROOT, env=fresh_home, capture_output=True, text=True, check=False)
+    log = done.stdout + done.stderr
+    assert (tmp_path / "by-hand" / "summary.json").exists(), log
     assert "Installing application dependencies" not in log
     assert not (Path(fresh_home["HOME"]) / ".flwr" / "runtime-envs").exists()
     assert "host 3 clients between them" in log
     assert (ROOT / "pyproject.toml").read_bytes() == before
     config = small(run_name="inline")
     run_inline(config)
-    assert rounds_of(tmp_path / name) == rounds_of(tmp_path / "inline")
+    assert rounds_of(tmp_path / "by-hand") == rounds_of(tmp_path / "inline")
 
 
 @pytest.mark.slow

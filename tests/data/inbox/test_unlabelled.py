@@ -1,6 +1,7 @@
 """Pictures that come without a label, and labels that come after them."""
 
 import os
+import stat
 import subprocess
 import sys
 import time
@@ -109,6 +110,23 @@ def test_bad_rows_are_named_and_counted_and_the_others_are_applied(tmp_path: Pat
     label(tmp_path, 2, 3, 4)
     assert sorted(numbers_of(opened(tmp_path).take(1, 0))) == [1], "a round that is tried again takes nothing new"
     assert sorted(numbers_of(opened(tmp_path).take(2, 1))) == [2, 3, 4]
+
+
+def test_who_may_drop_files_in_new_may_do_so_in_the_folders_of_classes(tmp_path: Path) -> None:
+    arrive(tmp_path, 1)
+    (tmp_path / "new").chmod(0o2770)
+    label(tmp_path, 1)
+    box = opened(tmp_path)
+    box.take(1, 0)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "new").glob("[a-z]")] == [0o2770]
+
+
+def test_a_file_of_labels_under_another_name_is_told_so(tmp_path: Path) -> None:
+    arrive(tmp_path, 1, 2)
+    label(tmp_path, 1, file="Labels.csv")
+    label(tmp_path, 2, file="my-labels.csv")
+    assert numbers_of(opened(tmp_path).take(1, 0)) == [1]
+    assert reason(tmp_path, "my-labels.csv").endswith("a file of labels is called labels*.csv\n")
 
 
 @pytest.mark.parametrize(
