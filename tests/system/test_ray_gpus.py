@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import ray
-from ray._private import services
 
 from fedkace_flwr import client_app
 from fedkace_flwr.experiments.running.engines import FlowerEngine
@@ -26,7 +25,6 @@ def cluster() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in lean_ray.ENVIRONMENT.items():
             patch.setenv(name, value)
-        patch.setattr(services, "get_node", lean_ray.patient(services.get_node))
         patch.setenv(VISIBLE, FlowerEngine(4, 0.5, visible=NAMES).environment[VISIBLE])
         ray.init(num_cpus=4, num_gpus=2, include_dashboard=False, log_to_driver=False)
         try:
