@@ -8,6 +8,7 @@ it.
 """
 
 import gc
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -25,7 +26,11 @@ class _Client(ClientApp):
     """Passes messages on to the complete app, which its pickled copies need not contain."""
 
     def __call__(self, message: Message, context: Context) -> Message:
-        return _app_for(message.metadata.message_type, "policy" in context.node_config)(message, context)
+        return _app_for(message.metadata.message_type, _has_policy(context))(message, context)
+
+
+def _has_policy(context: Context) -> bool:
+    return bool(context.node_config.get("policy") or os.environ.get("FEDKACE_POLICY"))
 
 
 client = _Client()

@@ -48,6 +48,10 @@ Section = TypeVar("Section")
 _OF_DATA_SETS = frozenset({"data-dir", "num-classes", "first-class", "test-per-class", "test-share"})
 """Keys that an inbox ignores, beside those of streams."""
 
+_OF_INBOXES = frozenset(
+    {"inbox-bound", "inbox-after", "inbox-shape", "inbox-statistics", "round-interval", "round-samples"}
+)
+
 
 def add_method(name: str) -> None:
     """Put a method of another package, with its keys, into the registry; nothing happens if there is none of this name.
@@ -268,7 +272,7 @@ class Config:
         of_streams = {kebab(name) for name in keys_of(StreamConfig)} - {"clients", "rounds", "fraction-train"}
         foreign = keys_of_other_methods(self.method) | (frozenset() if self.data.grows else {"max-classes"})
         foreign |= {"width", "stem"} if self.model.of_timm else frozenset()
-        return foreign | of_streams | _OF_DATA_SETS if self.data.arrives else foreign
+        return foreign | (of_streams | _OF_DATA_SETS if self.data.arrives else _OF_INBOXES)
 
     @property
     def largest_chunk(self) -> int:

@@ -25,8 +25,8 @@ class Dcfcl(FedAvg):
     """No global model: clients average within coalitions, which :mod:`fedkace_flwr.algorithms.dcfcl_coalitions` forms.
 
     The report's drift is the mean squared distance of the clients' models from their coalition's mean. The mean over
-    all clients is kept for the record and sent to no client. Each round's record holds the ``coalitions`` of the
-    clients with a valid reply.
+    all clients is kept for the record, and sent only to clients that join a run that has begun, as their first model.
+    Each round's record holds the ``coalitions`` of the clients with a valid reply.
 
     Inferred: all clients start from one model; batch-norm statistics are averaged like parameters (in the published
     code each client keeps its own); all coalitions are considered while at most

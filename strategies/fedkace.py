@@ -43,7 +43,10 @@ class FedKace(ServerRule):
 
 
 class Unaggregated(FedKace):
-    """Sends each client its own last model instead of the mean (ablation LKC, section 5.3)."""
+    """Sends each client its own last model instead of the mean (ablation LKC, section 5.3).
+
+    A client that joins a run that has begun starts from the mean.
+    """
 
     aggregates = False
 
@@ -52,7 +55,7 @@ class Unaggregated(FedKace):
         self._own: dict[int, ArrayRecord] = {}
 
     def begin_round(self, now: ServerRound, arrays: ArrayRecord) -> None:
-        """Start every client from the initial model, whenever it first trains."""
+        """Start every client of the first round from the initial model, whenever it first trains."""
         for client in range(now.clients):
             self._own.setdefault(client, arrays)
 

@@ -31,9 +31,14 @@ class Scaffold(ServerRule):
         self._control: dict[str, NumpyArray] = {}
         self._of: dict[int, dict[str, NumpyArray]] = {}
         self._new: dict[int, dict[str, NumpyArray]] = {}
+        self._clients = 0  # of which c is the mean
 
     def begin_round(self, now: ServerRound, arrays: ArrayRecord) -> None:
-        """Start from c = 0."""
+        """Start from c = 0, and let c be the mean of more clients once some have joined, whose c_i are 0."""
+        if now.clients > self._clients > 0:
+            share = np.float32(self._clients / now.clients)
+            self._control = {name: share * each for name, each in self._control.items()}
+        self._clients = now.clients
         for name, (shape, dtype) in now.replied.items():
             if name in now.parameters:
                 self._control.setdefault(name, np.zeros(shape, dtype))
@@ -80,11 +85,13 @@ class Scaffold(ServerRule):
     def state(self) -> tuple[dict[str, NumpyArray], dict[str, Any]]:
         """The control variates: c, and each client's with its number before the names."""
         own = {f"{client}.{name}": array for client, each in self._of.items() for name, array in each.items()}
-        return {**{f"{PREFIX}{name}": array for name, array in self._control.items()}, **own}, {}
+        return {**{f"{PREFIX}{name}": array for name, array in self._control.items()}, **own}, {
+            "clients": self._clients
+        }
 
     def restore(self, arrays: Mapping[str, NumpyArray], record: Mapping[str, Any]) -> None:
         """Restore what :meth:`state` returned."""
-        self._control, self._of = {}, {}
+        self._control, self._of, self._clients = {}, {}, record.get("clients", 0)
         for key, array in arrays.items():
             owner, _, name = key.partition(".")
             (self._control if f"{owner}." == PREFIX else self._of.setdefault(int(owner), {}))[name] = array

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from support.common import rounds_of
 from support.doubles.faults import FaultyGrid
 from support.made.stored import read_state
 from support.systems.contract import run_over
 
-from fedkace_flwr import client_app, queries
+from fedkace_flwr import apps, client_app, queries
 from fedkace_flwr.clients import fedcbdr as cbdr
 from fedkace_flwr.clients import tfcl
 from fedkace_flwr.config import Config
@@ -360,6 +360,19 @@ def test_a_disk_that_fills_while_models_are_kept_costs_no_model(device: Device) 
     assert device.predicts() == 1
     assert not device.send(EVALUATE, 2).has_error()
     assert device.predicts() == 2
+
+
+def test_a_policy_that_the_environment_names_is_read_before_the_server_is_told_what_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDKACE_POLICY", str(tmp_path / "none.toml"))
+    ask = Message(
+        RecordDict({wire.CONFIG: ConfigRecord({wire.MOST: 5})}),
+        dst_node_id=1,
+        message_type=f"{MessageType.QUERY}.{wire.WAITING}",
+    )
+    reply = apps.client(ask, Context(1, 1, {wire.INBOX: str(tmp_path)}, RecordDict(), {}))
+    assert reply.has_error() and "none.toml" in str(reply.error.reason)
 
 
 def test_a_process_for_one_message_looks_for_no_garbage_among_modules() -> None:

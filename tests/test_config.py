@@ -113,6 +113,10 @@ def test_a_configuration_tells_which_of_its_keys_only_other_methods_read(method:
     assert Config.parse(given).unread == unread
 
 
+def test_keys_of_inboxes_have_no_effect_elsewhere() -> None:
+    assert Config.parse({"round-interval": 60, "inbox-bound": 5}).unread == {"round-interval": 60.0, "inbox-bound": 5}
+
+
 def test_a_run_warns_of_a_key_that_its_method_does_not_read(
     small: Callable[..., Config], caplog: pytest.LogCaptureFixture
 ) -> None:

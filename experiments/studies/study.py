@@ -205,6 +205,8 @@ def _expand(
         name = run_name(parsed, axes, labels)
         if name in runs:
             raise ConfigError(f"grid: two runs would share the folder {name}; give values whose names differ")
+        if parsed.run.state_dir:  # clients of one folder would take its runs for earlier ones of their own
+            values["state-dir"] = str(Path(parsed.run.state_dir) / Path(parsed.run.results_dir).name / name)
         runs[name] = Config.parse({**values, "run-name": name})
         cells[name] = {**labels, "method": parsed.method, "seed": parsed.run.seed}
     return runs, cells

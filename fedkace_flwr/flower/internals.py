@@ -158,7 +158,7 @@ def simulate(
     identify_process(run, 1)
     # Clients read their configuration from the description of an app.
     with tempfile.TemporaryDirectory(prefix="fedkace-app-") as folder:
-        values = "".join(f"{key} = {json.dumps(value)}\n" for key, value in config.items())
+        values = "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in config.items())
         (Path(folder) / "pyproject.toml").write_text(f"{_APP}[tool.flwr.app.config]\n{values}", encoding="utf-8")
         _run_simulation(
             num_supernodes=supernodes,

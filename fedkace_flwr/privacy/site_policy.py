@@ -24,7 +24,9 @@ VARIABLE = "FEDKACE_POLICY"
 """Environment variable that names the file if the node config does not."""
 
 _LARGEST = 2**20  # bytes of a file
-_FOR_THE_SERVER_ALONE = frozenset({"run-name", "resume", "tracker", "on-alarm"})
+_FOR_THE_SERVER_ALONE = frozenset(
+    {"run-name", "resume", "tracker", "on-alarm", "metrics-port", "past-models", "quorum", "gate-tolerance"}
+)
 _ENDLESS_AT_ZERO = frozenset({"rounds", "threads", "num-classes", "test-per-class"})
 _ANY, _DEFAULT = "any", "default"
 _TELL, _REFUSE = "tell", "refuse"

@@ -42,6 +42,7 @@ _LOCK_SECONDS = 10
 _NAMED = 3  # keys in which a run differs
 _RESUMPTIONS = 1000  # the latest, which are kept
 _IN_MEMORY, _IN_FILE = 1000, 10_000  # records of a run without end
+_FILE_BYTES = 2**27
 
 Changes = Mapping[str, tuple[Any, Any]]
 """Keys, each with the value of a run so far and that of a configuration."""
@@ -224,7 +225,7 @@ class RunFolder:
     def add_round(self, record: Mapping[str, Any]) -> None:
         """Append a round's record; it is on disk when this returns.
 
-        A run without end begins a new file every 10,000 rounds and keeps the one before, ``rounds-earlier.jsonl``; what
+        A run without end begins a new file every 10,000 rounds, or when one has 128 MiB, and keeps the one before, ``rounds-earlier.jsonl``; what
         it shows and summarises are its last 1,000 rounds.
 
         Raises
@@ -240,7 +241,7 @@ class RunFolder:
             self._tracking.add(record, accuracy_so_far(self._rounds))
         rounds = self.path / "rounds.jsonl"
         try:
-            if self._is_endless and self._lines >= _IN_FILE:
+            if self._is_endless and self._lines and (self._lines >= _IN_FILE or rounds.stat().st_size >= _FILE_BYTES):
                 rounds.replace(self.path / _EARLIER)
                 self._lines = 0
             files.append_text(rounds, json.dumps(record, allow_nan=False) + "\n")

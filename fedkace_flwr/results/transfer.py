@@ -78,7 +78,7 @@ def forward_transfer(untrained: Matrix, seen: Sequence[int | None]) -> float | N
     """Return the mean over classes of their accuracy before the client trained on them, minus that of guessing.
 
     After Lopez-Paz and Ranzato (NeurIPS 2017), with the received model, so that it measures what other clients taught
-    of a class. Classes of the first round have no such model. None if there is no other class.
+    of a class. Classes of the first round in which clients trained have no such model. None if there is no other class.
 
     Parameters
     ----------
@@ -103,6 +103,11 @@ def transfer(records: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     learned = [accuracy_matrix(records, client) for client in clients]
     untrained = [accuracy_matrix(records, client, "new_class_accuracy") for client in clients]
     seen = [[_entry(record, "seen_classes", client) for record in records] for client in clients]
+    begun = next(
+        (n for n, record in enumerate(records) if any(s is not None for s in record.get("buffer_size") or ())), -1
+    )
+    if records and records[0].get("round", 1) == 1:  # what came before models were trained measures nothing
+        untrained, seen = [each[begun + 1 :] for each in untrained], [each[begun + 1 :] for each in seen]
     return {
         "forgetting": _known(map(forgetting, learned)),
         "backward_transfer": _known(map(backward_transfer, learned)),

@@ -104,7 +104,8 @@ class Pace:
 
     def _is_due(self) -> bool:
         fit = sum(count > self._left.get(client, 0) for client, count in self._waiting.items())
-        return self._count() >= self._samples and fit >= self._fewest
+        most = self._most * len(self._waiting) or self._samples  # a round takes no more of the devices that answer
+        return self._count() >= min(self._samples, most) and fit >= self._fewest
 
     def _count(self) -> int:
         return sum(max(0, count - self._left.get(client, 0)) for client, count in self._waiting.items())

@@ -1,14 +1,19 @@
 """SCAFFOLD: control variates of clients and server."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
+from flwr.app import ArrayRecord
 from support.systems.runs import last, ran, run
 
 from fedkace_flwr.clients.scaffold import PREFIX
 from fedkace_flwr.config import Config
 from fedkace_flwr.experiment import Experiment, as_arrays
+from fedkace_flwr.rounds.server_round import ServerRound
+from fedkace_flwr.strategies.scaffold import Scaffold
 from fedkace_flwr.training.loop import learning_rates
 
 Make = Callable[..., Config]
@@ -40,6 +45,22 @@ def test_the_servers_control_variate_is_the_mean_of_all_clients_with_partial_par
         each = [held.get(f"{client}.{name}", np.zeros(())) for client in range(3)]
         assert any(array.any() for array in each)
         assert held[f"{PREFIX}{name}"] == pytest.approx(sum(each) / 3, rel=1e-4, abs=1e-6)
+
+
+def test_when_a_client_joins_the_servers_control_variate_stays_the_mean() -> None:
+    """Two clients with c_i = 6, then three: c = 4, since the third has c_i = 0."""
+    config = Config.parse({"method": "scaffold"})
+    two, three = (
+        cast(ServerRound, SimpleNamespace(clients=count, parameters={"w"}, replied={"w": ((1,), np.float32)}))
+        for count in (2, 3)
+    )
+    rule, again = Scaffold(config), Scaffold(config)
+    rule.begin_round(two, ArrayRecord())
+    arrays, record = rule.state()
+    again.restore({**arrays, f"{PREFIX}w": np.array([6.0], np.float32)}, record)
+    for _ in range(2):
+        again.begin_round(three, ArrayRecord())
+        assert again.state()[0][f"{PREFIX}w"] == pytest.approx(4.0)
 
 
 def test_in_the_first_round_it_is_federated_averaging(small: Make) -> None:

@@ -81,6 +81,21 @@ def test_a_line_that_is_missing_is_found(config: Config, tmp_path: Path) -> None
         RunFolder(path, resume=True).go_on(config, CPU)
 
 
+def test_a_large_file_of_rounds_is_followed_by_another(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_folder, "_FILE_BYTES", 1)
+    folder = RunFolder(tmp_path / "run")
+    folder.begin(config, CPU, "r")
+    live(folder, 1, 3)
+    folder.close()
+    assert lines(tmp_path / "run" / "rounds.jsonl") == [3]
+    again = RunFolder(tmp_path / "run", resume=True)
+    again.go_on(config, CPU)
+    live(again, 4, 4)
+    assert lines(tmp_path / "run" / "rounds-earlier.jsonl") == [3]
+
+
 def test_a_run_whose_clients_become_more_is_summarised(config: Config, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.begin(config, CPU, "r")

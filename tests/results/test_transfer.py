@@ -162,6 +162,14 @@ def test_the_summary_holds_the_numbers(small: Make) -> None:
     assert summary["backward_transfer"] >= -summary["forgetting"] - 1e-12
 
 
+def test_what_is_received_before_anybody_has_trained_transfers_nothing() -> None:
+    """With late labels all sit the first rounds out, and in the next one the received model is still untrained."""
+    records = records_of([None, [0.5, None], [0.5, 0.5]], untrained=[[None, [0.0, None], [None, 0.75]]])
+    for record, size in zip(records, (None, 4, 4), strict=True):
+        record["buffer_size"] = [size]
+    assert transfer(records)["forward_transfer"] == pytest.approx(0.75 - 1 / 6)
+
+
 def test_clients_that_joined_later_count() -> None:
     rows = [[0.2, 0.4], [0.6, 0.4], [0.5, 0.8]]
     alone, late = records_of(rows), records_of(rows, [None, *rows[:2]])

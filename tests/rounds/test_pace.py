@@ -107,6 +107,17 @@ def test_a_round_waits_until_the_devices_together_have_enough(
     assert record["sat_out"] == [1]
 
 
+def test_a_round_does_not_wait_for_more_samples_than_it_can_take(
+    made: Make, chunks: Path, tmp_path: Path, clock: FakeTime
+) -> None:
+    config, inboxes, begun = living(made, clients=1, round_samples=33), tmp_path / "inboxes", clock.now
+    for number in (1, 2, 3):
+        arrive(chunks, inboxes, number, [0])
+    at(clock, begun + 500, Orders(tmp_path / "living").stop)
+    server_app.run(Devices(config, inboxes), config, run_id=1)
+    assert len(rounds_of(tmp_path / "living")) == 3
+
+
 def test_under_secure_aggregation_a_round_waits_for_three_devices(
     made: Make, chunks: Path, tmp_path: Path, clock: FakeTime
 ) -> None:

@@ -58,12 +58,13 @@ def test_learning_beats_chance_by_far_on_real_digits(small: Make) -> None:
 @pytest.mark.timeout(1200)
 def test_flower_with_one_worker_and_the_inline_engine_agree(small: Make) -> None:
     """With two workers, ``test_killed.py`` and ``test_scale.py`` compare them."""
-    inline, config = small(run_name="inline"), small(run_name="flower")
+    inline = small(run_name="inline")
     run_inline(inline)
-    folder = Path(inline.run.results_dir) / "flower"
+    folder = Path(inline.run.results_dir) / "\N{OPEN FILE FOLDER}" / "flower"
+    config = small(run_name=folder.name, results_dir=str(folder.parent))
     claim(folder, HOLDS)
     FlowerEngine(1, 0.0).start(config, folder / "app.log").check()
-    assert rounds_of(folder) == rounds_of(folder.with_name("inline"))
+    assert rounds_of(folder) == rounds_of(Path(inline.run.results_dir) / "inline")
 
 
 @pytest.mark.matrix

@@ -99,7 +99,7 @@ def test_paths_are_the_users_and_absolute(tmp_path: Path, monkeypatch: pytest.Mo
     (config,) = load_study(study_file(tmp_path, text), {}, Path("out")).runs.values()
     assert config.run.results_dir == str(tmp_path / "out" / "trial")
     assert config.data.data_dir == str(tmp_path / "here")
-    assert config.run.state_dir == "/home/someone/state"
+    assert config.run.state_dir == "/home/someone/state/trial/fedkace_seed-0"
     (config,) = load_study(study_file(tmp_path, "config: {}"), {}, Path("out")).runs.values()
     assert config.data.data_dir == str(tmp_path / "data")
     assert config.run.state_dir == ""  # empty still means what it means
