@@ -104,8 +104,8 @@ class Pace:
 
     def _is_due(self) -> bool:
         fit = sum(count > self._left.get(client, 0) for client, count in self._waiting.items())
-        most = self._most * len(self._waiting) or self._samples  # a round takes no more of the devices that answer
-        return self._count() >= min(self._samples, most) and fit >= self._fewest
+        room = sum(self._most - self._left.get(client, 0) for client in self._waiting)
+        return self._count() >= min(self._samples, room or self._samples) and fit >= self._fewest
 
     def _count(self) -> int:
         return sum(max(0, count - self._left.get(client, 0)) for client, count in self._waiting.items())

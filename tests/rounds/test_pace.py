@@ -118,6 +118,32 @@ def test_a_round_does_not_wait_for_more_samples_than_it_can_take(
     assert len(rounds_of(tmp_path / "living")) == 3
 
 
+def test_a_sample_that_was_left_does_not_count_against_a_full_inbox(
+    made: Make, chunks: Path, tmp_path: Path, clock: FakeTime
+) -> None:
+    config, inboxes, begun = living(made, round_samples=33), tmp_path / "inboxes", clock.now
+    arrive(chunks, inboxes, 1, [1, 2])
+    new = inboxes / "client-0" / "new"
+    (new / "3").mkdir(parents=True)
+    Image.new("RGB", (8, 8)).save(new / "3" / "first.png")
+
+    def fill() -> None:
+        arrive(chunks, inboxes, 2, [1])
+        for number in range(16):
+            Image.new("RGB", (8, 8), (9, 9, 9 * number)).save(new / "3" / f"{number}.png")
+
+    at(clock, begun + 100, fill)
+    at(clock, begun + 1000, Orders(tmp_path / "living").stop)
+
+    class OneGoes(Devices):
+        def get_node_ids(self) -> list[int]:
+            nodes = list(super().get_node_ids())
+            return nodes[:2] if clock.now > begun + 100 else nodes
+
+    server_app.run(OneGoes(config, inboxes), config, run_id=1)
+    assert len(rounds_of(tmp_path / "living")) == 2
+
+
 def test_under_secure_aggregation_a_round_waits_for_three_devices(
     made: Make, chunks: Path, tmp_path: Path, clock: FakeTime
 ) -> None:
