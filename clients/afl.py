@@ -97,8 +97,9 @@ class AflClient(ClientRule):
         classes = functional.one_hot(now.chunk.labels, self.experiment.num_classes).double()
         rows, columns = torch.triu_indices(features.shape[1], features.shape[1])
         sums = {GRAM: (features.T @ features)[rows, columns], CROSS: features.T @ classes}
-        told = now.content.config_records.get(COUNTED, ConfigRecord())
-        if not now.state.has_local_model or told.get(COUNTED) == now.state.round:
+        counted = now.content.config_records.get(COUNTED, ConfigRecord()).get(COUNTED, 0)
+        # More than the state's round, if a later state was lost.
+        if not now.state.has_local_model or (isinstance(counted, int) and counted >= now.state.round):
             return sums
         return {name: each + now.state.extra.get(f"{_STORED}{name}", 0.0) for name, each in sums.items()}
 

@@ -19,9 +19,9 @@ from fedkace_flwr.clients.predictor import Evaluation as Evaluation
 from fedkace_flwr.clients.predictor import Predictor, Views, predictor_of
 from fedkace_flwr.errors import MessageError, RunError
 from fedkace_flwr.experiment import Experiment, as_arrays
-from fedkace_flwr.inference.kept_models import Answering, combined_answers, mask_of
+from fedkace_flwr.inference.kept_models import Answering, mask_of
 from fedkace_flwr.messaging import wire
-from fedkace_flwr.metrics import accuracy, class_accuracies
+from fedkace_flwr.metrics import accuracy, class_accuracies, combined_scores
 from fedkace_flwr.networks.network import Network
 from fedkace_flwr.samples import Samples
 from fedkace_flwr.sections import TrainingConfig
@@ -327,15 +327,12 @@ class ClientTools:
 
     def answers(self, answering: Answering, views: Views, seen: Tensor) -> Tensor:
         """The classes that the networks' views answer with together, among those seen, bool (C,); int64 (n,)."""
-        each = [
-            (logits, mask_of(answering.answers[name], len(seen))) for name, many in views.items() for logits in many
-        ]
+        each = [logits for many in views.values() for logits in many]
         if len(each) == 1:
-            ((scores, allowed),) = each
-            return scores.masked_fill(~(allowed & seen), -float("inf")).argmax(dim=1)
+            (answered,) = answering.answers.values()
+            seen = seen & mask_of(answered, len(seen))
         shares = [answering.shares[name] for name, many in views.items() for _ in many if answering.shares]
-        scores = combined_answers(each, seen, answering.combined, shares)
-        return scores.masked_fill(~seen, -float("inf")).argmax(dim=1)
+        return combined_scores(each, seen, shares).masked_fill(~seen, -float("inf")).argmax(dim=1)
 
     def test(self, net: Network, seen: Tensor) -> Evaluation:
         """Test a local model on the test images of the classes seen, bool (C,)."""

@@ -192,9 +192,7 @@ class Predictor:
             return None
         mirrored = tuple(name for name in known if name in self.mirrored(state))
         shares = self.shares(known, state)
-        return Answering(
-            weights, dict.fromkeys(known, labels_of(state.seen)), combined="mean", mirrored=mirrored, shares=shares
-        )
+        return Answering(weights, dict.fromkeys(known, labels_of(state.seen)), mirrored=mirrored, shares=shares)
 
 
 class Ensemble(Predictor):

@@ -178,6 +178,9 @@ class StreamingClient(NumPyClient):
         learned = replace(
             state,
             round=round_number,
+            evaluated=min(
+                state.evaluated, round_number - 1
+            ),  # an evaluation without this training may have come before
             follows=state.round,
             seen=now.seen,
             buffer=kept.buffer,

@@ -37,7 +37,7 @@ class Dcfcl(FedAvg):
     Attributes
     ----------
     models : dict of int to ArrayRecord
-        The model last or next sent to each client; complete from the first round on.
+        The model last or next sent to each client that there was when the round began.
     partition : tuple of tuple of int
         The latest coalitions, by client number.
     formation : Formation or None
@@ -57,8 +57,8 @@ class Dcfcl(FedAvg):
             self.models.setdefault(client, arrays)
 
     def model_for(self, client: int, arrays: ArrayRecord) -> ArrayRecord:
-        """Mean of the client's coalition."""
-        return self.models[client]
+        """Mean of the client's coalition; the common model for a client that has come within the round."""
+        return self.models.get(client, arrays)
 
     def merge(self, now: ServerRound, replies: Sequence[Reply]) -> Weights:
         """Form coalitions and average within each; return the mean over all clients."""

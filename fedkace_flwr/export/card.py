@@ -186,12 +186,7 @@ def _answering(kept: KeptModels) -> str:
     (*names, last) = [in_markdown(name) for name in kept.answers]
     if not names:
         return f"the model *{last}*"
-    how = (
-        "the mean of the probabilities of"
-        if kept.combined == "mean"
-        else f"for each {_noun(kept)} the most confident of"
-    )
-    return f"{how} the models *{', '.join(names)} and {last}*"
+    return f"the mean of the probabilities of the models *{', '.join(names)} and {last}*"
 
 
 def _model(kept: KeptModels) -> dict[str, str]:

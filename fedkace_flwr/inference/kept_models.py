@@ -5,7 +5,7 @@
 Shapes: n images, S their height and width, C classes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,17 +52,15 @@ class Answering:
         Weights of each network, by the network's name; those of others are not kept.
     answers : dict of str to tuple of int
         For each network that predicts, the classes it predicts.
-    combined : {"most-confident", "mean"}
-        How several networks predict: by the most confident one for each image, or by the mean of their probabilities.
+        Several predict together, by the mean of their probabilities for all classes met.
     mirrored : tuple of str
-        With ``mean``: networks that predict each image's mirror image as well, as one more network would.
+        Networks that predict each image's mirror image as well, as one more network would.
     shares : dict of str to float
-        With ``mean``: weight of each network that predicts, for each of its views; empty if all have the same.
+        Weight of each network that predicts, for each of its views; empty if all have the same.
     """
 
     weights: Mapping[str, Mapping[str, Array]]
     answers: Mapping[str, tuple[int, ...]]
-    combined: str = "most-confident"
     mirrored: tuple[str, ...] = ()
     shares: Mapping[str, float] = field(default_factory=dict)
 
@@ -122,11 +120,8 @@ class KeptModels(Answering):
 
     @property
     def answering(self) -> str:
-        """Name of the model that predicts, or how several predict together."""
-        (first, *others) = self.answers
-        if not others and first in (GLOBAL, LOCAL):
-            return first
-        return "sub-models" if self.combined == "most-confident" else " and ".join(self.answers)
+        """Names of the models that predict together, often one."""
+        return " and ".join(self.answers)
 
     def described(self) -> dict[str, Any]:
         """A JSON-ready description, without the weights."""
@@ -138,26 +133,6 @@ class KeptModels(Answering):
             "classes": len(self.class_names),
             **({"image_size": self.framing.size} if self.framing else {"shape": list(self.shape)}),
         }
-
-
-def combined_answers(
-    found: Sequence[tuple[Tensor, Tensor]], seen: Tensor, combined: str, shares: Sequence[float] = ()
-) -> Tensor:
-    """Return the scores by which the views of several networks answer together, float (n, C); 0 for classes not met.
-
-    Parameters
-    ----------
-    found : sequence of (Tensor, Tensor)
-        Of each view, the logits, float (n, C), and the classes that its network predicts, bool (C,). At least two.
-    seen : Tensor
-        bool (C,): the classes met.
-    combined, shares
-        As in :class:`Answering`; ``shares`` has an entry for each view, or none.
-    """
-    if combined == "mean":
-        return combined_scores([logits for logits, _ in found], seen, shares)
-    each = torch.stack([logits.masked_fill(~mask, -torch.inf).softmax(dim=1) for logits, mask in found])
-    return each.amax(dim=0).masked_fill(~seen, 0)
 
 
 class Predictor:
@@ -172,12 +147,12 @@ class Predictor:
     ----------
     preprocess : Preprocess
         Normalisation of the networks' input.
-    networks : list of (Network, Tensor, bool)
-        Each network that predicts, the classes it predicts, bool (C,), and whether it sees mirror images as well.
+    networks : list of (Network, bool)
+        Each network that predicts, and whether it sees mirror images as well.
     shares : list of float
         Weight of each view, in the order of the networks, in the mean of their probabilities; empty if all are equal.
     seen : Tensor
-        The classes met, bool (C,).
+        The classes that they predict of those met, bool (C,).
 
     Raises
     ------
@@ -188,14 +163,14 @@ class Predictor:
     def __init__(self, kept: KeptModels) -> None:
         self.kept = kept
         self.preprocess = Preprocess.by_statistics(kept.mean, kept.std, torch.device("cpu"), kept.form)
-        self.networks = [
-            (self._network(name), mask_of(classes, len(kept.class_names)), name in kept.mirrored)
-            for name, classes in kept.answers.items()
-        ]
+        self.networks = [(self._network(name), name in kept.mirrored) for name in kept.answers]
         self.shares = [
             kept.shares[name] for name in kept.answers for _ in range(1 + (name in kept.mirrored)) if kept.shares
         ]
-        self.seen = mask_of(kept.seen, len(kept.class_names))
+        answered = kept.seen
+        if len(kept.answers) == 1:
+            answered = tuple(set(answered).intersection(*kept.answers.values()))
+        self.seen = mask_of(answered, len(kept.class_names))
 
     def probabilities(self, images: Tensor) -> Tensor:
         """Probabilities of all classes; classes that the client has not met have 0.
@@ -211,16 +186,14 @@ class Predictor:
             float64 (n, C); each row sums to 1. The largest entry is the class that the client's evaluation predicts.
         """
         found = [
-            (predict(net, lambda block: block, images, self.preprocess, mirrored=view), mask)
-            for net, mask, mirrored in self.networks
+            predict(net, lambda block: block, images, self.preprocess, mirrored=view)
+            for net, mirrored in self.networks
             for view in ((False, True) if mirrored else (False,))
         ]
         if len(found) == 1:
-            ((logits, mask),) = found
-            return logits.double().masked_fill(~(mask & self.seen), -torch.inf).softmax(dim=1)
+            return found[0].double().masked_fill(~self.seen, -torch.inf).softmax(dim=1)
         # In single precision, as clients evaluate, so that ties are decided alike.
-        scores = combined_answers(found, self.seen, self.kept.combined, self.shares).double()
-        return scores / scores.sum(dim=1, keepdim=True) if self.kept.combined == "most-confident" else scores
+        return combined_scores(found, self.seen, self.shares).double()
 
     def answer(self, image: NDArray[Any], top: int) -> dict[str, Any]:
         """The ``top`` likeliest classes of one sample, as :meth:`probabilities` takes it, JSON-ready; only classes that were met.

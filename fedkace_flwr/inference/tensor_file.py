@@ -31,6 +31,7 @@ third is written for models of arrays, and has ``shape`` in place of what is sai
 
 _MARK = "fedkace_flwr"  # the name of the string with the format's version
 _RUN, _CHECKSUM = "run", "sha256"  # only a client's file has them: its run, and the SHA-256 of all else in the file
+_MEAN = "mean"  # how several networks predict together
 _TEXTS = ("method", "network", "stem", "precision", "scaling", "combined")  # written as they are; the rest as JSON
 _LENGTH_BYTES, _ALIGNED = 8, 8
 _LEAST_STD = 1 / 255  # below it, preprocessing takes this value
@@ -61,7 +62,7 @@ def described(kept: KeptModels) -> dict[str, Any]:
         "class_names": list(kept.class_names),
         "classes_met": list(kept.seen),
         "answers": {name: list(classes) for name, classes in kept.answers.items()},
-        "combined": kept.combined,
+        "combined": _MEAN,
         "mirrored": list(kept.mirrored),
         **({"shares": dict(kept.shares)} if kept.shares else {}),
         "round": kept.round,
@@ -169,7 +170,6 @@ _CHECKS: dict[str, _Check] = {
     "network": _TEXT,
     "stem": _one_of("auto", "cifar", "imagenet"),
     "precision": _one_of("float32", "bfloat16"),
-    "combined": _one_of("most-confident", "mean"),
     "round": _whole(0),
     "trained": _whole(0),
     "switched_at": (lambda found: found is None or _whole(0)[0](found), "a round, or null"),
@@ -216,6 +216,8 @@ def _parsed(strings: Mapping[str, Any]) -> KeptModels:
     for found in answers.values():
         if not labels[0](found):
             raise _wrong("answers", found, labels[1])
+    if len(answers) > 1:
+        _value(strings, "combined", *_one_of(_MEAN))
     if not set(mirrored) <= set(answers):
         raise _wrong("mirrored", mirrored, _CHECKS["mirrored"][1])
 

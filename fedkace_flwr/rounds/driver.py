@@ -379,13 +379,19 @@ class RoundDriver(Strategy):
                 self._on_change()
                 if self._pace.is_stopped:
                     raise _StoppedError from shortfall
-                present = self.members.present  # whoever has been away for too long is no longer asked
-                report = self._now.report
-                report.asked = tuple(client for client in report.asked if client in present) or report.asked
+                self._ask_others()
             else:
                 if self._quorum.repeats:
                     self._quorum.met()
                 return result, None
+
+    def _ask_others(self) -> None:
+        """Ask no one any longer who has been away for too long; if nobody is left, ask those who are there now."""
+        report, present = self._now.report, self.members.present
+        left = tuple(client for client in report.asked if client in present)
+        if report.asked and not left:
+            left = self._config.stream.participants(report.number, self._config.run.seed, present)
+        report.asked = left or report.asked
 
     def _note(self, shortfall: BelowQuorumError) -> None:
         """Report a phase below the quorum, with the metrics that did arrive."""
@@ -507,7 +513,8 @@ class RoundDriver(Strategy):
         """
         valid = self._with_quorum(EVALUATION, self._read(EVALUATION, replies))
         waiting = {reply.client: int(reply.metrics.get(wire.WAITING, 0)) for reply in valid}
-        self._pace.told(waiting, self._unfit)
+        report = self._now.report
+        self._pace.told(waiting, self._unfit, report.failed(TRAINING) - {*report.trained, *report.sat_out})
         met = [reply for reply in valid if wire.SEEN_CLASSES in reply.metrics]
         self._now.report.evaluated = {reply.client: reply.metrics for reply in met}
         accuracies = [float(reply.metrics[wire.ACCURACY]) for reply in met if wire.ACCURACY in reply.metrics]

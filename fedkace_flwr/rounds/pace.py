@@ -2,14 +2,14 @@
 
 Devices are asked how many labelled samples wait, which costs a small message and no model, unless their replies of the
 last round say that there are enough. Samples that no client could train on in that round, such as a single one, do not
-count until there are more. Under secure aggregation, samples must wait at three devices. Where classes are open, files
+count until there are more, and those of a device whose training failed not for a while. Under secure aggregation, samples must wait at three devices. Where classes are open, files
 of a class without a number do not count either, but its name starts a round, after which it has one. A round that had
 begun when the server was killed waits for nothing.
 """
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime, timedelta
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
@@ -28,6 +28,10 @@ logger = logging.getLogger(__name__)
 _LEAST_PAUSE, _LONGEST_PAUSE = 10.0, 60.0  # seconds between two questions without an interval; doubles in between
 _LOOK = 1.0  # seconds between two looks for orders
 _ANSWER = 60.0  # seconds to answer a question
+_FIRST_REST, _LONGEST_REST = (
+    10.0,
+    3600.0,
+)  # seconds that a device whose training failed starts no round; doubles in a row
 
 
 class Pace:
@@ -63,10 +67,14 @@ class Pace:
         self._begun = float("-inf")
         self._waiting: Mapping[int, int] = {}
         self._left: Mapping[int, int] = {}
+        self._rests: dict[int, tuple[float, float]] = {}  # of each client that failed: until when, and seconds
 
-    def told(self, waiting: Mapping[int, int], unfit: Mapping[int, int]) -> None:
-        """Take note of how many samples wait at clients after a round, and on how many some could not train in it."""
+    def told(self, waiting: Mapping[int, int], unfit: Mapping[int, int], failed: Collection[int]) -> None:
+        """Take note of a round: how many samples wait at clients, on how many some could not train, and who failed to."""
         self._left = unfit
+        seconds = {client: min(2 * self._rests[client][1], _LONGEST_REST) for client in self._rests}
+        rests = {client: seconds.get(client, _FIRST_REST) for client in failed}
+        self._rests = {client: (time.monotonic() + rest, rest) for client, rest in rests.items()}
         self._note(waiting)
 
     def wait(self, grid: Grid, number: int) -> bool:
@@ -87,7 +95,11 @@ class Pace:
             return "nothing: the run was ordered to stop"
         if self._arrives and left > 0:
             return f"{datetime.now(UTC) + timedelta(seconds=left):%H:%M:%S} UTC, when the next round may begin"
-        return f"samples: {self._count()} of {self._samples} have arrived" if self._arrives else "the next round"
+        return (
+            f"samples: {sum(self._ready().values())} of {self._samples} have arrived"
+            if self._arrives
+            else "the next round"
+        )
 
     def _enough(self, grid: Grid) -> bool:
         if self._is_due():
@@ -103,12 +115,19 @@ class Pace:
         self._left = {client: min(count, waiting.get(client, count)) for client, count in self._left.items()}
 
     def _is_due(self) -> bool:
-        fit = sum(count > self._left.get(client, 0) for client, count in self._waiting.items())
-        room = sum(self._most - self._left.get(client, 0) for client in self._waiting)
-        return self._count() >= min(self._samples, room or self._samples) and fit >= self._fewest
+        ready = self._ready()
+        room = sum(self._most - self._left.get(client, 0) for client in ready)
+        fit = sum(count > 0 for count in ready.values())
+        return sum(ready.values()) >= min(self._samples, room or self._samples) and fit >= self._fewest
 
-    def _count(self) -> int:
-        return sum(max(0, count - self._left.get(client, 0)) for client, count in self._waiting.items())
+    def _ready(self) -> dict[int, int]:
+        """How many samples count now, by client."""
+        now, rested = time.monotonic(), (float("-inf"), 0.0)
+        return {
+            client: max(0, count - self._left.get(client, 0))
+            for client, count in self._waiting.items()
+            if self._rests.get(client, rested)[0] <= now
+        }
 
     def _asked(self, grid: Grid, nodes: Mapping[int, int]) -> dict[int, int]:
         def question(client: int, node: int) -> Message:

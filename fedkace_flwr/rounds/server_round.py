@@ -51,7 +51,8 @@ class RoundReport:
         (``update_cosine``, and ``running_means_cosine`` if the network has any), the smallest part of a layer that it
         keeps (``retention``), and the number of ``clipped_layers`` if there are any.
     failures : list of dict
-        Client, phase, reason and kind of each reply that was rejected. The kinds are those of
+        Client, phase, reason and kind of each reply that was rejected, of each kind the first, however often the phase
+        is repeated. The kinds are those of
         :class:`fedkace_flwr.errors.MessageError`, and ``absent`` (no SuperNode), ``refused`` (Flower did not
         accept the message), ``silent`` (no reply in time) and ``unreadable`` (Flower could not unpack the reply).
     away : list of int
@@ -95,6 +96,10 @@ class RoundReport:
     def reasons(self) -> str:
         """Return the first failures on one line; empty if there are none."""
         return "; ".join(f"client {failure['client']}: {failure['reason']}" for failure in self.failures[:3])
+
+    def failed(self, phase: str) -> set[int]:
+        """The clients of which a reply in a phase was rejected."""
+        return {failure["client"] for failure in self.failures if failure["phase"] == phase}
 
     def alarm(self, kind: str, client: int | None, text: str) -> None:
         """Raise an alarm: in the log, the round's record and the trackers, and for ``on-alarm``."""
@@ -299,7 +304,9 @@ class Messenger:
     def fail(self, client: int, phase: str, reason: str, kind: str = "content") -> None:
         """Record that a client's reply is missing or rejected."""
         logger.warning("round %d, %s: client %d left out: %s", self.report.number, phase, client, reason)
-        self.report.failures.append({"client": client, "phase": phase, "reason": reason, "kind": kind})
+        failures, same = self.report.failures, {"client": client, "phase": phase, "kind": kind}
+        if not any(same.items() <= failure.items() for failure in failures):
+            failures.append({**same, "reason": reason})
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ def thinned(models: Collection[PastModel], most: int) -> set[int]:
         Their rounds.
     """
     ordered = sorted(models, key=lambda model: -model.round)
-    now = max((model.written for model in ordered), default=0.0)
+    now = ordered[0].written if ordered else 0.0  # not the largest: a clock may have been wrong for a round
     kept, spent, taken = set[int](), 0, set[tuple[float, float]]()
     for place, model in enumerate(ordered):
         age = now - model.written

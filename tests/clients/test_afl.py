@@ -1,15 +1,17 @@
 """AFL: the head is the ridge regression over the union of all data."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import Message, MessageType
+from flwr.app import ConfigRecord, Message, MessageType
+from support.systems.in_process import Federation
 from support.systems.runs import last, records, run
 
-from fedkace_flwr.clients.afl import CROSS, GRAM
+from fedkace_flwr.clients.afl import COUNTED, CROSS, GRAM
 from fedkace_flwr.config import Config
 from fedkace_flwr.configured import configured
 from fedkace_flwr.errors import ConfigError
@@ -42,6 +44,24 @@ def test_the_head_is_the_closed_form_over_all_data_and_the_body_stays(small: Mak
     assert np.abs(wanted).max() > 0.01
     assert np.abs(model["output.weight"] - wanted).max() < 1e-6 and not model["output.bias"].any()
     assert all(np.array_equal(model[name], start[name]) for name in start if not name.startswith("output."))
+
+
+def test_what_the_server_has_counted_is_not_sent_again_by_a_client_whose_last_state_is_damaged(small: Make) -> None:
+    def crossed(federation: Federation, number: int) -> np.ndarray[Any, Any]:
+        fields = {wire.FROZEN: federation.experiment.frozen_digest}
+        content = wire.instruction(wire.array_record(federation.weights), fields, 0, number)
+        content[COUNTED] = ConfigRecord({COUNTED: number - 1})
+        (reply,) = federation.grid.send_and_receive([Message(content, dst_node_id=2, message_type=MessageType.TRAIN)])
+        return wire.unpack(reply.content.array_records[wire.ARRAYS])[CROSS]
+
+    usual, damaged = (
+        Federation(configured(small(method="afl", rounds=4, run_name=name))[1]) for name in ("usual", "damaged")
+    )
+    for federation, number in itertools.product((usual, damaged), (1, 2, 3)):
+        crossed(federation, number)
+    path = damaged.state(0, 3)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert np.array_equal(crossed(damaged, 4), crossed(usual, 4))
 
 
 def test_each_sample_counts_once_if_replies_are_lost_and_all_messages_are_repeated(small: Make) -> None:

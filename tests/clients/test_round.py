@@ -60,6 +60,20 @@ def test_a_repeated_evaluation_is_answered_and_observes_the_gap_once(small: Make
     assert len(gaps_of(federation, 0, 1)) == 1
 
 
+def test_an_evaluation_that_came_before_the_training_of_its_round_is_made_again(small: Make) -> None:
+    """The round is repeated by a server that was killed, and this client could not train the first time."""
+    usual, repeated = (Federation(small(run_name=name, method="refed")) for name in ("usual", "repeated"))
+    for federation in (usual, repeated):
+        federation.train(0, 1)
+        federation.evaluate(0, 1)
+    repeated.evaluate(0, 2)
+    for federation in (usual, repeated):
+        federation.train(0, 2)
+    assert repeated.evaluate(0, 2).metrics[wire.ACCURACY] == usual.evaluate(0, 2).metrics[wire.ACCURACY]
+    states = [federation.store(0).before(3) for federation in (usual, repeated)]
+    assert torch.equal(states[0].buffer.content, states[1].buffer.content)
+
+
 def test_before_the_switch_the_local_model_answers(small: Make) -> None:
     federation = Federation(small())
     federation.train(0, 1)

@@ -36,7 +36,7 @@ def several(**changes: object) -> KeptModels:
     one, other = constant(1, 2), constant(2, 5)
     weights = {"local": one.weights["global"], "global": other.weights["global"]}
     met = (0, 2, 5, 7)
-    content: dict[str, Any] = {"answers": {"local": met, "global": met}, "combined": "mean", **changes}
+    content: dict[str, Any] = {"answers": {"local": met, "global": met}, **changes}
     return replace(one, weights=weights, seen=met, **content)
 
 
@@ -65,10 +65,9 @@ def test_the_left_model_predicts_as_the_runs_global_model(tmp_path: Path) -> Non
         several(),
         several(mirrored=("global",)),
         several(mirrored=("global",), shares={"local": 0.5, "global": 0.25}),
-        several(combined="most-confident", answers={"local": (0, 2), "global": (5, 7)}),
         constant(3, 4, precision="bfloat16"),
     ],
-    ids=["one", "mean", "mirrored", "weighted", "most-confident", "bf16"],
+    ids=["one", "mean", "mirrored", "weighted", "bf16"],
 )
 def test_networks_predict_together_as_the_client_does(tmp_path: Path, kept: KeptModels) -> None:
     write_folder(tmp_path / "model", kept)

@@ -78,7 +78,7 @@ def test_what_is_served_is_what_was_evaluated(small: Make, tmp_path: Path, chang
         assert kept.seen == tuple(state.seen.nonzero().squeeze(1).tolist())
         assert kept.switched_at == state.global_since
         assert kept.answering == (
-            "sub-models" if config.method == "tfcl" else "local" if state.global_since is None else "global"
+            "task-3" if config.method == "tfcl" else "local" if state.global_since is None else "global"
         )
         assert kept.class_names == experiment.dataset.class_names
 

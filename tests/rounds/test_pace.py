@@ -18,6 +18,7 @@ from fedkace_flwr.config import Config
 from fedkace_flwr.experiments.feed import feed
 from fedkace_flwr.messaging import wire
 from fedkace_flwr.results.orders import Orders
+from fedkace_flwr.rounds.exchange import client_of
 from fedkace_flwr.storage.checkpoint import Checkpoints
 
 Make = Callable[..., Config]
@@ -144,6 +145,30 @@ def test_a_sample_that_was_left_does_not_count_against_a_full_inbox(
     assert len(rounds_of(tmp_path / "living")) == 2
 
 
+def test_a_device_whose_training_fails_starts_rounds_ever_more_rarely(
+    made: Make, chunks: Path, tmp_path: Path, clock: FakeTime
+) -> None:
+    config, inboxes, begun = living(made), tmp_path / "inboxes", clock.now
+    arrive(chunks, inboxes, 1)
+    at(clock, begun + 2 * 3600, lambda: arrive(chunks, inboxes, 2, [0]))
+    at(clock, begun + 4 * 3600, Orders(tmp_path / "living").stop)
+
+    class Failing(Devices):
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            return [
+                ""
+                if each.metadata.message_type == MessageType.TRAIN and client_of(each) == 2
+                else next(iter(super(Failing, self).push_messages([each])))
+                for each in messages
+            ]
+
+    server_app.run(Failing(config, inboxes), config, run_id=1)
+    first, *others = rounds_of(tmp_path / "living")
+    assert (first["buffer_size"][2], others[-1]["buffer_size"][2]) == (None, None)
+    assert sum(record["sat_out"] == [1] for record in others) == 1, "new samples elsewhere do not wait for it"
+    assert 10 <= len(others) <= 14, "after 10 seconds, 20, 40, ..., an hour"
+
+
 def test_under_secure_aggregation_a_round_waits_for_three_devices(
     made: Make, chunks: Path, tmp_path: Path, clock: FakeTime
 ) -> None:
@@ -265,6 +290,41 @@ def test_samples_that_come_back_after_all_were_rejected_start_a_round(
     at(clock, begun + 1000, Orders(tmp_path / "living").stop)
     server_app.run(Devices(config, inboxes), config, run_id=1)
     assert [record.get("sat_out") for record in rounds_of(tmp_path / "living")] == [[0], None]
+
+
+def test_a_round_whose_devices_are_gone_goes_on_with_those_that_are_back(
+    made: Make, chunks: Path, tmp_path: Path, clock: FakeTime
+) -> None:
+    config = living(made, clients=2, away_after=900.0, join_deadline=30.0)
+    inboxes, begun = tmp_path / "inboxes", clock.now
+    arrive(chunks, inboxes, 1, [0])
+    at(clock, begun + 2000, lambda: arrive(chunks, inboxes, 2, [0]))
+    at(clock, begun + 20 * 3600, Orders(tmp_path / "living").stop)
+
+    class Alternating(Devices):
+        """The second device is away at first; the first one breaks in the second round, and then the other is back."""
+
+        broke = float("inf")
+
+        def get_node_ids(self) -> Iterable[int]:
+            first, second, *_ = super().get_node_ids()
+            if clock.now < self.broke:
+                return [first]
+            if clock.now < self.broke + 600:
+                return []
+            if not (inboxes / "client-1").exists():
+                arrive(chunks, inboxes, 1, [1])
+            return [second]
+
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            messages = list(messages)
+            if clock.now > begun + 2000 and any(each.metadata.message_type == MessageType.TRAIN for each in messages):
+                self.broke = min(self.broke, clock.now)
+            return super().push_messages(messages) if clock.now != self.broke else ["" for _ in messages]
+
+    server_app.run(Alternating(config, inboxes), config, run_id=1)
+    _, second = rounds_of(tmp_path / "living")
+    assert [client is None for client in second["buffer_size"]] == [True, False]
 
 
 def test_inboxes_may_lie_in_the_home_of_the_user(

@@ -50,6 +50,12 @@ def test_a_year_of_hourly_rounds() -> None:
     assert sum(age > 30 * DAY for age in ages) in (47, 48, 49)
 
 
+def test_a_clock_that_was_ahead_for_a_round_thins_nothing_else() -> None:
+    hourly = [HOUR * number for number in range(14 * 24)]
+    ahead = [when + 5 * 365 * DAY * (number == 100) for number, when in enumerate(hourly)]
+    assert set(kept(hourly)) - {101} <= set(kept(ahead))
+
+
 def test_the_newest_are_kept_within_the_bound() -> None:
     assert kept(range(5), most=35, size=10) == [3, 4, 5]
     assert kept(range(5), most=9, size=10) == [] == kept([])

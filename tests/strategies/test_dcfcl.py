@@ -231,3 +231,9 @@ def test_the_loss_worked_by_hand() -> None:
         target = (teacher[place, :2] / 2).softmax(0)
         soft -= float((target * (logits[row, :2] / 2).log_softmax(0)).sum()) / 2
     assert float(loss) == pytest.approx(float(plain) + 0.3 * soft, abs=1e-6)
+
+
+def test_a_client_that_comes_within_a_round_is_sent_the_common_model(small: Make) -> None:
+    run(small(method="dcfcl", rounds=1))
+    common = wire.array_record({"w": np.zeros(1, np.float32)})
+    assert SERVERS[0].model_for(3, common) is common
