@@ -232,6 +232,26 @@ def test_a_network_may_take_volumes(
             "    self.output = torch.nn.Linear(5, blueprint.num_classes)\n  def embed(self, x): return x\n",
             r"makes \(3,\) features of a sample; must be 5, the inputs of its output",
         ),
+        *(
+            (
+                "network",
+                "made_bad:Net",
+                "import torch\nfrom fedkace_flwr.networks.network import Network\nclass Net(Network):\n"
+                f"  def __init__(self, blueprint):\n    super().__init__()\n    {line}\n"
+                "    self.output = torch.nn.Linear(3, blueprint.num_classes)\n  def embed(self, x): return x\n",
+                reason,
+            )
+            for line, reason in (
+                (
+                    "self.register_buffer('mask', torch.tensor([-torch.inf]))",
+                    "has a state with 'mask', which is not finite; register it with persistent=False",
+                ),
+                (
+                    "self.a = self.b = torch.nn.Linear(2, 2)",
+                    "has one array under two names, 'a.weight' and 'b.weight'; must have one",
+                ),
+            )
+        ),
         ("dataset", "made_bad:DATA", "DATA = 3", r"must be a fedkace_flwr\.data\.readers\.Source"),
         ("method", "made_bad:METHOD", "METHOD = 3", r"must be a fedkace_flwr\.registry\.Method"),
         (

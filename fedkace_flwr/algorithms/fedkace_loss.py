@@ -103,5 +103,5 @@ class FullGradientReplayLoss(BalancedReplayLoss):
         return weighted.mean()
 
     def _gradient(self, loss: Tensor) -> Tensor:
-        parts = torch.autograd.grad(loss, self._parameters, retain_graph=True)
+        parts = torch.autograd.grad(loss, self._parameters, retain_graph=True, materialize_grads=True)
         return torch.cat([part.flatten() for part in parts])

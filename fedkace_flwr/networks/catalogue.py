@@ -74,6 +74,19 @@ def _built(name: str, blueprint: Blueprint) -> Network:
     return net
 
 
+def _check_state(name: str, net: Network) -> None:
+    """Check that the arrays of another package's network can travel, be merged and be loaded."""
+    names: dict[int, str] = {}
+    for key, tensor in net.state_dict(keep_vars=True).items():
+        if not bool(tensor.isfinite().all()):
+            raise plugins.broken(
+                "network", name, f"has a state with {key!r}, which is not finite; register it with persistent=False"
+            )
+        if names.setdefault(id(tensor), key) != key:
+            both = f"{names[id(tensor)]!r} and {key!r}"
+            raise plugins.broken("network", name, f"has one array under two names, {both}; must have one")
+
+
 def statistics_of(model: ModelConfig) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
     """Mean and standard deviation that a network was published with, of pictures in [0, 1]; None for the data set's own.
 
@@ -124,6 +137,8 @@ def facts_of(name: str, blueprint: Blueprint) -> Facts:
         As :func:`built`.
     """
     net, half = seeded(name, blueprint, 0).eval(), None
+    if name not in NETWORKS and not name.startswith(TIMM):
+        _check_state(name, net)
     sample = torch.zeros(1, *blueprint.shape)
     try:
         with torch.inference_mode():

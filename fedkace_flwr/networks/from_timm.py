@@ -52,9 +52,13 @@ class TimmNetwork(Network):
 
     def own_name(self, name: str) -> str | None:
         """The network's name for a tensor of timm's or of its own; None for one of timm's output layer."""
-        heads = published(self._asked).classifier or ()
-        if name.startswith(tuple(f"{head}." for head in ([heads] if isinstance(heads, str) else heads))):
-            return None
+        heads, own = published(self._asked).classifier or (), tuple(self.body.state_dict())
+        for head in [heads] if isinstance(heads, str) else heads:
+            # timm names the last layer; what is around it goes with it if the body has nothing of it.
+            while (around := head.rpartition(".")[0]) and not any(each.startswith(f"{around}.") for each in own):
+                head = around
+            if name.startswith(f"{head}."):
+                return None
         return name if name.startswith(_BODY) or name in _OUTPUT else _BODY + name
 
     def converted(self, stored: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
+from fedkace_flwr.errors import ConfigError
 from fedkace_flwr.networks.network import Network
 
 DOWN, UP = "_lora_down", "_lora_up"
@@ -33,8 +34,12 @@ def adapt(net: Network, rank: int, generator: torch.Generator) -> None:
         r.
     generator : torch.Generator
         On the CPU; draws A.
+
+    Raises
+    ------
+    ConfigError
+        Nothing can have an adapter.
     """
-    net.adapted = True
     for module in net.modules():
         name = _adaptable(module)
         if name not in module._buffers or module is net.output:
@@ -47,6 +52,12 @@ def adapt(net: Network, rank: int, generator: torch.Generator) -> None:
         module.__class__ = _adapted(type(module), name)
         module.register_parameter(name + DOWN, nn.Parameter(down))
         module.register_parameter(name + UP, nn.Parameter(torch.zeros(outputs, r)))
+        net.adapted = True
+    if not net.adapted:
+        raise ConfigError(
+            "trainable = 'lora': the network has no linear layers, convolutions or attention before its output layer; "
+            "must be 'all', 'output' or 'norm'"
+        )
 
 
 def adapted(names: Collection[str]) -> frozenset[str]:

@@ -142,12 +142,13 @@ class Network(nn.Module, ABC):
     adapted: bool = False
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode of the layers that train; the others stay in evaluation."""
+        """Set the mode of the layers that train, and of recurrent ones; the others stay in evaluation."""
         super().train(mode)
         if mode and self.frozen:
             living = {name.rpartition(".")[0] for name in self.state_dict().keys() - self.frozen}
             for path, module in self.named_modules():
-                module.training = module is self or path in living
+                # cuDNN computes no gradients through recurrent layers in evaluation.
+                module.training = module is self or path in living or isinstance(module, nn.RNNBase)
         return self
 
     @abstractmethod

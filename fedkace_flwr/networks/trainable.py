@@ -51,7 +51,7 @@ def freeze(net: Network, trainable: str, rank: int = 0, generator: torch.Generat
     Raises
     ------
     ConfigError
-        The network has no normalisation layers to train.
+        The network has no normalisation layers to train, or none that can have adapters.
     """
     if trainable == "all":
         return

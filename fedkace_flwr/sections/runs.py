@@ -41,7 +41,7 @@ class ModelConfig:
     )
     trainable: Literal["all", "output", "norm", "lora"] = key(
         "all",
-        "What trains: `all`, the `output` layer alone, or also the scales and shifts of normalisation layers (`norm`) or low-rank adapters of all other weights (`lora`). The rest is frozen: each client takes it from `seed`, `weights-file` or `pretrained`, and is sent it once if its digest is not the server's.",
+        "What trains: `all`, the `output` layer alone, or also the scales and shifts of normalisation layers (`norm`) or low-rank adapters of linear layers, convolutions and attention (`lora`). The rest is frozen: each client takes it from `seed`, `weights-file` or `pretrained`, and is sent it once if its digest is not the server's.",
     )
     lora_rank: int = key(4, "With `trainable = lora`: rank of the adapters.", low=1, high=1024)
 

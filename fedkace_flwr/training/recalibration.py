@@ -36,5 +36,5 @@ def recalibrate(net: Network, images: Tensor, preprocess: Preprocess, generator:
         return
     mixed = images[torch.randperm(len(images), generator=generator)]
     batches = mixed.tensor_split(-(-len(mixed) // _LARGEST_BATCH))
-    update_bn([preprocess(batch) for batch in batches], net)
+    update_bn((preprocess(batch) for batch in batches), net)
     net.eval()

@@ -69,8 +69,9 @@ def one_by_one(loss: SampleLoss, parameters: Tensors, samples: tuple[Tensor, ...
             warnings.filterwarnings("ignore", message="There is a performance drop")
             try:
                 gradients = vmap(each, in_dims=(None, 0))(parameters, part)
-            except RuntimeError:  # recurrent layers, which vmap cannot take
-                alone = [each(parameters, sample) for sample in zip(*part, strict=True)]
+            except RuntimeError:  # recurrent layers, which vmap cannot take, nor cuDNN in evaluation
+                with torch.backends.cudnn.flags(enabled=False):
+                    alone = [each(parameters, sample) for sample in zip(*part, strict=True)]
                 gradients = {name: torch.stack([own[name] for own in alone]) for name in parameters}
         norms.append(torch.stack([g.flatten(1).double().square().sum(dim=1) for g in gradients.values()]).sum(dim=0))
         for name, gradient in gradients.items():

@@ -67,6 +67,17 @@ def test_torchvisions_names_other_classes_and_half_precision_fit_too(tmp_path: P
     assert {each.dtype for each in found.values()} == {torch.float32}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["levit_128s", "repvit_m0_9", "shvit_s1"])
+def test_what_timm_drops_with_a_models_last_layer_is_left_out(tmp_path: Path, name: str) -> None:
+    """Normalisation and hidden layers around it."""
+    need_modules("timm")
+    net = built(f"timm:{name}", Blueprint(5, 224, 8))
+    theirs = importlib.import_module("timm").create_model(name).state_dict()
+    found = weights_for(net, written(tmp_path / "model.safetensors", theirs))
+    assert found and all(torch.equal(theirs[key.removeprefix("body.")], each) for key, each in found.items())
+
+
 def of_timm(tmp_path: Path, size: int = 32) -> tuple[Network, Weights, Path]:
     """A network of timm, and a published state dict for images of another size, with the output layer, in a file."""
     need_modules("timm")

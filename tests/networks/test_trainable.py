@@ -65,6 +65,33 @@ def test_without_normalisation_there_is_nothing_more_to_train() -> None:
         freeze(seeded("cnn", Blueprint(3, 16, 4), 1), "norm")
 
 
+class Recurrent(Network):
+    """Convolutions, or nothing, and a recurrent layer."""
+
+    def __init__(self, *, convolutional: bool) -> None:
+        super().__init__()
+        self.maps = nn.Conv1d(1, 4, 3) if convolutional else nn.Identity()
+        self.rnn = nn.GRU(4 if convolutional else 1, 8, batch_first=True)
+        self.output = nn.Linear(8, 3)
+
+    def embed(self, x: torch.Tensor) -> torch.Tensor:
+        features: torch.Tensor = self.rnn(self.maps(x).transpose(1, 2))[0][:, -1]
+        return features
+
+
+def test_gradients_pass_through_a_frozen_recurrent_layer_in_training() -> None:
+    """In evaluation cuDNN computes none."""
+    net = Recurrent(convolutional=True)
+    freeze(net, "lora", 2, torch.Generator())
+    net.train()(torch.rand(2, 1, 8)).sum().backward()
+    assert net.rnn.training and net.maps.get_parameter("weight_lora_up").grad is not None
+
+
+def test_where_nothing_can_be_adapted_adapters_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"trainable = 'lora': .* must be 'all', 'output' or 'norm'"):
+        freeze(Recurrent(convolutional=False), "lora", 2, torch.Generator())
+
+
 def test_a_fixed_output_layer_is_frozen_too() -> None:
     net = seeded("resnet18", Blueprint(3, 16, 4), 1)
     net.fix_output(torch.ones(3, 32))
