@@ -7,12 +7,16 @@ node to the SuperLink.
 
 For up to a minute after a SuperNode was killed, the SuperLink counts it as online and refuses its successor; a SuperNode
 of Flower's then ends. This one asks again. The SuperLink gives the same answer for a key that is not registered.
+
+After an error that it does not retry, Flower's SuperNode goes on living offline: its connection or its heartbeat has
+ended, but the thread of its Runtime API keeps the process. This one ends, so that systemd starts it anew.
 """
 
 import inspect
 import os
 import ssl
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -100,10 +104,18 @@ def patient(activate: Callable[..., Any], patience: float = PATIENCE, pause: flo
     return activated
 
 
+def end_after(fault: threading.ExceptHookArgs) -> None:
+    """Print what a thread has died of, and end the process with code 1."""
+    threading.__excepthook__(fault)
+    os._exit(1)
+
+
 if __name__ == "__main__":
     from flwr.supernode.cli import flower_supernode
 
     if os.environ.get("FEDKACE_CERTIFICATE"):
         present(Path(os.environ["FEDKACE_CERTIFICATE"]), Path(os.environ["FEDKACE_KEY"]))
     FleetHttpClient.ActivateNode = patient(FleetHttpClient.ActivateNode)  # type: ignore[method-assign]
+    threading.excepthook = end_after
     flower_supernode()
+    os._exit(1)  # it returns after an error alone

@@ -99,6 +99,8 @@ class Recorder:
 
     Attributes
     ----------
+    answers : dict of str to tuple
+        Status and body for targets that get another answer.
     begun : list of str
         Targets of all requests whose headers have arrived.
     arrived : list of Arrived
@@ -106,6 +108,7 @@ class Recorder:
     """
 
     certificates: Path
+    answers: dict[str, tuple[int, bytes]] = field(default_factory=dict)
     begun: list[str] = field(default_factory=list)
     arrived: list[Arrived] = field(default_factory=list)
 
@@ -133,9 +136,12 @@ class Recorder:
                 recorder.begun.append(self.path)
                 length = len(self.rfile.read(int(self.headers.get("Content-Length", 0))))
                 recorder.arrived.append(Arrived(self.requestline, dict(self.headers.items()), length))
-                self.send_response(200)
-                self.send_header("Content-Length", "0")
+                status, body = recorder.answers.get(self.path, (200, b""))
+                self.send_response(status)
+                self.send_header("Content-Type", "application/protobuf")
+                self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
+                self.wfile.write(body)
 
             def log_message(self, format: str, *args: object) -> None:
                 pass
