@@ -21,11 +21,11 @@ service makes a run a member of the federation: it is submitted at every start, 
         is stopped on purpose (see run.sh). RUN-CONFIG is as for flwr run; by default run-name is "living" and
         results-dir FOLDER/results. If the service is running, the run goes on with the app and keys given now.
 start   starts the members that are not running, registers the nodes, and waits until every node is connected. The
-        SuperLink admits a node that was killed after up to a minute.
+        SuperLink admits a node that was killed after up to a minute. A node whose key was unregistered is left out.
         NAME is superlink, superexec, node-1, ... or run; by default all. By its name, a run that was stopped on
         purpose goes on.
 stop    stops the members and waits for their child processes. No other process is affected.
-status  prints one line per member; the exit code is 0 if all are running.
+status  prints one line per member; the exit code is 0 if all are running that are registered.
 
 Logs are in FOLDER/*/log, the newest 10 MB and log.1 before them. Another start continues with the same keys, state and database.
 TEXT
@@ -321,6 +321,7 @@ start() {
     if [[ $name == node-* ]]; then
       [[ -n ${registered:-} ]] || register "${new[@]}"
       registered=yes
+      is_registered "$name" || continue
     fi
     if [[ $name == run ]]; then continue; fi
     begin "$name"
@@ -340,7 +341,10 @@ start() {
         continue
         ;;
       superexec) until_ready superexec 'Starting Flower SuperExec' ;;
-      node-*) until_ready "$name" 'SuperNode ID' ;;
+      node-*)
+        is_registered "$name" || continue
+        until_ready "$name" 'SuperNode ID'
+        ;;
     esac
     echo "$name: started"
   done
@@ -350,7 +354,12 @@ register() {
   local name keys=()
   running superlink || die "the SuperLink is not running; start it with federation.sh start $folder superlink"
   for name; do if [[ $name == node-* ]]; then keys+=("$folder/$name/key.pub=$((${name#node-} - 1))"); fi; done
-  "$scripts/register.sh" "$connection" "${keys[@]}" >/dev/null
+  "$scripts/register.sh" "$connection" "${keys[@]}" >/dev/null || [[ $? -eq 3 ]] || exit 1  # 3: a key has been unregistered
+}
+
+# is_registered NODE: whether its key was registered at the last start of a node.
+is_registered() {
+  grep -q " $1 " "$FEDKACE_NODES"
 }
 
 # ended: print how the run was stopped on purpose, if it was.
@@ -402,6 +411,8 @@ status() {
       echo "$name: running, process $(cat "$folder/$name/pid")"
     elif [[ $name == run && -n $(ended) ]]; then
       echo "$name: $(ended)"
+    elif [[ $name == node-* && -e $FEDKACE_NODES ]] && ! is_registered "$name"; then
+      echo "$name: not registered"
     else
       echo "$name: not running"
       code=1

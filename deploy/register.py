@@ -50,7 +50,7 @@ def write(file: Path, nodes: Registry) -> None:
 
 
 def register(connection: str, file: Path, keys: list[tuple[Path, str, int | None]]) -> None:
-    """Register keys that are new, and bring the file up to date.
+    """Register keys that are new, and bring the file up to date; end with code 3 if a key has been unregistered.
 
     Parameters
     ----------
@@ -68,13 +68,18 @@ def register(connection: str, file: Path, keys: list[tuple[Path, str, int | None
     gone = {node.node_id for node in known.values() if node.status == "unregistered"}
     here = {node.node_id for node in known.values()} - gone  # a SuperLink that has lost its database knows no node
     nodes = {node: entry for node, entry in nodes.items() if node in here}
-    loaded = []
+    loaded, refused = [], False
     for path, name, seat in keys:
         key = load_ssh_public_key(path.read_bytes())
         assert isinstance(key, EllipticCurvePublicKey)  # register.sh has looked at it
         public = public_key_to_bytes(key)
         if public in known and known[public].node_id in gone:
-            stop(f"{path}: this key has been unregistered, which is for good; make another with node-key.sh")
+            print(
+                f"{name}: left out: {path} has been unregistered, which is for good; make another key with node-key.sh",
+                file=sys.stderr,
+            )
+            refused = True
+            continue
         own = known[public].node_id if public in known else None
         for node, (other, taken) in nodes.items():
             if seat is not None and taken == seat and node != own:
@@ -93,6 +98,8 @@ def register(connection: str, file: Path, keys: list[tuple[Path, str, int | None
             print(f"{name}: {told}", flush=True)
     finally:
         write(file, nodes)
+    if refused:
+        sys.exit(3)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ usage: register.sh CONNECTION KEY.pub[=SEAT]...    CONNECTION as created by conn
 
 Each node gets a line NODE_ID NAME [SEAT] in the file FEDKACE_NODES (by default /var/lib/fedkace-superlink/nodes), from
 which runs learn the nodes' names. SEAT is the client number that the node has in every run, from 0; without one, a run
-gives the node the next free number when it first appears.
+gives the node the next free number when it first appears. A key that has been unregistered is left out, with exit code 3.
 TEXT
   [[ ${1:-} == -h || ${1:-} == --help ]] && exit
   exit 2

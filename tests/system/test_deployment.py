@@ -3,6 +3,7 @@
 ``test_edge.py`` kills SuperNodes.
 """
 
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -200,3 +201,14 @@ def test_a_stranger_who_reaches_the_superlink_gets_no_task(running: Federation) 
     command += ["--root-certificates", str(running.folder / "certificates" / "ca.crt")]
     done = finish(command, running.env, STEP_SECONDS)
     assert "SuperExec authentication failed" in running.log("superlink"), done.stdout + done.stderr
+
+
+def test_a_node_whose_key_has_been_unregistered_keeps_no_other_member_from_starting(running: Federation) -> None:
+    """The last test of this file: the federation has one node less from here on."""
+    (number,) = re.findall(r"^(\d+) node-2 1$", (running.folder / "superlink" / "nodes").read_text(), re.MULTILINE)
+    running.flwr("supernode", "unregister", number, CONNECTION)
+    running.must("stop")
+    done = running.script("start")
+    assert done.returncode == 0 and done.stdout.count("started") == 4 and "node-2" not in done.stdout, done.stderr
+    assert done.stderr.startswith("node-2: left out: ") and len(done.stderr.splitlines()) == 1, done.stderr
+    assert "node-2: not registered" in running.must("status")
