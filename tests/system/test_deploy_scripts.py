@@ -247,8 +247,9 @@ def services() -> dict[str, Any]:
 
 def secrets_of(service: dict[str, Any]) -> dict[str, str]:
     """The secrets of a service, and where it finds them."""
-    named = {each: f"/run/secrets/{each}" for each in service["secrets"] if isinstance(each, str)}
-    return named | {each["source"]: each["target"] for each in service["secrets"] if isinstance(each, dict)}
+    given = service.get("secrets", [])
+    named = {each: f"/run/secrets/{each}" for each in given if isinstance(each, str)}
+    return named | {each["source"]: each["target"] for each in given if isinstance(each, dict)}
 
 
 def test_the_compose_file_mounts_every_secret_that_it_names_and_contains_none(services: dict[str, Any]) -> None:
@@ -259,7 +260,7 @@ def test_the_compose_file_mounts_every_secret_that_it_names_and_contains_none(se
         assert paths <= set(secrets_of(service).values()), name
         assert service["read_only"] and service["cap_drop"] == ["ALL"] and service["restart"] == "always"
         assert service["mem_limit"], name
-        assert name == "nginx" or (DEPLOY / service["command"][0]).exists()
+        assert name in ("hub", "nginx") or (DEPLOY / service["command"][0]).exists()
     assert secrets_of(services["superlink"]).keys() == {
         *("ca.crt", "superlink.crt", "superlink.key", "superexec.secret")
     }
@@ -268,17 +269,17 @@ def test_the_compose_file_mounts_every_secret_that_it_names_and_contains_none(se
 
 
 def test_the_nodes_in_containers_reach_the_superlink_through_nginx_alone(services: dict[str, Any]) -> None:
-    """The SuperLink listens on a loopback that only nginx and the SuperExec share."""
+    """The SuperLink listens on a loopback that only nginx and the SuperExec share; none of them takes it along."""
     assert "FEDKACE_HOST" not in services["superlink"]["environment"]
-    shared = {name for name, service in services.items() if service.get("network_mode") == "service:superlink"}
-    assert shared == {"nginx", "superexec"}
+    shared = {name for name, service in services.items() if service.get("network_mode") == "service:hub"}
+    assert shared == {"superlink", "nginx", "superexec"} and services["hub"]["command"] == ["sleep", "infinity"]
     nodes = {name: service for name, service in services.items() if name.startswith("node-")}
     assert len(nodes) == 2
     for name, service in nodes.items():
         told = service["environment"]
         assert told["FEDKACE_SUPERLINK"] == "superlink:9093", "nginx's port"
         assert told["FEDKACE_CERTIFICATE"] == f"/run/secrets/{name}.crt"
-        assert service["networks"] == [name] and name in services["superlink"]["networks"]
+        assert service["networks"] == [name] and services["hub"]["networks"][name] == {"aliases": ["superlink"]}
     assert "listen 9093 ssl;" in (DEPLOY / "nginx.conf").read_text()
     assert not any("ports" in service for service in services.values())
     installed = set(re.findall(r"/etc/fedkace/certificates/[\w.]+", (DEPLOY / "nginx.conf").read_text()))
