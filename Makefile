@@ -74,13 +74,13 @@ site: $(READY)
 notebooks: $(READY)
 	$(BIN)/python docs/site/notebooks.py
 
-LOCK := $(BIN)/uv pip compile pyproject.toml deploy/requirements.in --extra serve --generate-hashes --quiet
+LOCK := $(BIN)/uv pip compile pyproject.toml deploy/requirements.in --extra serve --generate-hashes --quiet \
+  --universal --python-version 3.11
 lock: $(READY)
-	$(LOCK) --universal --python-version 3.11 --custom-compile-command 'make lock' --output-file deploy/requirements.txt
+	$(LOCK) --custom-compile-command 'make lock' --output-file deploy/requirements.txt
 
 lock-cpu: $(READY)
-	$(LOCK) --torch-backend cpu --python-platform linux --python-version 3.12 \
-	  --custom-compile-command 'make lock-cpu' --output-file deploy/requirements-cpu.txt
+	$(LOCK) --torch-backend cpu --custom-compile-command 'make lock-cpu' --output-file deploy/requirements-cpu.txt
 
 release: $(READY)
 	$(BIN)/python deploy/release.py dist
