@@ -20,6 +20,7 @@ TEXT
   exit 2
 fi
 
+trap '' HUP  # which run.py inherits: until it listens for a reload, one would end it, for systemd without a failure
 needs_setting FEDKACE_APP "name the folder of the app"
 needs_setting FEDKACE_CONNECTION "name the SuperLink, see connection.sh"
 needs_setting FEDKACE_RUN "name the TOML file of the run's keys"

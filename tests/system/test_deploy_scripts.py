@@ -5,6 +5,7 @@ import re
 import shutil
 import ssl
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from shlex import quote
@@ -406,6 +407,19 @@ def test_a_service_whose_run_could_not_be_continued_names_the_key(tmp_path: Path
         keys.write_text(text)
         said = refused("run.sh", env={**env, **told})
         assert f"{keys}: " in said and words in said
+
+
+def test_a_reload_that_comes_before_the_service_listens_does_not_end_it(tmp_path: Path, env: dict[str, str]) -> None:
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "run.toml").touch()
+    told = {"FEDKACE_APP": str(tmp_path), "FEDKACE_CONNECTION": "hub", "FEDKACE_RUN": str(tmp_path / "run.toml")}
+    told["FEDKACE_RUN_ID"] = str(tmp_path / "id")
+    early = tmp_path / "early" / "python3"
+    early.parent.mkdir()
+    early.write_text(f'#!/bin/sh\nkill -HUP $$\nexec {quote(sys.executable)} "$@"\n')
+    early.chmod(0o700)
+    path = f"{early.parent}:{env['PATH']}"
+    assert "run-name is not set" in refused("run.sh", env={**env, **told, "PATH": path})
 
 
 def test_a_log_keeps_its_newest_part_and_one_before(tmp_path: Path) -> None:
