@@ -20,7 +20,7 @@ superlink  creates FOLDER/superlink.key and FOLDER/superlink.crt, signed by the 
            authenticates itself to the SuperLink.
 node       creates FOLDER/nodes/NAME.crt for each public key (node-key.sh), where NAME is the machine's name in the
            key. A machine needs it to get past nginx to the SuperLink. --renew replaces it.
-show       prints the names and expiry dates of the certificates.
+show       prints the names and expiry dates of the certificates; the exit code is 1 if one expires within 30 days.
 
 By default the authority is valid for 1825 days, the SuperLink's and the SuperNodes' certificates for 397.
 Private files have mode 0600. Existing files are never overwritten, except a certificate with --renew.
@@ -32,8 +32,7 @@ subject() {
 }
 
 make_ca() {
-  [[ ! -e $folder/ca.key && ! -e $folder/ca.crt ]] \
-    || die "$folder/ca.crt already exists and nodes trust it; create a new authority in a new folder"
+  absent "nodes may trust this authority; create a new one in a new folder" ca.key ca.crt
   if [[ -n $ask ]]; then ask_for_new_passphrase; fi
   if [[ -n $passphrase ]]; then
     [[ ${#passphrase} -ge 12 ]] || die "the passphrase of $folder/ca.key has ${#passphrase} characters: must have at least 12"
@@ -64,8 +63,7 @@ make_superlink() {
     [[ $name == localhost || $name == 127.0.0.1 ]] || alternatives+=,$(alternative "$name")
   done
   if [[ -z $renew ]]; then
-    [[ ! -e $folder/superlink.key && ! -e $folder/superlink.crt ]] \
-      || die "$folder/superlink.crt already exists; --renew replaces the certificate and keeps the key"
+    absent "--renew replaces the certificate and keeps the key" superlink.key superlink.crt
     make new_key "$work/superlink.key"
   else
     private "$folder/superlink.key" "the SuperLink's key"
@@ -75,7 +73,7 @@ make_superlink() {
   sign superlink.crt "$1" serverAuth "$alternatives"
   if [[ -z $renew ]]; then
     openssl rand -hex 32 >"$work/superexec.secret"
-    place . superlink.key superexec.secret
+    place . superexec.secret superlink.key  # what comes after the key, --renew can make
   fi
   place . superlink.crt
 }
@@ -155,6 +153,13 @@ alternative() {
   fi
 }
 
+# absent HINT FILE...: fail if a file is already in the folder.
+absent() {
+  local file hint=$1
+  shift
+  for file; do [[ ! -e $folder/$file ]] || die "$folder/$file already exists; $hint"; done
+}
+
 # openssl reports its progress dot by dot; show its output only if it fails.
 make() {
   "$@" 2>"$work/complaint" || die "openssl failed: $(grep -v '^-*$' "$work/complaint" | tail -n 1)"
@@ -173,16 +178,15 @@ place() {
 }
 
 show() {
-  local file files=("$folder/ca.crt" "$folder/superlink.crt")
-  for file in "$folder"/nodes/*.crt; do
-    if [[ -e $file ]]; then files+=("$file"); fi
-  done
-  for file in "${files[@]}"; do
+  local file code=0
+  for file in "$folder/ca.crt" "$folder/superlink.crt" "$folder"/nodes/*.crt; do
+    [[ -e $file || $file == "$folder/ca.crt" ]] || continue
     readable "$file" certificate
     echo "$file"
     openssl x509 -noout -subject -enddate -ext subjectAltName -in "$file" 2>/dev/null | sed 's/^ */  /'
-    openssl x509 -noout -checkend $((soon * 86400)) -in "$file" >/dev/null || echo "  expires within $soon days"
+    openssl x509 -noout -checkend $((soon * 86400)) -in "$file" >/dev/null || { echo "  expires within $soon days" && code=1; }
   done
+  return $code
 }
 
 case ${1:-} in

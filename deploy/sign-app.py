@@ -57,6 +57,8 @@ def make_key(arguments: argparse.Namespace) -> None:
     public = file.with_name(f"{file.name}.pub")
     if file.exists() or public.exists():
         stop(f"{file} already exists; sites trust it, so it is never overwritten")
+    if not file.parent.is_dir():
+        stop(f"{file.parent} (the folder of the key) does not exist")
     how: serialization.KeySerializationEncryption = serialization.NoEncryption()
     if not arguments.no_passphrase:
         how = serialization.BestAvailableEncryption(passphrase_for(file, arguments.passphrase_file, new=True))

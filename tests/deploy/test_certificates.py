@@ -69,8 +69,29 @@ def test_a_renewed_certificate_keeps_the_key_and_nothing_is_overwritten_without_
     good("certificates.sh", "node", authority.folder, "--renew", "--days", "20", key, env=env)
     after = read(path)
     assert after.public_key() == before.public_key() and after.serial_number != before.serial_number
-    shown = good("certificates.sh", "show", authority.folder, env=env)
-    assert f"{path}\n" in shown and shown.count("expires within 30 days") == 1
+    done = script("certificates.sh", "show", authority.folder, env=env)
+    assert f"{path}\n" in done.stdout and done.stdout.count("expires within 30 days") == 1
+    assert done.returncode == 1, "for cron"
+    good("certificates.sh", "node", authority.folder, "--renew", key, env=env)
+    good("certificates.sh", "show", authority.folder, env=env)
+
+
+def test_a_file_that_an_interrupted_command_has_left_is_named_and_the_rest_can_be_made(
+    env: dict[str, str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "certificates"
+    folder.mkdir()
+    (folder / "ca.key").touch()
+    assert f"{folder}/ca.key already exists" in refused("certificates.sh", "ca", folder, env=env)
+    (folder / "ca.key").unlink()
+    good("certificates.sh", "ca", folder, env=env)
+    assert f"{folder}/ca.crt\n" in good("certificates.sh", "show", folder, env=env), "the authority alone"
+    made = good("certificates.sh", "superlink", folder, "hub", env=env).split()
+    assert [Path(file).name for file in made] == ["superexec.secret", "superlink.key", "superlink.crt"]
+    (folder / "superlink.crt").unlink()
+    said = refused("certificates.sh", "superlink", folder, "hub", env=env)
+    assert f"{folder}/superlink.key already exists; --renew" in said
+    good("certificates.sh", "superlink", folder, "--renew", "hub", env=env)
 
 
 def test_a_key_that_is_none_and_two_keys_of_one_name_are_refused_before_anything_is_made(

@@ -147,6 +147,8 @@ def test_a_key_has_a_passphrase_unless_told_otherwise_and_is_never_overwritten(
 ) -> None:
     key, secret = tmp_path / "key", tmp_path / "passphrase"
     assert "no terminal to type its passphrase" in refused(run("key", key, "releases"))
+    nowhere = tmp_path / "none" / "key"
+    assert f"{nowhere.parent} (the folder of the key) does not exist" in refused(run("key", nowhere, "releases"))
     secret.write_text("eleven char\n")
     assert "others can read it" in refused(run("key", key, "releases", "--passphrase-file", secret))
     secret.chmod(0o600)
