@@ -1,7 +1,4 @@
-"""The clients of experience replay, the simplest baselines with a buffer: a reservoir, and a class-balanced buffer.
-
-The former is the example of ``docs/add-a-method.md``.
-"""
+"""The clients of experience replay, the simplest baselines with a buffer: a reservoir, and a class-balanced buffer."""
 
 import torch
 

@@ -70,11 +70,15 @@ def feed(config: Config, folder: Path, *, every: float = 0.0, tell: Callable[[st
             time.sleep(every)
     tell(f"written: {config.stream.rounds} chunks for each of {len(homes)} clients, in {folder}")
     if not (form := experiment.dataset.form).is_picture:
-        pairs = ", ".join(
-            f"{mean}/{std}" for mean, std in zip(experiment.dataset.mean, experiment.dataset.std, strict=True)
-        )
-        shape = ", ".join(map(str, form.shape))
-        tell(f'keys for these inboxes: inbox-shape = "{shape}", inbox-statistics = "{pairs}"')
+        dataset = experiment.dataset
+        keys = {
+            "class-names": dataset.class_names,
+            "inbox-shape": form.shape,
+            "inbox-statistics": [f"{mean}/{std}" for mean, std in zip(dataset.mean, dataset.std, strict=True)],
+        }
+        tell("keys for these inboxes:")
+        for name, values in keys.items():
+            tell(f'{name} = "{", ".join(map(str, values))}"')
 
 
 def drop(experiment: Experiment, samples: Samples, path: Path) -> None:

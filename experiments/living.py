@@ -43,7 +43,7 @@ def stop(run: Path, *, undo: bool = False) -> str:
     with _written(run):
         if undo:
             orders.go_on()
-            return f"{run}: may go on; start it again with the command that began it"
+            return f"{run}: may go on; start it again with the command that began it, or federation.sh start FOLDER run"
         orders.stop()
     return f"{run}: ends after its present round"
 

@@ -111,7 +111,8 @@ class InlineGrid(Grid):
 
 
 def _failure(message: Message, error: Exception) -> Message:
-    """Return an error reply, as Flower does when a client raises an exception."""
+    """Print the traceback and return an error reply, as Flower does when a client raises an exception."""
+    traceback.print_exception(error)
     return Message(Error(_CLIENT_FAILED, "".join(traceback.format_exception(error))), reply_to=message)
 
 

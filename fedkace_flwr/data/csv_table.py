@@ -18,6 +18,7 @@ LABEL = "label"
 """Name of the column of labels, unless another is chosen."""
 
 _INDEX = re.compile(r"|__index_level_\d+__")  # the names that pandas gives its row index in CSV and Parquet
+_ENDS = 3  # of the columns of a table, how many of the first and of the last are named
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,11 @@ def read_csv(lines: Iterable[str], told: str, label: str = LABEL, *, most: int |
     return checked_table(told, columns, np.array(values, dtype=np.float64).reshape(-1, len(columns)), labels)
 
 
+def _shown(names: Sequence[str]) -> str:
+    ends = names if len(names) <= 2 * _ENDS else [*names[:_ENDS], "...", *names[-_ENDS:]]
+    return ", ".join(f"{name!r:.40}" if name != "..." else name for name in ends)
+
+
 def feature_columns(told: str, names: Sequence[str], label: str, hint: str = "") -> list[str]:
     """The names of the columns of numbers.
 
@@ -85,7 +91,7 @@ def feature_columns(told: str, names: Sequence[str], label: str, hint: str = "")
     """
     if label not in names or len(set(names)) < len(names) or len(names) < 2:
         raise DataError(
-            f"{told}: has the columns {', '.join(names)!r:.200}; must have different names, a column {label!r} of labels"
+            f"{told}: has {len(names)} columns, {_shown(names)}; must have different names, a column {label!r} of labels"
             f"{hint}, and at least one of numbers"
         )
     if (index := next(filter(_INDEX.fullmatch, names), None)) is not None:

@@ -298,7 +298,7 @@ class Inbox:
                         raise
                     fault = f"cannot be moved to new/{label} ({error})"
             elif not _is_in(rooms.new, label, name):  # nor moved before a crash
-                fault = f"no such picture in new/{UNLABELLED}"
+                fault = f"no such file in new/{UNLABELLED}, or it has a label already"
             if fault:
                 bad.append(f"line {line}, {name!r:.100}: {fault}")
         return bad

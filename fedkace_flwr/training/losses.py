@@ -42,7 +42,7 @@ class Batch:
     Attributes
     ----------
     images : Tensor
-        Float (B, 3, H, W), normalised.
+        Float (B, ...), normalised: (B, 3, H, W) of pictures.
     labels : Tensor
         int64 (B,).
     replayed : Tensor
@@ -65,7 +65,11 @@ class Batch:
 
 
 class Objective(Protocol):
-    """A training loss that may adapt from one epoch to the next."""
+    """A training loss that may adapt from one epoch to the next.
+
+    A step may be recorded and replayed (:mod:`fedkace_flwr.training.cuda_graphs`): what changes is in tensors, which are
+    changed in place.
+    """
 
     def begin_epoch(self, task_draws: float, replay_draws: float) -> None:
         """Prepare an epoch that draws each sample of chunk and buffer so often on average; 0 for an empty buffer."""

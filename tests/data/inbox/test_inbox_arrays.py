@@ -2,6 +2,7 @@
 
 import io
 import re
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -168,11 +169,10 @@ def test_a_run_over_inboxes_is_the_run_over_the_stream(shape: tuple[int, ...], s
     run_inline(stream)
     said = list[str]()
     feed(stream, tmp_path / "data", tell=said.append)
-    told = re.search(r'inbox-shape = "(.+)", inbox-statistics = "(.+)"', said[-1])
-    assert told is not None
-    keys = {"inbox_shape": told[1], "inbox_statistics": told[2], "inbox_bound": 16}
+    keys = {name.replace("-", "_"): value for name, value in tomllib.loads("\n".join(said[-3:])).items()}
+    assert keys["class_names"] == "0, 1, 2, 3"
     run_inline(
-        small(run_name="inbox", dataset="inbox", class_names="0, 1, 2, 3", **keys, **shared),
+        small(run_name="inbox", dataset="inbox", inbox_bound=16, **keys, **shared),
         node_config=lambda client: {
             wire.INBOX: str(tmp_path / "data" / f"client-{client}"),
             wire.TEST: str(tmp_path / "data" / f"client-{client}" / "test"),

@@ -103,7 +103,7 @@ def test_bad_rows_are_named_and_counted_and_the_others_are_applied(tmp_path: Pat
     (tmp_path / "new" / "labels.csv").write_text("\n".join(rows))
     assert numbers_of(opened(tmp_path).take(1, 0)) == [1]
     assert reason(tmp_path).startswith(
-        "labels.csv: 7 of 8 rows cannot be used, the first in line 2, '../../secret.png': no such picture"
+        "labels.csv: 7 of 8 rows cannot be used, the first in line 2, '../../secret.png': no such file"
     )
     assert names_in(tmp_path / "new") == ["unlabelled/2.png", "unlabelled/3.png", "unlabelled/4.png"]
     assert (tmp_path / "rejected" / "labels.csv").read_text() == "\n".join(rows)

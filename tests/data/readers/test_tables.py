@@ -81,7 +81,7 @@ def test_what_is_wrong_is_told_by_file_row_and_column(
 def test_columns_must_have_names_and_be_the_same_ones(tmp_path: Path) -> None:
     for part in ("train", "test"):
         write(tmp_path / f"{part}.csv", rows(part))
-    with pytest.raises(FedkaceError, match=r"train\.csv: has the columns .*a column 'label' of labels .*label=COLUMN"):
+    with pytest.raises(FedkaceError, match=r"train\.csv: has 6 columns, .*a column 'label' of labels .*label=COLUMN"):
         loaded(tmp_path, "")
     with pytest.raises(FedkaceError, match=r"^dataset = 'arrays\?test=x': must be 'arrays' or"):
         loaded(tmp_path, "?test=x")
