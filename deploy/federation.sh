@@ -126,18 +126,21 @@ service() {
   [[ -r $app/pyproject.toml ]] || die "$app: contains no pyproject.toml; it must be the folder of the app"
   need python3 "activate the environment that contains Flower"
   mkdir -p "$folder/run"
-  python3 - "$folder" "$@" <<'PYTHON'
-import json, sys
+  python3 - "$folder" "$app/pyproject.toml" "$@" <<'PYTHON'
+import json, sys, tomllib
 from pathlib import Path
 
-from flwr.common.config import parse_config_args
+from flwr.common.config import flatten_dict, parse_config_args
 
-folder = Path(sys.argv[1])
+folder, project = map(Path, sys.argv[1:3])
 told = {"run-name": "living", "results-dir": str(folder / "results"), "resume": True}
 try:
-    told |= parse_config_args(sys.argv[2:])
+    told |= parse_config_args(sys.argv[3:])
+    declared = flatten_dict(tomllib.loads(project.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"])
 except Exception as error:  # Flower's own kinds
     sys.exit(f"error: RUN-CONFIG: {' '.join(str(error).split())}")
+if unknown := sorted(told.keys() - declared):
+    sys.exit(f"error: RUN-CONFIG: {project} declares no key {', '.join(unknown)}")
 new = folder / "run" / "config.toml.new"
 new.write_text("".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in told.items()), encoding="utf-8")
 new.replace(folder / "run" / "config.toml")

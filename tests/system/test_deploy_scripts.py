@@ -240,6 +240,18 @@ def test_a_federation_with_inboxes_has_the_folders_for_new_files(tmp_path: Path,
     assert not (tmp_path / "plain" / "node-1" / "inbox").exists()
 
 
+def test_a_key_that_the_app_does_not_declare_is_refused_before_a_run_is_disturbed(
+    tmp_path: Path, env: dict[str, str]
+) -> None:
+    need_tools("openssl", "ssh-keygen")
+    folder = tmp_path / "federation"
+    good("federation.sh", "setup", folder, "--nodes", 1, "--port", 0, "--connection", "mine", env=env)
+    good("federation.sh", "service", folder, DEPLOY.parent, "rounds=3", env=env)
+    before = (folder / "run" / "config.toml").read_text()
+    assert "declares no key roundss" in refused("federation.sh", "service", folder, DEPLOY.parent, "roundss=4", env=env)
+    assert (folder / "run" / "config.toml").read_text() == before
+
+
 @pytest.fixture
 def services() -> dict[str, Any]:
     """The services of the compose file."""
