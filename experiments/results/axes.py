@@ -5,6 +5,7 @@ Several commands may have put runs into one folder, with other axes or with othe
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from fedkace_flwr.config import Config, keys_affecting, keys_of_other_methods
@@ -15,6 +16,7 @@ from fedkace_flwr.registry import METHODS
 # These keys affect numbers only through rounding, a run that stops, or values that are not recorded; none is an axis.
 _NOT_AXES = frozenset({"device", "deterministic", "quorum", "diagnostics", "evaluate", "report-classes"})
 _UNKNOWN = "-"
+_SHORT = 8  # figures of a digest
 _NAMED = 4  # repeated runs that are named
 
 
@@ -40,11 +42,17 @@ class Axes:
     repeats: frozenset[str] = frozenset()
 
 
-def axes_of(configs: Mapping[str, Record], told: Record | None, finished: Iterable[str] = ()) -> Axes:
+def axes_of(
+    configs: Mapping[str, Record],
+    told: Record | None,
+    finished: Iterable[str] = (),
+    digests: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+) -> Axes:
     """Return the axes of a study.
 
     A value that ``study.json`` lacks is that of the run's configuration. A key in which runs differ becomes an axis
-    unless an axis decides its value, so that no mean is taken over runs of different configurations.
+    unless an axis decides its value, so that no mean is taken over runs of different configurations. So does the digest
+    of data or of a file in which runs differ that have the same values on the axes.
 
     Parameters
     ----------
@@ -54,6 +62,8 @@ def axes_of(configs: Mapping[str, Record], told: Record | None, finished: Iterab
         The content of ``study.json``.
     finished : iterable of str
         The finished runs, which are preferred among those of one configuration.
+    digests : mapping
+        The digests of each run's data and files, by its name and their keys.
     """
     notes = []
     if told is None:
@@ -78,6 +88,11 @@ def axes_of(configs: Mapping[str, Record], told: Record | None, finished: Iterab
                 f"The runs were made with different values of {', '.join(more)}, which the study does not vary; they "
                 "are shown apart."
             )
+    for key in _of_several_contents(labels, digests):
+        names.append(f"{key} digest")
+        for run, values in labels.items():
+            values[names[-1]] = digests.get(run, {}).get(key, _UNKNOWN)[:_SHORT]
+        notes.append(f"The runs were made with different contents of {key}; they are shown apart.")
     names.sort(key=lambda axis: axis == "seed")
     repeats = _repeats(labels, configs, set(finished))
     if repeats:
@@ -168,6 +183,18 @@ def _is_decided(
         == len({repr(labels[run][axis]) for run in values})
         for axis in setting
     )
+
+
+def _of_several_contents(
+    labels: Mapping[str, Mapping[str, Any]], digests: Mapping[str, Mapping[str, str]]
+) -> list[str]:
+    """Return the keys whose digests differ between runs with the same values on all axes but method and seed."""
+    contents: dict[tuple[str, str], set[str]] = {}
+    for run, values in labels.items():
+        place = repr(sorted((axis, repr(value)) for axis, value in values.items() if axis not in ("method", "seed")))
+        for key, digest in digests.get(run, {}).items():
+            contents.setdefault((key, place), set()).add(digest)
+    return list(dict.fromkeys(key for (key, _), found in contents.items() if len(found) > 1))
 
 
 def _repeats(

@@ -7,7 +7,7 @@ differ.
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, count
@@ -20,18 +20,15 @@ from fedkace_flwr.errors import ResultsError
 from fedkace_flwr.experiments.results.averages import (
     average_over_clients,
     condition_numbers,
-    is_reference,
     mean,
     of_both_models,
-    regret,
-    regrets,
-    stream_of,
     switched,
 )
 from fedkace_flwr.experiments.results.axes import axes_of, variant_axes
 from fedkace_flwr.experiments.results.folders import check_folders, studies_in
 from fedkace_flwr.experiments.results.reading import SCHEMA, Record
 from fedkace_flwr.experiments.results.recorded import Recorded, Run
+from fedkace_flwr.experiments.results.regret import References, regret, regrets
 from fedkace_flwr.messaging.metrics import COMMON, known_metrics
 from fedkace_flwr.registry import METHODS
 from fedkace_flwr.results.record import defence_note, defended, totals
@@ -101,7 +98,7 @@ class Results:
     studies : tuple of StudyInfo
         In the requested order.
     runs : DataFrame
-        One row per run: ``schema``, ``study``, ``run``, ``folder``, ``finished``, ``rounds_done``; shares ``aa``,
+        One row per run: ``schema``, ``study``, ``run``, ``folder``, ``finished`` (with all rounds), ``rounds_done``; shares ``aa``,
         ``early`` and ``late`` (mean accuracy over the first quarter and the second half of the rounds), ``final``,
         ``aa_local`` and ``aa_global`` (of local models and of the global one, if the run tested both), ``aa_unmasked``,
         ``aa_local_unmasked`` and ``aa_global_unmasked`` (the same with all classes as possible answers), ``ar``,
@@ -170,8 +167,10 @@ def load_results(*folders: Path) -> Results:
             rows.append(row)
             rounds += lines
             sources[row["folder"]] = run
-    studies = tuple(_with_remarks(study, [row for row in rows if row["study"] == study.name]) for study in studies)
-    _add_regret(rows, rounds)
+    studies = tuple(
+        _with_remarks(study, [row for row in rows if row["study"] == study.name], sources) for study in studies
+    )
+    _add_regret(rows, rounds, sources)
     averaged = [metric.average for metric in known_metrics().values() if metric.average]
     numbers = ("accuracy", "regret", "chance", "client_drift", "switched", *averaged)
     return Results(studies, _frame(rows, _RUN_NUMBERS), _frame(rounds, numbers), sources)
@@ -195,7 +194,8 @@ def _load_study(folder: Path) -> tuple[StudyInfo, list[tuple[Run, Record]]]:
         hint = f"; name the studies in it, such as {folder / studies[0]}" if studies else "; must be a results folder"
         raise ResultsError(f"{folder}: has no run (a folder with config.json){hint}")
     configs = {run.name: run.config().flat() for run in runs}
-    axes = axes_of(configs, told, [run.name for run in runs if run.finished])
+    digests = {run.name: run.digests() for run in runs}
+    axes = axes_of(configs, told, [run.name for run in runs if run.finished], digests)
     about = told or {}
     study = StudyInfo(
         about.get("study") or folder.name,
@@ -212,16 +212,20 @@ def _load_study(folder: Path) -> tuple[StudyInfo, list[tuple[Run, Record]]]:
     return study, [(run, configs[run.name]) for run in runs]
 
 
-def _with_remarks(study: StudyInfo, rows: Sequence[Record]) -> StudyInfo:
-    """Remark on updates that the defence changed, and on runs that were stopped early."""
+def _with_remarks(study: StudyInfo, rows: Sequence[Record], sources: Mapping[str, Run]) -> StudyInfo:
+    """Remark on updates that the defence changed, and on runs that were stopped early or resumed with other values."""
     remarks = [*study.remarks]
     counts = [(row["rejected"], row["clipped"]) for row in rows]
     if note := defence_note(*(sum(each) for each in zip(*counts, strict=True))):
         remarks.append(f"{note}, in {sum(any(each) for each in counts)} of {len(counts)} runs.")
-    early = [row for row in rows if row["finished"] and row["rounds_done"] < row["rounds"]]
+    early = [row for row in rows if sources[row["folder"]].finished and not row["finished"]]
     if early:
         named = (f"{row['run']} ({row['rounds_done']} of {row['rounds']} rounds)" for row in early)
-        remarks.append(f"Stopped early: {', '.join(named)}.")
+        remarks.append(f"Stopped early, and counted as unfinished: {', '.join(named)}.")
+    resumed = {row["run"]: sources[row["folder"]].earlier_values() for row in rows}
+    if any(resumed.values()):
+        words = (f"{run} ({', '.join(values)})" for run, values in resumed.items() if values)
+        remarks.append(f"Resumed with other values: {', '.join(words)}.")
     return replace(study, remarks=tuple(remarks))
 
 
@@ -250,7 +254,7 @@ def _load_run(study: StudyInfo, run: Run, config: Record) -> tuple[Record, list[
     row = {
         **place,
         "folder": str(run.folder),
-        "finished": run.finished,
+        "finished": run.is_complete(config["rounds"]),
         **_run_row(config, records),
         **axes,
         **config,
@@ -307,32 +311,22 @@ def _round_row(config: Record, record: Record) -> Record:
     }
 
 
-def _add_regret(rows: Sequence[Record], rounds: Sequence[Record]) -> None:
-    """Add the AR of each finished run against the Centralized run of the same data, stream, training and seed."""
+def _add_regret(rows: Sequence[Record], rounds: Sequence[Record], sources: Mapping[str, Run]) -> None:
+    """Add the regret of each run, and the AR of each finished one, against its Centralized run."""
     curves: dict[tuple[str, str], list[Record]] = {}
     for line in rounds:
         curves.setdefault((line["study"], line["run"]), []).append(line)
-    references: dict[tuple[Any, ...], list[Record]] = {}
+    own = {row["folder"]: curves.get((row["study"], row["run"]), []) for row in rows}
+    references = References((sources[row["folder"]], row) for row in rows)
     for row in rows:
-        if is_reference(row["method"]) and row["finished"]:
-            references.setdefault(stream_of(row), []).append(row)
-    for row in rows:
-        candidates = references.get(stream_of(row), [])
-        if not candidates:
+        if (nearest := references.nearest(sources[row["folder"]], row)) is None:
             continue
-        nearest = min(candidates, key=_preferring(row))
-        own = curves.get((row["study"], row["run"]), [])
-        accuracies = [line["accuracy"] for line in own]
-        upper = [line["accuracy"] for line in curves.get((nearest["study"], nearest["run"]), [])]
-        for line, value in zip(own, regrets(upper, accuracies), strict=False):
+        lines = curves.get((row["study"], row["run"]), [])
+        upper, accuracies = ([line["accuracy"] for line in each] for each in (own[str(nearest.folder)], lines))
+        for line, value in zip(lines, regrets(upper, accuracies), strict=False):
             line["regret"] = value
         if row["finished"]:
             row["ar"] = regret(upper, accuracies)
-
-
-def _preferring(row: Record) -> Callable[[Record], tuple[bool, bool, str]]:
-    """Return a sort key for matching references: prefer the same study, then the same precision."""
-    return lambda other: (other["study"] != row["study"], other["precision"] != row["precision"], other["run"])
 
 
 def _frame(rows: Sequence[Record], numbers: Sequence[str]) -> pd.DataFrame:

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fedkace_flwr import registry as registry  # declares the methods' keys and metrics
-from fedkace_flwr.config import Config, folder_keys, path_keys
+from fedkace_flwr.config import Config, folder_keys, keys_affecting, path_keys
 from fedkace_flwr.errors import ConfigError, MissingDataError, ResultsError
 from fedkace_flwr.experiments.results.folders import within
 from fedkace_flwr.former_keys import NAMES, renewed
@@ -90,6 +90,8 @@ _STUDY = {
 }
 _OBJECT = _Kind("an object", lambda value: isinstance(value, dict))
 _KEPT_RUN = dict.fromkeys(("axes", "config", "environment", "summary"), _optional(_OBJECT))
+_PAIR = _Kind("two values", lambda value: isinstance(value, list) and len(value) == 2 and all(map(_SCALAR.fits, value)))
+_RESUMPTION = {"round": _COUNT, "changed": _by_name(_PAIR)}
 _SUMMARY = {
     "method": _TEXT,
     "clients": _number(1, whole=True),
@@ -156,6 +158,24 @@ def check_environment(where: str, told: Record) -> Record:
     return single
 
 
+def check_digests(where: str, told: Record) -> dict[str, str]:
+    """Return the digests of a run's data and files, by key; earlier versions recorded none."""
+    _check(where, told, {"files": _optional(_by_name(_TEXT))})
+    return {_name(key): printable(digest) for key, digest in told.get("files", {}).items()}
+
+
+def check_resumptions(where: str, told: Record) -> list[str]:
+    """Return the values of keys that a run began with and was resumed without; a run only grows by more rounds."""
+    _check(where, told, {"resumptions": _optional(_list(_OBJECT))})
+    found = []
+    for note in told.get("resumptions", []):
+        _check(f"{where}, resumptions", note, _RESUMPTION)
+        changed = {_name(key): old for key, (old, _) in note["changed"].items()}
+        keys = keys_affecting("numbers") - {"rounds"}
+        found += [f"{key} {_shown(old)} before round {note['round']}" for key, old in changed.items() if key in keys]
+    return found
+
+
 def check_summary(where: str, told: Record) -> Record:
     """Return a finished run's summary."""
     _check(where, told, _SUMMARY)
@@ -179,7 +199,7 @@ def read_study(path: Path) -> Record | None:
     """Read the ``study.json`` of a study with folders of runs; None if there is none."""
     if not path.exists():
         return None
-    told = read_object(path)
+    told = _parse(str(path), _text(path, LARGEST_TEXT), _study_without_paths)
     check_schema(str(path), told)
     return check_study(str(path), told)
 
@@ -359,13 +379,13 @@ def _text(path: Path, most: int) -> str:
         raise ResultsError(f"{path}: cannot be read ({error})") from error
 
 
-def _parse(where: str, text: str) -> Record:
+def _parse(where: str, text: str, cut: Callable[[Any], Any] | None = None) -> Record:
     try:
         content = json.loads(text, parse_constant=_refuse)
         if r"\ud" in text.casefold():  # perhaps half a character, which no file can hold
             content = json.loads(json.dumps(content, ensure_ascii=False).encode("utf-8", "replace"))
         if "/" in text or r"\u" in text.casefold():
-            content = _without_paths(content)
+            content = (cut or _without_paths)(content)
     except (RecursionError, ValueError) as error:
         raise ResultsError(f"{where}: is damaged; not valid JSON ({error})") from error
     if not isinstance(content, dict):
@@ -383,6 +403,25 @@ def _without_paths(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_paths(each) for each in value]
     return {name: _without_paths(each) for name, each in value.items()} if isinstance(value, dict) else value
+
+
+def _study_without_paths(told: Any) -> Any:
+    """Cut paths as elsewhere, but let those of an axis keep so many names that they still differ: ``a/data``, ``b/data``."""
+    runs = told.get("runs") if isinstance(told, dict) else None
+    if isinstance(runs, dict) and all(isinstance(labels, dict) for labels in runs.values()):
+        for axis in {axis for labels in runs.values() for axis in labels}:
+            texts = {value for labels in runs.values() if isinstance(value := labels.get(axis), str)}
+            paths = {text: PurePosixPath(text).parts[1:] for text in texts if text.startswith("/")}
+            if len({without_paths(text) for text in paths}) == len(paths):
+                continue
+            most = max(map(len, paths.values()))
+            fewest = next(
+                (n for n in range(2, most) if len({each[-n:] for each in paths.values()}) == len(paths)), most
+            )
+            for labels in runs.values():
+                if isinstance(value := labels.get(axis), str) and value in paths:
+                    labels[axis] = "/".join(paths[value][-fewest:]) or "/"
+    return _without_paths(told)
 
 
 def _name(axis: str) -> str:

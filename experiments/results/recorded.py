@@ -25,8 +25,10 @@ from fedkace_flwr.experiments.results.folders import CLASSES, ROUNDS, STUDY, is_
 from fedkace_flwr.experiments.results.reading import (
     Record,
     check_config,
+    check_digests,
     check_environment,
     check_kept,
+    check_resumptions,
     check_rounds,
     check_summary,
     lines_of,
@@ -68,6 +70,10 @@ class Run:
             return "summary" in self._kept.runs[self.name]
         return (self.folder / "summary.json").exists()
 
+    def is_complete(self, rounds: int) -> bool:
+        """Whether it is finished and has so many rounds; one that was stopped early lacks some."""
+        return self.finished and self.summary()["rounds"] >= rounds
+
     def part(self, name: str) -> tuple[str, Record]:
         """Return where ``config``, ``environment`` or ``summary`` is, and what it says; nothing if there is none."""
         if self._kept is not None:
@@ -91,6 +97,14 @@ class Run:
     def environment(self) -> Record:
         """Return the single values of its environment."""
         return check_environment(*self.part("environment"))
+
+    def digests(self) -> dict[str, str]:
+        """Return the digests of its data and of the files that its configuration names, by key, as far as it has them."""
+        return check_digests(*self.part("environment"))
+
+    def earlier_values(self) -> list[str]:
+        """Return what affected the numbers of its first rounds and was changed later: ``learning-rate 0.1 before round 3``."""
+        return check_resumptions(*self.part("environment"))
 
     def summary(self) -> Record:
         """Return its summary, once it is finished."""

@@ -10,9 +10,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedkace_flwr.errors import ConfigError, ResultsError, RunError, closest
-from fedkace_flwr.experiments.results.averages import is_reference, regret, stream_of, switched
-from fedkace_flwr.experiments.results.folders import is_kept, is_set_aside, studies_in
+from fedkace_flwr.experiments.results.averages import switched
+from fedkace_flwr.experiments.results.folders import is_kept, studies_in
 from fedkace_flwr.experiments.results.recorded import Recorded, Run
+from fedkace_flwr.experiments.results.regret import References, regret
 from fedkace_flwr.results.record import defence_note, defended
 from fedkace_flwr.storage.names import closest_path, printable
 
@@ -228,10 +229,10 @@ def _runs_in(folder: Path) -> Sequence[Run]:
 
 def _finished(runs: Mapping[Path, Run]) -> list[FinishedRun]:
     named = {path: (run, run.config().flat()) for path, run in runs.items()}
-    beside = {study: _beside(study, named) for study in {path.parent for path in named}}
+    references = {study: _references(study, named) for study in {path.parent for path in named}}
     names = _names(list(named))
     return [
-        FinishedRun(names[path], run, config, run.summary(), _regret(path, {**beside[path.parent], **named}))
+        FinishedRun(names[path], run, config, run.summary(), _regret(run, references[path.parent].nearest(run, config)))
         for path, (run, config) in named.items()
     ]
 
@@ -247,25 +248,17 @@ def _names(folders: Sequence[Path]) -> dict[Path, str]:
     return names
 
 
-def _regret(path: Path, runs: Mapping[Path, _WithConfig]) -> float | None:
-    """Return AR against a Centralized run of the same stream: if possible of the same study, then of the same precision."""
-    own, config = runs[path]
-    stream, precision = stream_of(config), config["precision"]
-    found = [
-        (other.parent != path.parent, told["precision"] != precision, other.name, run)
-        for other, (run, told) in runs.items()
-        if is_reference(told["method"]) and stream_of(told) == stream and not is_set_aside(other)
-    ]
-    return regret(_accuracies(min(found, key=lambda each: each[:3])[-1]), _accuracies(own)) if found else None
-
-
-def _beside(study: Path, named: Mapping[Path, _WithConfig]) -> dict[Path, _WithConfig]:
-    """Return a study's finished runs; none if one that nobody has named is damaged."""
+def _references(study: Path, named: Mapping[Path, _WithConfig]) -> References:
+    """Return the references among the named runs, and in a study of theirs if none of its other runs is damaged."""
     try:
-        found = {run.folder: run for run in Recorded(study).runs if run.finished}
-        return {path: named.get(path) or (run, run.config().flat()) for path, run in found.items()}
+        beside = [run for run in Recorded(study).runs if run.finished and run.folder not in named]
+        return References([*named.values(), *((run, run.config().flat()) for run in beside)])
     except ResultsError:
-        return {}
+        return References(named.values())
+
+
+def _regret(run: Run, reference: Run | None) -> float | None:
+    return None if reference is None else regret(_accuracies(reference), _accuracies(run))
 
 
 def _accuracies(run: Run) -> list[float | None]:

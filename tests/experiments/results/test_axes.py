@@ -6,9 +6,10 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from support.made.results import SMALL_RUN, write_run
+from support.made.results import SMALL_RUN, add_to_environment, write_run
 
 from fedkace_flwr.experiments.report.tables import CHANCE, ResultTable, study_notes, study_tables
+from fedkace_flwr.experiments.results.keep import keep
 from fedkace_flwr.experiments.results.loading import StudyInfo, load_results
 from fedkace_flwr.experiments.running.runner import describe
 from fedkace_flwr.experiments.studies.study import load_study
@@ -133,6 +134,41 @@ def test_a_configuration_that_was_run_twice_counts_once(tmp_path: Path) -> None:
     )
     assert {cell.n for cell in table.cells.values()} == {1} and not table.notes
     assert len(load_results(folder).runs) == 3
+
+
+def test_folders_of_data_with_one_last_name_are_told_apart(tmp_path: Path) -> None:
+    """No path of the machine is read from study.json, but enough of it to keep the runs of a grid apart."""
+    text = STUDY.replace("digits", "arrays")
+    folders: dict[str, Any] = {"data-dir": [f"/somewhere/{name}/frames" for name in ("clean", "noisy")]}
+    folder = made(tmp_path, text=text, only="*", **folders)
+    for kept in (folder, tmp_path / "kept"):
+        study, table, _ = read(kept)
+        assert (study.axes, study.repeats, study.remarks) == (("method", "data-dir", "seed"), frozenset(), ())
+        assert means(table, "ER") == {
+            "arrays, O=1, data-dir=clean/frames": 70,
+            "arrays, O=1, data-dir=noisy/frames": 80,
+        }
+        if kept == folder:
+            keep(folder, tmp_path / "kept")
+
+
+def test_runs_on_other_data_do_not_stand_beside_the_others_without_a_word(tmp_path: Path) -> None:
+    """As in a study that was kept by a version which cut their folders to one name."""
+    folder = made(tmp_path, only="*", seed=[0, 1])
+    told = json.loads((folder / "study.json").read_text())
+    for run, digest in {"fedkace_seed-0": "a" * 64, "fedkace_seed-1": "b" * 64, "er_seed-0": "a" * 64}.items():
+        add_to_environment(folder / run, files={"dataset": digest})
+    for labels in told["runs"].values():
+        labels["seed"] = 0
+    (folder / "study.json").write_text(json.dumps(told))
+    study, table, notes = read(folder)
+    assert means(table, "FedKACE") == {
+        "digits, O=1, dataset digest=aaaaaaaa": 50,
+        "digits, O=1, dataset digest=bbbbbbbb": 60,
+    }
+    assert means(table, "ER") == {"digits, O=1, dataset digest=-": 80, "digits, O=1, dataset digest=aaaaaaaa": 70}
+    assert "The runs were made with different contents of dataset; they are shown apart." in notes
+    assert not study.repeats
 
 
 def test_a_finished_run_counts_and_not_its_unfinished_repetition(tmp_path: Path) -> None:

@@ -7,12 +7,15 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from support.made.results import made_round, write_run, write_study
+from support.made.results import add_to_environment, made_round, write_run, write_study
 
 from fedkace_flwr.errors import ResultsError
-from fedkace_flwr.experiments.report.tables import place
+from fedkace_flwr.experiments.report.figures import curves_of
+from fedkace_flwr.experiments.report.paired import paired_differences
+from fedkace_flwr.experiments.report.tables import place, study_tables
 from fedkace_flwr.experiments.results.loading import Results, load_results, rows_of
 from fedkace_flwr.experiments.results.reading import SCHEMA
+from fedkace_flwr.experiments.results.summary_table import find_runs
 
 KEPT = Path(__file__).resolve().parents[3] / "docs" / "results"
 
@@ -87,6 +90,25 @@ def test_regret_is_against_centralized_of_the_same_stream_and_seed(tmp_path: Pat
     assert rounds["regret"].tolist() == pytest.approx([0.4, 0.2])
 
 
+def test_regret_is_against_centralized_on_the_same_data_where_both_have_their_digest(tmp_path: Path) -> None:
+    """Folders of data are not in a record, and of a weights file only the name is."""
+    for name, accuracy in (("easy", 0.9), ("hard", 0.7)):
+        for method, own in (("centralized", accuracy), ("er", 0.5)):
+            folder = write_run(tmp_path, f"{method}_{name}", [own], method=method, dataset="arrays")
+            add_to_environment(folder, files={"dataset": name, "weights-file": "alike"})
+    write_run(tmp_path, "fedavg_earlier", [0.5], method="fedavg", dataset="arrays")
+    add_to_environment(
+        write_run(tmp_path, "fedavg_other", [0.5], method="fedavg", dataset="arrays"), files={"weights-file": "other"}
+    )
+    results = load_results(tmp_path)
+    found = {"er_easy": 0.4, "er_hard": 0.2, "fedavg_earlier": 0.4}
+    for name, expected in found.items():
+        assert row(results, name)["ar"] == pytest.approx(expected)
+    assert math.isnan(row(results, "fedavg_other")["ar"])
+    table = {run.name: run.regret for run in find_runs([tmp_path / "er_hard", tmp_path / "fedavg_other"])[0]}
+    assert table == {"er_hard": pytest.approx(0.2), "fedavg_other": None}
+
+
 def test_the_reference_may_lie_in_another_folder(tmp_path: Path) -> None:
     write_run(tmp_path / "reference", "centralized", [0.9, 0.9], method="centralized")
     write_run(tmp_path / "own", "fedkace", [0.5, 0.7])
@@ -115,6 +137,48 @@ def test_an_unfinished_run_is_there_and_flagged(tmp_path: Path) -> None:
     assert math.isnan(run["ar"])
     empty = row(results, "er")
     assert not empty["finished"] and empty["rounds_done"] == 0 and math.isnan(empty["aa"])
+
+
+def test_a_run_that_was_stopped_early_counts_as_unfinished(tmp_path: Path) -> None:
+    write_run(tmp_path, "centralized_seed-0", [0.9], method="centralized", rounds=2)
+    write_run(tmp_path, "fedkace_seed-0", [0.5], rounds=2)
+    write_run(tmp_path, "fedkace_seed-1", [0.6, 0.8], rounds=2, seed=1)
+    write_run(tmp_path, "er_seed-0", [0.5], method="er", rounds=2)
+    write_run(tmp_path, "er_seed-1", [0.6, 0.8], method="er", rounds=2, seed=1)
+    results = load_results(tmp_path)
+    (study,) = results.studies
+    assert study.remarks == (
+        "Stopped early, and counted as unfinished: centralized_seed-0 (1 of 2 rounds), er_seed-0 (1 of 2 rounds), "
+        "fedkace_seed-0 (1 of 2 rounds).",
+    )
+    assert math.isnan(row(results, "fedkace_seed-0")["ar"])
+    table = study_tables(results, study)[0]
+    assert {cell.n for cell in table.cells.values()} == {1}
+    assert "2 of 5 runs are finished; means leave out the others." in table.notes
+    assert paired_differences(results, study).empty
+    curves, _ = curves_of(results, study)
+    assert {len(rounds) for rounds in curves["digits, O=1"].values()} == {2}
+    assert "FedKACE (unfinished)" in curves_of(results, study, unfinished=True)[1]
+    assert {run.regret for run in find_runs([tmp_path])[0]} == {None}
+
+
+def test_a_run_without_an_end_is_not_stopped_early(tmp_path: Path) -> None:
+    write_run(tmp_path, "fedkace", [0.5], rounds=0, dataset="inbox", class_names="a,b", image_size=8)
+    results = load_results(tmp_path)
+    assert row(results, "fedkace")["finished"] and not results.studies[0].remarks
+
+
+def test_a_run_that_was_resumed_with_other_values_is_named(tmp_path: Path) -> None:
+    changed = {"learning-rate": [0.1, 0.001], "rounds": [2, 3], "deadline": [1.0, 2.0]}
+    folder = write_run(tmp_path, "fedkace_seed-0", [0.5] * 3, learning_rate=0.001)
+    add_to_environment(folder, resumptions=[{"round": 2, "changed": {}}, {"round": 3, "changed": changed}])
+    add_to_environment(write_run(tmp_path, "fedkace_seed-1", [0.5] * 3, seed=1), resumptions=[])
+    (study,) = load_results(tmp_path).studies
+    assert study.remarks[-1] == "Resumed with other values: fedkace_seed-0 (learning-rate 0.1 before round 3)."
+    add_to_environment(folder, resumptions=[{"round": 2, "changed": {"learning-rate": 3}}])
+    assert "changed = {'learning-rate': 3}; must be an object with values of: two values" in refusal(tmp_path)
+    add_to_environment(folder, resumptions=[], files=["digest"])
+    assert "files = ['digest']; must be" in refusal(tmp_path)
 
 
 def test_a_run_set_aside_by_a_later_one_does_not_count(tmp_path: Path) -> None:

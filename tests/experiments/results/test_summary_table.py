@@ -234,4 +234,4 @@ def test_table_and_report_name_a_run_that_was_stopped_early(study: Path, capsys:
     assert main(["table", str(study)]) == 0
     assert "fedavg_seed-0: stopped after 2 of 9 rounds" in capsys.readouterr().out
     (loaded,) = load_results(study).studies
-    assert "Stopped early: fedavg_seed-0 (2 of 9 rounds)." in loaded.remarks
+    assert "Stopped early, and counted as unfinished: fedavg_seed-0 (2 of 9 rounds)." in loaded.remarks

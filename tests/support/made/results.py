@@ -70,6 +70,13 @@ def write_run(
     return folder
 
 
+def add_to_environment(folder: Path, **parts: Any) -> Path:
+    """Add to what a run's ``environment.json`` tells, such as ``files`` or ``resumptions``; return the folder."""
+    path = folder / "environment.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | parts))
+    return folder
+
+
 def write_study(folder: Path, runs: Mapping[str, Mapping[str, Any]], **changes: Any) -> None:
     """Write a ``study.json`` for runs that exist or will exist."""
     told = {
