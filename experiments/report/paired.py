@@ -1,6 +1,7 @@
-"""Paired comparison of methods over seeds: runs with the same seed see the same stream."""
+"""Paired comparison of methods over seeds; runs with the same seed see the same stream unless their lines differ in it."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -8,12 +9,13 @@ from scipy.stats import sem, wilcoxon
 from scipy.stats import t as student
 
 from fedkace_flwr.experiments.report.markup import Table
-from fedkace_flwr.experiments.report.names import ranked, role
-from fedkace_flwr.experiments.report.tables import DASH, place, signed
+from fedkace_flwr.experiments.report.names import role
+from fedkace_flwr.experiments.report.tables import DASH, place, rows_in_order, signed
 from fedkace_flwr.experiments.results.loading import Results, StudyInfo, rows_of
+from fedkace_flwr.experiments.results.regret import same_stream
 
 _CONFIDENCE = 0.95
-_COLUMNS = ["study", "column", "line", "baseline", "mean", "low", "high", "p", "n"]
+_COLUMNS = ["study", "column", "line", "baseline", "mean", "low", "high", "p", "n", "same_stream"]
 
 
 def compare(differences: Sequence[float]) -> tuple[float, float, float]:
@@ -45,35 +47,34 @@ def paired_differences(results: Results, study: StudyInfo, baseline: str = "") -
     results, study : Results, StudyInfo
         The runs and their study.
     baseline : str
-        The line to compare with, such as ``FedFrame``; empty for the first one, which is FedKACE's where it takes part.
-        Columns without it are left out.
+        The line to compare with, such as ``FedFrame``; empty for the tables' first one, which is FedKACE's where it takes
+        part. Columns without it are left out.
 
     Returns
     -------
     DataFrame
         A row per comparison: ``study``, ``column``, ``line``, ``baseline``, the ``mean`` of AA of the line minus that of
-        the baseline in percentage points, its interval (``low``, ``high``), ``p``, and the number ``n`` of seeds.
+        the baseline in percentage points, its interval (``low``, ``high``), ``p``, the number ``n`` of seeds, and whether
+        runs with the same seed had the same data and stream (``same_stream``).
     """
-    frame = results.counted(study)
-    runs = [
-        (*place(study, run), run["method"], run["seed"], 100 * run["aa"])
-        for run in rows_of(frame[frame["finished"]])
-        if role(run["method"]) != "reference" and not pd.isna(run["aa"])
-    ]
-    order = ranked({line: method for line, _, method, *_ in runs})
+    runs = rows_of(results.counted(study))
+    order = rows_in_order(study, runs)
+    columns: dict[str, dict[str, dict[int, Any]]] = {}
+    for run in runs:
+        if run["finished"] and role(run["method"]) != "reference" and not pd.isna(run["aa"]):
+            line, column = place(study, run)
+            columns.setdefault(column, {}).setdefault(line, {})[run["seed"]] = run
     found = []
-    for column, part in pd.DataFrame(runs, columns=["line", "column", "method", "seed", "aa"]).groupby(
-        "column", sort=False
-    ):
-        accuracies = part.drop_duplicates(["line", "seed"], keep="last").pivot(
-            index="seed", columns="line", values="aa"
-        )
-        lines = [line for line in order if line in accuracies]
-        own = baseline or lines[0]
-        for line in lines if own in lines else ():
-            values = (accuracies[line] - accuracies[own]).dropna().tolist()
-            if line != own and len(values) > 1:
-                found.append([study.name, column, line, own, float(np.mean(values)), *compare(values), len(values)])
+    for column, lines in columns.items():
+        own = baseline or next(line for line in order if line in lines)
+        for line in order if own in lines else ():
+            pairs = [(lines[line][seed], lines[own][seed]) for seed in sorted(lines.get(line, {}).keys() & lines[own])]
+            if line != own and len(pairs) > 1:
+                values = [100 * one["aa"] - 100 * other["aa"] for one, other in pairs]
+                same = all(same_stream(*((results.sources[run["folder"]], run) for run in pair)) for pair in pairs)
+                found.append(
+                    [study.name, column, line, own, float(np.mean(values)), *compare(values), len(values), same]
+                )
     return pd.DataFrame(found, columns=_COLUMNS)
 
 
@@ -91,8 +92,9 @@ def difference_table(differences: pd.DataFrame) -> Table:
     ]
     if differences["column"].nunique() == 1:  # then there is no need to name it
         head, rows = [head[0], *head[2:]], [[row[0], *row[2:]] for row in rows]
+    streams = "have the same stream" if differences["same_stream"].all() else "do not all have the same stream"
     notes = [
-        "Differences are paired by seed: runs with the same seed have the same stream. The interval is Student's t "
+        f"Differences are paired by seed: runs with the same seed {streams}. The interval is Student's t "
         "interval of the mean; p is that of Wilcoxon's signed-rank test (two-sided, exact)."
     ]
     fewest = differences["n"].min()

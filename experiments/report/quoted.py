@@ -9,9 +9,7 @@ The folder is relative to the document. The keys are:
 
 - the columns of ``runs.csv`` that a report has tables of: ``aa``, ``ar``, ``early``, ``late`` and so on;
 - ``stages``: ``aa``, ``early`` and ``late`` in one table, without a title;
-- ``differences``: the paired differences from the study's first line, or from ``FedFrame`` with ``differences:FedFrame``;
-- ``unfinished``: the runs that are not finished;
-- ``only-run``: all measures of a study with a single run.
+- ``differences``: the paired differences from the study's first line, or from ``FedFrame`` with ``differences:FedFrame``.
 """
 
 import re
@@ -24,8 +22,7 @@ from pathlib import Path
 from fedkace_flwr.errors import ResultsError, closest
 from fedkace_flwr.experiments.report.markup import Table
 from fedkace_flwr.experiments.report.paired import difference_table, paired_differences
-from fedkace_flwr.experiments.report.single_runs import only_run_table, unfinished_table
-from fedkace_flwr.experiments.report.tables import CHANCE, DASH, ResultTable, spread, study_tables
+from fedkace_flwr.experiments.report.tables import CHANCE, DASH, NO_CHANCE, ResultTable, spread, study_tables
 from fedkace_flwr.experiments.results.loading import load_results
 from fedkace_flwr.storage.files import write_text
 
@@ -81,8 +78,6 @@ def tables_of(folder: Path) -> dict[str, str]:
     every = study_tables(results, study)
     tables: dict[str, Table | None] = {table.key: table.text() for table in every}
     tables["stages"] = _stages({table.key: table for table in every})
-    tables["only-run"] = only_run_table(results, study, every)
-    tables["unfinished"] = unfinished_table(results, study)
     baselines = {"differences": "", **{f"differences:{line}": line for line in every[0].rows}}
     for key, baseline in baselines.items():
         differences = paired_differences(results, study, baseline)
@@ -102,7 +97,8 @@ def _stages(tables: Mapping[str, ResultTable]) -> Table:
     over = [
         f"{column}: {stage}" if key == "aa" else stage for column in average.columns for key, stage in stages.items()
     ]
-    return Table("", [average.head, "seeds", *over], [row for row in rows if row[0] != CHANCE], average.notes)
+    notes = [note for note in average.notes if note != NO_CHANCE]
+    return Table("", [average.head, "seeds", *over], [row for row in rows if row[0] != CHANCE], notes)
 
 
 def main(arguments: Sequence[str]) -> str | None:

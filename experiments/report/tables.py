@@ -31,6 +31,7 @@ from fedkace_flwr.experiments.results.loading import Results, StudyInfo, rows_of
 from fedkace_flwr.experiments.studies.names import TABLES
 
 CHANCE = "chance"
+NO_CHANCE = "Chance is left out where it differs between runs with the same seed."
 DASH = "-"
 _MEDIAN = "median over clients and the final three quarters of the rounds"
 _UNMASKED = "if every class counts as a possible answer, %"
@@ -143,7 +144,7 @@ def study_tables(results: Results, study: StudyInfo) -> list[ResultTable]:
     runs = rows_of(results.counted(study))
     for run in runs:
         run["_row"], run["_column"] = place(study, run)
-    rows = _ordered((run["_row"], _rank(study, run)) for run in runs)
+    rows = rows_in_order(study, runs)
     columns = _ordered((run["_column"], _column_rank(study, run)) for run in runs)
     finished = [run for run in runs if run["finished"]]
     down = _down(study)
@@ -173,6 +174,11 @@ def study_notes(study: StudyInfo, tables: Sequence[ResultTable]) -> list[str]:
         "" if "method" in _down(study) else "".join(f"All runs are of {method_name(name)}." for name in study.methods)
     )
     return [note for note in (study.note, alone, *study.remarks, symbols_note(texts)) if note]
+
+
+def rows_in_order(study: StudyInfo, runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names of the rows of a study's tables, given its runs."""
+    return _ordered((place(study, run)[0], _rank(study, run)) for run in runs)
 
 
 def place(study: StudyInfo, run: Mapping[str, Any]) -> tuple[str, str]:
@@ -262,11 +268,16 @@ def _printed(study: StudyInfo, run: Mapping[str, Any], metric: str) -> float | N
 
 
 def _chances(runs: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], Cell]:
-    """Return the accuracy of guessing among the classes met, by column; runs with the same seed agree on it."""
-    chances: dict[tuple[str, str], dict[int, float]] = {}
+    """Return the accuracy of guessing among the classes met, by column; none where runs with the same seed disagree."""
+    chances: dict[tuple[str, str], dict[int, list[float]]] = {}
     for (_, column), part in _by_place(runs, "chance").items():
-        chances.setdefault((CHANCE, column), {}).update({run["seed"]: 100 * run["chance"] for run in part})
-    return {where: Cell.of(list(seeds.values())) for where, seeds in chances.items()}
+        for run in part:
+            chances.setdefault((CHANCE, column), {}).setdefault(run["seed"], []).append(100 * run["chance"])
+    return {
+        where: Cell.of([each[-1] for each in seeds.values()])
+        for where, seeds in chances.items()
+        if all(math.isclose(min(each), max(each)) for each in seeds.values())
+    }
 
 
 def _notes(
@@ -276,6 +287,14 @@ def _notes(
     listed, finished = len(study.labels) - len(study.repeats), sum(bool(run["finished"]) for run in runs)
     if finished < listed:
         notes.append(f"{finished} of {listed} runs are finished; means leave out the others.")
+    columns = {column for row, column in table.cells if row != CHANCE}
+    if table.key == "aa" and any((CHANCE, column) not in table.cells for column in columns):
+        notes.append(NO_CHANCE)
+    if table.key == "ar" and (without := _without_reference(table, runs)):
+        notes.append(
+            f"Without AR: {', '.join(without)}. It needs accuracies in all rounds, and those of Centralized with the same "
+            "data, stream, training and seed."
+        )
     if table.key in ("aa", "ar") and _interpolated(results, runs):
         notes.append("Centralized was trained only in some rounds; its accuracy in the others is interpolated.")
     if table.key in _MEANINGS:
@@ -305,6 +324,12 @@ def _notes(
     return tuple(notes)
 
 
+def _without_reference(table: ResultTable, runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the rows that have no AR in a column where they have finished runs."""
+    finished = {(run["_row"], run["_column"]) for run in runs if run["finished"] and not pd.isna(run["aa"])}
+    return [row for row in table.rows if any(own == row for own, _ in finished - table.cells.keys())]
+
+
 def _interpolated(results: Results, runs: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether a reference among these runs was trained in some rounds only."""
     own = {(run["study"], run["run"]) for run in runs if role(run["method"]) == "reference"}
@@ -316,14 +341,16 @@ def _setting_differences(study: StudyInfo, runs: Sequence[Mapping[str, Any]]) ->
     """List the runs' settings that differ from the paper's, for example ``clients 4 (paper 10)``."""
     words = []
     for key, value in paper()["setting"].items():
-        own = {100 if key == "num-classes" and run[key] == 0 else run[key] for run in runs}
-        if key not in study.axes and own != {value}:
-            words.append(f"{key} {', '.join(map(str, sorted(own)))} (paper {value})")
+        own = {(100 if key == "num-classes" and run[key] == 0 else run[key], data_of(run)) for run in runs}
+        pairs = {(each, value.get(data, each) if isinstance(value, dict) else value) for each, data in own}
+        if key not in study.axes and any(each != printed for each, printed in pairs):
+            here, there = (", ".join(map(str, sorted(set(values)))) for values in zip(*pairs, strict=True))
+            words.append(f"{key} {here} (paper {there})")
     return ", ".join(words)
 
 
 def _rank(study: StudyInfo, run: Mapping[str, Any]) -> tuple[Any, ...]:
-    return method_rank(run["method"])[:2], run["clients"], run["capacity"], _sizes(study, run), run["_row"]
+    return method_rank(run["method"])[:2], run["clients"], run["capacity"], _sizes(study, run), place(study, run)[0]
 
 
 def _column_rank(study: StudyInfo, run: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -9,7 +9,8 @@ from fedkace_flwr.experiments.results.folders import is_set_aside
 from fedkace_flwr.experiments.results.recorded import Run
 from fedkace_flwr.metrics import average_regret
 from fedkace_flwr.registry import METHODS
-from fedkace_flwr.results.reference_cache import reference_keys
+from fedkace_flwr.results.digests import DATA
+from fedkace_flwr.results.reference_cache import reference_keys, stream_keys
 
 
 class References:
@@ -57,9 +58,17 @@ def is_reference(method: str) -> bool:
     return method in METHODS and METHODS[method].role == "reference"
 
 
-def same_files(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
-    """Return whether the files and the data of two runs are the same, as far as both have digests of them."""
-    return all(one[key] == other[key] for key in one.keys() & other.keys())
+def same_stream(one: tuple[Run, Mapping[str, Any]], other: tuple[Run, Mapping[str, Any]]) -> bool:
+    """Return whether two runs, given with their configuration keys, have the same data and stream."""
+    (run, config), (second, values) = one, other
+    return all(config[key] == values[key] for key in stream_keys()) and same_files(
+        run.digests(), second.digests(), DATA
+    )
+
+
+def same_files(one: Mapping[str, str], other: Mapping[str, str], *keys: str) -> bool:
+    """Return whether the data and files of two runs, or those of some keys, are the same as far as both have digests."""
+    return all(one[key] == other[key] for key in one.keys() & other.keys() & (set(keys) or one.keys()))
 
 
 def _place(run: Run) -> Path:

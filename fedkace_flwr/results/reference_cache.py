@@ -58,13 +58,22 @@ def reference_keys() -> tuple[str, ...]:
     it determines how chunk and buffer are batched together, and the reference has no buffer. So is ``mirroring``: it
     acts through ``augment`` alone.
     """
-    names = [
+    training = _affecting_numbers(ModelConfig, TrainingConfig)
+    return (*_affecting_numbers(DataConfig, StreamConfig), *training, "seed")
+
+
+def stream_keys() -> tuple[str, ...]:
+    """Return the names of the keys that decide which samples a client learns in which round."""
+    return (*_affecting_numbers(DataConfig, StreamConfig), "seed")
+
+
+def _affecting_numbers(*sections: type) -> list[str]:
+    return [
         kebab(name)
-        for section in (DataConfig, StreamConfig, ModelConfig, TrainingConfig)
+        for section in sections
         for name, declared in keys_of(section).items()
         if declared.affects == "numbers" and name not in ("batching", "mirroring")
     ]
-    return (*names, "seed")
 
 
 def fingerprint(config: Config) -> str:

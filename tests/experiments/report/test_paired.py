@@ -1,12 +1,13 @@
 """Differences between methods over the same seeds, worked by hand and read from a report."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 from scipy.stats import binomtest
-from support.made.results import write_run, write_study
+from support.made.results import add_to_environment, write_run, write_study
 
 from fedkace_flwr.experiments.__main__ import main
 from fedkace_flwr.experiments.report.paired import compare, difference_table, paired_differences
@@ -39,6 +40,33 @@ def test_runs_are_paired_by_seed_and_compared_with_fedkace(tmp_path: Path) -> No
     only = differences.iloc[0]
     assert (only["line"], only["baseline"], only["column"]) == ("ER", "FedKACE", "digits, O=1")
     assert (only["mean"], only["n"], only["p"]) == (pytest.approx(-7.5), 2, 0.5)
+
+
+def test_settings_are_compared_with_the_first_row_of_the_tables(tmp_path: Path) -> None:
+    """And not with the first name by letters, which is capacity=100."""
+    for capacity in (20, 60, 100):
+        for seed in (0, 1):
+            write_run(tmp_path, f"{capacity}_{seed}", [capacity / 200], seed=seed, capacity=capacity)
+    differences = found(tmp_path)
+    assert differences[["line", "baseline"]].to_numpy().tolist() == [["M=60", "M=20"], ["M=100", "M=20"]]
+    assert differences["same_stream"].all()
+    assert "runs with the same seed have the same stream" in difference_table(differences).notes[0]
+
+
+@pytest.mark.parametrize("differing", ["window", "digest"])
+def test_streams_that_differ_are_not_said_to_be_the_same(tmp_path: Path, differing: str) -> None:
+    for value in (2, 3):
+        for seed in (0, 1):
+            window: dict[str, Any] = {"window": value} if differing == "window" else {}
+            folder = write_run(tmp_path, f"{value}_{seed}", [value / 10], seed=seed, method=f"as{value}", **window)
+            add_to_environment(folder, files={"dataset": f"{value}" if differing == "digest" else "same"})
+    runs = {
+        f"{value}_{seed}": {"size": value, "method": "fedkace", "seed": seed} for value in (2, 3) for seed in (0, 1)
+    }
+    write_study(tmp_path, runs, paper=None, axes=["size", "method", "seed"])
+    differences = found(tmp_path)
+    assert not differences["same_stream"].any()
+    assert "runs with the same seed do not all have the same stream" in difference_table(differences).notes[0]
 
 
 def test_p_is_that_of_signs_where_all_have_the_same_sign() -> None:
@@ -91,4 +119,6 @@ def test_one_seed_has_no_differences(tmp_path: Path) -> None:
     assert found(folder).empty
     assert main(["report", str(folder)]) == 0
     assert "Differences in AA" not in (folder / "report" / "tables.md").read_text()
-    assert (folder / "report" / "paired.csv").read_text() == "study,column,line,baseline,mean,low,high,p,n\n"
+    assert (
+        folder / "report" / "paired.csv"
+    ).read_text() == "study,column,line,baseline,mean,low,high,p,n,same_stream\n"

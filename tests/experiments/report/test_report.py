@@ -91,13 +91,55 @@ def test_mean_deviation_and_the_papers_difference_worked_by_hand(tmp_path: Path)
     assert lines[3] == "| OFCL | - | - | - | - | - | - |"  # the paper's number stands beside ours or not at all
     assert lines[4] == "| ER | - | - | - | 20.00 (n=1) | - | - |"
     assert "5 of 6 runs are finished" in text
-    assert "clients 2 (paper 10)" in text and "capacity 20 (paper 1000)" in text
+    assert "clients 2 (paper 10)" in text and "capacity 20 (paper 1000)" in text and "batch-size" not in text
     assert r"FedKACE & 27.00 $\pm$ 2.00 (n=3) & 26.74 & +0.26 & - & - & - \\" in accuracy.text().latex()
     frame: Any = long_frame([accuracy]).set_index(["row", "column"])
     assert frame.loc[("FedKACE", "CIFAR-100, O=4"), "difference"] == pytest.approx(0.26)
     assert frame.loc[("FedKACE", "CIFAR-100, O=0"), "n"] == 0 and math.isnan(
         frame.loc[("FedKACE", "CIFAR-100, O=0"), "mean"]
     )
+
+
+def test_a_network_and_an_optimiser_other_than_the_papers_are_named(tmp_path: Path) -> None:
+    own: dict[str, Any] = {
+        "network": "cnn1d",
+        "learning_rate": 0.1,
+        "batch_size": 8,
+        "optimiser": "sgd",
+        "weight_decay": 0.0,
+    }
+    write_run(tmp_path, "a", [0.2], dataset="cifar100", overlap=4, window=5, width=8, **own)
+    write_study(tmp_path, {"a": {"data": "cifar100", "overlap": 4, "method": "fedkace", "seed": 0}})
+    note = tables_of(tmp_path)["aa"].notes[-1]
+    for words in (
+        *("network cnn1d (paper resnet18)", "width 8 (paper 16)", "optimiser sgd (paper adamw)"),
+        *("batch-size 8 (paper 32)", "learning-rate 0.1 (paper 0.01)", "weight-decay 0.0 (paper 0.001)"),
+    ):
+        assert words in note
+
+
+def test_chance_is_left_out_where_runs_of_a_column_and_seed_disagree(tmp_path: Path) -> None:
+    for window, share in ((2, 0.5), (3, 0.25)):
+        folder = write_run(tmp_path, f"fedkace_{window}", [0.6], window=window)
+        lines = (folder / "rounds.jsonl").read_text()
+        (folder / "rounds.jsonl").write_text(lines.replace('"chance": 0.5', f'"chance": {share}'))
+        write_run(tmp_path, f"fedkace_{window}_apart", [0.6], window=window, overlap=0)
+    table = tables_of(tmp_path)["aa"]
+    assert table.rows == ["W=2", "W=3", "chance"]
+    assert ("chance", "digits, O=1") not in table.cells and table.cells["chance", "digits, O=0"].mean == 50
+    assert table.notes == ("Chance is left out where it differs between runs with the same seed.",)
+
+
+def test_a_row_without_regret_says_why(tmp_path: Path) -> None:
+    write_run(tmp_path, "fedkace", [0.2])
+    write_run(tmp_path, "er", [0.2], method="er", epochs=1)
+    write_run(tmp_path, "centralized", [0.4], method="centralized")
+    write_study(
+        tmp_path, {name: {"method": name, "seed": 0} for name in ("fedkace", "er", "centralized")}, paper=None, keys={}
+    )
+    tables = tables_of(tmp_path)
+    assert any(note.startswith("Without AR: ER. It needs") for note in tables["ar"].notes)
+    assert not any("AR" in note for note in tables["aa"].notes)
 
 
 def test_table_4_has_clients_and_capacity_as_rows_and_its_slip_is_named(tmp_path: Path) -> None:
