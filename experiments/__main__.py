@@ -150,7 +150,7 @@ def _run(options: argparse.Namespace, console: Console) -> int:
     try:
         from fedkace_flwr.experiments.report.comparison import draw_comparisons
         from fedkace_flwr.experiments.results.summary_table import chosen_columns, find_runs
-        from fedkace_flwr.experiments.running.runner import run_study
+        from fedkace_flwr.experiments.running.runner import run_study, show_missing
         from fedkace_flwr.inference.kept_models import MODEL
 
         study = _study(options, path, options.results)
@@ -172,7 +172,8 @@ def _run(options: argparse.Namespace, console: Console) -> int:
         _say(console, f"model: {_shown(models[0])}" if len(models) == 1 else f"models: {_shown(several)}")
     for error in outcome.failures.values():
         _refused(error)
-    return _USER_ERROR if outcome.failures else 0
+    show_missing(outcome.missing, Console(stderr=True))
+    return _USER_ERROR if outcome.failures or outcome.missing else 0
 
 
 def _shown(path: Path) -> Path:

@@ -8,6 +8,7 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +52,7 @@ class StudyResult:
     summaries : dict of str to dict
         The content of each finished run's ``summary.json``, by the run's name.
     failures : dict of str to str
-        The error of each run that failed twice.
+        The error of each run that failed twice, or that another process replaced.
     """
 
     folder: Path
@@ -224,7 +225,7 @@ def _patterns(only: str | Sequence[str]) -> list[str]:
 def _seeds(seeds: Sequence[int]) -> list[int]:
     if isinstance(seeds, str) or not isinstance(seeds, Iterable):
         raise ConfigError(f"seeds = {seeds!r:.200}: must be a list of whole numbers >= 0, such as [0, 1]")
-    return list(seeds)
+    return [_own(seed) for seed in seeds]
 
 
 def _as_file(study: Mapping[str, Value] | Config, name: str) -> StudyFile:
@@ -241,14 +242,19 @@ def _as_file(study: Mapping[str, Value] | Config, name: str) -> StudyFile:
     return StudyFile(Path(name), {"config": config, "grid": grid})
 
 
+def _own(value: Any) -> Any:
+    """A whole number of another type, such as NumPy's, as Python's; other values as they are."""
+    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
+
+
 def _parted(keys: Mapping[str, Value]) -> tuple[dict[str, Scalar], dict[str, list[Scalar]]]:
     """Keys with one value, and keys with several."""
     single, several = dict[str, Scalar](), dict[str, list[Scalar]]()
     for key, value in keys.items():
-        if isinstance(value, Scalar):
+        if isinstance(value := _own(value), Scalar):
             single[key] = value
         elif isinstance(value, Sequence):
-            several[key] = list(value)
+            several[key] = [_own(each) for each in value]
         else:
             raise ConfigError(f"{key} = {value!r:.200}: must be a number, a text, True or False, or a list of these")
     return single, several

@@ -170,8 +170,9 @@ def make_parser(program: str) -> Parser:
 
     status = commands.add_parser("status", help="show how a run goes, and each of its clients, see docs/living.md")
     status.add_argument("run", type=Path, help="the run's folder; on devices: on the hub")
-    status.add_argument("--watch", action="store_true", help="go on showing it until Ctrl-C")
-    status.add_argument("--json", action="store_true", help="print all that is known, as JSON")
+    shown = status.add_mutually_exclusive_group()
+    shown.add_argument("--watch", action="store_true", help="go on showing it until Ctrl-C")
+    shown.add_argument("--json", action="store_true", help="print all that is known, as JSON")
 
     members = commands.add_parser("members", help="list who takes part in a run on devices, see docs/living.md")
     members.add_argument("run", type=Path, help="the run's folder, on the hub")

@@ -35,17 +35,20 @@ def stop(run: Path, *, undo: bool = False) -> str:
     Raises
     ------
     ConfigError
-        The folder holds no run.
+        The folder holds no run, or one that is finished.
     ResultsError
         It cannot be written.
     """
     orders = _orders(run)
+    if not undo:
+        _check_unfinished(run)
     with _written(run):
         if undo:
             orders.go_on()
             return f"{run}: may go on; start it again with the command that began it, or federation.sh start FOLDER run"
         orders.stop()
-    return f"{run}: ends after its present round"
+    ended = (run / "summary.json").exists()
+    return f"{run}: has ended, and stays so until stop --undo" if ended else f"{run}: ends after its present round"
 
 
 def remove(run: Path, client: int) -> str:
@@ -199,8 +202,7 @@ def roll_back(run: Path, to: int) -> str:
         It cannot be written.
     """
     orders, known = _orders(run), [model.round for model in _past_models(run)]
-    if (run / "summary.json").exists() and not read_json(run / "summary.json").get("stopped"):
-        raise ConfigError(f"{run}: is finished; its rounds can only be gone on with, by resume = true and more rounds")
+    _check_unfinished(run)
     if to not in known:
         shown = [*map(str, known[:_NAMED]), *(["..."] if len(known) > _NAMED else [])]
         raise ConfigError(f"--to {to}: the run keeps the models of rounds {', '.join(shown)}")
@@ -267,6 +269,12 @@ def _orders(run: Path) -> Orders:
     if not is_run(run):
         raise ConfigError(f"{run}: holds no run; name the run's folder, in results-dir")
     return Orders(run)
+
+
+def _check_unfinished(run: Path) -> None:
+    """Refuse a run that has ended by itself."""
+    if (run / "summary.json").exists() and not read_json(run / "summary.json").get("stopped"):
+        raise ConfigError(f"{run}: is finished; its rounds can only be gone on with, by resume = true and more rounds")
 
 
 def _members(run: Path) -> list[dict[str, Any]]:

@@ -31,6 +31,7 @@ from fedkace_flwr.experiments.running.jobs import Job
 from fedkace_flwr.experiments.running.simulation import CLUSTER
 from fedkace_flwr.experiments.running.workers import VISIBLE, Machine, Workers, plan_workers
 from fedkace_flwr.experiments.studies.study import Study
+from fedkace_flwr.results.orders import Orders
 from fedkace_flwr.results.run_folder import SCHEMA, is_run
 from fedkace_flwr.results.trackers.catalogue import check_server, check_tracker
 from fedkace_flwr.storage.files import write_text
@@ -51,11 +52,15 @@ class Outcome:
     summaries : dict of str to dict
         Summaries of the finished runs by name, in the study's order.
     failures : dict of str to str
-        The last error of each run that failed twice without finishing a round in between.
+        The last error of each run that failed twice without finishing a round in between, or that another process
+        replaced by one with other settings.
+    missing : dict of str to str
+        The reason for each run that was left out because its data are missing.
     """
 
     summaries: dict[str, dict[str, Any]] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
 
 
 def run_study(study: Study, console: Console, waiting: Job | None = None) -> Outcome:
@@ -104,7 +109,10 @@ def run_study(study: Study, console: Console, waiting: Job | None = None) -> Out
             raise
         failures = {}  # the last round ended while the processes were being stopped
     summaries = {cell.name: cell.summary() for cell in cells if cell.finished}
-    return Outcome(summaries, failures)
+    for cell in cells:
+        if cell.name not in summaries and cell.name not in failures:
+            failures[cell.name] = f"{cell.name}: another process has replaced it by a run with other settings or data"
+    return Outcome(summaries, failures, missing)
 
 
 def check_study(
@@ -297,6 +305,8 @@ class _Shift:
             with naming(cell):
                 job.check()
                 if not cell.finished:
+                    if Orders(cell.folder).stopped:
+                        raise RunError(f"ended, as it was ordered; fedkace stop {cell.folder} --undo lets it go on")
                     raise RunError(f"ended without a result; see {cell.folder / 'app.log'}")
         except FedkaceError as error:
             self._after_failure(cell, str(error))

@@ -50,6 +50,13 @@ def test_rounds_and_runs_are_data_frames(found: StudyResult) -> None:
     assert repr(found) == f"<2 finished runs in {found.folder}>" and not found.failures
 
 
+def test_whole_numbers_may_be_of_numpy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "InlineEngine", InProcessEngine)
+    keys: dict[str, Any] = {"rounds": np.int64(1), "epochs": [np.int32(1)], "seeds": np.arange(1, 2)}
+    found = run({**TINY, "method": "er"}, name="numpy", results=tmp_path, engine="inline", **keys)
+    assert list(found.summaries) == ["er_epochs-1_seed-1"]
+
+
 def test_the_plot_is_a_figure_that_any_notebook_shows(found: StudyResult) -> None:
     figure = found.plot()
     assert isinstance(figure, Figure)

@@ -188,6 +188,20 @@ def test_a_runner_that_waits_for_another_s_run_says_so_once(
     ]
 
 
+def test_a_run_that_another_process_replaces_is_named(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    study, work = make({"rounds": 1}), runner._Shift.work
+
+    def replaced(shift: runner._Shift) -> dict[str, str]:
+        failures, path = work(shift), study.folder / NAME / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"epochs": 5}))
+        return failures
+
+    monkeypatch.setattr(runner._Shift, "work", replaced)
+    outcome = run_study(study, Console(quiet=True))
+    assert not outcome.summaries
+    assert outcome.failures == {NAME: f"{NAME}: another process has replaced it by a run with other settings or data"}
+
+
 def test_a_folder_in_which_no_run_has_begun_is_used_again(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     """Ctrl-C before the first round leaves a log and a lock."""
     study = make()

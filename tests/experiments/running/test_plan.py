@@ -75,7 +75,18 @@ def test_runs_without_data_are_named_and_left_out(
     assert "left out, without data: fedkace_pictures_seed-0, er_pictures_seed-0 (" in out
     assert str(tmp_path / "nowhere" / "train") in out
     listed = json.loads((asked.folder / "study.json").read_text())["runs"]
-    assert set(listed) == set(asked.runs)  # so that the report says what is missing
+    assert set(listed) == set(asked.runs) and set(outcome.missing) == set(asked.runs) - set(outcome.summaries)
+
+
+def test_a_command_that_leaves_out_runs_without_data_does_not_succeed(
+    tmp_path: Path, in_process: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = study(tmp_path, {"data": data_of(tmp_path / "nowhere")})
+    command = ["run", str(tmp_path / f"{asked.name}.yaml"), "--results", str(tmp_path), "--engine", "inline"]
+    assert main(command) == 2
+    told = capsys.readouterr()
+    assert "fedkace_digits_seed-0" in told.out and "left out, without data: fedkace_pictures_seed-0" in told.err
 
 
 def test_a_study_without_any_data_is_refused(tmp_path: Path, in_process: None) -> None:
