@@ -37,6 +37,7 @@ _PACKAGED = "digits"
 _EARLIER = "rounds-earlier.jsonl"
 _MOST = 2**53  # up to here, each whole number is a float as well
 _LARGEST = 2**63 - 1  # of a column in Parquet
+_MOST_NAMES = 32  # of a path that are shown
 _MISSING = object()
 
 
@@ -414,7 +415,7 @@ def _study_without_paths(told: Any) -> Any:
             paths = {text: PurePosixPath(text).parts[1:] for text in texts if text.startswith("/")}
             if len({without_paths(text) for text in paths}) == len(paths):
                 continue
-            most = max(map(len, paths.values()))
+            most = min(max(map(len, paths.values())), _MOST_NAMES)
             fewest = next(
                 (n for n in range(2, most) if len({each[-n:] for each in paths.values()}) == len(paths)), most
             )

@@ -48,7 +48,7 @@ class References:
         found = [
             (_place(other).parent != study, precision != config["precision"], _place(other).name, other)
             for other, precision, others in self._known.get(_stream(config), ())
-            if same_files(digests, others)
+            if _same_files(digests, others)
         ]
         return min(found, key=lambda each: each[:3])[-1] if found else None
 
@@ -60,24 +60,8 @@ def is_reference(method: str) -> bool:
 
 def same_stream(one: tuple[Run, Mapping[str, Any]], other: tuple[Run, Mapping[str, Any]]) -> bool:
     """Return whether two runs, given with their configuration keys, have the same data and stream."""
-    (run, config), (second, values) = one, other
-    return all(config[key] == values[key] for key in stream_keys()) and same_files(
-        run.digests(), second.digests(), DATA
-    )
-
-
-def same_files(one: Mapping[str, str], other: Mapping[str, str], *keys: str) -> bool:
-    """Return whether the data and files of two runs, or those of some keys, are the same as far as both have digests."""
-    return all(one[key] == other[key] for key in one.keys() & other.keys() & (set(keys) or one.keys()))
-
-
-def _place(run: Run) -> Path:
-    return run.folder.resolve()
-
-
-def _stream(config: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the values of the keys that a run's reference depends on."""
-    return tuple(config[name] for name in reference_keys())
+    data = {run.digests().get(DATA) for run, _ in (one, other)} - {None}
+    return len(data) < 2 and all(one[1][key] == other[1][key] for key in stream_keys())
 
 
 def regrets(reference: Sequence[float | None], accuracies: Sequence[float | None]) -> list[float | None]:
@@ -93,3 +77,17 @@ def regret(reference: Sequence[float | None], accuracies: Sequence[float | None]
     own = [value for value in accuracies if value is not None]
     whole = len(upper) == len(reference) == len(accuracies) == len(own) > 0
     return average_regret(upper, own) if whole else None
+
+
+def _place(run: Run) -> Path:
+    return run.folder.resolve()
+
+
+def _stream(config: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the values of the keys that a run's reference depends on."""
+    return tuple(config[name] for name in reference_keys())
+
+
+def _same_files(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
+    """Return whether the data and the files of two runs are the same, as far as both have digests of them."""
+    return all(one[key] == other[key] for key in one.keys() & other.keys())
