@@ -98,8 +98,8 @@ class RoundReport:
         return "; ".join(f"client {failure['client']}: {failure['reason']}" for failure in self.failures[:3])
 
     def failed(self, phase: str) -> set[int]:
-        """The clients of which a reply in a phase was rejected."""
-        return {failure["client"] for failure in self.failures if failure["phase"] == phase}
+        """The clients that could be reached and of which a reply in a phase is missing or was rejected."""
+        return {each["client"] for each in self.failures if each["phase"] == phase and each["kind"] != "absent"}
 
     def alarm(self, kind: str, client: int | None, text: str) -> None:
         """Raise an alarm: in the log, the round's record and the trackers, and for ``on-alarm``."""

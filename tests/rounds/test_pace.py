@@ -19,6 +19,7 @@ from fedkace_flwr.experiments.feed import feed
 from fedkace_flwr.messaging import wire
 from fedkace_flwr.results.orders import Orders
 from fedkace_flwr.rounds.exchange import client_of
+from fedkace_flwr.rounds.server_round import EVALUATION, TRAINING, RoundReport
 from fedkace_flwr.storage.checkpoint import Checkpoints
 
 Make = Callable[..., Config]
@@ -167,6 +168,14 @@ def test_a_device_whose_training_fails_starts_rounds_ever_more_rarely(
     assert (first["buffer_size"][2], others[-1]["buffer_size"][2]) == (None, None)
     assert sum(record["sat_out"] == [1] for record in others) == 1, "new samples elsewhere do not wait for it"
     assert 10 <= len(others) <= 14, "after 10 seconds, 20, 40, ..., an hour"
+
+
+def test_a_device_that_was_away_has_not_failed() -> None:
+    """Its samples start a round as soon as it is back."""
+    report = RoundReport(1, (0, 1, 2))
+    for client, phase, kind in ((0, TRAINING, "absent"), (1, TRAINING, "error"), (2, EVALUATION, "error")):
+        report.failures.append({"client": client, "phase": phase, "reason": "", "kind": kind})
+    assert report.failed(TRAINING) == {1}
 
 
 def test_under_secure_aggregation_a_round_waits_for_three_devices(
