@@ -178,9 +178,8 @@ class StreamingClient(NumPyClient):
         learned = replace(
             state,
             round=round_number,
-            evaluated=min(
-                state.evaluated, round_number - 1
-            ),  # an evaluation without this training may have come before
+            # An evaluation without this training may have come before.
+            evaluated=min(state.evaluated, round_number - 1),
             follows=state.round,
             seen=now.seen,
             buffer=kept.buffer,

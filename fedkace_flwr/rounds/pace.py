@@ -2,7 +2,7 @@
 
 Devices are asked how many labelled samples wait, which costs a small message and no model, unless their replies of the
 last round say that there are enough. Samples that no client could train on in that round, such as a single one, do not
-count until there are more, and those of a device whose training failed not for a while. Under secure aggregation, samples must wait at three devices. Where classes are open, files
+count until there are more, and those of a device whose training failed do not for a while. Under secure aggregation, samples must wait at three devices. Where classes are open, files
 of a class without a number do not count either, but its name starts a round, after which it has one. A round that had
 begun when the server was killed waits for nothing.
 """
@@ -28,10 +28,8 @@ logger = logging.getLogger(__name__)
 _LEAST_PAUSE, _LONGEST_PAUSE = 10.0, 60.0  # seconds between two questions without an interval; doubles in between
 _LOOK = 1.0  # seconds between two looks for orders
 _ANSWER = 60.0  # seconds to answer a question
-_FIRST_REST, _LONGEST_REST = (
-    10.0,
-    3600.0,
-)  # seconds that a device whose training failed starts no round; doubles in a row
+# Seconds for which a device whose training failed starts no round; they double with each failure in a row.
+_FIRST_REST, _LONGEST_REST = 10.0, 3600.0
 
 
 class Pace:
@@ -95,11 +93,8 @@ class Pace:
             return "nothing: the run was ordered to stop"
         if self._arrives and left > 0:
             return f"{datetime.now(UTC) + timedelta(seconds=left):%H:%M:%S} UTC, when the next round may begin"
-        return (
-            f"samples: {sum(self._ready().values())} of {self._samples} have arrived"
-            if self._arrives
-            else "the next round"
-        )
+        arrived = sum(self._ready().values())
+        return f"samples: {arrived} of {self._samples} have arrived" if self._arrives else "the next round"
 
     def _enough(self, grid: Grid) -> bool:
         if self._is_due():
